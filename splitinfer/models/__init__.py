@@ -1,0 +1,12 @@
+"""Cutting a model, loading a part of it, and its caches: everything that touches MLX and knows mlx-lm.
+
+checkpoint   what a model folder holds, read from the headers alone; its fingerprint
+hub          "demo", a local folder or a hub id -> a checkpoint; downloads only what is needed
+cut          one mlx-lm model class, run for the layers [start, end)
+trace        which tensors a stage really reads, asked of MLX's own graph
+loader       survey -> fit -> download -> load, for one stage
+caches       caches for own and foreign positions; the sliding window in temporal order
+kv_pool      every sequence's caches on this stage
+tensors      arrays to raw buffers and back
+memory       what is needed and what is free; MLX's limits
+"""

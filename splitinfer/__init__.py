@@ -1,0 +1,50 @@
+"""Run one large language model across two or more Macs, cut by layers.
+
+with splitinfer.LLM("demo.yaml") as llm:
+    print(llm.generate("Once upon a time", splitinfer.SamplingParams(max_tokens=64))[0].text)
+"""
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from splitinfer.config import Layout
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import SplitinferError
+
+if TYPE_CHECKING:
+    from splitinfer.engine.requests import RequestOutput, StreamEvent, TokenLogprobs
+    from splitinfer.llm import LLM, Request, Settings
+
+__version__ = version("splitinfer")
+
+_LAZY = {
+    "LLM": "splitinfer.llm",
+    "Request": "splitinfer.llm",
+    "Settings": "splitinfer.llm",
+    "RequestOutput": "splitinfer.engine.requests",
+    "StreamEvent": "splitinfer.engine.requests",
+    "TokenLogprobs": "splitinfer.engine.requests",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Names that bring mlx-lm with them, which takes a second, come when they are first used."""
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'splitinfer' has no attribute {name!r}")
+
+
+__all__ = [
+    "LLM",
+    "Layout",
+    "Request",
+    "RequestOutput",
+    "SamplingParams",
+    "Settings",
+    "SplitinferError",
+    "StreamEvent",
+    "TokenLogprobs",
+    "__version__",
+]

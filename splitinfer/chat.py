@@ -1,0 +1,2 @@
+def run_chat(llm, params):
+    return 0

@@ -1,0 +1,234 @@
+"""The command line: parse, build settings, call one function; errors become one sentence.
+
+Exit codes: 0 done, 1 it could not be done (the sentence says why), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM.
+Answers go to standard output; everything else goes to standard error.
+"""
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ConfigError, SplitinferError
+
+DEFAULT_PORT = 5577
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+LayoutOption = Annotated[
+    str, typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md).")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer, at most.")]
+Temp = Annotated[float, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens that hold this probability.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens less likely than this share of the likeliest.")]
+Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
+Chunk = Annotated[int, typer.Option("--chunk", min=1, help="Prompt tokens in one step through the stages.")]
+Context = Annotated[int | None, typer.Option("--context", min=1, help="Tokens of KV every stage must have room for.")]
+Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
+
+
+@app.command()
+def coord(
+    layout: LayoutOption,
+    model: ModelOption = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this and end.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Open the REPL, also where there is no terminal.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")] = False,
+    max_tokens: MaxTokens = 256,
+    temp: Temp = 0.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = None,
+    stop: Stop = None,
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
+    ] = None,
+    chunk: Chunk = 256,
+    context: Context = None,
+    connect_timeout: Timeout = 10.0,
+    verbose: Verbose = False,
+) -> None:
+    """Hold the first layers, reach the workers, then chat or answer."""
+    params = _params(max_tokens, temp, top_p, top_k, min_p, repetition_penalty, seed, stop, logprobs)
+    _set_up(verbose)
+    from splitinfer.answer import answer
+    from splitinfer.chat import run_chat
+    from splitinfer.llm import Settings
+    from splitinfer.show import open_llm
+
+    settings = Settings(chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout)
+
+    def run() -> int:
+        text = _prompt_text(prompt, chat)
+        with open_llm(layout, model, settings) as llm:
+            if text is None:
+                return run_chat(llm, params)
+            return answer(llm, text, params, raw=raw, as_json=as_json)
+
+    _finish(run, verbose)
+
+
+@app.command()
+def chat(
+    layout: LayoutOption,
+    model: ModelOption = None,
+    max_tokens: MaxTokens = 512,
+    temp: Temp = 0.7,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    repetition_penalty: Penalty = 1.0,
+    seed: Seed = None,
+    chunk: Chunk = 256,
+    context: Context = None,
+    connect_timeout: Timeout = 10.0,
+    verbose: Verbose = False,
+) -> None:
+    """Open the REPL: what `coord` does on a terminal."""
+    params = _params(max_tokens, temp, top_p, top_k, min_p, repetition_penalty, seed, None, None)
+    _set_up(verbose)
+    from splitinfer.chat import run_chat
+    from splitinfer.llm import Settings
+    from splitinfer.show import open_llm
+
+    settings = Settings(chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout)
+
+    def run() -> int:
+        with open_llm(layout, model, settings) as llm:
+            return run_chat(llm, params)
+
+    _finish(run, verbose)
+
+
+@app.command()
+def worker(
+    host: Annotated[str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Where the model lies on this machine, if not where the coordinator says."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What to call this worker; the machine's name if not given.")
+    ] = None,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
+    _set_up(verbose, info=True)
+    from splitinfer.serve import serve
+
+    _finish(
+        lambda: serve("127.0.0.1" if child else host, 0 if child else port, name=name, model=model, child=child),
+        verbose,
+    )
+
+
+@app.command()
+def version() -> None:
+    """Print the versions that both sides of a pipeline must share."""
+    from splitinfer.engine.versions import own_versions
+
+    v = own_versions()
+    typer.echo(f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}")
+
+
+def main() -> NoReturn:
+    """The entry point of `splitinfer` and `python -m splitinfer`."""
+    app()
+    sys.exit(0)
+
+
+def _params(
+    max_tokens: int,
+    temp: float,
+    top_p: float,
+    top_k: int,
+    min_p: float,
+    penalty: float,
+    seed: int | None,
+    stop: list[str] | None,
+    logprobs: int | None,
+) -> SamplingParams:
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens, temperature=temp, top_p=top_p, top_k=top_k, min_p=min_p,
+            repetition_penalty=penalty, seed=seed, stop=tuple(stop or ()), logprobs=logprobs,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _prompt_text(prompt: str | None, chat: bool) -> str | None:
+    """The prompt to answer; ``None`` opens the REPL."""
+    if prompt is not None:
+        if chat:
+            raise ConfigError("--prompt answers and ends, --chat opens the REPL; give one of them")
+        return prompt
+    if chat or sys.stdin.isatty():
+        return None
+    text = sys.stdin.read()
+    if not text.strip():
+        raise ConfigError("there is no prompt: give --prompt TEXT, text on standard input, or --chat")
+    return text
+
+
+def _set_up(verbose: bool, *, info: bool = False) -> None:
+    level = logging.DEBUG if verbose else logging.INFO if info else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    for noisy in ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # SIGTERM takes the way of Ctrl-C, so that everything is closed on both.
+    signal.signal(signal.SIGTERM, _terminated)
+
+
+def _terminated(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(143)
+
+
+def _finish(run: Callable[[], int], verbose: bool) -> NoReturn:
+    """Run a command to its exit code, with one sentence for whatever went wrong."""
+    try:
+        code = run()
+    except KeyboardInterrupt:
+        code = 130
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 1
+    except SplitinferError as error:
+        code = _say(error, verbose)
+    _exit(code)
+
+
+def _say(error: Exception, verbose: bool) -> int:
+    if verbose:
+        logging.getLogger(__name__).error("here is where it happened", exc_info=error)
+    typer.echo(f"splitinfer: {error}", err=True)
+    return 1
+
+
+def _exit(code: int) -> NoReturn:
+    """End now. Threads that are inside a long computation cannot be waited for, and hold nothing to save."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

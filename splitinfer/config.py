@@ -1,0 +1,189 @@
+"""Layout files: found, read and refused here, at the edge.
+
+    name or path ──find──▶ file ──YAML──▶ mapping ──shape──▶ Layout
+
+The shape (which keys, of which types) is a pydantic model; its verdict becomes one sentence that names
+the file, the stage and, for a misspelt key, the nearest known one. What the values mean to each other
+(names, addresses, layer ranges) is checked by ``splitinfer.core.layout`` when the ``Layout`` is made. All
+errors are ``LayoutError``. In messages about the file's shape, stages are counted as in the file, from 1.
+"""
+
+import difflib
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import pydantic
+import yaml
+
+from splitinfer.core import layout as core
+from splitinfer.errors import LayoutError
+
+SUFFIX = ".yaml"
+HERE = Path("layouts")
+
+_Text = Annotated[str, pydantic.Field(strict=True, min_length=1)]
+_Count = Annotated[int, pydantic.Field(strict=True)]  # strict: neither "40" nor 40.0 nor true is a number of layers
+
+
+class Layout(core.Layout):
+    """A layout that can also be written as a dictionary, with the keys of a layout file."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any], name: str = core.UNNAMED) -> Self:
+        """The layout that ``mapping`` describes; ``name`` is for messages. Raises ``LayoutError``."""
+        shape = _shape(mapping, name)
+        stages = core.lay_out((stage.name, stage.layers, stage.address) for stage in shape.stages)
+        return cls(stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name)
+
+
+def find_layout(path_or_name: str) -> Layout:
+    """The layout in a file, or the one of that name in ./layouts or among the installed ones.
+
+    The suffix .yaml may be left out. Raises ``LayoutError`` when there is none, or none that can be used.
+    """
+    folders = [Path(), HERE, _installed_folder()] if _is_bare(path_or_name) else [Path()]
+    for folder in folders:
+        for candidate in (folder / path_or_name, folder / (path_or_name + SUFFIX)):
+            if candidate.is_file():
+                return read_layout(candidate)
+    raise LayoutError(_not_found(path_or_name))
+
+
+def read_layout(path: Path) -> Layout:
+    """The layout in the file ``path``, named after it. Raises ``LayoutError``."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LayoutError(f"layout {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise LayoutError(f"layout {path} is not UTF-8 text (byte {error.start})") from error
+    return Layout.from_dict(_parse_yaml(text, path.name), path.name)
+
+
+# ----- finding ----------------------------------------------------------------------------------------
+
+
+def _is_bare(path_or_name: str) -> bool:
+    """A name without a folder, which may mean a known layout."""
+    return bool(path_or_name) and Path(path_or_name).name == path_or_name
+
+
+def _installed_folder() -> Path:
+    """The layouts that came with the package: inside it in a wheel, beside it in a clone."""
+    package = Path(__file__).parent
+    in_wheel = package / "_layouts"
+    return in_wheel if in_wheel.is_dir() else package.parent / "layouts"
+
+
+def _not_found(path_or_name: str) -> str:
+    if not _is_bare(path_or_name):
+        return f"there is no layout file {path_or_name!r}"
+    known = sorted({file.stem for folder in (HERE, _installed_folder()) for file in folder.glob("*" + SUFFIX)})
+    return f"there is no layout {path_or_name!r}, neither as a file nor by name; known by name: {', '.join(known)}"
+
+
+# ----- YAML -------------------------------------------------------------------------------------------
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """The safe loader, which also refuses a key that is written twice (YAML itself lets the last one win)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue  # a list or mapping as key: the safe loader refuses it
+            if key.value in seen:
+                problem = f"the key {key.value!r} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _parse_yaml(text: str, name: str) -> Any:
+    try:
+        content = yaml.load(text, Loader=_StrictLoader)
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise LayoutError(f"layout {name}{line}: {error.problem}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that is none, such as 2026-13-01
+        raise LayoutError(f"layout {name} is not YAML: {str(error).splitlines()[0]}") from error
+    if content is None:
+        raise LayoutError(f"layout {name} is empty; it needs at least the key 'stages'")
+    return content
+
+
+# ----- shape ------------------------------------------------------------------------------------------
+
+
+class _StageShape(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    name: _Text
+    layers: _Count
+    address: _Text | None = None
+
+
+class _LayoutShape(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    stages: list[_StageShape]
+    model: _Text | None = None
+    draft: _Text | None = None
+    dtype: _Text = "auto"
+
+
+_UNKNOWN_KEY = {"extra_forbidden", "invalid_key"}
+_EXPECTED = {
+    "string_type": "text",
+    "string_too_short": "text of at least one character",
+    "int_type": "a whole number",
+    "list_type": "a list of stages",
+    "model_type": "a mapping with the keys name, layers and (for a worker) address",
+}
+
+
+def _shape(mapping: Mapping[str, Any], name: str) -> _LayoutShape:
+    if not isinstance(mapping, Mapping):
+        raise LayoutError(f"layout {name} must be a mapping with the key 'stages', but is {_described(mapping)}")
+    try:
+        return _LayoutShape.model_validate(dict(mapping))
+    except pydantic.ValidationError as error:
+        # A misspelt key is also a missing one; the misspelling is what helps, so it is told first.
+        problems = sorted(error.errors(), key=lambda problem: problem["type"] not in _UNKNOWN_KEY)
+        raise LayoutError(_sentence(problems[0]["type"], problems[0]["loc"], problems[0]["input"], name)) from error
+
+
+def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: str) -> str:
+    """One of pydantic's verdicts in our words; ``location`` is ``(key,)`` or ``("stages", index[, key])``."""
+    in_stage = len(location) > 1
+    where = f"stage {int(location[1]) + 1} of layout {name}" if in_stage else f"layout {name}"
+    if in_stage and len(location) == 2:
+        return f"{where} must be {_EXPECTED['model_type']}, but is {_described(value)}"
+    key = location[-1]
+    if kind in _UNKNOWN_KEY:
+        return f"unknown key {key!r} in {where}; {_hint(str(key), _StageShape if in_stage else _LayoutShape)}"
+    if kind == "missing":
+        return f"{where} lacks the key {key!r}"
+    return f"{key!r} in {where} must be {_EXPECTED.get(kind, 'of another kind')}, but is {_described(value)}"
+
+
+def _hint(key: str, shape: type[pydantic.BaseModel]) -> str:
+    known = list(shape.model_fields)
+    nearest = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean {nearest[0]!r}?" if nearest else f"known keys: {', '.join(known)}"
+
+
+def _described(value: object) -> str:
+    match value:
+        case None:
+            return "nothing"
+        case Mapping():
+            return "a mapping"
+        case list() | tuple():
+            return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,171 @@
+"""Which machine holds which layers.
+
+A layout cuts a model's layers into consecutive half-open ranges, one per stage:
+
+    stage      studio (coordinator)            mini
+    layers     [0 ........................ 40) [40 .............. 66)
+    address    none: it is this process        tcp://mini.local:5577
+
+Everything here is arithmetic and text. A ``Layout`` that exists is right in itself: the checks run when
+it is made, so each layer is on exactly one stage, every worker can be reached at its own address, and
+nobody downstream asks again. Only what needs the model (do the layers add up to its own?) is left to
+``Layout.check``. Reading files and refusing unknown keys is ``splitinfer.config``.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from splitinfer.errors import LayoutError
+
+LOCAL = "local"  # the address of a worker that the coordinator starts itself
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+UNNAMED = "(unnamed)"  # the name of a layout that came from no file
+
+_TCP = re.compile(r"tcp://(?P<host>[\w.-]+|\[[\w:.%]+\]):(?P<port>[0-9]+)")  # [..] holds an IPv6 address
+_INPROC = re.compile(r"inproc://[\w.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """One stage and its layers ``[start, end)``.
+
+    ``address`` is None for stage 0 (the coordinator); for a worker it is ``"local"``, ``"tcp://host:port"``
+    or, in tests, ``"inproc://name"``.
+    """
+
+    name: str
+    start: int
+    end: int
+    address: str | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return self.end - self.start
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the coordinator starts this worker itself, on its own machine."""
+        return self.address == LOCAL
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The stages in order, and what they run; ``name`` is for messages (mostly the file's name).
+
+    ``model`` and ``draft`` are hub ids, folders or built-in names; ``dtype`` is one of ``DTYPES``.
+    Raises ``LayoutError`` when the stages contradict each other.
+    """
+
+    stages: tuple[StageSpec, ...]
+    model: str | None = None
+    draft: str | None = None
+    dtype: str = "auto"
+    name: str = UNNAMED
+
+    def __post_init__(self) -> None:
+        _check_stages(self.stages, self.name)
+        _check_addresses(self.stages, self.name)
+        if self.dtype not in DTYPES:
+            raise LayoutError(f"dtype {self.dtype!r} of layout {self.name} is none of {', '.join(DTYPES)}")
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.stages)
+
+    @property
+    def num_layers(self) -> int:
+        return self.stages[-1].end
+
+    def with_model(self, model: str) -> Self:
+        """The same layout for ``model``, whether it named one before or not."""
+        return dataclasses.replace(self, model=model)
+
+    def check(self, num_layers_of_model: int) -> None:
+        """Raise ``LayoutError`` unless the stages hold exactly the model's layers."""
+        if self.num_layers == num_layers_of_model:
+            return
+        sum_ = " + ".join(str(stage.num_layers) for stage in self.stages)
+        terms = f" ({sum_})" if self.num_stages > 1 else ""
+        raise LayoutError(
+            f"layout {self.name} holds {_layers(self.num_layers)}{terms}, but the model has {num_layers_of_model}"
+        )
+
+
+def lay_out(parts: Iterable[tuple[str, int, str | None]]) -> tuple[StageSpec, ...]:
+    """Stages from ``(name, number of layers, address)`` in order; each starts where the one before ends."""
+    stages: list[StageSpec] = []
+    start = 0
+    for name, num_layers, address in parts:
+        stages.append(StageSpec(name, start, start + num_layers, address))
+        start += num_layers
+    return tuple(stages)
+
+
+def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
+    """Every layer is on exactly one stage, and every stage has layers and a name of its own."""
+    if not stages:
+        raise LayoutError(f"layout {layout} has no stages; it needs at least one")
+    names: set[str] = set()
+    end = 0
+    for stage in stages:
+        if stage.num_layers < 1:
+            raise LayoutError(
+                f"stage {stage.name!r} of layout {layout} holds {_layers(stage.num_layers)}; it needs at least 1"
+            )
+        if stage.start != end:
+            raise LayoutError(
+                f"stage {stage.name!r} of layout {layout} starts at layer {stage.start}, "
+                f"but the stage before it ends at {end}"
+            )
+        if stage.name in names:
+            raise LayoutError(f"two stages of layout {layout} are named {stage.name!r}; each needs its own name")
+        names.add(stage.name)
+        end = stage.end
+
+
+def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
+    """The coordinator has no address, every worker has one, and no two the same."""
+    first, *workers = stages
+    if first.address is not None:
+        raise LayoutError(
+            f"the first stage of layout {layout} ({first.name!r}) is the coordinator and takes no address, "
+            f"but has {first.address!r}"
+        )
+    place_to_name: dict[str, str] = {}
+    for stage in workers:
+        if stage.address is None:
+            raise LayoutError(
+                f"stage {stage.name!r} of layout {layout} has no address; "
+                f"give it tcp://host:port, or local for a worker on this machine"
+            )
+        if stage.is_local:
+            continue  # any number of them: each is started on a port of its own
+        place = _place(stage.address, f"stage {stage.name!r} of layout {layout}")
+        if place in place_to_name:
+            raise LayoutError(
+                f"stages {place_to_name[place]!r} and {stage.name!r} of layout {layout} are both at {stage.address}; "
+                f"each needs its own address"
+            )
+        place_to_name[place] = stage.name
+
+
+def _place(address: str, where: str) -> str:
+    """The address in the one spelling that is compared (host names know no case); ``where`` is for the message."""
+    if _INPROC.fullmatch(address):
+        return address
+    match = _TCP.fullmatch(address)
+    if match is None:
+        raise LayoutError(
+            f"address {address!r} of {where} is neither tcp://host:port (such as tcp://mini.local:5577) nor local"
+        )
+    port = match["port"].lstrip("0")  # also keeps int() from a number of any length
+    if len(port) > 5 or not 1 <= int(port or 0) <= 65535:
+        raise LayoutError(f"port {match['port']} in the address {address!r} of {where} is not from 1 to 65535")
+    return f"tcp://{match['host'].lower()}:{port}"
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"

@@ -1,0 +1,117 @@
+"""The words the stages exchange: what every stage does in a step, and what came of it.
+
+The plan is the only truth. It is immutable and numbered; a sequence the stages have not seen comes
+in full (``NewSequence``), a known one as its next tokens (``Slice``). A stage truncates its cache
+to ``Slice.start`` before it runs: rolling back after a rejected draft, or after an edited turn of a
+conversation, is data in the next plan and no message of its own, and replaying the plans rebuilds a
+lost stage. Token ids come back, never hidden states.
+
+    Scheduler --StepPlan--> stage 0 --hidden--> stage 1 ... last stage --StepResult--> Scheduler
+"""
+
+from dataclasses import dataclass
+
+from splitinfer.core.sequence import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class NewSequence:
+    """A sequence's static data, sent once. Filled by the scheduler.
+
+    ``prefix`` holds the tokens before the first slice's start, whose KV comes from ``parent``;
+    the last stage needs them because penalties look back.
+    """
+
+    seq_id: int
+    params: SamplingParams
+    seed: int
+    parent: int | None = None
+    prefix: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One sequence's part of a step: positions [start, start + len(token_ids)).
+
+    The last ``num_logits`` rows go through norm, head and sampler; 0 for a chunk that is not the
+    prompt's last.
+    """
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    num_logits: int
+
+    def __post_init__(self) -> None:
+        if not self.token_ids or self.start < 0 or not 0 <= self.num_logits <= len(self.token_ids):
+            raise ValueError(
+                f"a slice of {len(self.token_ids)} tokens from {self.start} wants {self.num_logits} logits"
+            )
+
+    @property
+    def end(self) -> int:
+        """One past the slice's last position."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One micro-batch for all stages: first ``freed`` goes, then ``new`` comes, then ``slices`` run."""
+
+    step: int
+    new: tuple[NewSequence, ...] = ()
+    slices: tuple[Slice, ...] = ()
+    freed: tuple[int, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Rows of hidden state that cross each link in this step."""
+        return sum(len(s.token_ids) for s in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """How to read a hidden state's bytes: ``dtype`` by MLX's name, row-major ``shape``."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One chosen token. ``logprob`` and ``top`` only where the request asked for them."""
+
+    token_id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SampledSlice:
+    """The tokens sampled for one slice, one per row that wanted logits."""
+
+    seq_id: int
+    tokens: tuple[SampledToken, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StageFigures:
+    """What one step cost one stage. Seconds on that stage's own monotonic clock.
+
+    ``waited`` is the time between the end of its previous step and the arrival of this one's work.
+    """
+
+    stage: int
+    started: float
+    ended: float
+    waited: float
+    bytes_sent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What came of a plan: made by the last stage, figures added by every stage on the way."""
+
+    step: int
+    sampled: tuple[SampledSlice, ...] = ()
+    figures: tuple[StageFigures, ...] = ()

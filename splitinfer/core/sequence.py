@@ -1,0 +1,134 @@
+"""One request as the scheduler sees it: its parameters and its tokens.
+
+A sequence is a growing list of token ids and one number, ``num_scheduled``: how many of them have
+been given to a plan. Prefill, a later chunk, a reused prefix and decode are then the same case:
+tokens still to compute.
+
+    tokens      [ reused | prompt, in chunks ......... | generated ... ]
+                         ^ first slice starts here      ^ num_prompt_tokens
+    num_scheduled ------------------------> moves right with every plan
+"""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MAX_LOGPROBS = 20
+REPETITION_CONTEXT = 20  # tokens a repetition penalty looks back on, as in mlx-lm
+
+
+class FinishReason(StrEnum):
+    """Why a request ended; the values are the public words."""
+
+    STOP = "stop"  # a stop string, a stop token or the end-of-sequence token
+    LENGTH = "length"  # max_tokens, or the model's context is full
+    ABORT = "abort"  # the caller asked
+    ERROR = "error"  # the pipeline could not go on
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the tokens of one request are chosen, and when it ends.
+
+    Filters act in mlx-lm's order (top_p, min_p, top_k, then temperature), each on the log
+    probabilities of the whole vocabulary. The random key of a token is a function of ``seed`` and
+    the token's position alone, so no batch, cut or chunking can change what is sampled.
+
+    Raises:
+        ValueError: a value out of its range, named with the range.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0  # 0 is greedy
+    top_p: float = 1.0  # 1 is off
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # 0 is off
+    repetition_penalty: float = 1.0  # 1 is off; over the last 20 tokens
+    seed: int | None = None  # None: drawn when the request is submitted
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None  # None: none; n: the chosen token's and the n most likely ones
+
+    def __post_init__(self) -> None:
+        # A single string is what people write; iterating over it would stop at every letter.
+        stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stops)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for ok, sentence in self._checks():
+            if not ok:
+                raise ValueError(sentence)
+
+    def _checks(self) -> list[tuple[bool, str]]:
+        top = self.logprobs
+        return [
+            (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
+            (_within(self.temperature, 0, math.inf), f"temperature must be 0 or more, not {self.temperature}"),
+            (_within(self.top_p, 0, 1) and self.top_p > 0, f"top_p must be over 0 and at most 1, not {self.top_p}"),
+            (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),
+            (_within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p}"),
+            (
+                _within(self.repetition_penalty, 0, math.inf) and self.repetition_penalty > 0,
+                f"repetition_penalty must be over 0, not {self.repetition_penalty}",
+            ),
+            (self.seed is None or 0 <= self.seed < 2**64, f"seed must be in [0, 2**64), not {self.seed}"),
+            (all(self.stop), "a stop string must not be empty"),
+            (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
+            (top is None or 0 <= top <= MAX_LOGPROBS, f"logprobs must be between 0 and {MAX_LOGPROBS}, not {top}"),
+        ]
+
+
+def _within(value: float, low: float, high: float) -> bool:
+    return math.isfinite(value) and low <= value <= high
+
+
+@dataclass(slots=True)
+class Sequence:
+    """One request's tokens and how far they have been scheduled. Owned by the scheduler."""
+
+    seq_id: int
+    tokens: list[int]
+    params: SamplingParams
+    seed: int
+    end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
+    session: str | None = None  # KV is held for the next request of this session
+    parent: int | None = None  # the sequence whose KV this one takes over
+    num_reused: int = 0  # tokens whose KV came with the parent
+    num_scheduled: int = 0
+    num_in_flight: int = 0  # plans under way that hold a slice of this sequence
+    is_known: bool = False  # whether the stages have been told its static data
+    finish_reason: FinishReason | None = None
+    num_prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = len(self.tokens)
+        self.num_scheduled = self.num_reused
+
+    @property
+    def num_to_compute(self) -> int:
+        """Tokens known and not yet given to a plan: the one currency."""
+        return len(self.tokens) - self.num_scheduled
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens sampled so far."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def append(self, token_id: int, max_len: int) -> FinishReason | None:
+        """Take one sampled token; say whether the sequence ends with it.
+
+        ``max_len`` is the model's context in tokens.
+        """
+        self.tokens.append(token_id)
+        if token_id in self.end_tokens:
+            return FinishReason.STOP
+        if self.num_generated >= self.params.max_tokens or len(self.tokens) >= max_len:
+            return FinishReason.LENGTH
+        return None
+
+
+def common_prefix(a: Seq[int], b: Seq[int]) -> int:
+    """The number of leading tokens two sequences share."""
+    n = min(len(a), len(b))
+    return next((i for i in range(n) if a[i] != b[i]), n)

@@ -1,0 +1,151 @@
+"""Who may come in: the first words on every link to a worker, while its engine is busy with others.
+
+A worker serves one coordinator at a time. The door answers at once, from the link's own thread, because
+the engine may be loading for minutes: another version hears which, a second coordinator hears whom the
+worker is busy with, and a peer that says nothing, or nonsense, is dropped with one line in the log. Only
+links that were let in reach the engine.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from splitinfer.engine.versions import device_name, machine_name, own_versions
+from splitinfer.errors import ProtocolError
+from splitinfer.models.memory import free_bytes
+from splitinfer.wire import codec
+from splitinfer.wire.messages import Hello, Message, Refuse, Versions, Welcome
+from splitinfer.wire.session import Session
+from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
+
+log = logging.getLogger(__name__)
+
+_SILENCE = 10.0  # seconds a peer may take for its first word
+
+
+@dataclass(slots=True)
+class Visitor:
+    """A link that was let in, its role and the state of the conversation on it."""
+
+    link: Link
+    role: str
+    name: str
+    session_id: str
+    session: Session
+
+    def say(self, message: Message, *parts: memoryview) -> None:
+        """Send one message. Raises LinkClosed, ProtocolError."""
+        self.session.sending(message)
+        self.link.send(Frame(codec.encode(message), parts))
+
+    def hear(self, frame: Frame) -> Message:
+        """Read one message. Raises ProtocolError."""
+        message = codec.decode(frame.header)
+        self.session.received(message)
+        return message
+
+
+Deliver = Callable[[Visitor, Frame | LinkClosed], None]
+
+
+@dataclass(slots=True)
+class _Stranger:
+    link: Link
+    since: float = field(default_factory=time.monotonic)
+
+
+class Door:
+    """Accepts links in a thread of its own and hands those let in to ``deliver``, frame by frame."""
+
+    def __init__(self, listener: Listener, deliver: Deliver, versions: Versions | None = None) -> None:
+        self._listener, self._deliver = listener, deliver
+        self._versions = versions or own_versions()
+        self._lock = threading.Lock()
+        self._strangers: list[_Stranger] = []
+        self._owner: Visitor | None = None
+        self._thread = threading.Thread(target=self._accept_all, name="door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop accepting, and drop who is inside."""
+        self._listener.close()
+        self._thread.join(timeout=1.0)
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                self._meet(self._listener.accept(timeout=1.0))
+            except LinkTimeout:
+                pass
+            except ListenerClosed:
+                return
+            self._drop_silent()
+
+    def _meet(self, link: Link) -> None:
+        stranger = _Stranger(link)
+        with self._lock:
+            self._strangers.append(stranger)
+        visitor: list[Visitor] = []
+
+        def on_item(item: Frame | LinkClosed) -> None:
+            if visitor:
+                self._deliver(visitor[0], item)
+                return
+            with self._lock:
+                if stranger in self._strangers:
+                    self._strangers.remove(stranger)
+            if isinstance(item, Frame):
+                visitor.extend(self._hear_first(link, item))
+
+        link.deliver_to(on_item)
+
+    def _hear_first(self, link: Link, frame: Frame) -> list[Visitor]:
+        """The visitor, if let in."""
+        session = Session(opened=False)
+        try:
+            hello = codec.decode(frame.header)
+            session.received(hello)
+            assert isinstance(hello, Hello)
+            visitor = Visitor(link, hello.role, hello.name, hello.session, session)
+            reason = self._reason_against(visitor, hello)
+            if reason:
+                log.warning("refused %s at %s: %s", hello.name, link.address, reason)
+                visitor.say(Refuse(reason))
+                link.close(reason)
+                return []
+            visitor.say(Welcome(machine_name(), self._versions, device_name(), free_bytes()))
+            return [visitor]
+        except ProtocolError as error:
+            log.warning("dropped %s: %s", link.address, error)
+            link.abort(str(error))
+        except TransportError as error:
+            log.warning("lost %s: %s", link.address, error)
+        return []
+
+    def _reason_against(self, visitor: Visitor, hello: Hello) -> str | None:
+        difference = self._versions.difference(hello.versions)
+        if difference:
+            return f"the worker runs another version ({difference}); install the same on both"
+        with self._lock:
+            busy = self._owner is not None and self._owner.link.closed is None
+            if hello.role == "upstream":
+                mine = busy and self._owner is not None and self._owner.session_id == hello.session
+                return None if mine else "this worker does not belong to that pipeline"
+            if hello.role != "coordinator":
+                return f"nobody here takes the role {hello.role!r:.40}"
+            if busy and self._owner is not None:
+                owner = f"{self._owner.name} ({self._owner.link.address})"
+                return f"the worker is busy with {owner}; try again when it is done"
+            self._owner = visitor
+        return None
+
+    def _drop_silent(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [s for s in self._strangers if now - s.since > _SILENCE]
+            self._strangers = [s for s in self._strangers if s not in late]
+        for stranger in late:
+            log.warning("dropped %s: it said nothing for %.0f s", stranger.link.address, _SILENCE)
+            stranger.link.abort("you said nothing")

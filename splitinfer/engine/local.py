@@ -1,0 +1,61 @@
+"""Workers that the coordinator starts itself: ``address: local``.
+
+The child listens on a free port of the loopback interface and says which on its standard output. Its
+standard input is a pipe that nobody writes to: when the coordinator ends, however it ends, the pipe
+closes and the child goes too. Its own session keeps Ctrl-C in the terminal from reaching it first.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+
+from splitinfer.errors import WorkerUnreachable
+
+
+class LocalWorker:
+    """One child process, starting as soon as it is made."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
+        command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True
+        )
+
+    @property
+    def pid(self) -> int:
+        """The child's process id."""
+        return self._process.pid
+
+    def address(self) -> str:
+        """Where it listens; waits until it says so.
+
+        Raises:
+            WorkerUnreachable: it ended instead, with its last words.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            return str(json.loads(line)["address"])
+        except (ValueError, KeyError, TypeError):
+            raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_words()}") from None
+
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        return lines[-1] if lines else f"exit code {self._process.returncode}"
+
+    def stop(self) -> None:
+        """Let the child go, and make sure that it does: at most 2 seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=1.5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=0.5)
+        self._process.stdout.close()
+        self._log.close()

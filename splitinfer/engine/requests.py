@@ -1,0 +1,136 @@
+"""A request's text side: what its reader sees of the tokens that the scheduler reports.
+
+Text is decoded as tokens come and never shows half a character; a stop string is found even when it
+lies across tokens, so text that may become one is held back. Everything is handed to the reader through
+a queue, because the engine's thread must not wait for anybody.
+"""
+
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from splitinfer.core.plan import SampledToken
+from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.core.stops import StopMatcher
+
+
+class Detokenizing(Protocol):
+    """What turns ids into text, one at a time."""
+
+    def add(self, token_id: int) -> str:
+        """The text that is now certain."""
+        ...
+
+    def flush(self) -> str:
+        """What is left at the end."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The log probability of a chosen token, and of the most likely ones as (token id, logprob)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEvent:
+    """What became known of a request. The last one has a ``finish_reason``; its text may be empty.
+
+    ``time`` is in seconds since submission.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    time: float
+    finish_reason: str | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    error: str | None = None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """Everything a request gave. ``token_times``: seconds since submission, one per token; [0] is TTFT.
+
+    ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither
+    special tokens nor the stop string.
+    """
+
+    num_prompt_tokens: int
+    num_cached_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    finish_reason: str | None = None
+    token_times: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    error: str | None = None
+
+    def add(self, event: StreamEvent) -> None:
+        """Take one event in."""
+        self.token_ids += event.token_ids
+        self.text += event.text
+        self.token_times += [event.time] * len(event.token_ids)
+        if event.logprobs:
+            self.logprobs = (self.logprobs or []) + list(event.logprobs)
+        self.finish_reason = event.finish_reason or self.finish_reason
+        self.error = event.error or self.error
+
+
+class RequestState:
+    """A request inside the engine. ``sequence`` belongs to the scheduler; ``events`` to the reader."""
+
+    def __init__(self, sequence: Sequence, detokenizer: Detokenizing | None, clock: Callable[[], float]) -> None:
+        self.sequence = sequence
+        self.events: queue.SimpleQueue[StreamEvent] = queue.SimpleQueue()
+        self._detokenizer = detokenizer
+        self._stops = StopMatcher(sequence.params.stop)
+        self._clock = clock
+        self._submitted = clock()
+
+    @property
+    def seq_id(self) -> int:
+        """The sequence's id, which is also the request's."""
+        return self.sequence.seq_id
+
+    def take(self, token: SampledToken, reason: FinishReason | None) -> FinishReason | None:
+        """Pass a token on. Says how the request ends with it: as the scheduler said, or by a stop string."""
+        is_end_token = token.token_id in self.sequence.end_tokens
+        new = self._detokenizer.add(token.token_id) if self._detokenizer is not None and not is_end_token else ""
+        update = self._stops.feed(new)
+        text = update.text
+        if update.stopped is not None:
+            reason = FinishReason.STOP
+        elif reason is not None:
+            text, reason = self._rest(text, reason)
+        self._emit((token.token_id,), text, reason, _logprobs(token))
+        return reason
+
+    def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason]:
+        """At the end nothing is held back, unless what was held back completes a stop string."""
+        update = self._stops.feed(self._detokenizer.flush() if self._detokenizer is not None else "")
+        if update.stopped is not None:
+            return text + update.text, FinishReason.STOP
+        return text + update.text + self._stops.flush(), reason
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """End without a token: aborted, or the pipeline is gone. What was held back is shown."""
+        text, reason = self._rest("", reason)
+        self._emit((), text, reason, (), error)
+
+    def _emit(
+        self,
+        token_ids: tuple[int, ...],
+        text: str,
+        reason: FinishReason | None,
+        logprobs: tuple[TokenLogprobs, ...],
+        error: str | None = None,
+    ) -> None:
+        word = None if reason is None else reason.value
+        self.events.put(StreamEvent(token_ids, text, self._clock() - self._submitted, word, logprobs, error))
+
+
+def _logprobs(token: SampledToken) -> tuple[TokenLogprobs, ...]:
+    return () if token.logprob is None else (TokenLogprobs(token.token_id, token.logprob, token.top),)

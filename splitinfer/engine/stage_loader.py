@@ -1,0 +1,72 @@
+"""From a ``Load`` order to a stage that runs: the same steps on the coordinator and on a worker.
+
+open -> survey -> compare fingerprints -> does it fit? -> fetch files -> read weights. What it needs and
+what is free is reported before anything is read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from splitinfer.engine.stage_runner import StageRunner
+from splitinfer.engine.versions import device_name
+from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
+from splitinfer.models.memory import check_fit, on_gpu, set_limits
+from splitinfer.wire.messages import Load, Progress, Ready
+
+Report = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedStage:
+    """A stage in memory, and what it is."""
+
+    order: Load
+    runner: StageRunner
+    ready: Ready
+
+
+def load(order: Load, name: str, report: Report) -> LoadedStage:
+    """Carry out a Load order. ``name`` is the stage's, for messages.
+
+    Raises:
+        ModelError: the model is not here, is another one, cannot be cut there, or does not fit.
+    """
+    checkpoint = open_model(order.model)
+    difference = order.fingerprint.difference(checkpoint.fingerprint())
+    if difference:
+        raise ModelError(f"{name} has other weights for {order.model} than the coordinator: {difference}")
+    dtype = resolve_dtype(order.dtype, gpu=on_gpu())
+    found = survey(checkpoint, order.start, order.end, dtype)
+    free = check_fit(found.need, order.kv_tokens, f"stage {name} (layers {order.start} to {order.end - 1})")
+    report(Progress("survey", 0, found.need.weights, found.need.sentence(order.kv_tokens, free)))
+    fetch(
+        order.model, checkpoint, found.files, lambda done, total, file: report(Progress("download", done, total, file))
+    )
+    set_limits(found.need, order.kv_tokens)
+    return _read(order, checkpoint, found, dtype, report)
+
+
+def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None, report: Report) -> LoadedStage:
+    model = load_stage(
+        checkpoint, found, order.start, order.end, dtype, lambda done, total: report(Progress("load", done, total))
+    )
+    need = found.need
+    ready = Ready(
+        stage=order.stage,
+        weight_bytes=need.weights,
+        kv_bytes_per_token=need.kv_per_token,
+        free_bytes=0,
+        rewind=found.rewind,
+        device=device_name(),
+    )
+    return LoadedStage(order, StageRunner(model, order.stage, found.hidden_size, order.vocab_size), ready)
+
+
+def same_stage(held: LoadedStage | None, order: Load) -> bool:
+    """Whether a stage in memory is just what is ordered, so that it need not be loaded again."""
+    if held is None:
+        return False
+    return replace(held.order, kv_tokens=0, vocab_size=0) == replace(order, kv_tokens=0, vocab_size=0)

@@ -1,0 +1,164 @@
+"""Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
+
+Work is split in two, because MLX is asynchronous: ``launch`` builds the graph and hands it to the
+device, ``finish`` waits for it. Between the two the loop may launch the next step, so the device
+never waits for Python.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan
+from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.engine.sampler import Choice, Row, Sampler, read
+from splitinfer.errors import ProtocolError
+from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.loader import cache_arrays
+
+
+@dataclass(slots=True)
+class _History:
+    """A sequence's tokens on the last stage, where penalties look back on them."""
+
+    params: SamplingParams
+    seed: int
+    tokens: list[int]
+
+    def rows(self, part: Slice) -> Iterator[Row]:
+        """The rows of a slice that want logits, after its tokens have been taken in."""
+        self.tokens[part.start :] = part.token_ids
+        for position in range(part.end - part.num_logits + 1, part.end + 1):
+            recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
+            yield Row(self.params, self.seed, position, recent)
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way on the device."""
+
+    plan: StepPlan
+    started: float
+    hidden: mx.array | None
+    rows: tuple[Row, ...]
+    choices: tuple[Choice, ...]
+    last_write: mx.array | None  # one element of the last cache written: there when the step is done
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step done: [T, d] hidden states on an earlier stage, sampled tokens on the last one."""
+
+    plan: StepPlan
+    figures: StageFigures
+    hidden: mx.array | None
+    sampled: tuple[SampledSlice, ...]
+
+
+class StageRunner:
+    """Owns a stage's model and caches. One thread uses it: the one that loaded the model."""
+
+    def __init__(self, model: StageModel, stage: int, hidden_size: int, vocab_size: int) -> None:
+        self._model, self._stage, self._hidden_size = model, stage, hidden_size
+        self._pool = KVPool(model)
+        self._sampler = Sampler(vocab_size)
+        self._histories: dict[int, _History] = {}
+        self._idle_since = time.monotonic()
+
+    @property
+    def pool(self) -> KVPool:
+        """This stage's caches."""
+        return self._pool
+
+    def reset(self) -> None:
+        """Forget every sequence."""
+        self._pool.clear()
+        self._histories.clear()
+        self._idle_since = time.monotonic()
+
+    def launch(self, plan: StepPlan, hidden: mx.array | None) -> Launched:
+        """Begin a step. ``hidden``: [T, d] of all its slices in order; ``None`` on the first stage.
+
+        Raises:
+            ProtocolError: a plan that does not fit what this stage has.
+        """
+        started = time.monotonic()
+        self._take_in(plan, hidden)
+        outputs: list[mx.array] = []
+        pending: list[mx.array] = []
+        at = 0
+        for part in plan.slices:
+            n = len(part.token_ids)
+            outputs += self._run(part, None if hidden is None else hidden[at : at + n], pending)
+            at += n
+        joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
+        rows: tuple[Row, ...] = ()
+        choices: tuple[Choice, ...] = ()
+        if self._model.is_last:
+            rows = tuple(row for part in plan.slices for row in self._histories[part.seq_id].rows(part))
+            choices = tuple(self._sampler.choose(joined, rows)) if joined is not None else ()
+            joined = None
+        last_write = _corner(pending[-1]) if pending else None
+        mx.async_eval(  # type: ignore[no-untyped-call]
+            *_arrays(joined, choices), *pending, *([] if last_write is None else [last_write])
+        )
+        return Launched(plan, started, joined, rows, choices, last_write)
+
+    def _take_in(self, plan: StepPlan, hidden: mx.array | None) -> None:
+        if hidden is not None and hidden.shape[0] != plan.num_tokens:
+            raise ProtocolError(f"step {plan.step} has {plan.num_tokens} tokens and {hidden.shape[0]} hidden states")
+        for seq_id in plan.freed:
+            self._pool.free(seq_id)
+            self._histories.pop(seq_id, None)
+        for new in plan.new:
+            self._pool.open(new.seq_id, new.parent)
+            self._histories.pop(new.parent, None) if new.parent is not None else None
+            self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix))
+
+    def _run(self, part: Slice, hidden: mx.array | None, pending: list[mx.array]) -> list[mx.array]:
+        """One slice's rows: [n, d] hidden states, or [num_logits, vocabulary] logits where there are any."""
+        caches = self._pool.at(part.seq_id, part.start)
+        tokens = mx.array([part.token_ids], dtype=mx.int32)
+        y = self._model(tokens, caches, None if hidden is None else hidden[None], part.num_logits)
+        # A state that is not on the way to the output would let the graph grow from step to step.
+        pending += cache_arrays(caches)
+        return [] if self._model.is_last and part.num_logits == 0 else [y[0]]
+
+    def finish(self, launched: Launched) -> Finished:
+        """Wait for a step."""
+        outputs = _arrays(launched.hidden, launched.choices)
+        mx.eval(*outputs, *([] if launched.last_write is None else [launched.last_write]))
+        tokens = read(launched.choices, launched.rows)
+        # A step launched before the one before it was done began, for the device, when that was done.
+        started, ended = max(launched.started, self._idle_since), time.monotonic()
+        figures = StageFigures(self._stage, started, ended, started - self._idle_since)
+        self._idle_since = ended
+        return Finished(launched.plan, figures, launched.hidden, _by_slice(launched.plan, tokens))
+
+
+def _corner(array: mx.array) -> mx.array:
+    """One new element that depends on all of ``array``. Holding the array itself would make the next
+    step copy it instead of writing in place."""
+    piece = array[tuple(slice(0, 1) for _ in array.shape)]
+    return piece + piece
+
+
+def _arrays(hidden: mx.array | None, choices: tuple[Choice, ...]) -> list[mx.array]:
+    found = [] if hidden is None else [hidden]
+    for choice in choices:
+        found += [choice.tokens] if choice.logprobs is None else [choice.tokens, choice.logprobs]
+    return found
+
+
+def _by_slice(plan: StepPlan, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
+    if not tokens:
+        return ()
+    at, slices = 0, []
+    for part in plan.slices:
+        if part.num_logits:
+            slices.append(SampledSlice(part.seq_id, tuple(tokens[at : at + part.num_logits])))
+            at += part.num_logits
+    return tuple(slices)

@@ -1,0 +1,28 @@
+"""What this process runs: compared with the peer's before anything else."""
+
+import platform
+from functools import cache
+from importlib.metadata import version
+
+import mlx.core as mx
+
+from splitinfer.models.memory import on_gpu
+from splitinfer.wire.messages import PROTOCOL_VERSION, Versions
+
+
+@cache
+def own_versions() -> Versions:
+    """The versions of this process."""
+    return Versions(PROTOCOL_VERSION, version("splitinfer"), version("mlx"), version("mlx-lm"))
+
+
+def machine_name() -> str:
+    """This machine's name, for messages to people."""
+    return platform.node() or "this machine"
+
+
+def device_name() -> str:
+    """What MLX computes on: a GPU's name, or "cpu"."""
+    if not on_gpu():
+        return "cpu"
+    return str(mx.device_info().get("device_name", "gpu"))

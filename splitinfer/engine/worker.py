@@ -1,0 +1,266 @@
+"""The loop on the other machines: obeys one coordinator after another.
+
+One thread, the engine, owns MLX: it loads the stage and runs the steps. Links deliver into its inbox
+from their own threads, so the next step is received while this one is computed; and the next step is
+launched before this one is sent on, so neither the device nor the link waits for the other.
+
+    inbox -> Load      -> survey, fetch, read the weights -> Ready
+          -> Connect   -> open the data link to the next stage -> Connected
+          -> Step      -> launch ... finish -> Step to the next stage, or Result to the coordinator
+          -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
+
+A worker never dies of what a peer sends: an error ends that coordinator's session with one sentence on
+both sides. The weights stay in memory, so the same coordinator coming back finds them loaded.
+"""
+
+import logging
+import queue
+import threading
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from splitinfer.core.plan import StageFigures, StepPlan, StepResult
+from splitinfer.engine.door import Door, Visitor
+from splitinfer.engine.stage_loader import LoadedStage, load, same_stage
+from splitinfer.engine.stage_runner import Finished, Launched
+from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.errors import PeerError, ProtocolError, SplitinferError
+from splitinfer.models.memory import free_bytes
+from splitinfer.models.tensors import from_buffer, spec_of, to_buffer
+from splitinfer.wire import codec
+from splitinfer.wire.messages import (
+    Connect,
+    Connected,
+    Fault,
+    Hello,
+    Load,
+    Progress,
+    Refuse,
+    Result,
+    Step,
+    Welcome,
+)  # fmt: skip
+from splitinfer.wire.session import Session
+from transports import Frame, Link, LinkClosed, Listener, TransportError, connect
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
+_STOP = "stop"
+
+Event = tuple[Visitor, Frame | LinkClosed]
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    launched: Launched
+    step: Step
+
+
+class _Abandoned(Exception):
+    """The coordinator went away while the stage was being loaded."""
+
+
+class Worker:
+    """Serves on ``listener`` until ``stop``. ``model`` overrides the coordinator's name for the model,
+    for a folder that lies elsewhere on this machine."""
+
+    def __init__(self, listener: Listener, *, name: str | None = None, model: str | None = None) -> None:
+        self.name = name or machine_name()
+        self._model = model
+        self._inbox: queue.SimpleQueue[Event | str] = queue.SimpleQueue()
+        self._owner: Visitor | None = None
+        self._upstream: Visitor | None = None
+        self._downstream: tuple[Link, Session] | None = None
+        self._stage: LoadedStage | None = None
+        self._num_steps = 0
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+        self._door = Door(listener, lambda visitor, item: self._inbox.put((visitor, item)))
+
+    def stop(self, timeout: float) -> bool:
+        """End: finish the step under way, say goodbye. Whether that was done within ``timeout`` seconds."""
+        self._inbox.put(_STOP)
+        self._thread.join(timeout)
+        self._door.close()
+        return not self._thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        under_way: _UnderWay | None = None
+        while True:
+            event = self._next_event(wait=under_way is None)
+            if event is _STOP:
+                self._end("the worker was stopped")
+                return
+            try:
+                following = self._handle(*event) if isinstance(event, tuple) else None
+                if under_way is not None and (event is None or following is not None):
+                    self._pass_on(under_way)
+                    under_way = None
+                under_way = following or under_way
+            except _Abandoned:
+                under_way = None
+            except (SplitinferError, TransportError) as error:
+                self._give_up(str(error))
+                under_way = None
+            except Exception as error:
+                log.exception("the stage failed")
+                self._give_up(f"{self.name} failed ({type(error).__name__}: {error})")
+                under_way = None
+            if self._owner is None:
+                under_way = None
+
+    def _next_event(self, *, wait: bool) -> Event | str | None:
+        try:
+            return self._inbox.get(block=wait)
+        except queue.Empty:
+            return None
+
+    def _handle(self, visitor: Visitor, item: Frame | LinkClosed) -> _UnderWay | None:
+        """Act on one event; a step launched is returned, to be passed on when it is done."""
+        if isinstance(item, LinkClosed):
+            self._left(visitor, item)
+            return None
+        if not self._belongs(visitor):
+            return None
+        message = visitor.hear(item)
+        match message:
+            case Load():
+                self._load(visitor, message)
+            case Connect():
+                self._join(visitor, message)
+            case Step():
+                return self._launch(message, item)
+        return None
+
+    def _belongs(self, visitor: Visitor) -> bool:
+        """Take a new visitor in; frames of those who were here before it are late and mean nothing."""
+        if visitor.link.closed is not None:
+            return False
+        if visitor.role == "coordinator" and visitor is not self._owner:
+            self._end("another coordinator came")
+            self._owner = visitor
+            log.info("serving %s (%s)", visitor.name, visitor.link.address)
+        if visitor.role == "upstream":
+            if self._owner is None or self._owner.session_id != visitor.session_id:
+                return False
+            self._upstream = visitor
+        return True
+
+    # -- what the coordinator orders ---------------------------------------------------------
+
+    def _load(self, visitor: Visitor, order: Load) -> None:
+        if self._model is not None:
+            order = replace(order, model=self._model)
+
+        def report(progress: Progress) -> None:
+            if visitor.link.closed is not None:
+                raise _Abandoned
+            visitor.say(progress)
+
+        try:
+            if same_stage(self._stage, order):
+                assert self._stage is not None
+                self._stage.runner.reset()
+            else:
+                self._stage = None
+                mx.clear_cache()
+                self._stage = load(order, self.name, report)
+        except SplitinferError as error:
+            log.warning("refused %s: %s", visitor.name, error)
+            visitor.say(Refuse(str(error)))
+            visitor.link.close(str(error))
+            return
+        log.info("holding layers %d to %d of %s", order.start, order.end - 1, order.model)
+        visitor.say(replace(self._stage.ready, free_bytes=free_bytes()))
+
+    def _join(self, visitor: Visitor, message: Connect) -> None:
+        """Open the data link to the next stage."""
+        session = Session(opened=True)
+        hello = Hello("upstream", self.name, visitor.session_id, own_versions())
+        session.sending(hello)
+        link = connect(message.address, timeout=CONNECT_TIMEOUT)
+        link.send(Frame(codec.encode(hello)))
+        answer = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
+        session.received(answer)
+        if isinstance(answer, Refuse):
+            raise PeerError(f"{self.name} was refused by the next stage at {message.address}: {answer.reason}")
+        assert isinstance(answer, Welcome)
+        next_stage = Visitor(link, "downstream", answer.name, visitor.session_id, session)
+        link.deliver_to(lambda item: self._inbox.put((next_stage, item)))
+        self._downstream = (link, session)
+        visitor.say(Connected())
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def _launch(self, step: Step, frame: Frame) -> _UnderWay:
+        if self._stage is None:
+            raise ProtocolError("a step came before the stage was loaded")
+        if (step.tensor is not None) != (len(frame.parts) == 1):
+            raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
+        hidden = None if step.tensor is None else from_buffer(step.tensor, memoryview(frame.parts[0]))
+        return _UnderWay(self._stage.runner.launch(step.plan, hidden), step)
+
+    def _pass_on(self, under_way: _UnderWay) -> None:
+        """Wait for a step and send what came of it to the next stage, or to the coordinator."""
+        assert self._stage is not None
+        assert self._owner is not None
+        done = self._stage.runner.finish(under_way.launched)
+        self._num_steps += 1
+        self._owner.link.beat(self._num_steps)
+        if self._stage.order.is_last:
+            figures = (*under_way.step.figures, done.figures)
+            self._owner.say(Result(StepResult(done.plan.step, done.sampled, figures)))
+        elif self._downstream is None:
+            raise ProtocolError("a step came before the next stage was joined")
+        else:
+            send_step(*self._downstream, done.plan, under_way.step.figures, done)
+
+    # -- endings -----------------------------------------------------------------------------
+
+    def _left(self, visitor: Visitor, ending: LinkClosed) -> None:
+        if visitor is self._owner:
+            log.info("%s is gone: %s", visitor.name, ending.reason or "it said goodbye")
+            self._end("the coordinator is gone")
+        elif self._owner is not None and visitor.session_id == self._owner.session_id:
+            self._give_up(f"{self.name} lost {visitor.name} ({visitor.link.address}): {ending.reason}")
+
+    def _give_up(self, reason: str) -> None:
+        """End the session with one sentence on both sides."""
+        log.warning("session ended: %s", reason)
+        owner = self._owner
+        if owner is not None and owner.link.closed is None:
+            try:
+                owner.say(Fault(reason))
+            except (TransportError, ProtocolError) as error:
+                log.info("the coordinator could not be told: %s", error)
+            owner.link.close(reason)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """Forget the session; keep the weights for the next one."""
+        for visitor in (self._upstream, self._owner):
+            if visitor is not None:
+                visitor.link.close(reason)
+        if self._downstream is not None:
+            self._downstream[0].close(reason)
+        self._owner = self._upstream = self._downstream = None
+        if self._stage is not None:
+            self._stage.runner.reset()
+
+
+def send_step(link: Link, session: Session, plan: StepPlan, earlier: tuple[StageFigures, ...], done: Finished) -> None:
+    """Send hidden states and their plan to the next stage, with what this stage reports of itself."""
+    spec, parts = (None, ()) if done.hidden is None else (spec_of(done.hidden), (to_buffer(done.hidden),))
+    figures = replace(done.figures, bytes_sent=sum(part.nbytes for part in parts))
+    message = Step(plan, spec, (*earlier, figures))
+    session.sending(message)
+    link.send(Frame(codec.encode(message), parts))

@@ -1,0 +1,351 @@
+"""The library's door: a model on several machines, as one object.
+
+    with splitinfer.LLM("demo.yaml") as llm:
+        outs = llm.generate(["Once upon a time", [5, 9, 13]], splitinfer.SamplingParams(max_tokens=64))
+
+Text is tokenized in the caller's thread; everything else happens on the engine's, which is the only one
+that touches MLX. Requests may be submitted from any thread.
+"""
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from splitinfer.config import Layout, find_layout
+from splitinfer.core import sequence as core
+from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.scheduler import SchedulerConfig
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.engine import Engine
+from splitinfer.engine.pipeline import Event, Pipeline, PipelineOrder
+from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
+from splitinfer.errors import LayoutError, ModelError, RequestError
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import open_model
+from splitinfer.models.loader import count_layers
+from splitinfer.text.tokenizer import Tokenizer
+from splitinfer.wire.messages import Progress
+
+Prompt = str | Sequence[int]
+Notice = Callable[[str, Progress], None]  # a stage's name, how far its loading is
+
+NO_DRAFT_MODEL = frozenset({"ngram"})  # drafters that are no model
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a pipeline is run; every default in one place.
+
+    ``chunk_size``: prompt tokens in one step. ``max_running``: requests that share the stages at a time
+    (``None``: one for each stage). ``kv_tokens``: tokens of KV that every stage must have room for (``None``:
+    the model's context, at most 8,192). ``connect_timeout``: seconds to reach a worker.
+    """
+
+    chunk_size: int = 256
+    max_running: int | None = None
+    kv_tokens: int | None = None
+    connect_timeout: float = 10.0
+
+
+class Request:
+    """One request under way. Iterate over it, or ask for its ``result``; either, once."""
+
+    def __init__(self, state: RequestState, engine: Engine) -> None:
+        self._state, self._engine = state, engine
+        self._output = RequestOutput(state.sequence.num_prompt_tokens)
+
+    def __iter__(self) -> Iterator[StreamEvent]:
+        """Events as tokens arrive; the last one has a ``finish_reason``. Leaving early aborts the request."""
+        try:
+            while self._output.finish_reason is None:
+                event = self._state.events.get()
+                self._output.add(event)
+                self._output.num_cached_tokens = self._state.sequence.num_reused
+                yield event
+        finally:
+            if self._output.finish_reason is None:
+                self.abort()
+
+    def result(self) -> RequestOutput:
+        """Wait for the end. A request that could not go on has ``finish_reason`` "error" and keeps its tokens."""
+        for _ in self:
+            pass
+        return self._output
+
+    def abort(self) -> None:
+        """End it where it is, on all stages; it finishes with "abort"."""
+        self._engine.abort(self._state.seq_id)
+
+
+class LLM:
+    """A model cut by layers over the stages of a layout, ready for requests.
+
+    Args:
+        layout: a Layout, a mapping with a layout's keys, or a path or name of a layout file.
+        model: a model for a layout that names none, or another one than it names.
+        settings: how it is run.
+        notice: called with a stage's name and its progress while loading, from several threads.
+
+    Raises:
+        SplitinferError: the layout, the model or a worker cannot be used; one sentence says why.
+    """
+
+    def __init__(
+        self,
+        layout: PlainLayout | Mapping[str, Any] | str | Path,
+        *,
+        model: str | None = None,
+        settings: Settings | None = None,
+        notice: Notice | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.layout = _as_layout(layout, model)
+        self._checkpoint = open_model(_model_of(self.layout))
+        self.layout.check(count_layers(self._checkpoint))
+        self.tokenizer = _tokenizer_of(self._checkpoint)
+        _check_draft(self.layout, self.tokenizer)
+        self._ids = itertools.count(1)
+        self._text_lock = threading.Lock()  # a Hugging Face tokenizer is for one thread at a time
+        self._engine = Engine(self._build(notice or (lambda _name, _progress: None)), self._configure)
+        try:
+            self._engine.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def context_length(self) -> int:
+        """Tokens a prompt and its answer may have together."""
+        return self._checkpoint.context_length
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answer prompts (texts or token ids), one output each, in their order.
+
+        ``params``: one for all, or one for each.
+
+        Raises:
+            RequestError: a prompt is empty, too long, or has ids outside the vocabulary.
+            SplitinferError: the pipeline has failed before.
+        """
+        several = _as_prompts(prompts)
+        each = _as_params(params, len(several))
+        requests = [self.submit(prompt, p) for prompt, p in zip(several, each, strict=True)]
+        try:
+            return [request.result() for request in requests]
+        except BaseException:  # Ctrl-C, mostly: what nobody will read must not go on
+            for request in requests:
+                request.abort()
+            raise
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
+    ) -> Iterator[StreamEvent]:
+        """Answer one prompt, event by event. Closing the iterator aborts the request."""
+        return iter(self.submit(prompt, params, session=session))
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None) -> Request:
+        """Hand one prompt in and return at once.
+
+        ``session``: a name under which the request's KV is kept; the next request of that name computes
+        only the tokens after those both begin with.
+
+        Raises:
+            RequestError: the prompt is empty, too long, or has ids outside the vocabulary.
+            SplitinferError: the pipeline has failed, or was closed.
+        """
+        params = params or SamplingParams()
+        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        self._check_prompt(tokens)
+        sequence = core.Sequence(
+            seq_id=next(self._ids),
+            tokens=tokens,
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            end_tokens=self._end_tokens(params),
+            session=session,
+        )
+        state = RequestState(sequence, self._detokenizer(), time.monotonic)
+        self._engine.submit(state)
+        return Request(state, self._engine)
+
+    def encode(self, text: str) -> list[int]:
+        """Text as token ids.
+
+        Raises:
+            ModelError: the model's folder has no tokenizer, so only token ids can be given.
+        """
+        with self._text_lock:
+            return self._need_tokenizer().encode(text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """A conversation as the model's chat template writes it, up to the assistant's next words."""
+        with self._text_lock:
+            return self._need_tokenizer().encode_chat(messages)
+
+    def forget(self, session: str) -> None:
+        """Free what a session keeps."""
+        self._engine.drop_session(session)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and per-stage figures, as a plain dictionary; the README explains each."""
+        return self._engine.stats()
+
+    # -- ending ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all requests and all stages; local workers are gone afterwards. At most about 3 seconds."""
+        if hasattr(self, "_engine"):
+            self._engine.close(timeout=2.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _build(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
+        order = PipelineOrder(
+            layout=self.layout,
+            model=_absolute(_model_of(self.layout)),
+            fingerprint=self._checkpoint.fingerprint(),
+            vocab_size=self._vocab_size(),
+            kv_tokens=self.settings.kv_tokens or min(self.context_length, 8192),
+            connect_timeout=self.settings.connect_timeout,
+        )
+        names = [spec.name for spec in self.layout.stages]
+        return lambda put: Pipeline(order, put, lambda stage, progress: notice(names[stage], progress))
+
+    def _configure(self, pipeline: Pipeline) -> SchedulerConfig:
+        stages = pipeline.num_stages
+        return SchedulerConfig(
+            max_in_flight=stages + 1,
+            chunk_size=self.settings.chunk_size,
+            max_running=self.settings.max_running or stages,
+            max_len=self.context_length,
+            rewind=pipeline.rewind,
+        )
+
+    def _vocab_size(self) -> int:
+        return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings()
+
+    def _num_embeddings(self) -> int:
+        text = self._checkpoint.config.get("text_config") or {}
+        return int(self._checkpoint.config.get("vocab_size") or text.get("vocab_size") or 2**31 - 1)
+
+    def _check_prompt(self, tokens: list[int]) -> None:
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(tokens) >= self.context_length:
+            raise RequestError(
+                f"the prompt has {len(tokens):,} tokens, but the model's context is {self.context_length:,} "
+                "with at least one for the answer"
+            )
+        size = self._num_embeddings()
+        bad = next((t for t in tokens if not 0 <= t < size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
+
+    def _end_tokens(self, params: SamplingParams) -> frozenset[int]:
+        stops = frozenset(params.stop_token_ids)
+        if params.ignore_eos:
+            return stops
+        return stops | (self.tokenizer.eos_token_ids if self.tokenizer is not None else self._eos_of_config())
+
+    def _eos_of_config(self) -> frozenset[int]:
+        eos = self._checkpoint.config.get("eos_token_id")
+        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+    def _detokenizer(self) -> Detokenizing | None:
+        if self.tokenizer is None:
+            return None
+        return _Locked(self.tokenizer.detokenizer(), self._text_lock)
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ModelError(f"{self._checkpoint.folder} holds no tokenizer, so prompts must be token ids")
+        return self.tokenizer
+
+
+class _Locked:
+    """A detokenizer that shares its tokenizer with other threads."""
+
+    def __init__(self, inner: Detokenizing, lock: threading.Lock) -> None:
+        self._inner, self._lock = inner, lock
+
+    def add(self, token_id: int) -> str:
+        with self._lock:
+            return self._inner.add(token_id)
+
+    def flush(self) -> str:
+        with self._lock:
+            return self._inner.flush()
+
+
+def _as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str | None) -> PlainLayout:
+    if isinstance(layout, str | Path):
+        layout = find_layout(str(layout))
+    elif isinstance(layout, Mapping):
+        layout = Layout.from_dict(layout)
+    return layout if model is None else layout.with_model(model)
+
+
+def _model_of(layout: PlainLayout) -> str:
+    if layout.model is None:
+        raise LayoutError(f"layout {layout.name} names no model; say which with --model (or LLM(..., model=...))")
+    return layout.model
+
+
+def _absolute(model: str) -> str:
+    """A local folder's full path, because workers on this machine may run elsewhere; other names as they are."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.is_dir() else model
+
+
+def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The model's tokenizer; ``None`` where the folder has none, which leaves token ids."""
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if not any((checkpoint.folder / name).exists() for name in names):
+        return None
+    return Tokenizer.from_folder(checkpoint.folder, checkpoint.config.get("eos_token_id"))
+
+
+def _check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
+    if layout.draft is None or layout.draft in NO_DRAFT_MODEL:
+        return
+    draft = open_model(layout.draft)
+    own = _tokenizer_of(draft)
+    if own is None or tokenizer is None or own.vocabulary_hash != tokenizer.vocabulary_hash:
+        sizes = (
+            f"{own.vocab_size if own else 'no'} tokens, not the model's {tokenizer.vocab_size if tokenizer else 'none'}"
+        )
+        raise LayoutError(
+            f"draft {layout.draft} has another vocabulary than {layout.model} ({sizes}); choose one of its family"
+        )
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and all(isinstance(p, int) for p in prompts):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise RequestError(f"{count} prompts came with {len(params)} sampling parameters")
+    return list(params)

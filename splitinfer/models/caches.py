@@ -1,0 +1,234 @@
+"""Caches for the positions of a stage, own and foreign.
+
+A model's cache list stays at full length, because its own code indexes it: masks are made from
+``cache[self.fa_idx]``, wherever that layer lives. So a position of another stage holds a *ghost*: an
+instance of the real class that reads offset and mask from the first own cache of the same kind, and
+raises if anything writes to it.
+
+A sliding window gets a cache of ours (``WindowKVCache``): mlx-lm's rotating one stores in ring order,
+so its sums depend on how the tokens were chunked, and it cannot be rolled back.
+"""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.models import cache as mlx_caches
+from mlx_lm.models.base import create_causal_mask
+
+from splitinfer.core.kv import UNLIMITED, least_rewind
+
+Cache = Any  # mlx-lm's cache protocol is duck-typed
+
+_PLAIN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache)
+
+
+class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
+    """Keys and values of the last ``window`` tokens, and some more, in temporal order.
+
+    ::
+
+        position   base ...... oldest visible ........ offset
+                    |  slack    |     window            |
+        storage    [0 ................................. offset - base | room]
+
+    ``base`` is a multiple of ``ALIGN``. A masked key adds an exact zero to every sum, and with aligned
+    starts the keys of one position always fall on the same lane of a vector unit; so a row's result
+    does not depend on how many rows came with it. At least ``SLACK`` tokens can be rolled back.
+    """
+
+    ALIGN = 64
+    SLACK = 256
+    STEP = 256
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+        self.offset = 0
+        self.base = 0
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+
+    @property
+    def max_size(self) -> int:
+        """mlx-lm's name for the window."""
+        return self.window
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Append [B, heads, N, D] keys and values; return all stored ones, oldest first."""
+        self._drop_old()
+        used, new = self.offset - self.base, keys.shape[2]
+        self._grow(used + new, keys, values)
+        assert self.keys is not None
+        assert self.values is not None
+        self.keys[..., used : used + new, :] = keys
+        self.values[..., used : used + new, :] = values
+        self.offset += new
+        return self.keys[..., : used + new, :], self.values[..., : used + new, :]
+
+    def _first_needed(self) -> int:
+        """The aligned position from which the next row needs keys, ``SLACK`` tokens of rollback included."""
+        oldest = self.offset - self.window + 1 - self.SLACK
+        return max(self.base, oldest // self.ALIGN * self.ALIGN)
+
+    def _drop_old(self) -> None:
+        # Waiting until a whole step is useless keeps the copies rare.
+        first = self._first_needed()
+        if self.keys is not None and self.values is not None and first - self.base >= self.STEP:
+            cut, used = first - self.base, self.offset - self.base
+            self.keys = mx.contiguous(self.keys[..., cut:used, :])
+            self.values = mx.contiguous(self.values[..., cut:used, :])
+            self.base = first
+
+    def _grow(self, wanted: int, keys: mx.array, values: mx.array) -> None:
+        room = 0 if self.keys is None else self.keys.shape[2]
+        if wanted <= room:
+            return
+        more = -(-(wanted - room) // self.STEP) * self.STEP
+        self.keys = _extended(self.keys, keys, more)
+        self.values = _extended(self.values, values, more)
+
+    def make_mask(self, n: int, window_size: int | None = None, return_array: bool = False) -> mx.array | str | None:
+        """The mask for the next ``n`` rows over what ``update_and_fetch`` will return."""
+        self._drop_old()
+        window = window_size or self.window
+        past = self.offset - self.base
+        if past + n <= window and not return_array:
+            return "causal" if n > 1 else None
+        return cast(mx.array, create_causal_mask(n, past, window_size=window))
+
+    def is_trimmable(self) -> bool:
+        """Always, within ``rewind_limit``."""
+        return True
+
+    def trim(self, n: int) -> int:
+        """Forget the last ``n`` tokens, as far as the window before them is still here; say how many."""
+        oldest = self.offset - n - self.window + 1
+        if n > self.offset - self.base or (self.base > 0 and oldest < self.base):
+            return 0
+        self.offset -= n
+        return n
+
+    def size(self) -> int:
+        """Tokens stored."""
+        return self.offset - self.base
+
+    def empty(self) -> bool:
+        """Whether nothing was ever stored."""
+        return self.keys is None
+
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """Everything that has to be evaluated, and the place of it."""
+        return self.keys, self.values, self.offset, self.base, self.window
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return 0 if self.keys is None or self.values is None else self.keys.nbytes + self.values.nbytes
+
+
+def _extended(old: mx.array | None, like: mx.array, more: int) -> mx.array:
+    batch, heads, _, dim = like.shape
+    room = mx.zeros((batch, heads, more, dim), like.dtype)
+    return room if old is None else mx.concatenate([old, room], axis=2)
+
+
+def own_cache(cache: Cache) -> Cache:
+    """The cache a stage uses at an own position: mlx-lm's, or ours for a sliding window."""
+    if isinstance(cache, mlx_caches.CacheList):
+        cache.caches = tuple(own_cache(c) for c in cache.caches)
+        return cache
+    if type(cache) is mlx_caches.RotatingKVCache and cache.keep == 0:
+        return WindowKVCache(cache.max_size)
+    return cache
+
+
+def rewind_limit(cache: Cache) -> int | None:
+    """How many tokens this cache can always be rolled back; ``None`` is any number."""
+    if isinstance(cache, mlx_caches.CacheList):
+        return least_rewind(rewind_limit(c) for c in cache.caches)
+    if isinstance(cache, _PLAIN):
+        return UNLIMITED
+    return WindowKVCache.SLACK if isinstance(cache, WindowKVCache) else 0
+
+
+def trim(cache: Cache, n: int) -> bool:
+    """Roll one cache back by ``n`` tokens; whether it could."""
+    if isinstance(cache, mlx_caches.CacheList):
+        return all(trim(c, n) for c in cache.caches)
+    return bool(cache.is_trimmable() and cache.trim(n) == n)
+
+
+class Place:
+    """Where a sequence stands: the ghosts without an own relative read their offset here."""
+
+    def __init__(self) -> None:
+        self.position = 0
+
+
+def make_list(fresh: Sequence[Cache], start: int, end: int, place: Place) -> tuple[list[Cache], list[Cache]]:
+    """The full-length cache list of one sequence, and the own caches in it.
+
+    ``fresh`` is what the model's own ``make_cache`` returned, one for each of its layers.
+    """
+    own = {i: own_cache(fresh[i]) for i in range(start, end)}
+    relatives: dict[tuple[Any, ...], Cache] = {}
+    for i in range(start, end):
+        relatives.setdefault(_kind(own[i]), own[i])
+    full = [own[i] if i in own else _ghost(c, relatives, place) for i, c in enumerate(fresh)]
+    return full, list(own.values())
+
+
+def _kind(cache: Cache) -> tuple[Any, ...]:
+    """What makes two caches interchangeable for offset and mask."""
+    if isinstance(cache, mlx_caches.CacheList):
+        return (mlx_caches.CacheList, *(_kind(c) for c in cache.caches))
+    if isinstance(cache, mlx_caches.RotatingKVCache | WindowKVCache):
+        return ("window", cache.max_size, getattr(cache, "keep", 0))
+    return (type(cache), getattr(cache, "chunk_size", None), len(getattr(cache, "cache", ())))
+
+
+def _ghost(cache: Cache, relatives: dict[tuple[Any, ...], Cache], place: Place) -> Cache:
+    relative = relatives.get(_kind(cache))
+    if isinstance(cache, mlx_caches.CacheList):
+        inner = relative.caches if relative is not None else [None] * len(cache.caches)
+        pairs = zip(cache.caches, inner, strict=True)
+        cache.caches = tuple(_ghost(c, {_kind(c): r} if r is not None else {}, place) for c, r in pairs)
+        return cache
+    cache.__class__ = _ghost_class(type(cache))
+    cache.ghost_of, cache.ghost_place = relative, place
+    return cache
+
+
+_ghost_classes: dict[type, type] = {}
+
+
+def _ghost_class(cls: type) -> type:
+    if cls not in _ghost_classes:
+        body = {
+            "offset": property(_ghost_offset, lambda _self, _value: None),
+            "make_mask": _ghost_mask,
+            "update_and_fetch": _refuse_write,
+            "__getitem__": _ghost_item,
+            "__setitem__": _refuse_write,
+        }
+        _ghost_classes[cls] = type(f"Ghost{cls.__name__}", (cls,), body)
+    return _ghost_classes[cls]
+
+
+def _ghost_offset(ghost: Cache) -> Any:
+    return ghost.ghost_place.position if ghost.ghost_of is None else ghost.ghost_of.offset
+
+
+def _ghost_mask(ghost: Cache, *args: Any, **kwargs: Any) -> Any:
+    if ghost.ghost_of is not None:
+        return ghost.ghost_of.make_mask(*args, **kwargs)
+    return super(type(ghost), ghost).make_mask(*args, **kwargs)
+
+
+def _ghost_item(ghost: Cache, index: int) -> Any:
+    return None if ghost.ghost_of is None else ghost.ghost_of[index]
+
+
+def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
+    raise AssertionError(f"a layer of another stage wrote to its {type(ghost).__name__}")

@@ -1,0 +1,167 @@
+"""What a model folder holds, read without reading a weight.
+
+A safetensors file begins with eight bytes (the header's length, little-endian) and a JSON header that
+names every tensor with its dtype, shape and place. That is enough to plan a cut, to say what a stage
+will need, and to tell two sets of weights apart.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from splitinfer.core.identity import FilePrint, Fingerprint
+from splitinfer.errors import ModelError
+
+_MAX_HEADER = 100 * 2**20  # the format's own bound
+_NUM_SAMPLES = 32
+_SAMPLE_BYTES = 4096
+_ITEM_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """One tensor of a file: ``dtype`` in safetensors' words, ``begin``/``end`` in bytes of the data part."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    begin: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A model folder's configuration and tensors. Weight files may still be missing from ``folder``."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo]
+    revision: str | None = None
+
+    @property
+    def files(self) -> list[str]:
+        """The weight files' names, sorted."""
+        return sorted({t.file for t in self.tensors.values()})
+
+    @property
+    def context_length(self) -> int:
+        """Tokens the model was made for; a large number where its configuration does not say."""
+        text = self.config.get("text_config") or {}
+        for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "max_sequence_length"):
+            value = self.config.get(key) or text.get(key)
+            if isinstance(value, int) and value > 0:
+                return value
+        return 2**20
+
+    def fingerprint(self) -> Fingerprint:
+        """What identifies these weights; cheap enough to take at every start."""
+        prints = {name: self._file_print(name) for name in self.files}
+        return Fingerprint(_digest(json.dumps(self.config, sort_keys=True)), prints, self.revision)
+
+    def _file_print(self, name: str) -> FilePrint:
+        own = sorted((t for t in self.tensors.values() if t.file == name), key=lambda t: t.begin)
+        table = _digest(repr([(t.name, t.dtype, t.shape, t.begin, t.end) for t in own]))
+        path = self.folder / name
+        return FilePrint(max(t.end for t in own), table, _sample(path) if path.exists() else None)
+
+
+def open_folder(folder: Path, revision: str | None = None) -> Checkpoint:
+    """A local model folder.
+
+    Raises:
+        ModelError: no such folder, no configuration, no weights, or a damaged file.
+    """
+    if not folder.is_dir():
+        raise ModelError(f"there is no model folder {folder}")
+    config = read_config(folder)
+    paths = sorted(folder.glob("model*.safetensors"))
+    if not paths:
+        raise ModelError(f"{folder} holds no weights (no model*.safetensors)")
+    return Checkpoint(folder, config, table_of(info for path in paths for info in read_header(path)), revision)
+
+
+def table_of(infos: Iterable[TensorInfo]) -> dict[str, TensorInfo]:
+    """Tensors by name."""
+    return {info.name: info for info in infos}
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's config.json.
+
+    Raises:
+        ModelError: missing, unreadable, or without the model's type.
+    """
+    path = folder / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelError(f"{folder} holds no config.json, so it is not a model folder") from error
+    except (ValueError, OSError) as error:
+        raise ModelError(f"{path} cannot be read ({error})") from error
+    if not isinstance(config, dict) or "model_type" not in config:
+        raise ModelError(f"{path} does not say the model's type (model_type)")
+    return config
+
+
+def read_header(path: Path) -> list[TensorInfo]:
+    """The tensors of one safetensors file.
+
+    Raises:
+        ModelError: a file that is short, damaged, or no safetensors at all.
+    """
+    try:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > _MAX_HEADER:
+                raise ModelError(f"{path} is no safetensors file (its header claims {length:,} bytes)")
+            entries = json.loads(file.read(length))
+        infos = parse_entries(entries, path.name)
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ModelError(f"{path} is damaged or no safetensors file ({error})") from error
+    wanted, there = 8 + length + max((i.end for i in infos), default=0), path.stat().st_size
+    if there < wanted:
+        raise ModelError(f"{path} is cut short: {there:,} of {wanted:,} bytes; delete it and download it again")
+    return infos
+
+
+def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
+    """A header's JSON as tensors. Raises ModelError for a dtype this cannot load."""
+    infos = []
+    for name, entry in entries.items():
+        if name == "__metadata__":
+            continue
+        begin, end = entry["data_offsets"]
+        if entry["dtype"] not in _ITEM_BITS:
+            raise ModelError(f"{file} holds {name} as {entry['dtype']}, which MLX does not load")
+        infos.append(TensorInfo(name, entry["dtype"], tuple(entry["shape"]), file, begin, end))
+    return infos
+
+
+def _sample(path: Path) -> str:
+    """A digest of a few kilobytes spread over the file, its first and last among them."""
+    size = path.stat().st_size
+    step = max(1, (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for offset in range(0, size, step):
+            file.seek(offset)
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:16]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,95 @@
+"""From the word in a layout to a checkpoint: "demo", a local folder, or a hub id.
+
+For a hub id only the small files are fetched at first; the tables of tensors come from the weight
+files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, NotASafetensorsRepoError
+
+from splitinfer.demo import DEMO_MODELS
+from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import Checkpoint, TensorInfo, open_folder, read_config, read_header, table_of
+
+_SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "tokenizer.model", "*.tiktoken"]
+
+Report = Callable[[int, int, str], None]  # bytes done, bytes in all, file name
+
+
+def open_model(model: str) -> Checkpoint:
+    """The checkpoint a layout's ``model`` names.
+
+    Raises:
+        ModelError: it is none of ours, no folder, and the hub does not have it or cannot be reached.
+    """
+    if model in DEMO_MODELS:
+        return open_folder(DEMO_MODELS[model])
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return open_folder(path)
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        known = ", ".join(sorted(DEMO_MODELS))
+        raise ModelError(
+            f"there is no model {model!r}: neither a folder, nor a hub id (owner/name), nor one of {known}"
+        )
+    return _open_hub(model)
+
+
+def _open_hub(repo: str) -> Checkpoint:
+    try:
+        folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=_SMALL_FILES))
+        read_config(folder)
+        return Checkpoint(folder, read_config(folder), table_of(_hub_tensors(repo, folder)), folder.name)
+    except LocalEntryNotFoundError as error:
+        raise ModelError(f"{repo} is not on this machine and the hub cannot be reached") from error
+    except (HfHubHTTPError, NotASafetensorsRepoError, OSError) as error:
+        raise ModelError(f"{repo} cannot be had from the hub ({_first_line(error)})") from error
+
+
+def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:
+    """All tensors: from the files here where all are here, else from the headers at the hub."""
+    here = sorted(folder.glob("model*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if here and (not index.exists() or _names_in(index) <= {p.name for p in here}):
+        return [info for path in here for info in read_header(path)]
+    found = huggingface_hub.HfApi().get_safetensors_metadata(repo, revision=folder.name)
+    return [
+        TensorInfo(name, t.dtype, tuple(t.shape), file, *t.data_offsets)
+        for file, meta in found.files_metadata.items()
+        for name, t in meta.tensors.items()
+    ]
+
+
+def _names_in(index: Path) -> set[str]:
+    import json
+
+    return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+
+
+def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Report) -> None:
+    """Make sure ``files`` are in the checkpoint's folder, downloading those that are not.
+
+    Raises:
+        ModelError: a file is missing and cannot be had.
+    """
+    sizes = {f: sum(t.nbytes for t in checkpoint.tensors.values() if t.file == f) for f in files}
+    missing = [f for f in files if not (checkpoint.folder / f).exists()]
+    total, done = sum(sizes[f] for f in missing), 0
+    for file in missing:
+        if checkpoint.revision is None:
+            raise ModelError(f"{checkpoint.folder} lacks {file}")
+        report(done, total, file)
+        try:
+            huggingface_hub.hf_hub_download(model, file, revision=checkpoint.revision)
+        except (HfHubHTTPError, OSError) as error:
+            raise ModelError(f"{file} of {model} could not be downloaded ({_first_line(error)})") from error
+        done += sizes[file]
+    if missing:
+        report(total, total, "")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

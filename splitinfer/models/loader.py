@@ -1,0 +1,215 @@
+"""Loading one stage: survey, fit, fetch, load.
+
+*Survey*: the model is built with a placeholder for every tensor of the checkpoint (lazy zeros of the
+header's shape, which take no memory), cut, and called on a few tokens. MLX's graph then tells which
+tensors this stage reads, through whatever ``sanitize`` and quantisation do to them. *Fit* compares
+bytes with what is free, before anything is read. *Fetch* downloads only the files that hold those
+tensors. *Load* builds the model again with the real tensors and evaluates the stage's parameters one
+by one, so the peak is the stage and one tensor. Every parameter the stage reads must have come from
+a file; a placeholder among them is an error, never a silent zero.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx_lm.utils as mlx_lm_utils
+from mlx.utils import tree_flatten, tree_unflatten
+
+from splitinfer.core.kv import least_rewind
+from splitinfer.errors import ModelError
+from splitinfer.models.caches import rewind_limit
+from splitinfer.models.checkpoint import Checkpoint, TensorInfo
+from splitinfer.models.cut import SequenceCaches, StageModel
+from splitinfer.models.memory import Need
+from splitinfer.models.trace import arrays_read
+
+Report = Callable[[int, int], None]  # bytes done, bytes in all
+
+_DTYPES = {
+    "BOOL": mx.bool_, "U8": mx.uint8, "I8": mx.int8, "U16": mx.uint16, "I16": mx.int16, "U32": mx.uint32,
+    "I32": mx.int32, "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16,
+    "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
+}  # fmt: skip
+_FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+_LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
+_PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
+_LONG = 2049  # tokens, to tell the KV that grows from what does not
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What loading a stage will take. ``tensors``: the checkpoint's that it reads."""
+
+    num_layers: int
+    tensors: frozenset[str]
+    files: tuple[str, ...]
+    need: Need
+    rewind: int | None
+    hidden_size: int
+    logits_size: int
+
+
+def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
+    """The layout's dtype as a name, or ``None`` for "as stored".
+
+    "auto" keeps the model's own on a GPU; MLX's CPU backend is 5 to 10 times slower in half precision,
+    so there it is float32.
+    """
+    if dtype != "auto":
+        return dtype
+    return None if gpu else "float32"
+
+
+def survey(checkpoint: Checkpoint, start: int, end: int, dtype: str | None) -> Survey:
+    """What the stage with layers [start, end) reads and needs. Reads no weight.
+
+    Raises:
+        ModelError: an architecture mlx-lm does not know, or tensors that do not fit it.
+        CannotCut: this cut cannot be right.
+    """
+    placeholders = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
+    model = _build(checkpoint, placeholders, dtype)
+    parameters = dict(tree_flatten(model.parameters()))
+    stage = StageModel(model, start, end)
+    outputs, output = _probe_outputs(stage)
+    tensors = arrays_read(outputs, placeholders)
+    read = arrays_read(outputs, parameters)
+    files = sorted({checkpoint.tensors[name].file for name in tensors})
+    own = stage.make_caches().own
+    return Survey(
+        num_layers=stage.num_layers,
+        tensors=frozenset(tensors),
+        files=tuple(files),
+        need=Need(sum(parameters[name].nbytes for name in read), *_kv_need(stage)),
+        rewind=least_rewind(rewind_limit(c) for c in own),
+        hidden_size=0 if stage.is_last else output.shape[-1],
+        logits_size=output.shape[-1] if stage.is_last else 0,
+    )
+
+
+def count_layers(checkpoint: Checkpoint) -> int:
+    """The number of layers of the whole model. Reads no weight."""
+    from splitinfer.models.cut import find_layers
+
+    placeholders = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
+    return len(find_layers(_build(checkpoint, placeholders, None)))
+
+
+def load_stage(
+    checkpoint: Checkpoint, found: Survey, start: int, end: int, dtype: str | None, report: Report
+) -> StageModel:
+    """Read the stage's own tensors, and nothing else, into memory.
+
+    Raises:
+        ModelError: a tensor the stage reads is in no file.
+    """
+    arrays = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
+    for file in found.files:
+        there: dict[str, mx.array] = mx.load(str(checkpoint.folder / file))  # type: ignore[assignment]
+        arrays.update({name: array for name, array in there.items() if name in found.tensors})
+    model = _build(checkpoint, arrays, dtype)
+    parameters = dict(tree_flatten(model.parameters()))
+    stage = StageModel(model, start, end)
+    outputs, _ = _probe_outputs(stage)
+    invented = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
+    if invented:
+        raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(invented)[0]}, which was not loaded")
+    read = sorted(arrays_read(outputs, parameters))
+    # The tensors as stored must go as soon as the parameters made of them are there.
+    del arrays, outputs, there
+    _evaluate([parameters[name] for name in read], report)
+    return stage
+
+
+def _evaluate(parameters: list[mx.array], report: Report) -> None:
+    total, done = sum(p.nbytes for p in parameters), 0
+    for parameter in parameters:
+        mx.eval(parameter)
+        done += parameter.nbytes
+        report(done, total)
+    mx.clear_cache()
+
+
+def _probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
+    """Everything the stage computes for one and for several rows, unevaluated; and one output."""
+    outputs: list[mx.array] = []
+    for rows in _PROBES:
+        caches = stage.make_caches()
+        outputs.append(stage(mx.zeros((1, rows), mx.int32), caches, None, rows))
+        outputs += cache_arrays(caches)
+    return outputs, outputs[0]
+
+
+def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
+    """Every array of a sequence's own caches: what has to be evaluated after a step."""
+    return [array for cache in caches.own for array in _arrays_of(cache)]
+
+
+def _arrays_of(cache: Any) -> list[mx.array]:
+    if cache.empty():
+        return []
+    return [leaf for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
+
+
+def _kv_need(stage: StageModel) -> tuple[int, int]:
+    """Bytes of caches that do not grow, and bytes per token of those that do."""
+    sizes = []
+    for rows in (1, _LONG):
+        caches = stage.make_caches()
+        stage(mx.zeros((1, rows), mx.int32), caches, None, 1)
+        sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
+    per_token = -(-(sizes[1] - sizes[0]) // (_LONG - 1))
+    return max(0, sizes[0] - 256 * per_token), per_token
+
+
+def _placeholder(info: TensorInfo) -> mx.array:
+    return mx.zeros(info.shape, _DTYPES[info.dtype])
+
+
+def _build(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
+    """mlx-lm's own ``load_model`` (its sanitizing and quantising included) on tensors of our choice."""
+    with tempfile.TemporaryDirectory(prefix="splitinfer-") as name, _loading(arrays):
+        folder = Path(name)
+        for file in _LINKED:
+            if (checkpoint.folder / file).exists():
+                (folder / file).symlink_to((checkpoint.folder / file).absolute())
+        (folder / "model.safetensors").touch()
+        try:
+            model, _ = mlx_lm_utils.load_model(folder, lazy=True)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise ModelError(f"mlx-lm cannot build the model in {checkpoint.folder} ({error})") from error
+    return _cast(model, dtype)
+
+
+@contextmanager
+def _loading(arrays: Mapping[str, mx.array]) -> Iterator[None]:
+    """Let mlx-lm's loader find ``arrays`` where it looks for the tensors of a file."""
+    namespace = SimpleNamespace(**vars(mx))
+    namespace.load = lambda _path: dict(arrays)
+    original, mlx_lm_utils.mx = mlx_lm_utils.mx, namespace
+    try:
+        yield
+    finally:
+        mlx_lm_utils.mx = original
+
+
+def _cast(model: nn.Module, dtype: str | None) -> nn.Module:
+    """Floating parameters as ``dtype``, lazily; those a model wants kept are kept for half precision."""
+    if dtype is None:
+        return model
+    wanted = _FLOATS[dtype]
+    keep_full: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _name: True)
+    changed = [
+        (name, p.astype(wanted))
+        for name, p in tree_flatten(model.parameters())
+        if mx.issubdtype(p.dtype, mx.floating) and p.dtype != wanted and (wanted == mx.float32 or keep_full(name))
+    ]
+    model.update(tree_unflatten(changed))
+    return model

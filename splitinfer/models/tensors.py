@@ -1,0 +1,47 @@
+"""Arrays to raw buffers and back, without a copy that can be avoided.
+
+Out: the buffer of an evaluated, contiguous array is its memory. In: one copy, into MLX's memory;
+bfloat16, which numpy does not know, comes in as 16-bit integers and is viewed.
+"""
+
+from typing import cast
+
+import mlx.core as mx
+import numpy as np
+
+from splitinfer.core.plan import TensorSpec
+from splitinfer.errors import ProtocolError
+
+_DTYPES: dict[str, tuple[mx.Dtype, type[np.generic]]] = {
+    "float32": (mx.float32, np.float32),
+    "float16": (mx.float16, np.float16),
+    "bfloat16": (mx.bfloat16, np.uint16),
+}
+
+
+def spec_of(array: mx.array) -> TensorSpec:
+    """How a peer has to read ``array``'s bytes."""
+    return TensorSpec(str(array.dtype).removeprefix("mlx.core."), tuple(array.shape))
+
+
+def to_buffer(array: mx.array) -> memoryview:
+    """The bytes of an array, row-major. Evaluates it; the array lives as long as the view."""
+    return memoryview(mx.contiguous(array)).cast("B")
+
+
+def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
+    """The array a peer sent.
+
+    Raises:
+        ProtocolError: an unknown dtype, or bytes that do not fill the shape exactly.
+    """
+    if spec.dtype not in _DTYPES:
+        raise ProtocolError(f"the peer sent hidden states as {spec.dtype}; known are {', '.join(_DTYPES)}")
+    dtype, stand_in = _DTYPES[spec.dtype]
+    wanted = int(np.prod(spec.shape, dtype=np.int64)) * dtype.size
+    if any(n <= 0 for n in spec.shape) or memoryview(buffer).nbytes != wanted:
+        raise ProtocolError(
+            f"the peer sent {memoryview(buffer).nbytes} bytes for hidden states {spec.shape} of {wanted}"
+        )
+    array = mx.array(np.frombuffer(buffer, stand_in).reshape(spec.shape))
+    return cast(mx.array, array.view(dtype)) if dtype == mx.bfloat16 else array

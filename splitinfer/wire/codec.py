@@ -1,0 +1,68 @@
+"""Messages to frame headers and back: msgpack outside, pydantic to check what a stranger sent.
+
+A header is one msgpack map with the message's fields and its ``kind``. Nothing of it is trusted:
+unknown kinds, missing or extra fields, wrong types and impossible plans all raise ProtocolError.
+"""
+
+from typing import Any
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from splitinfer.errors import ProtocolError
+from splitinfer.wire import messages
+from splitinfer.wire.messages import Message
+
+_CLASSES: dict[str, type[Message]] = {
+    cls.__name__.lower(): cls
+    for cls in (
+        messages.Hello,
+        messages.Welcome,
+        messages.Refuse,
+        messages.Load,
+        messages.Progress,
+        messages.Ready,
+        messages.Connect,
+        messages.Connected,
+        messages.Step,
+        messages.Result,
+        messages.Fault,
+    )
+}
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls in _CLASSES.items()}
+
+
+def kind_of(message: Message) -> str:
+    """The word that selects a message's decoder."""
+    return type(message).__name__.lower()
+
+
+def encode(message: Message) -> bytes:
+    """A message as a frame header."""
+    kind = kind_of(message)
+    fields = _ADAPTERS[kind].dump_python(message, mode="python")
+    return bytes(msgpack.packb({"kind": kind, **fields}))
+
+
+def decode(header: bytes | memoryview) -> Message:
+    """A frame header as a message.
+
+    Raises:
+        ProtocolError: bytes that are no message of this protocol.
+    """
+    try:
+        fields = msgpack.unpackb(header, strict_map_key=True, use_list=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"the peer sent a header that cannot be read ({error})") from error
+    kind = fields.pop("kind", None) if isinstance(fields, dict) else None
+    if not isinstance(kind, str) or kind not in _ADAPTERS:
+        raise ProtocolError(f"the peer sent a message of unknown kind {kind!r:.40}")
+    try:
+        message: Message = _ADAPTERS[kind].validate_python(fields, extra="forbid")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ProtocolError(
+            f"the peer sent a {kind} message with a wrong {where or 'content'} ({first['msg']})"
+        ) from error
+    return message

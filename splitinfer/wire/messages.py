@@ -1,0 +1,163 @@
+"""The words on a link, grouped by who receives them.
+
+    coordinator -> worker      Hello, Load, Connect, Step
+    worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, Result, Fault
+    worker -> next worker      Hello, Step          (answered by Welcome, Refuse or Fault)
+
+A hidden state is not in a message: it is the frame's only part, raw, and ``Step.tensor`` says how to
+read it. Saying goodbye and being alive belong to the transport (BYE and heartbeats).
+"""
+
+from dataclasses import dataclass
+
+from splitinfer.core.identity import Fingerprint
+from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """What has to be equal on both sides for the same tokens to come out."""
+
+    protocol: int
+    splitinfer: str
+    mlx: str
+    mlx_lm: str
+
+    def difference(self, other: "Versions") -> str | None:
+        """The first thing that differs, as words, or ``None``."""
+        names = {"protocol": "protocol", "splitinfer": "splitinfer", "mlx": "mlx", "mlx_lm": "mlx-lm"}
+        for field, word in names.items():
+            mine, theirs = getattr(self, field), getattr(other, field)
+            if mine != theirs:
+                return f"{word} {mine} here, {word} {theirs} there"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """The first message on a link. ``role``: "coordinator", or "upstream" for the stage before."""
+
+    role: str
+    name: str
+    session: str  # one run of a coordinator; links of another run are refused
+    versions: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The worker is free and the versions agree."""
+
+    name: str
+    versions: Versions
+    device: str  # e.g. "gpu" or "cpu"
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """The worker says no; ``reason`` is a sentence for a person. The link ends."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Become stage ``stage``: hold layers [start, end) of ``model``."""
+
+    model: str
+    dtype: str  # "auto" or MLX's name; what "auto" means is each machine's own affair
+    stage: int
+    bounds: tuple[int, ...]  # all stages' cuts: stage i holds [bounds[i], bounds[i + 1])
+    fingerprint: Fingerprint
+    vocab_size: int  # the tokenizer's: the number of values noise is drawn for
+    kv_tokens: int  # tokens of KV to leave room for
+
+    def __post_init__(self) -> None:
+        rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
+        if len(self.bounds) < 2 or self.bounds[0] != 0 or not rising or not 0 <= self.stage < len(self.bounds) - 1:
+            raise ValueError(f"stage {self.stage} of cuts {self.bounds} does not own every layer once")
+
+    @property
+    def start(self) -> int:
+        """First own layer."""
+        return self.bounds[self.stage]
+
+    @property
+    def end(self) -> int:
+        """One past the last own layer."""
+        return self.bounds[self.stage + 1]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage has norm, head and sampler."""
+        return self.stage == len(self.bounds) - 2
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far loading is. ``phase``: "survey", "download" or "load"; bytes."""
+
+    phase: str
+    done: int
+    total: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The stage is loaded."""
+
+    stage: int
+    weight_bytes: int
+    kv_bytes_per_token: int
+    free_bytes: int
+    rewind: int | None  # tokens its caches go back; None: any number
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open the data link to the next stage at ``address``."""
+
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """The data link to the next stage stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One micro-batch on its way down the pipeline, with what the stages before report of it.
+
+    ``tensor`` is ``None`` for a plan without slices, which only frees.
+    """
+
+    plan: StepPlan
+    tensor: TensorSpec | None
+    figures: tuple[StageFigures, ...] = ()
+
+    def __post_init__(self) -> None:
+        rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
+        if rows != self.plan.num_tokens:
+            raise ValueError(f"step {self.plan.step} has {self.plan.num_tokens} tokens and {rows} hidden states")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the last stage made of a plan."""
+
+    result: StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The sender cannot go on; ``reason`` is a sentence for a person. The link ends."""
+
+    reason: str
+
+
+Message = Hello | Welcome | Refuse | Load | Progress | Ready | Connect | Connected | Step | Result | Fault

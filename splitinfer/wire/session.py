@@ -1,0 +1,85 @@
+"""Which word may follow which on a link: a table, and a small machine that walks it.
+
+Everything that affects the state is in ``_TABLE``; the machine does not know whether it is the end
+that opened the link (its words go "down") or the one that answered ("up"). Both ends walk the same
+table, so a word that is illegal to send is also illegal to receive.
+
+    control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Ready-> READY
+                                                   READY -Connect-> JOINING -Connected-> RUNNING
+                   (the last stage goes from READY straight to RUNNING with the first Result)
+    data link      NEW -Hello-> GREETED -Welcome-> RUNNING, then Steps
+"""
+
+from enum import Enum
+
+from splitinfer.errors import ProtocolError
+from splitinfer.wire.codec import kind_of
+from splitinfer.wire.messages import Message
+
+
+class State(Enum):
+    """Where a link is in its life."""
+
+    NEW = "new"
+    GREETED = "greeted"
+    FREE = "free"
+    LOADING = "loading"
+    READY = "ready"
+    JOINING = "joining"
+    STREAM = "stream"  # a data link that carries steps
+    OVER = "over"
+
+
+Move = tuple[State, str, str]  # state, direction, kind
+
+_TABLE: dict[Move, State] = {
+    (State.NEW, "down", "hello"): State.GREETED,
+    (State.GREETED, "up", "welcome"): State.FREE,
+    (State.GREETED, "up", "refuse"): State.OVER,
+    (State.FREE, "down", "load"): State.LOADING,
+    (State.FREE, "down", "step"): State.STREAM,
+    (State.STREAM, "down", "step"): State.STREAM,
+    (State.STREAM, "up", "fault"): State.OVER,
+    (State.FREE, "up", "fault"): State.OVER,
+    (State.LOADING, "up", "progress"): State.LOADING,
+    (State.LOADING, "up", "ready"): State.READY,
+    (State.LOADING, "up", "refuse"): State.OVER,
+    (State.LOADING, "up", "fault"): State.OVER,
+    (State.READY, "down", "connect"): State.JOINING,
+    (State.READY, "down", "step"): State.READY,
+    (State.READY, "up", "result"): State.READY,
+    (State.READY, "up", "fault"): State.OVER,
+    (State.JOINING, "up", "connected"): State.READY,
+    (State.JOINING, "up", "fault"): State.OVER,
+}
+
+
+class Session:
+    """One end of a link. ``opened``: whether this end opened it."""
+
+    def __init__(self, *, opened: bool) -> None:
+        self._out, self._in = ("down", "up") if opened else ("up", "down")
+        self.state = State.NEW
+
+    def sending(self, message: Message) -> None:
+        """Walk the table with a word of ours.
+
+        Raises:
+            ProtocolError: it may not be said now (an error of ours).
+        """
+        self._walk(self._out, kind_of(message))
+
+    def received(self, message: Message) -> None:
+        """Walk the table with a word of the peer's.
+
+        Raises:
+            ProtocolError: it may not be said now (an error of theirs).
+        """
+        self._walk(self._in, kind_of(message))
+
+    def _walk(self, direction: str, kind: str) -> None:
+        following = _TABLE.get((self.state, direction, kind))
+        if following is None:
+            who = "the peer sent" if direction == self._in else "about to send"
+            raise ProtocolError(f"{who} a {kind} message, which cannot follow in state '{self.state.value}'")
+        self.state = following

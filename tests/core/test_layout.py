@@ -1,0 +1,143 @@
+"""Layouts are right in themselves once they exist: ranges, names and addresses."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.core.layout import Layout, StageSpec, lay_out
+from splitinfer.errors import LayoutError
+
+MINI = "tcp://mini.local:5577"
+
+
+def two(address: str | None = MINI, first: str | None = None) -> Layout:
+    return Layout(lay_out([("studio", 40, first), ("mini", 26, address)]), name="40-26.yaml")
+
+
+def error_of(*stages: StageSpec) -> str:
+    with pytest.raises(LayoutError) as caught:
+        Layout(stages, name="x.yaml")
+    return str(caught.value)
+
+
+def test_ranges_follow_from_the_counts():
+    layout = two()
+    assert layout.stages == (StageSpec("studio", 0, 40, None), StageSpec("mini", 40, 66, MINI))
+    assert (layout.num_stages, layout.num_layers) == (2, 66)
+    assert [stage.num_layers for stage in layout.stages] == [40, 26]
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=8))
+def test_every_layer_is_on_exactly_one_stage(counts: list[int]):
+    layout = Layout(lay_out((f"s{i}", count, "local" if i else None) for i, count in enumerate(counts)))
+    owned = [layer for stage in layout.stages for layer in range(stage.start, stage.end)]
+    assert owned == list(range(sum(counts)))
+    assert layout.num_layers == sum(counts)
+
+
+def test_one_stage_alone_is_a_layout():
+    layout = Layout(lay_out([("all", 12, None)]))
+    layout.check(12)
+    assert layout.num_stages == 1
+
+
+def test_check_names_the_numbers():
+    two().check(66)
+    with pytest.raises(LayoutError) as caught:
+        two().check(48)
+    assert str(caught.value) == "layout 40-26.yaml holds 66 layers (40 + 26), but the model has 48"
+    with pytest.raises(LayoutError) as caught:
+        Layout(lay_out([("all", 1, None)])).check(12)
+    assert str(caught.value) == "layout (unnamed) holds 1 layer, but the model has 12"
+
+
+def test_with_model_keeps_the_rest():
+    layout = Layout(lay_out([("all", 12, None)]), model="a", draft="ngram", dtype="float16", name="x.yaml")
+    assert layout.with_model("b") == Layout(layout.stages, "b", "ngram", "float16", "x.yaml")
+    assert layout.model == "a"
+
+
+@pytest.mark.parametrize("count", [0, -3])
+def test_a_stage_needs_layers(count: int):
+    stages = lay_out([("studio", 40, None), ("mini", count, MINI)])
+    assert error_of(*stages) == f"stage 'mini' of layout x.yaml holds {count} layers; it needs at least 1"
+
+
+@pytest.mark.parametrize("start", [39, 41])
+def test_ranges_neither_overlap_nor_leave_gaps(start: int):
+    message = error_of(StageSpec("studio", 0, 40), StageSpec("mini", start, 66, MINI))
+    assert message == f"stage 'mini' of layout x.yaml starts at layer {start}, but the stage before it ends at 40"
+
+
+def test_the_first_layer_is_on_the_first_stage():
+    assert "starts at layer 1" in error_of(StageSpec("studio", 1, 40))
+
+
+def test_a_layout_has_stages():
+    assert error_of() == "layout x.yaml has no stages; it needs at least one"
+
+
+def test_names_are_unique():
+    message = error_of(*lay_out([("mac", 40, None), ("mac", 26, MINI)]))
+    assert message == "two stages of layout x.yaml are named 'mac'; each needs its own name"
+
+
+def test_the_coordinator_has_no_address():
+    with pytest.raises(LayoutError, match=r"the first stage of layout 40-26.yaml \('studio'\) is the coordinator"):
+        two(first="local")
+
+
+def test_a_worker_has_an_address():
+    with pytest.raises(LayoutError, match=r"stage 'mini' of layout 40-26.yaml has no address"):
+        two(address=None)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["local", MINI, "tcp://10.0.0.7:1", "tcp://mini_2:65535", "tcp://[fe80::1%en0]:5577", "inproc://a-1"],
+)
+def test_good_addresses(address: str):
+    assert two(address).stages[1].address == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("", "Local", "mini.local:5577", "tcp://mini.local", "tcp://:5577", "tcp://mini.local:", "udp://mini:1"),
+        *(
+            "tcp://mini:55x",
+            "tcp://mini:-1",
+            "tcp://a b:1",
+            "tcp://mini:1/x",
+            "tcp://*:5577",
+            "inproc://",
+            "tcp://m:1\n",
+        ),
+    ],
+)
+def test_bad_addresses(address: str):
+    with pytest.raises(LayoutError, match="is neither tcp://host:port"):
+        two(address)
+
+
+@pytest.mark.parametrize("port", ["0", "00", "65536", "9" * 5000])
+def test_ports_have_a_range(port: str):
+    with pytest.raises(LayoutError, match=r"port \d+ in the address .* of stage 'mini' .* is not from 1 to 65535"):
+        two(f"tcp://mini.local:{port}")
+
+
+@pytest.mark.parametrize("again", [MINI, "tcp://MINI.local:5577", "tcp://mini.local:05577"])
+def test_no_two_workers_at_one_address(again: str):
+    message = error_of(*lay_out([("studio", 40, None), ("mini", 13, MINI), ("air", 13, again)]))
+    assert message == f"stages 'mini' and 'air' of layout x.yaml are both at {again}; each needs its own address"
+
+
+def test_workers_may_share_a_host_and_be_local_together():
+    stages = lay_out([("a", 1, None), ("b", 1, MINI), ("c", 1, "tcp://mini.local:5578"), ("d", 1, "local")])
+    layout = Layout((*stages, StageSpec("e", 4, 5, "local")))
+    assert [stage.is_local for stage in layout.stages] == [False, False, False, True, True]
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(LayoutError, match=r"dtype 'int8' of layout x.yaml is none of auto, float32, float16, bfloat16"):
+        Layout(lay_out([("all", 1, None)]), dtype="int8", name="x.yaml")

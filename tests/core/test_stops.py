@@ -1,0 +1,94 @@
+"""Stop strings are found over any borders, and no more text waits than must."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.core.stops import StopMatcher, StopUpdate
+from splitinfer.errors import RequestError
+
+# Few letters, so that stops overlap, nest and repeat.
+letters = st.text("ab\n", max_size=12)
+stop_lists = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
+
+
+def first_complete(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """The definition, word by word: read character by character, take the longest stop that ends here."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+@given(st.lists(letters, max_size=8), stop_lists)
+def test_the_answer_depends_on_the_text_alone(increments: list[str], stops: list[str]):
+    matcher = StopMatcher(stops)
+    updates = [matcher.feed(increment) for increment in increments]
+    stopped = updates[-1].stopped if updates else None
+    emitted = "".join(update.text for update in updates) + matcher.flush()
+    assert (emitted, stopped) == first_complete("".join(increments), stops)
+
+
+@given(st.lists(letters, max_size=8), stop_lists)
+def test_exactly_what_may_still_become_a_stop_waits(increments: list[str], stops: list[str]):
+    matcher = StopMatcher(stops)
+    text = ""
+    for increment in increments:
+        text += increment
+        if matcher.feed(increment).stopped is not None:
+            assert matcher.held == ""
+            return
+        suffixes = [text[start:] for start in range(len(text))]  # longest first
+        may_become = [suffix for suffix in suffixes if any(stop.startswith(suffix) for stop in stops)]
+        assert matcher.held == (may_become[0] if may_become else "")
+
+
+def test_text_before_the_stop_goes_out_at_once():
+    matcher = StopMatcher(["User:"])
+    assert matcher.feed("Fine. Us") == StopUpdate("Fine. ")
+    assert matcher.held == "Us"
+    assert matcher.feed("e") == StopUpdate("")
+    assert matcher.feed("ful. Use") == StopUpdate("Useful. ")
+    assert matcher.feed("r: hello") == StopUpdate("", "User:")
+    assert matcher.feed("more") == StopUpdate("", "User:")
+    assert matcher.flush() == ""
+
+
+def test_what_waited_in_vain_comes_with_flush():
+    matcher = StopMatcher(["END"])
+    assert matcher.feed("the EN") == StopUpdate("the ")
+    assert matcher.flush() == "EN"
+    assert matcher.flush() == ""
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "before", "stopped"),
+    [
+        (["abcd", "bc"], "xabcd", "xa", "bc"),  # complete first, though it begins later
+        (["bc", "abc"], "xabc", "x", "abc"),  # complete together: the longest
+        (["ab", "abc"], "xabc", "x", "ab"),  # begin together: the one complete first
+        (["aab"], "aaab", "a", "aab"),  # a failed beginning holds the next one
+        (["\n\n"], "a\nb\n\nc", "a\nb", "\n\n"),
+    ],
+)
+def test_which_stop_counts(stops: list[str], text: str, before: str, stopped: str):
+    for size in range(1, len(text) + 1):
+        matcher = StopMatcher(stops)
+        updates = [matcher.feed(text[start : start + size]) for start in range(0, len(text), size)]
+        assert "".join(update.text for update in updates) == before
+        assert updates[-1].stopped == stopped
+
+
+def test_no_stops_no_waiting():
+    assert StopMatcher([]).feed("abc") == StopUpdate("abc")
+
+
+def test_a_lone_string_is_one_stop():
+    assert StopMatcher("ab").feed("xbab") == StopUpdate("xb", "ab")
+
+
+def test_an_empty_stop_is_refused():
+    with pytest.raises(RequestError, match="stop string 2 of 2 is empty; leave it out"):
+        StopMatcher(["a", ""])

@@ -1,0 +1,227 @@
+"""Layout files: finding them, and one helpful sentence for each way to get them wrong."""
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitinfer import config
+from splitinfer.config import Layout, find_layout, read_layout
+from splitinfer.core import layout as core
+from splitinfer.errors import LayoutError
+
+LAYOUTS = Path(__file__).parent.parent / "layouts"
+STAGES = [{"name": "studio", "layers": 40}, {"name": "mini", "layers": 26, "address": "tcp://mini.local:5577"}]
+
+
+def error_of_dict(mapping: Any) -> str:
+    with pytest.raises(LayoutError) as caught:
+        Layout.from_dict(mapping, "x.yaml")
+    return str(caught.value)
+
+
+def error_of_text(folder: Path, text: str | bytes, name: str = "x.yaml") -> str:
+    path = folder / name
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(LayoutError) as caught:
+        read_layout(path)
+    return str(caught.value)
+
+
+# ----- reading ----------------------------------------------------------------------------------------
+
+
+def test_from_dict():
+    layout = Layout.from_dict({"model": "m", "draft": "ngram", "dtype": "float32", "stages": STAGES})
+    assert isinstance(layout, core.Layout)
+    assert (layout.model, layout.draft, layout.dtype, layout.name) == ("m", "ngram", "float32", "(unnamed)")
+    assert layout.stages == core.lay_out([("studio", 40, None), ("mini", 26, "tcp://mini.local:5577")])
+
+
+def test_defaults():
+    layout = Layout.from_dict({"stages": tuple(STAGES)})
+    assert (layout.model, layout.draft, layout.dtype) == (None, None, "auto")
+    assert Layout.from_dict({"stages": STAGES, "model": None, "draft": None}) == layout
+
+
+def test_it_stays_one_kind_of_value():
+    layout = Layout.from_dict({"stages": STAGES})
+    assert type(layout.with_model("m")) is Layout
+    assert pickle.loads(pickle.dumps(layout)) == layout
+    assert hash(layout) == hash(Layout.from_dict({"stages": STAGES}))
+
+
+@pytest.mark.parametrize(
+    ("name", "counts", "addresses"),
+    [
+        ("40-26", [40, 26], [None, "tcp://mini.local:5577"]),
+        ("53-13", [53, 13], [None, "tcp://mini.local:5577"]),
+        ("40-13-13", [40, 13, 13], [None, "tcp://mini.local:5577", "tcp://air.local:5577"]),
+        ("demo", [6, 6], [None, "local"]),
+    ],
+)
+def test_the_layouts_that_come_with_it(name: str, counts: list[int], addresses: list[str | None]):
+    layout = find_layout(name)
+    assert layout.name == f"{name}.yaml"
+    assert [stage.num_layers for stage in layout.stages] == counts
+    assert [stage.address for stage in layout.stages] == addresses
+    assert (layout.model, layout.draft) == (("demo", "demo-draft") if name == "demo" else (None, None))
+
+
+def test_no_other_layout_comes_with_it():
+    assert {path.stem for path in LAYOUTS.glob("*.yaml")} == {"40-26", "53-13", "40-13-13", "demo"}
+
+
+# ----- finding ----------------------------------------------------------------------------------------
+
+
+def one_stage(layers: int) -> str:
+    return f"stages: [{{name: all, layers: {layers}}}]"
+
+
+def test_a_file_comes_before_a_name_and_here_before_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_layout("demo").num_layers == 12
+    (tmp_path / "layouts").mkdir()
+    (tmp_path / "layouts" / "demo.yaml").write_text(one_stage(3))
+    assert find_layout("demo").num_layers == 3
+    (tmp_path / "demo.yaml").write_text(one_stage(4))
+    assert find_layout("demo").num_layers == find_layout("demo.yaml").num_layers == 4
+    assert find_layout("layouts/demo").num_layers == find_layout("./layouts/demo.yaml").num_layers == 3
+    assert find_layout(str(tmp_path / "demo.yaml")).num_layers == 4
+
+
+def test_a_folder_is_not_a_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    assert find_layout("demo").num_layers == 12
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layouts").mkdir()
+    (tmp_path / "layouts" / "mine.yaml").write_text(one_stage(3))
+    with pytest.raises(LayoutError) as caught:
+        find_layout("dmo")
+    assert str(caught.value) == (
+        "there is no layout 'dmo', neither as a file nor by name; known by name: 40-13-13, 40-26, 53-13, demo, mine"
+    )
+
+
+@pytest.mark.parametrize("path", ["folder/demo.yaml", "../nowhere/demo", ""])
+def test_a_path_is_only_a_path(path: str):
+    with pytest.raises(LayoutError, match=f"there is no layout file '{re.escape(path)}'"):
+        find_layout(path)
+
+
+def test_a_wheel_keeps_its_layouts_inside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    inside = tmp_path / "splitinfer" / "_layouts"
+    inside.mkdir(parents=True)
+    (inside / "packed.yaml").write_text(one_stage(3))
+    monkeypatch.setattr(config, "__file__", str(tmp_path / "splitinfer" / "config.py"))
+    assert find_layout("packed").num_layers == 3
+
+
+def test_an_unreadable_file(tmp_path: Path):
+    with pytest.raises(LayoutError, match=r"layout .*gone.yaml cannot be read: No such file or directory"):
+        read_layout(tmp_path / "gone.yaml")
+    assert "is not UTF-8 text (byte 2)" in error_of_text(tmp_path, b"a:\xff")
+
+
+# ----- refusing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "layout x.yaml is empty; it needs at least the key 'stages'"),
+        ("# nothing\n", "layout x.yaml is empty; it needs at least the key 'stages'"),
+        ("- 1", "layout x.yaml must be a mapping with the key 'stages', but is a list"),
+        ("40-26", "layout x.yaml must be a mapping with the key 'stages', but is '40-26'"),
+        ("stages:\n  - {name: a layers: 3}", "layout x.yaml, line 2: "),
+        ("model: a\ndraft: b\nmodel: c", "layout x.yaml, line 3: the key 'model' is written twice"),
+        ("stages:\n  - name: a\n    name: b", "layout x.yaml, line 3: the key 'name' is written twice"),
+        ("? [a]\n: 1", "layout x.yaml, line 1: found unhashable key"),
+        ("model: !!python/name:os.system", "layout x.yaml, line 1: could not determine a constructor"),
+        ("model: 2026-13-01", "layout x.yaml is not YAML: month must be in 1..12"),
+        ("model: \x01", "layout x.yaml is not YAML: unacceptable character"),
+    ],
+)
+def test_what_is_not_a_layout_file(tmp_path: Path, text: str, message: str):
+    assert error_of_text(tmp_path, text).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"stages": STAGES, "modl": "m"}, "unknown key 'modl' in layout x.yaml; did you mean 'model'?"),
+        ({"stages": STAGES, "q": 1}, "unknown key 'q' in layout x.yaml; known keys: stages, model, draft, dtype"),
+        ({"stages": STAGES, 7: 1}, "unknown key 7 in layout x.yaml; known keys: stages, model, draft, dtype"),
+        ({}, "layout x.yaml lacks the key 'stages'"),
+        ({"stages": []}, "layout x.yaml has no stages; it needs at least one"),
+        ({"stages": None}, "'stages' in layout x.yaml must be a list of stages, but is nothing"),
+        ({"stages": {"a": 1}}, "'stages' in layout x.yaml must be a list of stages, but is a mapping"),
+        ({"stages": STAGES, "model": 7}, "'model' in layout x.yaml must be text, but is 7"),
+        ({"stages": STAGES, "draft": ""}, "'draft' in layout x.yaml must be text of at least one character, but is ''"),
+        (
+            {"stages": STAGES, "dtype": "int8"},
+            "dtype 'int8' of layout x.yaml is none of auto, float32, float16, bfloat16",
+        ),
+        ([], "layout x.yaml must be a mapping with the key 'stages', but is a list"),
+    ],
+)
+def test_wrong_at_the_top(mapping: Any, message: str):
+    assert error_of_dict(mapping) == message
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"name": "b", "layrs": 2}, "unknown key 'layrs' in stage 2 of layout x.yaml; did you mean 'layers'?"),
+        ({"name": "b"}, "stage 2 of layout x.yaml lacks the key 'layers'"),
+        ({"layers": 2}, "stage 2 of layout x.yaml lacks the key 'name'"),
+        ({"name": "b", "layers": "2"}, "'layers' in stage 2 of layout x.yaml must be a whole number, but is '2'"),
+        ({"name": "b", "layers": 2.0}, "'layers' in stage 2 of layout x.yaml must be a whole number, but is 2.0"),
+        ({"name": "b", "layers": True}, "'layers' in stage 2 of layout x.yaml must be a whole number, but is True"),
+        (
+            {"name": "b", "layers": 0, "address": "local"},
+            "stage 'b' of layout x.yaml holds 0 layers; it needs at least 1",
+        ),
+        (
+            "mini",
+            "stage 2 of layout x.yaml must be a mapping with the keys name, layers and (for a worker) address, "
+            "but is 'mini'",
+        ),
+    ],
+)
+def test_wrong_in_a_stage(stage: Any, message: str):
+    assert error_of_dict({"stages": [STAGES[0], stage]}) == message
+
+
+def test_a_long_value_is_shown_in_short():
+    message = error_of_dict({"stages": [*STAGES, "m" * 1000]})
+    assert message.endswith("m...")
+    assert len(message) < 200
+
+
+# ----- the page about it ------------------------------------------------------------------------------
+
+
+def test_the_readme_shows_true_examples_and_true_errors(tmp_path: Path):
+    """A yaml block followed by a text block is refused with that text; any other yaml block is a layout."""
+    fences = re.findall(r"```(yaml|text)\n(.*?)```", (LAYOUTS / "README.md").read_text(), re.DOTALL)
+    refused = 0
+    for (kind, text), (next_kind, next_text) in zip(fences, [*fences[1:], ("", "")], strict=True):
+        if kind != "yaml":
+            continue
+        if next_kind == "text":
+            assert error_of_text(tmp_path, text, "my.yaml") == next_text.strip()
+            refused += 1
+        else:
+            (tmp_path / "good.yaml").write_text(text)
+            read_layout(tmp_path / "good.yaml")
+    assert refused >= 6
+    with pytest.raises(LayoutError, match=re.escape(fences[-1][1].strip())):
+        find_layout("40-26").check(48)

@@ -1,0 +1,124 @@
+"""The tokenizer of a model folder, here the demo model's."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import splitinfer
+from splitinfer.errors import ModelError, RequestError
+from splitinfer.text.tokenizer import Tokenizer
+
+TARGET = Path(splitinfer.__file__).parent / "demo" / "target"
+DRAFT = TARGET.parent / "draft"
+CHAT = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "there"}]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_folder(TARGET, 0)
+
+
+def copy_of_target(folder: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TARGET / name, folder)
+    return folder
+
+
+def edit(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_round_trip(tokenizer: Tokenizer):
+    text = "Once upon a time , there was a fox.\n 😀"
+    token_ids = tokenizer.encode(text)
+    assert all(isinstance(token_id, int) for token_id in token_ids)
+    assert tokenizer.decode(token_ids) == text
+
+
+def test_spaces_stay_as_they_are(tmp_path: Path):
+    """Some configurations ask for "a ," to be decoded as "a,": no part of a stream can know that in time."""
+    asked = {
+        "clean_up_tokenization_spaces": True,
+        "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output": True,
+    }
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", **asked)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.decode(tokenizer.encode("a , b .")) == "a , b ."
+
+
+def test_special_tokens_are_read_but_not_written(tokenizer: Tokenizer):
+    assert tokenizer.encode("<|user|>") == [1]
+    assert tokenizer.decode([0, *tokenizer.encode("a"), 1, *tokenizer.encode("b"), 2]) == "ab"
+
+
+@pytest.mark.parametrize(("given", "ids"), [(None, {0}), (0, {0}), (5, {0, 5}), ([5, 7], {0, 5, 7})])
+def test_eos_token_ids(given: list[int] | int | None, ids: set[int]):
+    assert Tokenizer.from_folder(TARGET, given).eos_token_ids == frozenset(ids)
+
+
+def test_vocab_size(tokenizer: Tokenizer):
+    assert tokenizer.vocab_size == 2048
+
+
+def test_vocabulary_hash_tells_vocabularies_apart(tokenizer: Tokenizer, tmp_path: Path):
+    assert tokenizer.vocabulary_hash == Tokenizer.from_folder(DRAFT).vocabulary_hash
+    assert len(tokenizer.vocabulary_hash) == 64
+    path = copy_of_target(tmp_path) / "tokenizer.json"
+    assert Tokenizer.from_folder(tmp_path).vocabulary_hash == tokenizer.vocabulary_hash
+    model = json.loads(path.read_text())["model"]
+    one, two = list(model["vocab"])[-2:]  # the same tokens, two ids exchanged
+    model["vocab"][one], model["vocab"][two] = model["vocab"][two], model["vocab"][one]
+    edit(path, model=model)
+    other = Tokenizer.from_folder(tmp_path)
+    assert other.vocab_size == tokenizer.vocab_size
+    assert other.vocabulary_hash != tokenizer.vocabulary_hash
+
+
+def test_chat_template(tmp_path: Path):
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    template += "{% if add_generation_prompt %}:{% endif %}"
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    without = tokenizer.encode("<|user|>Hello\n<|assistant|>there\n")
+    assert tokenizer.encode_chat(CHAT, add_generation_prompt=False) == without
+    assert tokenizer.encode_chat(CHAT) == tokenizer.encode("<|user|>Hello\n<|assistant|>there\n:")
+
+
+def test_a_model_without_template_gets_the_contents(tmp_path: Path):
+    config = copy_of_target(tmp_path) / "tokenizer_config.json"
+    edit(config, chat_template=None)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode_chat(CHAT) == tokenizer.encode("Hello\n\nthere")
+
+
+def test_a_template_that_refuses(tmp_path: Path):
+    template = "{{ raise_exception('roles must alternate') }}"
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(RequestError, match="chat template refuses these messages: roles must alternate"):
+        Tokenizer.from_folder(tmp_path).encode_chat(CHAT)
+
+
+@pytest.mark.parametrize("messages", [[], [{"role": "user"}], [{"role": "user", "content": None}]])
+def test_messages_without_text(tokenizer: Tokenizer, messages: list[dict[str, str]]):
+    with pytest.raises(RequestError, match="chat"):
+        tokenizer.encode_chat(messages)
+
+
+def test_no_tokenizer(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"there is no model folder .*gone"):
+        Tokenizer.from_folder(tmp_path / "gone")
+    with pytest.raises(ModelError, match=r"the model folder .* holds no tokenizer that can be read: ") as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match=r"Failed to parse tokenizer\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_detokenizer_is_the_tokenizers_own(tokenizer: Tokenizer):
+    detokenizer = tokenizer.detokenizer()
+    token_ids = [0, *tokenizer.encode("A fox 😀 , ran"), 2]
+    assert "".join(map(detokenizer.add, token_ids)) + detokenizer.flush() == tokenizer.decode(token_ids)
+    assert tokenizer.detokenizer() is not detokenizer

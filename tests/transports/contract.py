@@ -1,0 +1,399 @@
+"""The contract of a link, once, against the abstract API. Every check takes an address to listen on and works anywhere.
+
+`pair` gives both ends of a fresh link; everything else is plain use of the public functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+import transports
+from transports import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkStats, LinkTimeout, Listener
+
+SECONDS = 10.0  # for everything that must happen; nothing here waits that long when it works
+QUICK = LinkOptions(beat_every=0.02, dead_after=2.0)
+
+
+@contextlib.contextmanager
+def pair(address: str, options: LinkOptions = QUICK) -> Iterator[tuple[Link, Link]]:
+    with transports.listen(address, options=options) as listener:
+        here = transports.connect(listener.address, timeout=SECONDS, options=options)
+        there = listener.accept(SECONDS)
+        try:
+            yield here, there
+        finally:
+            here.abort("the test is over")
+            there.abort("the test is over")
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
+        time.sleep(0.002)
+
+
+def payload(frame: Frame) -> list[bytes]:
+    return [bytes(memoryview(part)) for part in frame.parts]
+
+
+def numbered(index: int) -> Frame:
+    return Frame(index.to_bytes(4, "little"), (b"x" * (index % 7),))
+
+
+def number(frame: Frame) -> int:
+    return int.from_bytes(frame.header, "little")
+
+
+def reason_at(link: Link) -> str:
+    with pytest.raises(LinkClosed) as ending:
+        link.recv(SECONDS)
+    return ending.value.reason
+
+
+def check_ping_pong(address: str) -> None:
+    with pair(address) as (here, there):
+        for index in range(50):
+            here.send(Frame(b"ping", (bytes([index]),)))
+            assert there.recv(SECONDS) == Frame(b"ping", (bytes([index]),))
+            there.send(Frame(b"pong"))
+            assert here.recv(SECONDS) == Frame(b"pong")
+
+
+def check_order(address: str) -> None:
+    with pair(address) as (here, there):
+        for index in range(2000):
+            here.send(numbered(index))
+        assert [number(there.recv(SECONDS)) for _ in range(2000)] == list(range(2000))
+
+
+def check_both_directions_at_once(address: str) -> None:
+    with pair(address) as (here, there):
+        data = bytes(100_000)
+
+        def talk(link: Link) -> None:
+            for index in range(200):
+                link.send(Frame(index.to_bytes(4, "little"), (data,)))
+
+        talkers = [threading.Thread(target=talk, args=(link,)) for link in (here, there)]
+        for talker in talkers:
+            talker.start()
+        for link in (here, there):
+            assert [number(link.recv(SECONDS)) for _ in range(200)] == list(range(200))
+        for talker in talkers:
+            talker.join()
+
+
+def check_many_clients(address: str) -> None:
+    with transports.listen(address, options=QUICK) as listener, contextlib.ExitStack() as stack:
+        clients = [transports.connect(listener.address, timeout=SECONDS, options=QUICK) for _ in range(8)]
+        servers = [listener.accept(SECONDS) for _ in clients]
+        for link in (*clients, *servers):
+            stack.callback(link.abort)
+        for index, client in enumerate(clients):
+            client.send(numbered(index))
+        for server in servers:
+            server.send(server.recv(SECONDS))
+        assert [number(client.recv(SECONDS)) for client in clients] == list(range(8))
+        clients[0].abort()
+        clients[1].send(numbered(99))  # one client's end is nobody else's
+        assert sum(_got(server, 99) for server in servers) == 1
+
+
+def _got(link: Link, index: int) -> bool:
+    try:
+        return number(link.recv(0.05)) == index
+    except (LinkTimeout, LinkClosed):
+        return False
+
+
+def check_sizes(address: str) -> None:
+    with pair(address) as (here, there):
+        large = np.random.default_rng(0).integers(0, 256, 64 << 20, dtype=np.uint8)
+        for parts in ((), (b"",), (b"", b"a", b""), (large,), (b"x" * 65535, b"y" * 65536)):
+            here.send(Frame(b"", parts))
+            frame = there.recv(SECONDS)
+            assert frame.header == b""
+            assert len(frame.parts) == len(parts)
+            assert all(memoryview(got) == memoryview(sent) for got, sent in zip(frame.parts, parts, strict=True))
+        here.send(Frame(b"h" * 100_000))
+        assert there.recv(SECONDS).header == b"h" * 100_000
+
+
+def check_arrays(address: str) -> None:
+    with pair(address) as (here, there):
+        hidden = (mx.arange(3 * 40_000).reshape(3, 1, 40_000) / 7).astype(mx.bfloat16)
+        mx.eval(hidden)
+        ids = np.arange(12, dtype=np.int32).reshape(3, 4)
+        here.send(Frame(b"step", (hidden, ids, np.zeros((0, 4)))))
+        first, second, third = (memoryview(part) for part in there.recv(SECONDS).parts)
+        assert first.format == second.format == third.format == "B"
+        back = mx.array(np.frombuffer(first, np.uint16)).view(mx.bfloat16).reshape(3, 1, 40_000)
+        assert mx.array_equal(back, hidden).item()
+        assert np.array_equal(np.frombuffer(second, np.int32).reshape(3, 4), ids)
+        assert third.nbytes == 0
+
+
+def check_close_comes_after_frames(address: str) -> None:
+    with pair(address) as (here, there):
+        for index in range(300):
+            here.send(Frame(index.to_bytes(4, "little"), (bytes(10_000),)))
+        here.close("done for today")
+        here.close("said twice")
+        assert [number(there.recv(SECONDS)) for _ in range(300)] == list(range(300))
+        assert reason_at(there) == "done for today"
+        assert reason_at(there) == "done for today"  # every call, not only the first
+        assert there.closed is not None
+        assert there.closed.reason == here.closed.reason == "done for today"  # type: ignore[union-attr]
+        for link in (here, there):
+            with pytest.raises(LinkClosed, match="done for today"):
+                link.send(Frame(b"too late"))
+
+
+def check_close_from_the_other_end(address: str) -> None:
+    with pair(address) as (here, there):
+        there.send(Frame(b"last words"))
+        there.close("bye")
+        assert here.recv(SECONDS).header == b"last words"
+        assert reason_at(here) == "bye"
+
+
+def check_close_at_both_ends(address: str) -> None:
+    with pair(address) as (here, there):
+        closer = threading.Thread(target=here.close, args=("mine",))
+        started = time.monotonic()
+        closer.start()
+        there.close("yours")
+        closer.join()
+        assert time.monotonic() - started < 2.5
+        assert here.closed is not None
+        assert there.closed is not None
+
+
+def check_abort(address: str) -> None:
+    for end in (0, 1):
+        with pair(address) as links:
+            mine, peers = links[end], links[1 - end]
+            peers.send(Frame(b"never read"))
+            caught: list[LinkClosed] = []
+            waiting = threading.Thread(target=_recv_until_closed, args=(mine, caught))
+            waiting.start()
+            mine.abort("had enough")
+            waiting.join(SECONDS)
+            assert [str(ending) for ending in caught] == ["had enough"]
+            started = time.monotonic()
+            reason_at(peers)
+            assert time.monotonic() - started < 1.0
+            mine.abort("again")
+            mine.close("and again")
+            assert reason_at(mine) == "had enough"
+
+
+def _recv_until_closed(link: Link, caught: list[LinkClosed]) -> None:
+    try:
+        while True:
+            link.recv(SECONDS)
+    except LinkClosed as ending:
+        caught.append(ending)
+
+
+def check_recv_timeout(address: str) -> None:
+    with pair(address) as (here, there):
+        with pytest.raises(LinkTimeout, match=r"0\.01 s"):
+            here.recv(0.01)
+        with pytest.raises(LinkTimeout):
+            here.recv(0)
+        there.send(Frame(b"still here"))
+        assert here.recv(SECONDS).header == b"still here"
+
+
+def check_connect_timeout(address: str) -> None:
+    with transports.listen(address) as listener:
+        nobody = listener.address
+    with pytest.raises(LinkTimeout) as problem:
+        transports.connect(nobody, timeout=0.2)
+    assert nobody in str(problem.value)
+    assert "0.2 s" in str(problem.value)
+
+
+def check_late_listener(address: str) -> None:
+    with transports.listen(address) as listener:
+        later = listener.address
+    connected: list[Link] = []
+    connecting = threading.Thread(target=lambda: connected.append(transports.connect(later, timeout=SECONDS)))
+    connecting.start()
+    time.sleep(0.15)  # several refused attempts
+    assert not connected
+    with transports.listen(later) as listener, listener.accept(SECONDS) as there:
+        connecting.join(SECONDS)
+        connected[0].send(Frame(b"hello"))
+        assert there.recv(SECONDS).header == b"hello"
+        connected[0].close()
+
+
+def check_address_in_use(address: str) -> None:
+    with transports.listen(address) as listener:
+        with pytest.raises(transports.AddressInUse, match=listener.address):
+            transports.listen(listener.address)
+        assert transports.connect(listener.address, timeout=SECONDS).closed is None
+    transports.listen(listener.address).close()  # free again
+
+
+def check_accept(address: str) -> None:
+    listener = transports.listen(address)
+    with pytest.raises(LinkTimeout):
+        listener.accept(0.01)
+    caught: list[Exception] = []
+    waiting = threading.Thread(target=_accept_until_closed, args=(listener, caught))
+    waiting.start()
+    listener.close()
+    listener.close()
+    waiting.join(SECONDS)
+    assert [type(problem) for problem in caught] == [transports.ListenerClosed]
+
+
+def _accept_until_closed(listener: Listener, caught: list[Exception]) -> None:
+    try:
+        listener.accept(SECONDS)
+    except transports.ListenerClosed as problem:
+        caught.append(problem)
+
+
+def check_closing_the_listener_ends_its_links(address: str) -> None:
+    listener = transports.listen(address)
+    here = transports.connect(listener.address, timeout=SECONDS)
+    there = listener.accept(SECONDS)
+    listener.close()
+    assert "stopped listening" in reason_at(there)
+    reason_at(here)
+
+
+def check_deliver_to(address: str) -> None:
+    with pair(address) as (here, there):
+        for index in range(20):
+            here.send(numbered(index))
+        until(lambda: there.stats.frames_received == 20, "arrival")
+        seen: list[Frame | LinkClosed] = []
+        over = threading.Event()
+
+        def sink(item: Frame | LinkClosed) -> None:
+            seen.append(item)
+            if isinstance(item, LinkClosed):
+                over.set()
+            else:
+                there.send(item)  # a sink may use its link
+
+        there.deliver_to(sink)
+        for index in range(20, 40):
+            here.send(numbered(index))
+        assert [number(here.recv(SECONDS)) for _ in range(40)] == list(range(40))
+        here.close("enough")
+        assert over.wait(SECONDS)
+        there.abort("and once more")
+        assert [number(item) for item in seen[:-1] if isinstance(item, Frame)] == list(range(40))
+        assert len(seen) == 41
+        assert str(seen[-1]) == "enough"
+
+
+def check_deliver_to_after_the_end(address: str) -> None:
+    with pair(address) as (here, there):
+        there.send(Frame(b"one"))
+        there.close("over")
+        until(lambda: here.closed is not None, "the end")
+        seen: list[Frame | LinkClosed] = []
+        here.deliver_to(seen.append)
+        until(lambda: len(seen) == 2, "delivery")
+        assert isinstance(seen[0], Frame)
+        assert str(seen[1]) == "over"
+
+
+def check_close_inside_a_sink(address: str) -> None:
+    with pair(address) as (here, there):
+        took: list[float] = []
+
+        def sink(item: Frame | LinkClosed) -> None:
+            started = time.monotonic()
+            there.close("seen enough")
+            took.append(time.monotonic() - started)
+
+        there.deliver_to(sink)
+        here.send(Frame(b"hello"))
+        assert reason_at(here) == "seen enough"
+        until(lambda: there.closed is not None, "the end at the closing side")
+        assert took[0] < 0.5
+
+
+def check_bounds(address: str) -> None:
+    options = LinkOptions(max_header_bytes=100, max_part_bytes=1000, max_parts=2)
+    with pair(address, options) as (here, there):
+        strided = np.zeros((4, 4))[:, ::2]
+        for bad in (
+            Frame(b"h" * 101),
+            Frame(b"", (b"x" * 1001,)),
+            Frame(b"", (b"", b"", b"")),
+            Frame(b"", (strided,)),
+            Frame(b"", ("text",)),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(FrameError):
+                here.send(bad)
+        assert here.stats == LinkStats()
+        here.send(Frame(b"h" * 100, (b"x" * 1000, b"")))
+        assert there.recv(SECONDS) == Frame(b"h" * 100, (b"x" * 1000, b""))
+
+
+def check_unread_frames_are_bounded(address: str) -> None:
+    with pair(address, LinkOptions(max_waiting_bytes=100_000)) as (here, there):
+        with pytest.raises(LinkClosed):
+            _send_for_ever(here)
+        until(lambda: there.closed is not None, "the end")
+        assert "wait unread" in str(there.closed)
+        assert "wait unread" in str(here.closed)
+
+
+def _send_for_ever(link: Link) -> None:
+    while True:
+        link.send(Frame(b"", (bytes(1000),)))
+
+
+def check_progress(address: str) -> None:
+    with pair(address) as (here, there):
+        assert here.peer_progress == 0
+        there.beat(7)
+        here.beat(2**64 - 1)
+        until(lambda: here.peer_progress == 7 and there.peer_progress == 2**64 - 1, "progress")
+        there.beat(8)
+        until(lambda: here.peer_progress == 8, "more progress")
+        for wrong in (-1, 2**64):
+            with pytest.raises(ValueError, match="progress"):
+                here.beat(wrong)
+        until(lambda: here.silent_for < 0.2 and there.silent_for < 0.2, "heartbeats")
+
+
+def check_stats(address: str) -> None:
+    with pair(address) as (here, there):
+        here.send(Frame(b"12345", (bytes(10), np.zeros(3, np.float32))))
+        here.send(Frame(b"1"))
+        there.recv(SECONDS)
+        there.recv(SECONDS)
+        there.beat(1)
+        until(lambda: here.peer_progress == 1, "a heartbeat")
+        assert here.stats == LinkStats(bytes_sent=28, frames_sent=2)
+        assert there.stats == LinkStats(bytes_received=28, frames_received=2)
+
+
+def check_with_block(address: str) -> None:
+    with pair(address) as (here, there):
+        with pytest.raises(RuntimeError), here:
+            raise RuntimeError("trouble")
+        assert "trouble" in str(here.closed)
+        reason_at(there)
+
+
+CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -1,0 +1,341 @@
+"""What only tcp:// can do wrong: real processes that die or freeze, strangers on the port, leaks, exits."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from contract import QUICK, SECONDS, pair, reason_at, until
+
+import transports
+from transports import Frame, LinkClosed, LinkOptions
+from transports.framing import VERSION, Kind, encode
+from transports.listener_hub import Complaints
+
+LOOPBACK = "tcp://127.0.0.1:0"
+ROOT = Path(__file__).resolve().parents[2]
+
+ECHO_LISTENER = """
+import transports
+listener = transports.listen("tcp://127.0.0.1:0")
+print(listener.address, flush=True)
+link = listener.accept(20)
+while True:
+    link.send(link.recv(60))
+"""
+ECHO_CONNECTOR = """
+import sys, transports
+link = transports.connect(sys.argv[1], timeout=20)
+while True:
+    link.send(link.recv(60))
+"""
+
+
+@contextlib.contextmanager
+def process(code: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", code, *args]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def first_line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+@contextlib.contextmanager
+def echo(side: str, options: LinkOptions) -> Iterator[tuple[transports.Link, subprocess.Popen[str]]]:
+    """A link to another process that sends everything back; `side` is what we are."""
+    with contextlib.ExitStack() as stack:
+        if side == "connector":
+            child = stack.enter_context(process(ECHO_LISTENER))
+            link = transports.connect(first_line(child), timeout=SECONDS, options=options)
+        else:
+            listener = stack.enter_context(transports.listen(LOOPBACK, options=options))
+            child = stack.enter_context(process(ECHO_CONNECTOR, listener.address))
+            link = listener.accept(SECONDS)
+        stack.callback(link.abort)
+        link.send(Frame(b"warm"))
+        assert link.recv(SECONDS).header == b"warm"
+        yield link, child
+
+
+@pytest.mark.parametrize("side", ["connector", "listener"])
+def test_a_killed_peer_is_noticed_at_once(side: str) -> None:
+    with echo(side, LinkOptions()) as (link, child):
+        started = time.monotonic()
+        child.send_signal(signal.SIGKILL)
+        assert "lost" in reason_at(link)
+        assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.parametrize("side", ["connector", "listener"])
+def test_a_frozen_peer_is_noticed_by_its_silence(side: str) -> None:
+    with echo(side, LinkOptions(beat_every=0.1, dead_after=1.0)) as (link, child):
+        started = time.monotonic()
+        child.send_signal(signal.SIGSTOP)
+        reason = reason_at(link)
+        took = time.monotonic() - started
+        child.send_signal(signal.SIGCONT)
+        assert reason.startswith(f"nothing heard from {link.address} for 1.")
+        assert 0.7 < took < 2.0
+
+
+def test_our_own_long_hold_of_the_gil_does_not_kill_a_healthy_link() -> None:
+    with echo("connector", LinkOptions(beat_every=0.1, dead_after=0.5)) as (link, _):
+        ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL keeps the GIL
+        link.send(Frame(b"still there?"))
+        assert link.recv(SECONDS).header == b"still there?"
+
+
+def test_a_full_queue_waits_and_then_ends_the_link() -> None:
+    with echo("connector", LinkOptions(beat_every=0.1, dead_after=1.0)) as (link, child):
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(LinkClosed):
+            _send_for_ever(link)
+        child.send_signal(signal.SIGCONT)
+
+
+def _send_for_ever(link: transports.Link) -> None:
+    data = bytes(200_000)
+    while True:
+        link.send(Frame(b"", (data,)))
+
+
+def greeting() -> bytes:
+    """The 64 bytes with which ZMTP 3.1 begins."""
+    return b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + b"\0" + bytes(31)
+
+
+def command(name: bytes, body: bytes) -> bytes:
+    inner = bytes([len(name)]) + name + body
+    return bytes([4, len(inner)]) + inner
+
+
+def ready() -> bytes:
+    kind = b"DEALER"
+    return command(b"READY", b"\x0bSocket-Type" + len(kind).to_bytes(4, "big") + kind)
+
+
+def strangers(port: int) -> list[socket.socket]:
+    """Everything that may knock on an open port."""
+    speech = [b""] * 200 + [os.urandom(300) for _ in range(20)]
+    speech += [greeting()[:11], greeting()[:40], greeting(), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x01\x00"]
+    handshake = greeting() + ready()
+    speech += [
+        handshake,  # a zmq peer that says nothing
+        handshake + b"\x02" + (1 << 62).to_bytes(8, "big"),  # an impossible frame
+        handshake + b"\x02" + (200 << 20).to_bytes(8, "big") + b"x" * 1000,  # a huge frame that never comes
+        handshake + b"\x00\x05hello",
+        handshake + b"\x01\x05hello\x00\x05world",
+        handshake + b"\x00\xc8" + b"x" * 10,  # half a frame
+    ]
+    connections = []
+    for words in speech:
+        connection = socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+        connection.sendall(words)
+        connections.append(connection)
+    return connections
+
+
+def test_strangers_get_nowhere(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "transports")
+    me = psutil.Process()
+    with transports.listen(LOOPBACK, options=QUICK) as listener:
+        port = int(listener.address.rpartition(":")[2])
+        num_files = me.num_fds()
+        for connection in strangers(port):  # once before measuring, so that pools are filled
+            connection.close()
+        before = me.memory_info().rss
+        for _ in range(3):
+            connections = strangers(port)
+            with transports.connect(listener.address, timeout=SECONDS, options=QUICK) as here:
+                there = listener.accept(SECONDS)
+                here.send(Frame(b"hello", (bytes(100_000),)))
+                assert there.recv(SECONDS).header == b"hello"
+            for connection in connections:
+                connection.close()
+        until(lambda: me.num_fds() <= num_files, "the strangers' descriptors are given back")
+        assert me.memory_info().rss - before < 20 << 20
+        with pytest.raises(transports.LinkTimeout):
+            listener.accept(0)
+    assert 1 <= len(caplog.records) <= 3
+    assert "127.0.0.1:" in caplog.text
+
+
+def test_silent_connections_are_shut(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Without a handshake, and with one but without an OPEN."""
+    monkeypatch.setattr("transports.listener_hub.OPEN_SECONDS", 0.3)
+    with transports.listen(LOOPBACK, options=QUICK) as listener:
+        port = int(listener.address.rpartition(":")[2])
+        for words in (b"", greeting() + ready()):
+            with socket.create_connection(("127.0.0.1", port), timeout=SECONDS) as stranger:
+                stranger.sendall(words)
+                while stranger.recv(4096):
+                    pass  # ends when the other side hangs up
+    assert "without opening a link" in caplog.text
+
+
+def raw_dealer(address: str, message: list[bytes]) -> list[bytes]:
+    """What the listener answers to `message`."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.rcvtimeo = int(SECONDS * 1000)
+        dealer.connect(address)
+        dealer.send_multipart(message)
+        return dealer.recv_multipart()
+
+
+def test_another_version_is_told_so() -> None:
+    opening = bytearray(memoryview(encode(Kind.OPEN, seq=0)[0]))
+    opening[4] = VERSION + 1
+    with transports.listen(LOOPBACK, options=QUICK) as listener:
+        answer = raw_dealer(listener.address, [bytes(opening)])
+    assert f"transport version {VERSION + 1} there, version {VERSION} here".encode() in answer[0]
+
+
+def test_a_peer_that_skips_a_frame_ends_its_link() -> None:
+    with transports.listen(LOOPBACK, options=QUICK) as listener, zmq.Context() as context:
+        dealer = context.socket(zmq.DEALER)
+        dealer.linger = 0
+        dealer.connect(listener.address)
+        for packet in (encode(Kind.OPEN, seq=0), encode(Kind.DATA, seq=0), encode(Kind.DATA, seq=2)):
+            dealer.send_multipart(packet)
+        link = listener.accept(SECONDS)
+        assert link.recv(SECONDS) == Frame(b"")
+        assert "frames are missing" in reason_at(link)
+        dealer.close()
+
+
+def test_a_frame_over_the_receivers_bounds_ends_the_link() -> None:
+    small = LinkOptions(max_part_bytes=1 << 20)
+    with transports.listen(LOOPBACK, options=small) as listener:
+        here = transports.connect(listener.address, timeout=SECONDS)
+        there = listener.accept(SECONDS)
+        here.send(Frame(b"", (bytes(2 << 20),)))
+        reason_at(there)
+        reason_at(here)
+
+
+def num_transport_threads() -> int:
+    return sum(thread.name.startswith("transports") for thread in threading.enumerate())
+
+
+def test_nothing_leaks() -> None:
+    me = psutil.Process()
+
+    def one_round() -> None:
+        with pair(LOOPBACK) as (here, there):
+            here.send(Frame(b"x", (bytes(100_000),)))
+            there.recv(SECONDS)
+            here.close()
+
+    one_round()  # starts zmq's own threads
+    until(lambda: num_transport_threads() == 0, "threads end")
+    num_files, num_threads = me.num_fds(), me.num_threads()
+    for _ in range(50):
+        one_round()
+    until(lambda: num_transport_threads() == 0, "threads end")
+    until(lambda: me.num_fds() <= num_files + 2, "descriptors are given back")
+    until(lambda: me.num_threads() <= num_threads, "native threads end")
+
+
+def test_an_idle_link_costs_nothing() -> None:
+    with pair(LOOPBACK, LinkOptions()):
+        before = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - before < 0.1
+
+
+@pytest.mark.parametrize(
+    "how", ["pass", "raise SystemExit(0)", "link.close('bye')", "link.abort()", "listener.close()"]
+)
+def test_a_process_with_open_links_exits(how: str) -> None:
+    code = f"""
+import transports
+from transports import Frame
+listener = transports.listen("tcp://127.0.0.1:0")
+link = transports.connect(listener.address, timeout=10)
+there = listener.accept(10)
+link.send(Frame(b"", (bytes(1000000),)))
+there.recv(10)
+link.send(Frame(b"unread"))
+{how}
+"""
+    with process(code) as child:
+        out, problems = child.communicate(timeout=SECONDS)
+        assert (child.returncode, out, problems) == (0, "", "")
+
+
+def test_what_was_sent_before_close_arrives_though_the_process_exits() -> None:
+    code = """
+import sys, transports
+link = transports.connect(sys.argv[1], timeout=10)
+for index in range(200):
+    link.send(transports.Frame(b"%d" % index, (bytes(100_000),)))
+link.close("that was all")
+"""
+    with transports.listen(LOOPBACK) as listener, process(code, listener.address):
+        link = listener.accept(SECONDS)
+        assert [link.recv(SECONDS).header for _ in range(200)] == [b"%d" % index for index in range(200)]
+        assert reason_at(link) == "that was all"
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_names_and_ipv6(host: str) -> None:
+    try:
+        listener = transports.listen(f"tcp://{host}:0")
+    except transports.AddressError as problem:
+        pytest.skip(str(problem))
+    with listener, transports.connect(listener.address, timeout=SECONDS) as here:
+        assert listener.address.startswith(f"tcp://{host}:")
+        here.send(Frame(b"hi"))
+        assert listener.accept(SECONDS).recv(SECONDS).header == b"hi"
+
+
+def test_a_name_nobody_knows() -> None:
+    with pytest.raises(transports.LinkTimeout, match=r"nobody\.invalid.*cannot resolve"):
+        transports.connect("tcp://nobody.invalid:5577", timeout=0.1)
+    with pytest.raises(transports.AddressError, match="cannot resolve"):
+        transports.listen("tcp://nobody.invalid:5577")
+
+
+def test_complaints_are_rationed() -> None:
+    complaints = Complaints()
+    assert complaints.is_worth_saying("10.0.0.1:1", now=0.0)
+    assert not complaints.is_worth_saying("10.0.0.1:2", now=1.0)
+    said = sum(complaints.is_worth_saying(f"10.0.{index}.1:1", now=2.0) for index in range(1000))
+    assert said == Complaints.MAX_HOSTS - 1
+    assert complaints.is_worth_saying("10.0.0.1:3", now=61.0)
+    assert complaints.num_unsaid == 1 + 1000 - said
+
+
+def test_latency_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with echo("connector", LinkOptions()) as (link, _):
+        frame = Frame(b"step", (bytes(4096),))
+        times = []
+        for _ in range(200):
+            started = time.perf_counter()
+            link.send(frame)
+            link.recv(SECONDS)
+            times.append(time.perf_counter() - started)
+        with capsys.disabled():
+            print(f" [4 KiB round trip: {sorted(times)[100] * 1e6:.0f} us] ", end="")  # noqa: T201

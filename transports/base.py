@@ -1,0 +1,233 @@
+"""What a link promises, whatever carries it.
+
+A *link* is one edge of the pipeline: ordered, full-duplex, between exactly two processes. What travels on it is a
+`Frame`: a short header and a few payload parts. The contract every scheme keeps (`tests/transports/contract.py` is the
+same text in code):
+
+* **Ordered, whole, at most once.** Frames arrive complete, in the order they were sent, or not at all.
+* **Fail-stop.** A lost connection, a gap in the numbering, a damaged or over-sized frame, or silence ends the link with
+  one `LinkClosed(reason)` for every waiter. A link never reconnects: only the level above knows what to say again.
+* **Bounded.** Sizes, counts and silence have limits, all of them in `LinkOptions`.
+* **Alive is more than connected.** Each side's heartbeats carry a progress number that the engine sets, so a peer whose
+  network thread lives while its engine is stuck can be told from a healthy one.
+
+The life of a link: `connect` meets `listen`; `Listener.accept` hands out the other end; frames go both ways; `close`
+(flush, say why) or `abort` (drop everything) ends it, or the world does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+if TYPE_CHECKING:
+    # Whatever has the buffer protocol; the name is in the standard library only from Python 3.12 on.
+    from typing_extensions import Buffer as Buffer
+else:
+    Buffer = object
+
+MIB = 1 << 20
+FLUSH_SECONDS = 1.0  # the longest that `Link.close` takes
+
+
+class TransportError(Exception):
+    """Root of everything this package raises on purpose."""
+
+
+class LinkClosed(TransportError):  # noqa: N818 - it is an ending, not always an error
+    """The link is over; `reason` is one sentence for people."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LinkTimeout(TransportError):  # noqa: N818
+    """Nothing happened in the time allowed; what was asked may be asked again."""
+
+
+class ListenerClosed(TransportError):  # noqa: N818
+    """The listener was closed while, or before, somebody waited on it."""
+
+
+class FrameError(TransportError):
+    """A frame that may not be sent, or bytes that are not one of our frames."""
+
+
+class AddressError(TransportError):
+    """An address that cannot be understood, or that is not this machine's to listen on."""
+
+
+class AddressInUse(TransportError):  # noqa: N818
+    """Somebody already listens on this address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message. The parts of a received frame are memoryviews of format 'B', not copied from the network buffer."""
+
+    header: bytes
+    parts: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOptions:
+    """Every bound of a link. Both ends should be given the same. Raises ValueError when the values make no sense."""
+
+    max_header_bytes: int = 8 * MIB
+    max_part_bytes: int = 256 * MIB
+    max_parts: int = 16
+    max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link: its reader is lost
+    beat_every: float = 0.2  # seconds between heartbeats
+    dead_after: float = 3.0  # seconds of silence after which the link is closed
+    checksum_parts: bool = True  # the header always has a checksum; this adds the payload's
+
+    def __post_init__(self) -> None:
+        for name in ("max_header_bytes", "max_part_bytes", "max_parts", "max_waiting_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.max_header_bytes >= 1 << 32 or self.max_parts >= 1 << 16:
+            raise ValueError("max_header_bytes must fit in 32 bits and max_parts in 16")
+        if not 0 < self.beat_every <= self.dead_after / 2:
+            raise ValueError(
+                f"beat_every must be above 0, at most half of dead_after; not {self.beat_every} of {self.dead_after}"
+            )
+
+
+DEFAULT_OPTIONS = LinkOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStats:
+    """What data frames have carried, header and payload bytes; heartbeats and framing are not counted."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    frames_sent: int = 0
+    frames_received: int = 0
+
+    def plus_sent(self, num_bytes: int) -> LinkStats:
+        return LinkStats(self.bytes_sent + num_bytes, self.bytes_received, self.frames_sent + 1, self.frames_received)
+
+    def plus_received(self, num_bytes: int) -> LinkStats:
+        return LinkStats(self.bytes_sent, self.bytes_received + num_bytes, self.frames_sent, self.frames_received + 1)
+
+
+Sink = Callable[[Frame | LinkClosed], None]
+
+
+class Link(ABC):
+    """One ordered, full-duplex, point-to-point edge.
+
+    One thread reads (`recv`, or the sink) and one thread writes (`send`); they may be the same or different, and other
+    methods may be called from any thread. A link holds a connection until `close` or `abort`, so use one of them, or
+    `with`. Leaving the `with` block by an exception aborts, otherwise it closes.
+    """
+
+    address: str
+    """The peer's address, for messages to people."""
+
+    @abstractmethod
+    def send(self, frame: Frame) -> None:
+        """Queue `frame` and return at once. The buffers must never change afterwards: they may be sent without a copy.
+
+        When the transport's queue is full it waits up to `dead_after` seconds, then ends the link. Raises LinkClosed
+        when the link is over, FrameError when the frame is over a bound (nothing was sent, the link stays up).
+        """
+
+    @abstractmethod
+    def recv(self, timeout: float | None = None) -> Frame:
+        """The next frame, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, LinkClosed.
+
+        Frames that came before the end are handed out first; after them every call raises LinkClosed.
+        """
+
+    @abstractmethod
+    def deliver_to(self, sink: Sink) -> None:
+        """Instead of `recv`: give every frame, and finally exactly one LinkClosed, to `sink`, one call at a time.
+
+        The calls come from the transport's own thread (inproc: from the sender's), after what was queued already.
+        The sink must be quick and must not raise: heartbeats wait while it runs. It may use this link. If the link is
+        over already, the calls are made before this method returns.
+        """
+
+    @abstractmethod
+    def beat(self, progress: int) -> None:
+        """Let my heartbeats carry `progress` (0 <= progress < 2**64) from now on. Raises ValueError out of range."""
+
+    @property
+    @abstractmethod
+    def peer_progress(self) -> int:
+        """The last progress heard from the peer; 0 before the first."""
+
+    @property
+    @abstractmethod
+    def silent_for(self) -> float:
+        """Seconds since anything at all was heard from the peer."""
+
+    @abstractmethod
+    def close(self, reason: str = "") -> None:
+        """Flush what was sent, tell the peer `reason`, end the link; at most a second. A second call does nothing.
+
+        The peer gets LinkClosed(reason) after all earlier frames. Here, what has arrived stays readable.
+        """
+
+    @abstractmethod
+    def abort(self, reason: str = "") -> None:
+        """Drop everything at once, sent or received; a waiting `recv` raises LinkClosed. From any thread."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> LinkClosed | None:
+        """How the link ended; None while it is open. (Frames that came earlier may still wait to be read.)"""
+
+    @property
+    @abstractmethod
+    def stats(self) -> LinkStats:
+        """What has been carried so far."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if error is None:
+            self.close()
+        else:
+            self.abort(f"{type(error).__name__}: {error}")
+
+
+class Listener(ABC):
+    """A place where links begin. It owns the links it handed out: closing it aborts them."""
+
+    address: str
+    """The address to connect to, with the real port (port 0 asks for a free one)."""
+
+    @abstractmethod
+    def accept(self, timeout: float | None = None) -> Link:
+        """The next peer's link, waiting at most `timeout` seconds (None: for ever).
+
+        Raises LinkTimeout, ListenerClosed.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop listening and abort this listener's links; those that should end politely are closed before."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Transport(Protocol):
+    """One scheme. `connect` and `listen` of `transports.registry` find it by the address and say what they raise."""
+
+    scheme: str
+
+    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link: ...
+
+    def listen(self, address: str, *, options: LinkOptions) -> Listener: ...

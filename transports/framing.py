@@ -1,0 +1,209 @@
+"""Frames as bytes, and what both ends keep in mind about them. No sockets, no threads, no clock.
+
+A packet is a list of byte strings whose boundaries the carrier keeps. The first is the *prelude* followed by the
+header, the others are the payload parts, untouched:
+
+    magic 'SPLI' | version u8 | kind u8 | flags u16 | seq u64 | progress u64
+    | num_parts u16 | zero u16 | header_len u32 | parts_crc u32 | crc u32 | header ...
+
+All little-endian, 40 bytes. `crc` covers the prelude before it and the header, always. `parts_crc` covers the length
+of every part, always, and the parts themselves when the flag CHECKED is set; so no byte can move between parts unseen.
+
+Kinds: OPEN (the first packet, from the connecting side) and its answer ACCEPT; DATA, a frame; BEAT, a heartbeat; BYE,
+the end, its header is the reason, answered by BYE, which proves that all before it arrived. `seq` numbers the DATA
+packets of one direction from 0. All other kinds repeat the number of the *next* DATA packet, so that a heartbeat also
+notices a lost tail. Every packet carries the sender's progress.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from transports.base import Buffer, Frame, FrameError, LinkOptions
+
+MAGIC = b"SPLI"
+VERSION = 1
+CHECKED = 1  # flag: parts_crc covers the parts' bytes, not only their lengths
+
+_PRELUDE = struct.Struct("<4sBBHQQHHIII")
+_CRC = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+PRELUDE_BYTES = _PRELUDE.size
+_BEFORE_CRC = PRELUDE_BYTES - _CRC.size
+MAX_REASON_BYTES = 1024
+
+
+class Kind(IntEnum):
+    OPEN = 1
+    ACCEPT = 2
+    DATA = 3
+    BEAT = 4
+    BYE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Packet:
+    """A decoded packet; `parts` are views of what was given to `decode`."""
+
+    kind: Kind
+    seq: int
+    progress: int
+    header: bytes
+    parts: tuple[memoryview, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.header) + sum(part.nbytes for part in self.parts)
+
+    @property
+    def reason(self) -> str:
+        """The header of a BYE, as text."""
+        return self.header[:MAX_REASON_BYTES].decode("utf-8", "replace")
+
+
+def as_bytes(buffer: Buffer) -> memoryview:
+    """A flat view of format 'B' of any contiguous buffer, without a copy. Raises FrameError for anything else."""
+    try:
+        view = memoryview(buffer)
+        if view.nbytes == 0:  # cast() refuses shapes with a zero in them
+            return memoryview(b"")
+        return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else view.cast("B")
+    except (TypeError, BufferError) as problem:
+        raise FrameError(f"a part of type {type(buffer).__name__} is no contiguous buffer: {problem}") from None
+
+
+def flatten(frame: Frame, options: LinkOptions) -> Frame:
+    """`frame` with flat byte parts, checked against the bounds. Raises FrameError."""
+    parts = tuple(as_bytes(part) for part in frame.parts)
+    _check_bounds(len(frame.header), len(parts), options)
+    for index, part in enumerate(parts):
+        _check_part(index, part.nbytes, options)
+    return Frame(bytes(frame.header), parts)
+
+
+def reason_bytes(reason: str) -> bytes:
+    """The header of a BYE."""
+    return reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+
+
+def encode(
+    kind: Kind,
+    *,
+    seq: int,
+    progress: int = 0,
+    header: bytes = b"",
+    parts: Sequence[memoryview] = (),
+    checksum: bool = True,
+) -> list[Buffer]:
+    """The packet as byte strings; the parts are passed on as they are, so they must be flat (`as_bytes`)."""
+    flags = CHECKED if checksum else 0
+    parts_crc = _parts_crc(parts, checked=checksum)
+    fields = (MAGIC, VERSION, kind, flags, seq, progress, len(parts), 0, len(header), parts_crc)
+    prelude = _PRELUDE.pack(*fields, 0)[:_BEFORE_CRC]
+    crc = zlib.crc32(header, zlib.crc32(prelude))
+    return [b"".join((prelude, _CRC.pack(crc), header)), *parts]
+
+
+def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
+    """The packet in `message`. Raises FrameError, and nothing else, for whatever bytes are not one."""
+    if not message:
+        raise FrameError("an empty message")
+    first = as_bytes(message[0])
+    _check_origin(first)
+    _, _, kind, flags, seq, progress, num_parts, zero, header_len, parts_crc, crc = _PRELUDE.unpack_from(first)
+    if zlib.crc32(first[PRELUDE_BYTES:], zlib.crc32(first[:_BEFORE_CRC])) != crc:
+        raise FrameError("the header's checksum does not match")
+    if kind not in Kind._value2member_map_ or flags & ~CHECKED or zero:
+        raise FrameError(f"kind {kind} with flags {flags:#x} means nothing here")
+    _check_bounds(header_len, num_parts, options)
+    if header_len != first.nbytes - PRELUDE_BYTES or num_parts != len(message) - 1:
+        raise FrameError(
+            f"{num_parts} parts and {header_len} header bytes were announced, "
+            f"{len(message) - 1} and {first.nbytes - PRELUDE_BYTES} came"
+        )
+    parts = tuple(as_bytes(part) for part in message[1:])
+    for index, part in enumerate(parts):
+        _check_part(index, part.nbytes, options)
+    if _parts_crc(parts, checked=bool(flags & CHECKED)) != parts_crc:
+        raise FrameError("the payload's checksum does not match")
+    return Packet(Kind(kind), seq, progress, bytes(first[PRELUDE_BYTES:]), parts)
+
+
+def _check_origin(first: memoryview) -> None:
+    """Magic and version stand first, in every version, so that two versions can tell each other apart."""
+    if bytes(first[: len(MAGIC)]) != MAGIC:
+        raise FrameError("this is no splitinfer transport: the first bytes are wrong")
+    if first.nbytes > len(MAGIC) and first[len(MAGIC)] != VERSION:
+        raise FrameError(f"transport version {first[len(MAGIC)]} there, version {VERSION} here")
+    if first.nbytes < PRELUDE_BYTES:
+        raise FrameError(f"cut short after {first.nbytes} bytes")
+
+
+def _check_bounds(header_bytes: int, num_parts: int, options: LinkOptions) -> None:
+    if header_bytes > options.max_header_bytes:
+        raise FrameError(f"a header of {header_bytes} bytes; at most {options.max_header_bytes} are allowed")
+    if num_parts > options.max_parts:
+        raise FrameError(f"{num_parts} parts; at most {options.max_parts} are allowed")
+
+
+def _check_part(index: int, num_bytes: int, options: LinkOptions) -> None:
+    if num_bytes > options.max_part_bytes:
+        raise FrameError(f"part {index} has {num_bytes} bytes; at most {options.max_part_bytes} are allowed")
+
+
+def _parts_crc(parts: Sequence[memoryview], *, checked: bool) -> int:
+    crc = 0
+    for part in parts:
+        crc = zlib.crc32(_LENGTH.pack(part.nbytes), crc)
+        if checked:
+            crc = zlib.crc32(part, crc)
+    return crc
+
+
+class Sequencer:
+    """Counts one direction's DATA packets and refuses everything that does not fit."""
+
+    def __init__(self) -> None:
+        self._next_seq = 0
+
+    def admit(self, packet: Packet) -> None:
+        """Take note of `packet`. Raises FrameError if one before it is missing, or if it came before."""
+        if packet.seq != self._next_seq:
+            what = "missing" if packet.seq > self._next_seq else "repeated"
+            raise FrameError(f"{packet.kind.name} is number {packet.seq}, not {self._next_seq}: frames are {what}")
+        if packet.kind is Kind.DATA:
+            self._next_seq += 1
+
+
+class Liveness:
+    """How long a peer has been silent, as far as we were listening. Times are seconds on any steady clock.
+
+    A process that was itself held up (a long GIL hold, a suspended laptop) learns nothing about its peer meanwhile.
+    So silence is added up over looks, and one look adds at most two heartbeats' time.
+    """
+
+    def __init__(self, options: LinkOptions, now: float) -> None:
+        self._dead_after = options.dead_after
+        self._longest_step = 2 * options.beat_every
+        self._silence = 0.0
+        self._looked_at = now
+        self._heard_at = now
+
+    def heard(self, now: float) -> None:
+        """Something came from the peer."""
+        self._silence = 0.0
+        self._looked_at = self._heard_at = now
+
+    def is_dead(self, now: float) -> bool:
+        """Look, everything that had arrived having been read: is the silence too long?"""
+        self._silence += min(now - self._looked_at, self._longest_step)
+        self._looked_at = now
+        return self._silence > self._dead_after
+
+    def silent_for(self, now: float) -> float:
+        """Seconds since the peer was heard, whoever is to blame."""
+        return now - self._heard_at

@@ -1,0 +1,451 @@
+"""The I/O thread behind tcp://: one hub serves one zmq socket and every link on it.
+
+A zmq socket belongs to one thread at a time, so all use of it happens under the hub's lock, and only the hub's thread
+receives. The thread sleeps in poll() on three descriptors: the socket's, its monitor's (which tells of connections made
+and lost), and a pipe to wake it. The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow
+the signal for a message that has come. Hence the rule: whoever used the socket looks at EVENTS before letting go of the
+lock, and wakes the thread (or does not go to sleep) when something can be read.
+
+`send` runs in the caller's thread up to zmq's queue: no hand-over, the network thread is zmq's own. Decoding and sinks
+run in the hub's thread without the lock, so that checking a large payload delays no sender.
+
+Each time round: read the monitor if it has news, read the socket until it is dry, and only then believe what the monitor said about
+lost connections and what the clock says about silence. Frames that came before an end are thus delivered before it, and
+a loop that was held up for seconds finds the heartbeats that arrived meanwhile.
+
+The end of a link: `leave` (polite) lets the thread send BYE and waits for the peer's BYE, which proves that everything
+sent before was received; `finish` puts the reason into the inbox, once. All links of a hub end before its socket
+closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import select
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from transports.base import (
+    FLUSH_SECONDS,
+    Buffer,
+    Frame,
+    FrameError,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkStats,
+    LinkTimeout,
+    Sink,
+)
+from transports.framing import Kind, Liveness, Packet, Sequencer, decode, encode, flatten, reason_bytes
+from transports.inbox import Inbox
+
+_MESSAGES_PER_TURN = 256  # so that a flood cannot keep the thread from its other duties
+_RETRY_SECONDS = 0.005  # how often a full queue is tried again
+
+_Message = Sequence[Buffer]
+
+
+class TcpLink(Link):
+    """One peer on a hub. `route` is what a ROUTER wants before every message: () or the peer's routing id."""
+
+    def __init__(self, hub: Hub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
+        self.address = address
+        self.route = route
+        self.inbox = Inbox(options.max_waiting_bytes)
+        self.over = threading.Event()
+        # The rest belongs to the hub: under its lock, except what only its thread touches.
+        self.num_sent = 0
+        self.progress = 0
+        self.farewell: str | None = None  # why close() was called
+        self.leave_by = math.inf
+        self.has_said_bye = False
+        self.sequencer = Sequencer()
+        self.liveness = Liveness(options, time.monotonic())
+        self.heard_progress = 0
+        self.counts = LinkStats()
+        self._hub = hub
+        self._options = options
+        self._writer = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        if (over := self.inbox.ended) is not None:
+            raise over
+        flat = flatten(frame, self._options)
+        parts = [memoryview(part) for part in flat.parts]
+        num_bytes = len(flat.header) + sum(part.nbytes for part in parts)
+        with self._writer:
+            message = encode(
+                Kind.DATA,
+                seq=self.num_sent,
+                progress=self.progress,
+                header=flat.header,
+                parts=parts,
+                checksum=self._options.checksum_parts,
+            )
+            self._post(message, num_bytes)
+
+    def _post(self, message: _Message, num_bytes: int) -> None:
+        give_up_at = time.monotonic() + self._options.dead_after
+        while not self._hub.post(self, message, num_bytes):
+            if time.monotonic() > give_up_at:
+                self._hub.fail(self, f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
+            self.over.wait(_RETRY_SECONDS)
+
+    def recv(self, timeout: float | None = None) -> Frame:
+        frame = self.inbox.get(timeout)
+        if frame is None:
+            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
+        return frame
+
+    def deliver_to(self, sink: Sink) -> None:
+        self.inbox.attach(sink)
+        self._hub.pump(self)
+
+    def beat(self, progress: int) -> None:
+        if not 0 <= progress < 1 << 64:
+            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
+        self.progress = progress
+
+    @property
+    def peer_progress(self) -> int:
+        return self.heard_progress
+
+    @property
+    def silent_for(self) -> float:
+        return self.liveness.silent_for(time.monotonic())
+
+    def close(self, reason: str = "") -> None:
+        self._hub.leave(self, reason)
+
+    def abort(self, reason: str = "") -> None:
+        self._hub.abort(self, reason)
+
+    @property
+    def closed(self) -> LinkClosed | None:
+        return self.inbox.ended
+
+    @property
+    def stats(self) -> LinkStats:
+        return self.counts
+
+
+class Hub:
+    """The thread and the rules that connecting and listening sockets share."""
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, name: str) -> None:
+        self._socket = socket
+        self._monitor = monitor
+        self._options = options
+        self._lock = threading.Lock()
+        self._links: set[TcpLink] = set()
+        self._to_pump: deque[TcpLink] = deque()
+        self._tend_at = 0.0
+        self._is_stopping = False
+        self._is_stopped = False
+        self._linger = 0.0
+        self._wake_out, self._wake_in = os.pipe()
+        os.set_blocking(self._wake_out, False)
+        os.set_blocking(self._wake_in, False)
+        self._poll = select.poll()
+        self._monitor_descriptor = monitor.FD
+        for descriptor in (socket.FD, self._monitor_descriptor, self._wake_out):
+            self._poll.register(descriptor, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name=f"transports {name}", daemon=True)
+
+    # -- called from any thread --------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, link: TcpLink, message: _Message, num_bytes: int) -> bool:
+        """Hand a DATA packet to zmq. False when its queue is full. Raises LinkClosed."""
+        with self._lock:
+            if link.over.is_set() or link.farewell is not None:
+                raise link.closed or LinkClosed(link.farewell or "")
+            if not self._try_send(link, message):
+                return False
+            if link.over.is_set():
+                raise link.closed or LinkClosed("")
+            link.num_sent += 1
+            link.counts = link.counts.plus_sent(num_bytes)
+            if self._has_input():
+                self._wake()
+        return True
+
+    def pump(self, link: TcpLink) -> None:
+        """Let the thread empty the link's inbox into its sink; do it here if the thread is gone."""
+        with self._lock:
+            if not self._is_stopped:
+                self._to_pump.append(link)
+                self._wake()
+                return
+        link.inbox.pump()
+
+    def leave(self, link: TcpLink, reason: str) -> None:
+        """Say BYE after what was sent, wait for the answer (unless called by a sink), end the link."""
+        with self._lock:
+            if link.farewell is None and not link.over.is_set():
+                link.farewell = reason
+                link.leave_by = time.monotonic() + FLUSH_SECONDS
+            self._tend_at = 0.0
+            self._wake()
+        if threading.current_thread() is self._thread:
+            return
+        link.over.wait(FLUSH_SECONDS)
+        with self._lock:
+            self._finish(link, reason)
+            self._wake()
+        self._settle()
+
+    def abort(self, link: TcpLink, reason: str) -> None:
+        with self._lock:
+            link.inbox.end(reason, drop=True)
+            self._finish(link, reason)
+            self._drop(link)
+            self._wake()
+
+    def fail(self, link: TcpLink, reason: str) -> None:
+        """End a link that broke the contract, telling the peer why if it can be told."""
+        with self._lock:
+            self._fail(link, reason)
+            self._wake()
+
+    # -- under the lock ----------------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._is_stopped:
+            with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
+                os.write(self._wake_in, b"\0")
+
+    def _has_input(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def _try_send(self, link: TcpLink, message: _Message) -> bool:
+        """Whether zmq took the message. A peer that is gone ends the link; that counts as taken."""
+        try:
+            # pyzmq copies parts below 64 KiB (copy_threshold) and keeps the others alive until they are on the wire.
+            self._socket.send_multipart([*link.route, *message], zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as problem:
+            if problem.errno != errno.EHOSTUNREACH:
+                raise
+            self._finish(link, f"connection to {link.address} lost")
+        return True
+
+    def _say_bye(self, link: TcpLink, reason: str) -> bool:
+        link.has_said_bye = True
+        bye = encode(Kind.BYE, seq=link.num_sent, progress=link.progress, header=reason_bytes(reason))
+        return self._try_send(link, bye)
+
+    def _fail(self, link: TcpLink, reason: str) -> None:
+        if not link.over.is_set():
+            self._say_bye(link, reason)
+            self._linger = FLUSH_SECONDS
+            self._finish(link, reason)
+
+    def _finish(self, link: TcpLink, reason: str) -> None:
+        link.inbox.end(reason)
+        if link.over.is_set():
+            return
+        self._links.discard(link)
+        self._to_pump.append(link)
+        self._on_finished(link)
+        link.over.set()
+
+    # -- what the two kinds of hub do differently --------------------------------------------------------------------
+
+    def _on_finished(self, link: TcpLink) -> None:
+        """A link has ended; its connection is still there. With the lock held."""
+        raise NotImplementedError
+
+    def _drop(self, link: TcpLink) -> None:
+        """End the link's connection now, with whatever is queued on it. With the lock held."""
+        raise NotImplementedError
+
+    def _settle(self) -> None:
+        """After a polite end, from the caller's thread: wait (bounded) until what the link used is given back."""
+
+    def _on_monitor(self, event: zmq.Event, descriptor: int) -> None:
+        raise NotImplementedError
+
+    def _on_message(self, message: list[zmq.Frame], now: float) -> None:
+        raise NotImplementedError
+
+    def _on_dry(self) -> None:
+        """All input is read: connections known as lost may now end their links."""
+        raise NotImplementedError
+
+    def _on_tick(self, now: float) -> None:
+        """About every `beat_every` seconds."""
+
+    def _is_idle(self) -> bool:
+        """Nothing to tend: sleep until something happens."""
+        return not self._links
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._read_monitor()  # first: whoever opened the socket may have swallowed its signals
+            self._turn()
+            while not self._is_stopping:
+                self._sleep()
+                self._turn()
+        finally:
+            self._shut()
+
+    def _sleep(self) -> None:
+        with self._lock:
+            if self._to_pump or self._is_stopping or self._has_input():
+                return
+            is_idle = self._is_idle()
+            tend_at = self._tend_at
+        wait = None if is_idle else max(0, math.ceil((tend_at - time.monotonic()) * 1000))
+        ready = [descriptor for descriptor, _ in self._poll.poll(wait)]
+        if self._wake_out in ready:
+            os.read(self._wake_out, 4096)
+        if self._monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
+            self._read_monitor()
+
+    def _turn(self) -> None:
+        is_dry = self._read_socket()
+        now = time.monotonic()
+        if is_dry:
+            self._on_dry()
+        if now >= self._tend_at:
+            self._tend(now, is_dry=is_dry)
+        self._pump_all()
+
+    def _read_monitor(self) -> None:
+        while True:
+            try:
+                message = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event = parse_monitor_message(message)
+            self._on_monitor(zmq.Event(event["event"]), int(event["value"]))
+
+    def _read_socket(self) -> bool:
+        """Take what has come; True when nothing is left."""
+        for _ in range(_MESSAGES_PER_TURN):
+            with self._lock:
+                if not self._has_input():  # cheaper than to be told by an exception
+                    return True
+                message = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+            self._on_message(message, time.monotonic())
+        return False
+
+    def _take(self, link: TcpLink, body: Sequence[zmq.Frame], now: float) -> None:
+        """One message from a link's peer."""
+        if link.over.is_set():
+            return
+        try:
+            packet = decode([part.buffer for part in body], self._options)
+            link.sequencer.admit(packet)
+            if packet.kind in (Kind.OPEN, Kind.ACCEPT):
+                raise FrameError(f"{packet.kind.name} on an open link")
+        except FrameError as problem:
+            self.fail(link, f"bad frame from {link.address}: {problem}")
+            return
+        link.liveness.heard(now)
+        link.heard_progress = packet.progress
+        if packet.kind is Kind.DATA:
+            self._take_data(link, packet)
+        elif packet.kind is Kind.BYE:
+            self._take_bye(link, packet.reason)
+
+    def _take_data(self, link: TcpLink, packet: Packet) -> None:
+        if link.farewell is not None:  # close() was called: what had come by then stays readable, this is too late
+            return
+        with self._lock:
+            link.counts = link.counts.plus_received(packet.num_bytes)
+        if link.inbox.put(Frame(packet.header, packet.parts), packet.num_bytes):
+            link.inbox.pump()
+        else:
+            self.fail(link, f"more than {self._options.max_waiting_bytes} bytes from {link.address} wait unread")
+
+    def _take_bye(self, link: TcpLink, reason: str) -> None:
+        with self._lock:
+            if link.farewell is None:
+                self._fail(link, reason)  # answers with the same words
+            else:
+                self._finish(link, link.farewell)
+
+    def _tend(self, now: float, *, is_dry: bool) -> None:
+        with self._lock:
+            self._tend_at = now + self._options.beat_every
+            for link in tuple(self._links):
+                if link.farewell is not None:
+                    self._tend_leaving(link, link.farewell, now)
+                elif is_dry and link.liveness.is_dead(now):
+                    self._fail(link, f"nothing heard from {link.address} for {link.liveness.silent_for(now):.1f} s")
+                else:
+                    self._try_send(link, encode(Kind.BEAT, seq=link.num_sent, progress=link.progress))
+        self._on_tick(now)
+
+    def _tend_leaving(self, link: TcpLink, farewell: str, now: float) -> None:
+        if now >= link.leave_by:
+            self._finish(link, farewell)
+        elif not link.has_said_bye and not self._say_bye(link, farewell):
+            link.has_said_bye = False
+            self._tend_at = now + _RETRY_SECONDS
+
+    def _pump_all(self) -> None:
+        while True:
+            with self._lock:
+                if not self._to_pump:
+                    return
+                link = self._to_pump.popleft()
+            link.inbox.pump()
+
+    def _shut(self) -> None:
+        with self._lock:
+            for link in tuple(self._links):
+                self._finish(link, f"the network thread of {link.address} stopped")
+            self._is_stopped = True
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(int(self._linger * 1000))
+            os.close(self._wake_out)
+            os.close(self._wake_in)
+        self._pump_all()
+
+
+class ConnectorHub(Hub):
+    """A DEALER and its one link. It ends with the link."""
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, peer: str) -> None:
+        super().__init__(socket, monitor, options, f"to {peer}")
+        self.link = TcpLink(self, peer, (), options)
+        self._links.add(self.link)
+        self._is_lost = False
+
+    def _on_finished(self, link: TcpLink) -> None:
+        self._is_stopping = True
+
+    def _drop(self, link: TcpLink) -> None:
+        self._linger = 0.0  # the socket closes with its thread
+
+    def _settle(self) -> None:
+        self._thread.join(FLUSH_SECONDS)
+
+    def _on_monitor(self, event: zmq.Event, descriptor: int) -> None:
+        self._is_lost = self._is_lost or event == zmq.Event.DISCONNECTED
+
+    def _on_message(self, message: list[zmq.Frame], now: float) -> None:
+        self._take(self.link, message, now)
+
+    def _on_dry(self) -> None:
+        if self._is_lost:
+            with self._lock:
+                self._finish(self.link, f"connection to {self.link.address} lost")

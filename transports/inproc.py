@@ -1,0 +1,178 @@
+"""inproc://name: the contract inside one process, for tests and for stages that share one.
+
+Two links point at each other's inboxes. There is no thread: a frame is in the peer's inbox, or in its sink, before
+`send` returns. Payloads are not copied. There is nothing to lose, so neither checksums nor heartbeats are needed;
+progress is read where the peer keeps it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+from transports.address import split_scheme
+from transports.base import (
+    AddressInUse,
+    Frame,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkStats,
+    LinkTimeout,
+    Listener,
+    ListenerClosed,
+    Sink,
+)
+from transports.framing import flatten
+from transports.inbox import Inbox
+
+
+class InprocLink(Link):
+    """One end; `meet` makes a pair."""
+
+    def __init__(self, address: str, options: LinkOptions) -> None:
+        self.address = address
+        self._options = options
+        self._inbox = Inbox(options.max_waiting_bytes)
+        self._progress = 0
+        self._ended_at = 0.0
+        self._stats_lock = threading.Lock()
+        self._stats = LinkStats()
+        self._peer: InprocLink
+
+    @classmethod
+    def meet(cls, address: str, options: LinkOptions, listener_options: LinkOptions) -> tuple[InprocLink, InprocLink]:
+        """The connecting end and the accepting end of a new link."""
+        here, there = cls(address, options), cls(f"{address} (client)", listener_options)
+        here._peer, there._peer = there, here
+        return here, there
+
+    def send(self, frame: Frame) -> None:
+        if (over := self._inbox.ended) is not None:
+            raise over
+        flat = flatten(frame, self._options)
+        num_bytes = len(flat.header) + sum(memoryview(part).nbytes for part in flat.parts)
+        self._peer._take(flat, num_bytes)
+        with self._stats_lock:
+            self._stats = self._stats.plus_sent(num_bytes)
+
+    def _take(self, frame: Frame, num_bytes: int) -> None:
+        if not self._inbox.put(frame, num_bytes):
+            self._end_both(f"{self.address}: more than {self._options.max_waiting_bytes} bytes wait unread")
+            return
+        with self._stats_lock:
+            self._stats = self._stats.plus_received(num_bytes)
+        self._inbox.pump()
+
+    def recv(self, timeout: float | None = None) -> Frame:
+        frame = self._inbox.get(timeout)
+        if frame is None:
+            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
+        return frame
+
+    def deliver_to(self, sink: Sink) -> None:
+        self._inbox.attach(sink)
+        self._inbox.pump()
+
+    def beat(self, progress: int) -> None:
+        if not 0 <= progress < 1 << 64:
+            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
+        self._progress = progress
+
+    @property
+    def peer_progress(self) -> int:
+        return self._peer._progress
+
+    @property
+    def silent_for(self) -> float:
+        return time.monotonic() - self._ended_at if self._inbox.ended is not None else 0.0
+
+    def close(self, reason: str = "") -> None:
+        self._end_both(reason)
+
+    def abort(self, reason: str = "") -> None:
+        self._inbox.end(reason, drop=True)
+        self._end_both(f"connection to {self.address} lost" + (f" ({reason})" if reason else ""))
+
+    def _end_both(self, reason: str) -> None:
+        for end in (self._peer, self):
+            if end._inbox.end(reason):
+                end._ended_at = time.monotonic()
+            end._inbox.pump()
+
+    @property
+    def closed(self) -> LinkClosed | None:
+        return self._inbox.ended
+
+    @property
+    def stats(self) -> LinkStats:
+        return self._stats
+
+
+class InprocListener(Listener):
+    def __init__(self, transport: InprocTransport, address: str, options: LinkOptions) -> None:
+        self.address = address
+        self.options = options
+        self._transport = transport
+        self._changed = threading.Condition()
+        self._waiting: deque[InprocLink] = deque()
+        self._links: list[InprocLink] = []
+        self._is_closed = False
+
+    def offer(self, link: InprocLink) -> None:
+        """A peer has connected; `link` is the end for `accept`."""
+        with self._changed:
+            self._links = [known for known in self._links if known.closed is None] + [link]
+            self._waiting.append(link)
+            self._changed.notify()
+
+    def accept(self, timeout: float | None = None) -> Link:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
+            if self._is_closed:
+                raise ListenerClosed(f"{self.address} is closed")
+            if not self._waiting:
+                raise LinkTimeout(f"nobody connected to {self.address} within {timeout:g} s")
+            return self._waiting.popleft()
+
+    def close(self) -> None:
+        self._transport.forget(self)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            links, self._links = self._links, []
+            self._waiting.clear()
+        for link in links:
+            link.abort(f"{self.address} stopped listening")
+
+
+class InprocTransport:
+    scheme = "inproc"
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._listeners: dict[str, InprocListener] = {}
+
+    def listen(self, address: str, *, options: LinkOptions) -> Listener:
+        split_scheme(address)
+        with self._changed:
+            if address in self._listeners:
+                raise AddressInUse(f"{address} is in use")
+            self._listeners[address] = listener = InprocListener(self, address, options)
+            self._changed.notify_all()
+        return listener
+
+    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
+        with self._changed:
+            if not self._changed.wait_for(lambda: address in self._listeners, timeout):
+                raise LinkTimeout(f"no answer from {address} within {timeout:g} s: nobody listens there")
+            listener = self._listeners[address]
+            here, there = InprocLink.meet(address, options, listener.options)
+            listener.offer(there)  # with the lock held: `close` forgets the listener first, so it sees this link
+        return here
+
+    def forget(self, listener: InprocListener) -> None:
+        with self._changed:
+            if self._listeners.get(listener.address) is listener:
+                del self._listeners[listener.address]

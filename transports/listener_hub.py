@@ -1,0 +1,229 @@
+"""The listening side's hub: many connections on one port, some of which become links.
+
+A connection is nothing but a descriptor until its first message. If that is a valid OPEN it becomes a link; if not, or
+if nothing comes within OPEN_SECONDS, it is shut, with one line in the log per host and minute. What is remembered about
+strangers is bounded by the connections they hold.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import socket as sockets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from transports.address import HostPort
+from transports.base import FLUSH_SECONDS, FrameError, LinkOptions
+from transports.framing import Kind, decode, encode
+from transports.hub import Hub, TcpLink
+
+log = logging.getLogger("transports")
+
+OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
+UNKNOWN = "an unknown address"
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A TCP connection to the listening port, from accept to disconnect, as the monitor tells it."""
+
+    descriptor: int
+    peer: str  # "host:port"
+    shut_at: float = math.inf
+    route: bytes | None = None
+    link: TcpLink | None = None
+    is_refused: bool = False
+
+
+class Complaints:
+    """Decides which complaint about a peer is worth a line: one per host and 20 in all per minute."""
+
+    WINDOW_SECONDS = 60.0
+    MAX_HOSTS = 20
+
+    def __init__(self) -> None:
+        self._hosts: set[str] = set()
+        self._window_ends = -math.inf
+        self.num_unsaid = 0
+
+    def is_worth_saying(self, peer: str, now: float) -> bool:
+        if now >= self._window_ends:
+            self._hosts.clear()
+            self._window_ends = now + self.WINDOW_SECONDS
+        host = peer.rpartition(":")[0]
+        if host in self._hosts or len(self._hosts) >= self.MAX_HOSTS:
+            self.num_unsaid += 1
+            return False
+        self._hosts.add(host)
+        return True
+
+
+class ListenerHub(Hub):
+    """A ROUTER and the links of all its peers.
+
+    zmq names a peer by a routing id, its monitor by a file descriptor; a received frame knows its descriptor (SRCFD),
+    which ties the two together. So a lost connection ends its link at once, and a connection can be shut.
+    """
+
+    def __init__(
+        self,
+        socket: zmq.Socket[bytes],
+        monitor: zmq.Socket[bytes],
+        options: LinkOptions,
+        address: str,
+        offer: Callable[[TcpLink], None],
+    ) -> None:
+        super().__init__(socket, monitor, options, f"on {address}")
+        self.address = address
+        self._offer = offer
+        self._by_descriptor: dict[int, _Connection] = {}
+        self._by_route: dict[bytes, _Connection] = {}
+        self._lost: deque[_Connection] = deque()
+        self._complaints = Complaints()
+
+    def stop(self) -> None:
+        """End all links and the thread; the port is free when this returns."""
+        with self._lock:
+            for link in tuple(self._links):
+                reason = f"{self.address} stopped listening"
+                link.inbox.end(reason, drop=True)
+                self._finish(link, reason)
+            self._is_stopping = True
+            self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(FLUSH_SECONDS)
+
+    def _on_finished(self, link: TcpLink) -> None:
+        connection = self._by_route.get(link.route[0])
+        if connection is not None:  # the peer hangs up when it has read our BYE; see to it
+            connection.shut_at = time.monotonic() + FLUSH_SECONDS
+
+    def _drop(self, link: TcpLink) -> None:
+        connection = self._by_route.get(link.route[0])
+        if connection is not None:
+            _shut_connection(connection)
+
+    def _is_idle(self) -> bool:
+        return not self._links and not self._by_descriptor
+
+    def _on_monitor(self, event: zmq.Event, descriptor: int) -> None:
+        if event == zmq.Event.ACCEPTED:
+            shut_at = time.monotonic() + OPEN_SECONDS
+            self._by_descriptor[descriptor] = _Connection(descriptor, _name_peer(descriptor), shut_at)
+        elif event == zmq.Event.DISCONNECTED:
+            connection = self._by_descriptor.pop(descriptor, None)
+            if connection is not None:
+                self._lost.append(connection)
+
+    def _on_message(self, message: list[zmq.Frame], now: float) -> None:
+        route, body = message[0].bytes, message[1:]
+        connection = self._by_route.get(route)
+        if connection is None:
+            self._open(route, body)
+        elif connection.link is not None:
+            self._take(connection.link, body, now)
+
+    def _open(self, route: bytes, body: Sequence[zmq.Frame]) -> None:
+        """The first message of a peer: a link, or a refusal."""
+        # Descriptors are used again. What the monitor knows by now includes everything that happened before this
+        # message was sent, so after reading it the descriptor means this message's connection, or none.
+        self._read_monitor()
+        connection = self._by_descriptor.get(_source_of(body))
+        if connection is None or connection.is_refused or connection.route is not None:
+            return
+        try:
+            packet = decode([part.buffer for part in body], self._options)
+            if packet.kind is not Kind.OPEN:
+                raise FrameError(f"{packet.kind.name} before OPEN")
+        except FrameError as problem:
+            self._refuse(connection, route, str(problem))
+            return
+        link = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
+        with self._lock:
+            self._try_send(link, encode(Kind.ACCEPT, seq=0))
+            if link.over.is_set():
+                return
+            connection.route, connection.link, connection.shut_at = route, link, math.inf
+            self._by_route[route] = connection
+            self._links.add(link)
+            self._tend_at = 0.0
+        self._offer(link)
+
+    def _refuse(self, connection: _Connection, route: bytes, problem: str) -> None:
+        connection.is_refused = True
+        connection.shut_at = time.monotonic() + FLUSH_SECONDS  # time for it to read why
+        self._complain(connection, problem)
+        stranger = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
+        with self._lock:
+            self._say_bye(stranger, f"{self.address} refuses: {problem}")
+
+    def _on_dry(self) -> None:
+        while self._lost:
+            connection = self._lost.popleft()
+            if connection.route is not None:
+                self._by_route.pop(connection.route, None)
+            if connection.link is not None:
+                with self._lock:
+                    self._finish(connection.link, f"connection to {connection.link.address} lost")
+            elif not connection.is_refused:
+                self._complain(connection, "it went without opening a link")
+
+    def _on_tick(self, now: float) -> None:
+        for connection in self._by_descriptor.values():
+            if now >= connection.shut_at:
+                connection.shut_at = math.inf
+                _shut_connection(connection)
+
+    def _complain(self, connection: _Connection, problem: str) -> None:
+        if self._complaints.is_worth_saying(connection.peer, time.monotonic()):
+            log.warning(
+                "%s: not a usable peer at %s: %s (%d earlier ones not mentioned)",
+                self.address,
+                connection.peer,
+                problem,
+                self._complaints.num_unsaid,
+            )
+            self._complaints.num_unsaid = 0
+
+
+def _source_of(body: Sequence[zmq.Frame]) -> int:
+    """The descriptor a message came from; -1 when zmq does not say, as for peers that speak ZMTP 2 or older.
+
+    Such peers cannot be ours. Their connections are shut like those that say nothing.
+    """
+    try:
+        return int(body[0].get(zmq.SRCFD)) if body else -1
+    except zmq.ZMQError:
+        return -1
+
+
+def _peer_name(connection: sockets.socket) -> str:
+    return str(HostPort(*connection.getpeername()[:2]))
+
+
+def _name_peer(descriptor: int) -> str:
+    """ "host:port" of a connection's far end; UNKNOWN if it is gone already."""
+    try:
+        with sockets.socket(fileno=os.dup(descriptor)) as connection:
+            return _peer_name(connection)
+    except OSError:
+        return UNKNOWN
+
+
+def _shut_connection(connection: _Connection) -> None:
+    """End a TCP connection that zmq holds; zmq then sees it as lost.
+
+    zmq has no call for this. The descriptor is duplicated first, so that it cannot change under us, and then compared
+    with what we know of the connection, because zmq may have closed it and something else may have its number.
+    """
+    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(connection.descriptor)) as held:
+        if _peer_name(held) == connection.peer:
+            held.shutdown(sockets.SHUT_RDWR)

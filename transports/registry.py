@@ -1,0 +1,42 @@
+"""Which transport an address means. A new scheme is one `register` call."""
+
+from __future__ import annotations
+
+from transports.address import split_scheme
+from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Listener, Transport
+
+_transports: dict[str, Transport] = {}
+
+
+def register(transport: Transport) -> None:
+    """Let `transport.scheme` in an address mean this transport. Raises ValueError if the scheme is taken."""
+    if transport.scheme in _transports:
+        raise ValueError(f"the scheme {transport.scheme}:// is registered already")
+    _transports[transport.scheme] = transport
+
+
+def known() -> tuple[str, ...]:
+    """The registered schemes, sorted."""
+    return tuple(sorted(_transports))
+
+
+def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTIONS) -> Link:
+    """A link to whoever listens on `address`, trying for `timeout` seconds: the listener may start later than this.
+
+    Raises LinkTimeout naming the address and the seconds, LinkClosed if the listener refuses and says why,
+    AddressError.
+    """
+    return _find(address).connect(address, timeout=timeout, options=options)
+
+
+def listen(address: str, *, options: LinkOptions = DEFAULT_OPTIONS) -> Listener:
+    """Listen on `address`; port 0 picks a free one. Raises AddressInUse, AddressError."""
+    return _find(address).listen(address, options=options)
+
+
+def _find(address: str) -> Transport:
+    scheme, _ = split_scheme(address)
+    if scheme not in _transports:
+        choices = ", ".join(f"{name}://" for name in known())
+        raise AddressError(f"no transport for {scheme}:// (in {address!r}); known: {choices}")
+    return _transports[scheme]

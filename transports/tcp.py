@@ -1,0 +1,224 @@
+"""tcp://host:port over ZeroMQ: how a connection comes to be. What happens on it afterwards is in `hub`.
+
+A connector is a DEALER, a listener a ROUTER, so that one port serves many peers. The connector speaks first: OPEN, and
+the listener answers ACCEPT or, with a reason, BYE. Nothing is sent to a connection that has said nothing, and one that
+does not open a link within seconds is shut.
+
+zmq would like to reconnect by itself and lose messages on the way; RECONNECT_IVL=-1 forbids it, and every attempt to
+connect is a fresh socket. Heartbeats are ours and carry the engine's progress. zmq's own (HEARTBEAT_IVL) stay off: they
+would add nothing, and in libzmq 4.3.5 their timer aborts the process ("Assertion failed: !_io_error") when a connection
+is lost whose receive queue is full or closing. The high-water marks are a backstop: links are fail-stop and the engine above limits what is in flight.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket as sockets
+import threading
+import time
+from collections import deque
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from transports.address import HostPort, parse_host_port
+from transports.base import (
+    AddressError,
+    AddressInUse,
+    FrameError,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkTimeout,
+    Listener,
+    ListenerClosed,
+)
+from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
+from transports.hub import ConnectorHub, TcpLink
+from transports.listener_hub import OPEN_SECONDS, ListenerHub
+
+_QUEUE_FRAMES = 512
+_BACKLOG = 1024
+_RETRY_SECONDS = 0.05
+_ONE_OF_MANY_SECONDS = 1.0  # how long one of several addresses of a host may take before the next is tried
+
+_contexts_lock = threading.Lock()
+_contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
+
+
+class _NoLuckError(Exception):
+    """This attempt to connect came to nothing; another may."""
+
+
+class TcpListener(Listener):
+    def __init__(
+        self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], address: str, options: LinkOptions
+    ) -> None:
+        self.address = address
+        self._changed = threading.Condition()
+        self._waiting: deque[TcpLink] = deque()
+        self._is_closed = False
+        self._hub = ListenerHub(socket, monitor, options, address, self._offer)
+        self._hub.start()
+
+    def _offer(self, link: TcpLink) -> None:
+        with self._changed:
+            self._waiting.append(link)
+            self._changed.notify()
+
+    def accept(self, timeout: float | None = None) -> Link:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
+            if self._is_closed:
+                raise ListenerClosed(f"{self.address} is closed")
+            if not self._waiting:
+                raise LinkTimeout(f"nobody connected to {self.address} within {timeout:g} s")
+            return self._waiting.popleft()
+
+    def close(self) -> None:
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
+        self._hub.stop()
+
+
+class TcpTransport:
+    scheme = "tcp"
+
+    def listen(self, address: str, *, options: LinkOptions) -> Listener:
+        wanted = parse_host_port(address)
+        host = _resolve(wanted, address)[0]
+        socket = _new_socket(zmq.ROUTER, host, options)
+        socket.ROUTER_MANDATORY = 1
+        socket.BACKLOG = _BACKLOG
+        monitor = socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+        try:
+            socket.bind(f"tcp://{host}")
+        except zmq.ZMQError as problem:
+            _discard(socket, monitor)
+            if problem.errno == errno.EADDRINUSE:
+                raise AddressInUse(f"{address} is in use") from None
+            raise AddressError(f"cannot listen on {address}: {problem}") from None
+        port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options)
+
+    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
+        wanted = parse_host_port(address)
+        if wanted.port == 0:
+            raise AddressError(f"{address!r} has the port 0, which can only be listened on")
+        until = time.monotonic() + timeout
+        while True:
+            trouble = self._try_all(wanted, address, until, options)
+            if not isinstance(trouble, str):
+                return trouble
+            left = until - time.monotonic()
+            if left <= 0:
+                raise LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}")
+            time.sleep(min(_RETRY_SECONDS, left))
+
+    def _try_all(self, wanted: HostPort, address: str, until: float, options: LinkOptions) -> Link | str:
+        """A link by one of the host's addresses, or what went wrong."""
+        try:
+            hosts = _resolve(wanted, address)
+        except AddressError as problem:
+            return str(problem)  # a machine that is just starting has no name yet
+        trouble = ""
+        for host in hosts:
+            share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
+            try:
+                return _open(host, address, share, options)
+            except _NoLuckError as problem:
+                trouble = str(problem)
+        return trouble
+
+
+def _open(host: HostPort, address: str, until: float, options: LinkOptions) -> Link:
+    """Connect, say OPEN, wait for ACCEPT. Raises _NoLuckError, or LinkClosed if the peer refuses."""
+    socket = _new_socket(zmq.DEALER, host, options)
+    events = zmq.Event.CONNECTED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+    monitor = socket.get_monitor_socket(events)
+    is_open = False
+    try:
+        socket.connect(f"tcp://{host}")
+        _wait(socket, monitor, zmq.POLLOUT, until, "not reachable")
+        socket.send_multipart(encode(Kind.OPEN, seq=0), zmq.NOBLOCK)
+        _wait(socket, monitor, zmq.POLLIN, until, "connected, but no answer")
+        _check_answer(socket, address, options)
+        is_open = True
+    except zmq.ZMQError as problem:
+        raise _NoLuckError(str(problem)) from None
+    finally:
+        if not is_open:
+            _discard(socket, monitor)
+    hub = ConnectorHub(socket, monitor, options, address)
+    hub.start()
+    return hub.link
+
+
+def _wait(
+    socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], readiness: zmq.PollEvent, until: float, trouble: str
+) -> None:
+    """Until the socket is ready. Raises _NoLuckError when the time is over or the connection fails."""
+    poller = zmq.Poller()
+    poller.register(socket, readiness)
+    poller.register(monitor, zmq.POLLIN)
+    while left := max(0.0, until - time.monotonic()):
+        ready = dict(poller.poll(math.ceil(left * 1000)))
+        if socket in ready:  # looked at first: an answer counts even if the connection ended after it
+            return
+        if monitor in ready:
+            event = parse_monitor_message(monitor.recv_multipart())["event"]
+            if event == zmq.Event.CLOSED:
+                raise _NoLuckError("connection refused")
+            if event == zmq.Event.DISCONNECTED:
+                raise _NoLuckError("the connection was closed before a link was open")
+    raise _NoLuckError(trouble)
+
+
+def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:
+    try:
+        packet: Packet = decode(socket.recv_multipart(zmq.NOBLOCK), options)
+    except FrameError as problem:
+        raise LinkClosed(f"{address} gave no usable answer: {problem}") from None
+    if packet.kind is not Kind.ACCEPT:
+        raise LinkClosed(packet.reason if packet.kind is Kind.BYE else f"{address} answered with {packet.kind.name}")
+
+
+def _resolve(wanted: HostPort, address: str) -> list[HostPort]:
+    """The numeric addresses of a host, without repeats. Raises AddressError when the name is not known."""
+    try:
+        found = sockets.getaddrinfo(wanted.host, wanted.port, type=sockets.SOCK_STREAM)
+    except (OSError, UnicodeError) as problem:
+        raise AddressError(f"cannot resolve the host of {address}: {problem}") from None
+    return list(dict.fromkeys(HostPort(str(entry[4][0]), wanted.port) for entry in found))
+
+
+def _new_socket(kind: zmq.SocketType, host: HostPort, options: LinkOptions) -> zmq.Socket[bytes]:
+    socket = _context().socket(kind)
+    socket.LINGER = 0
+    socket.IPV6 = int(":" in host.host)
+    socket.IMMEDIATE = 1
+    socket.RECONNECT_IVL = -1
+    socket.MAXMSGSIZE = max(PRELUDE_BYTES + options.max_header_bytes, options.max_part_bytes)
+    socket.HANDSHAKE_IVL = int(OPEN_SECONDS * 1000)
+    socket.SNDHWM = _QUEUE_FRAMES
+    socket.RCVHWM = _QUEUE_FRAMES
+    return socket
+
+
+def _discard(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(0)
+
+
+def _context() -> zmq.Context[zmq.Socket[bytes]]:
+    """This process's own zmq context, never terminated: termination could hang, and the process's end frees all."""
+    with _contexts_lock:
+        pid = os.getpid()  # a context does not survive fork()
+        if pid not in _contexts:
+            _contexts[pid] = zmq.Context()
+        return _contexts[pid]
