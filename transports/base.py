@@ -37,7 +37,7 @@ class TransportError(Exception):
     """Root of everything this package raises on purpose."""
 
 
-class LinkClosed(TransportError):  # noqa: N818 - it is an ending, not always an error
+class LinkClosed(TransportError):
     """The link is over; `reason` is one sentence for people."""
 
     def __init__(self, reason: str) -> None:
@@ -45,11 +45,11 @@ class LinkClosed(TransportError):  # noqa: N818 - it is an ending, not always an
         self.reason = reason
 
 
-class LinkTimeout(TransportError):  # noqa: N818
+class LinkTimeout(TransportError):
     """Nothing happened in the time allowed; what was asked may be asked again."""
 
 
-class ListenerClosed(TransportError):  # noqa: N818
+class ListenerClosed(TransportError):
     """The listener was closed while, or before, somebody waited on it."""
 
 
@@ -61,7 +61,7 @@ class AddressError(TransportError):
     """An address that cannot be understood, or that is not this machine's to listen on."""
 
 
-class AddressInUse(TransportError):  # noqa: N818
+class AddressInUse(TransportError):
     """Somebody already listens on this address."""
 
 

@@ -9,9 +9,9 @@ lock, and wakes the thread (or does not go to sleep) when something can be read.
 `send` runs in the caller's thread up to zmq's queue: no hand-over, the network thread is zmq's own. Decoding and sinks
 run in the hub's thread without the lock, so that checking a large payload delays no sender.
 
-Each time round: read the monitor if it has news, read the socket until it is dry, and only then believe what the monitor said about
-lost connections and what the clock says about silence. Frames that came before an end are thus delivered before it, and
-a loop that was held up for seconds finds the heartbeats that arrived meanwhile.
+Each time round: read the monitor if it has news, read the socket until it is dry, and only then believe what the
+monitor said about lost connections and what the clock says about silence. Frames that came before an end are thus
+delivered before it, and a loop that was held up for seconds finds the heartbeats that arrived meanwhile.
 
 The end of a link: `leave` (polite) lets the thread send BYE and waits for the peer's BYE, which proves that everything
 sent before was received; `finish` puts the reason into the inbox, once. All links of a hub end before its socket

@@ -6,8 +6,9 @@ does not open a link within seconds is shut.
 
 zmq would like to reconnect by itself and lose messages on the way; RECONNECT_IVL=-1 forbids it, and every attempt to
 connect is a fresh socket. Heartbeats are ours and carry the engine's progress. zmq's own (HEARTBEAT_IVL) stay off: they
-would add nothing, and in libzmq 4.3.5 their timer aborts the process ("Assertion failed: !_io_error") when a connection
-is lost whose receive queue is full or closing. The high-water marks are a backstop: links are fail-stop and the engine above limits what is in flight.
+would add nothing, and in libzmq 4.3.5 their timer can abort the process ("Assertion failed: !_io_error") when a
+connection is lost whose receive queue is full or closing. The high-water marks are a backstop: links are fail-stop and
+the engine above limits what is in flight.
 """
 
 from __future__ import annotations

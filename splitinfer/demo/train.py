@@ -5,8 +5,8 @@ target and the draft learn separately, each to predict the next token (plain cro
 a byte-level BPE tokenizer, which is all that speculative decoding asks of them.
 
 What is held out. By default the last 3 % of every file's characters, cut back to a line end; with
-``--held-book`` whole files, and then nothing else. Held-out text is seen by nobody: neither model nor
-tokenizer. The tail of a book whose beginning was read is easier than a book never opened, so a
+``--held-book`` whole files, and then nothing else. Neither the models nor a tokenizer made here see any
+of it. The tail of a book whose beginning was read is easier than a book never opened, so a
 figure means little without saying which of the two it is; the report does say.
 
     file    |  training text                              |  held  |
@@ -324,12 +324,13 @@ def make_step(model: Model, optimizer: Any, dtype: mx.Dtype) -> Callable[[mx.arr
     def loss_of(weights: Any, tokens: mx.array) -> mx.array:
         model.update(tree_map(lambda w: w.astype(dtype), weights))
         logits = model(tokens[:, :-1]).astype(mx.float32)
-        return nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
+        loss: mx.array = nn.losses.cross_entropy(logits, tokens[:, 1:], reduction="mean")
+        return loss
 
     def step(tokens: mx.array) -> mx.array:
         weights = model.parameters()
         loss, gradients = mx.value_and_grad(loss_of)(weights, tokens)
-        gradients, _ = optim.clip_grad_norm(gradients, 1.0)  # type: ignore[no-untyped-call]
+        gradients, _ = optim.clip_grad_norm(gradients, 1.0)
         model.update(optimizer.apply_gradients(gradients, weights))
         return loss
 

@@ -61,13 +61,13 @@ def test_the_sizes_are_those_the_readme_states(shipped: tuple[str, Any, Any]) ->
 
 
 def test_it_knows_a_tale_when_it_reads_one(shipped: tuple[str, Any, Any]) -> None:
-    # Measured: 1.49 (demo) and 1.65 (demo-draft) bits per byte. Knowing nothing costs 11 bits a token, about 3.2.
+    # Measured: 1.43 and 1.53 bits per byte. Knowing nothing costs 11 bits a token, here 3.1 bits a byte.
     name, model, _ = shipped
     tokenizer = recipe.read_tokenizer(DEMO_MODELS[name])
     ids = mx.array([[0, *tokenizer.encode(TALE).ids]])
     logits = model(ids[:, :-1]).astype(mx.float32)
     nats = recipe.nn.losses.cross_entropy(logits, ids[:, 1:], reduction="sum").item()
-    assert 1.0 < nats / math.log(2) / len(TALE.encode()) < {"demo": 1.75, "demo-draft": 1.9}[name]
+    assert 1.0 < nats / math.log(2) / len(TALE.encode()) < {"demo": 1.55, "demo-draft": 1.65}[name]
 
 
 def test_the_pair_shares_one_tokenizer() -> None:
