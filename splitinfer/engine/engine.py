@@ -23,6 +23,7 @@ from splitinfer.engine.figures import StageTotals, Totals
 from splitinfer.engine.pipeline import Event, Pipeline
 from splitinfer.engine.requests import RequestState
 from splitinfer.engine.stage_runner import Launched
+from splitinfer.engine.threads import join
 from splitinfer.errors import PeerError, SplitinferError
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,7 @@ class Engine:
     def close(self, timeout: float) -> None:
         """End the loop, then the pipeline; requests under way end as aborted."""
         self._inbox.put(self._raise_stop)
-        self._thread.join(timeout)
-        if self._thread.is_alive():
+        if not join(self._thread, timeout):
             # The loop is inside a long step; the links can be ended from here.
             self.pipeline.close("the coordinator was stopped")
 

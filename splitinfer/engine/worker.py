@@ -24,6 +24,7 @@ from splitinfer.core.plan import StageFigures, StepPlan, StepResult
 from splitinfer.engine.door import Door, Visitor
 from splitinfer.engine.stage_loader import LoadedStage, load, same_stage
 from splitinfer.engine.stage_runner import Finished, Launched
+from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, SplitinferError
 from splitinfer.models.memory import free_bytes
@@ -82,9 +83,9 @@ class Worker:
     def stop(self, timeout: float) -> bool:
         """End: finish the step under way, say goodbye. Whether that was done within ``timeout`` seconds."""
         self._inbox.put(_STOP)
-        self._thread.join(timeout)
+        ended = join(self._thread, timeout)
         self._door.close()
-        return not self._thread.is_alive()
+        return ended
 
     @property
     def is_alive(self) -> bool:

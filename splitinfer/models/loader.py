@@ -10,6 +10,7 @@ a file; a placeholder among them is an error, never a silent zero.
 """
 
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ _DTYPES = {
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
+_seam = threading.Lock()  # two stages of one process may load at a time
 _LONG = 2049  # tokens, to tell the KV that grows from what does not
 
 
@@ -193,11 +195,12 @@ def _loading(arrays: Mapping[str, mx.array]) -> Iterator[None]:
     """Let mlx-lm's loader find ``arrays`` where it looks for the tensors of a file."""
     namespace = SimpleNamespace(**vars(mx))
     namespace.load = lambda _path: dict(arrays)
-    original, mlx_lm_utils.mx = mlx_lm_utils.mx, namespace
-    try:
-        yield
-    finally:
-        mlx_lm_utils.mx = original
+    with _seam:
+        original, mlx_lm_utils.mx = mlx_lm_utils.mx, namespace
+        try:
+            yield
+        finally:
+            mlx_lm_utils.mx = original
 
 
 def _cast(model: nn.Module, dtype: str | None) -> nn.Module:

@@ -6,19 +6,16 @@ are shorter than the prompts. An architecture whose options change what its laye
 named ``architecture/variant``; it counts as right only if all of them are.
 """
 
+import ast
 import pkgutil
-import sys
 from collections.abc import Mapping
-from importlib import import_module
-from types import ModuleType
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from mlx_lm import models as mlx_lm_models
 
 Config = dict[str, Any]
-
-# mlx-lm's olmo ends the process without this package, of which it then uses nothing.
-sys.modules.setdefault("hf_olmo", ModuleType("hf_olmo"))
 
 VOCAB = 128
 WINDOW = 12
@@ -132,7 +129,11 @@ _SPECIFIC: dict[str, Config] = {
         "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek": {**_EXPERTS},
-    "deepseek_v2": {**_LATENT, "topk_method": "group_limited_greedy"},
+    "deepseek_v2": {
+        **_LATENT, "topk_method": "group_limited_greedy",
+        "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 256, "mscale": 1.0,
+                         "mscale_all_dim": 1.0},
+    },
     "deepseek_v3": _LATENT,
     "deepseek_v32": _INDEXED,
     "deepseek_v41": {
@@ -162,7 +163,7 @@ _SPECIFIC: dict[str, Config] = {
     },
     "gear": {
         "head_dim": 8, "sliding_window": WINDOW,
-        "layer_types": ["conv", "sliding_attention", "conv", "full_attention", "sliding_attention", "conv"],
+        "layer_types": ["conv_mixer", "sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": 6,
     },
     "gemma": {"head_dim": 8},
@@ -236,7 +237,7 @@ _SPECIFIC: dict[str, Config] = {
         **_EXPERTS, "use_expert_bias": True, "num_dense_layers": 1, "norm_eps": 1e-5, "conv_bias": False,
         "conv_L_cache": 3, "full_attn_idxs": [1, 3],
     },
-    "lille-130m": {**_GPT, "block_size": 512, "n_kv_heads": 2},
+    "lille-130m": {**_GPT, "n_embd": 64, "block_size": 512, "n_kv_heads": 2},
     "llama": {},
     "llama/sliding": {"sliding_window": WINDOW, "layer_types": _SLIDING_FULL},
     "llama4": {**_text(**_LLAMA4)},
@@ -315,7 +316,6 @@ _SPECIFIC: dict[str, Config] = {
     },
     "nemotron_h": {**_EXPERTS, **_MAMBA, "mlp_bias": False, "hybrid_override_pattern": ["M", "E", "*", "M", "-", "*", "E"],
                    "moe_shared_expert_intermediate_size": 16, "time_step_limit": None},
-    "olmo": {"d_model": 32, "n_layers": 4, "mlp_hidden_size": 64, "n_heads": 4, "embedding_size": VOCAB},
     "olmo2": {},
     "olmo3": {"sliding_window": WINDOW, "layer_types": _SLIDING_FULL},
     "olmo_hybrid": {**_LINEAR, "linear_allow_neg_eigval": True, "layer_types": ["linear_attention", "full_attention"] * 2,
@@ -329,7 +329,7 @@ _SPECIFIC: dict[str, Config] = {
     "phi3": {},
     "phi3small": {
         "dense_attention_every_n_layers": 2, "ff_intermediate_size": 48, "gegelu_limit": 20.0, "layer_norm_epsilon": 1e-5,
-        "blocksparse_block_size": 4, "blocksparse_num_local_blocks": 2, "blocksparse_vert_stride": 2,
+        "blocksparse_block_size": 32, "blocksparse_num_local_blocks": 1, "blocksparse_vert_stride": 2,
     },
     "phimoe": {
         **_EXPERTS, "original_max_position_embeddings": 512,
@@ -343,6 +343,15 @@ _SPECIFIC: dict[str, Config] = {
         "attention_window_size": 512,
     },
     "plamo3": {"head_dim": 8, "window_size": WINDOW, "sliding_window_pattern": 2},
+    "prism_hadamard_qwen35": {
+        **_text("qwen3_5_text", **{**_LINEAR, "hidden_size": 128, "intermediate_size": 512, "head_dim": 32}),
+        "schema_version": 1, "tensor_namespace": "mlx-lm-text",
+        "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
+        "modules": [
+            {"path": f"model.layers.{i}.mlp.{name}", "embedding": False, "dtype": "float16", "block": block}
+            for i in range(4) for name, block in (("gate_proj", 0), ("down_proj", 512))
+        ],
+    },
     "qwen": {"kv_channels": 8, "layer_norm_epsilon": 1e-5},
     "qwen2": {},
     "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 16},
@@ -381,14 +390,26 @@ _SPECIFIC: dict[str, Config] = {
     "youtu_llm": _LATENT,
 }  # fmt: skip
 
-LEFT_OUT: dict[str, str] = {}
-"""Architectures that cannot be built from a few numbers, and why."""
+LEFT_OUT = {
+    "olmo": "mlx-lm's own module needs the package ai2-olmo, and fails on every prompt of more than one token",
+}
+"""Architectures that plain mlx-lm does not run, and why."""
 
 
 def architectures() -> list[str]:
     """Every module of the installed mlx-lm that holds a model: the denominator of the table."""
-    names = [info.name for info in pkgutil.iter_modules(mlx_lm_models.__path__)]
-    return sorted(n for n in names if hasattr(import_module(f"mlx_lm.models.{n}"), "Model"))
+    return sorted(info.name for info in pkgutil.iter_modules(mlx_lm_models.__path__) if _holds_a_model(info.name))
+
+
+def _holds_a_model(name: str) -> bool:
+    # Read, not imported: a module may end the process for want of a package.
+    spec = find_spec(f"mlx_lm.models.{name}")
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text())
+    classes = {node.name for node in tree.body if isinstance(node, ast.ClassDef)}
+    imports = [alias for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    return "Model" in classes | {alias.asname or alias.name for alias in imports}
 
 
 def configurations() -> Mapping[str, Config]:

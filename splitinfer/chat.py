@@ -1,2 +1,0 @@
-def run_chat(llm, params):
-    return 0

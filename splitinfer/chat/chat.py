@@ -1,0 +1,209 @@
+"""Inputs carried out on an LLM, one after another. What things look like is the screen's matter."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from splitinfer.chat import figures
+from splitinfer.chat.commands import Command, Slip, help_text, parse
+from splitinfer.chat.conversation import Conversation, clean, fit, from_json, room_for_answer, to_json
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.requests import RequestOutput
+from splitinfer.errors import RequestError, SplitinferError
+from splitinfer.llm import LLM, Request
+
+SESSION = "chat"  # under this name the stages keep the conversation's KV
+
+
+class Screen(Protocol):
+    """Where a person, or a pipe, types and reads."""
+
+    def read(self) -> str | None:
+        """The next input; ``None`` when there is no more."""
+        ...
+
+    def answering(self, abort: Callable[[], None]) -> AbstractContextManager[Callable[[str], None]]:
+        """Around an answer; gives what writes its text. Ctrl-C may call ``abort`` meanwhile."""
+        ...
+
+    def say(self, text: str) -> None:
+        """Show something that is no answer."""
+        ...
+
+    def set_status(self, phrases: list[str]) -> None:
+        """What the last answer took."""
+        ...
+
+    def greet(self, text: str) -> None:
+        """Once, before the first input."""
+        ...
+
+
+class Chat:
+    """One conversation. ``has_refused``: some input could not be carried out."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, screen: Screen) -> None:
+        self.conversation = Conversation()
+        self.params = params
+        self.has_refused = False
+        self._llm, self._screen = llm, screen
+        self._commands: dict[str, Callable[[str], None]] = {
+            "help": lambda _: screen.say(help_text()),
+            "reset": self._reset,
+            "temp": self._temp,
+            "system": self._system,
+            "stats": lambda _: screen.say(figures.stats_table(llm.layout, llm.stats())),
+            "layout": lambda _: screen.say(figures.layout_table(llm.layout)),
+            "save": self._save,
+            "load": self._load,
+        }
+
+    def run(self) -> int:
+        """Take inputs until there are no more, /quit, or the pipeline is gone; the exit code."""
+        self._screen.greet(figures.greeting(self._llm.layout, self._llm.context_length))
+        try:
+            while (text := self._screen.read()) is not None:
+                if not self._take(text):
+                    break
+        except SplitinferError as error:
+            self._screen.say(str(error))
+            return 1
+        finally:
+            self._llm.forget(SESSION)
+        return 0
+
+    def _take(self, text: str) -> bool:
+        """One input. False ends the chat."""
+        meant = parse(clean(text))
+        match meant:
+            case None:
+                pass
+            case Slip(sentence):
+                self._refuse(sentence)
+            case Command("quit"):
+                return False
+            case Command(name, argument):
+                self._commands[name](argument)
+            case _:
+                self._turn(meant.text)
+        return True
+
+    def _refuse(self, sentence: str) -> None:
+        self.has_refused = True
+        self._screen.say(sentence)
+
+    # -- turns -------------------------------------------------------------------------------
+
+    def _turn(self, asked: str) -> None:
+        """Ask and stream the answer; what could not be asked leaves the conversation as it was.
+
+        Raises:
+            SplitinferError: the pipeline is gone.
+        """
+        before = self._llm.stats()
+        try:
+            request = self._ask(asked)
+        except RequestError as error:
+            self._refuse(str(error))
+            return
+        with self._screen.answering(request.abort) as write:
+            for event in request:
+                write(event.text)
+        output = request.result()
+        if output.error is not None:
+            raise SplitinferError(output.error)
+        self._keep(asked, output)
+        self._screen.set_status(figures.status(output, before, self._llm.stats()))
+
+    def _ask(self, asked: str) -> Request:
+        context = self._context
+        room = room_for_answer(self.params.max_tokens, context)
+        fitted = fit(self.conversation, asked, self._llm.encode_chat, context=context, room=room)
+        request = self._llm.submit(fitted.tokens, self.params, session=SESSION)
+        if fitted.num_dropped:
+            self.conversation = fitted.conversation
+            self._screen.say(figures.dropped(fitted.num_dropped))
+        return request
+
+    @property
+    def _context(self) -> int:
+        """Tokens of a conversation: the model's context, or less if memory was asked for less."""
+        return min(self._llm.context_length, self._llm.settings.kv_tokens or self._llm.context_length)
+
+    def _keep(self, asked: str, output: RequestOutput) -> None:
+        """An answer that was stopped is kept as far as it came; one that had not begun leaves no turn."""
+        if output.finish_reason == "abort":
+            self._screen.say("[stopped]" if output.text else "[stopped before it began; the turn is forgotten]")
+            if not output.text:
+                return
+        self.conversation = self.conversation.with_turn(asked, output.text)
+
+    # -- commands ----------------------------------------------------------------------------
+
+    def _reset(self, _: str) -> None:
+        self._go_on_with(replace(self.conversation, turns=()))
+        self._screen.say("the conversation is forgotten")
+
+    def _temp(self, value: str) -> None:
+        if value:
+            try:
+                self.params = replace(self.params, temperature=float(value))
+            except ValueError as error:
+                sentence = str(error) if _is_number(value) else f"the temperature must be a number, not {value!r}"
+                self._refuse(sentence)
+                return
+        self._screen.say(f"the temperature is {self.params.temperature:g}")
+
+    def _system(self, text: str) -> None:
+        if text:
+            self.conversation = replace(self.conversation, system=None if text == "clear" else text)
+        system = self.conversation.system
+        self._screen.say("there is no system message" if system is None else f"the system message is: {system}")
+
+    def _save(self, name: str) -> None:
+        try:
+            with Path(name).expanduser().open("x", encoding="utf-8") as file:
+                file.write(to_json(self.conversation))
+        except FileExistsError:
+            self._refuse(f"{name} is there already; choose another name")
+        except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
+            self._refuse(f"{name} cannot be written: {_reason(error)}")
+        else:
+            self._screen.say(f"{_turns(self.conversation)} saved to {name}")
+
+    def _load(self, name: str) -> None:
+        try:
+            path = Path(name).expanduser()
+            if path.exists() and not path.is_file():  # a device or a pipe may have no end
+                raise ValueError("it is no file")
+            conversation = from_json(path.read_text(encoding="utf-8"))
+        except (OSError, RuntimeError, ValueError) as error:
+            self._refuse(f"{name} cannot be loaded: {_reason(error)}")
+        else:
+            self._go_on_with(conversation)
+            self._screen.say(f"{_turns(conversation)} loaded from {name}")
+
+    def _go_on_with(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+        self._llm.forget(SESSION)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"it is not UTF-8 text (byte {error.start})"
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _turns(conversation: Conversation) -> str:
+    count = len(conversation.turns)
+    return "1 turn" if count == 1 else f"{count:,} turns"

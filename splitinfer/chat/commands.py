@@ -1,0 +1,86 @@
+"""What a typed text means: something to say to the model, a command, or a slip."""
+
+import difflib
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """A command's argument as /help names it, and what the command does."""
+
+    argument: str
+    help: str
+
+
+COMMANDS = {
+    "help": Usage("", "list the commands"),
+    "reset": Usage("", "forget the conversation and its KV; the system message stays"),
+    "temp": Usage("[VALUE]", "show or set the temperature; 0 always takes the likeliest token"),
+    "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
+    "stats": Usage("", "what each stage has done since the start"),
+    "layout": Usage("", "which stage holds which layers, and where"),
+    "save": Usage("FILE", "write the conversation as JSON to a new file"),
+    "load": Usage("FILE", "go on with a conversation from such a file"),
+    "quit": Usage("", "leave; so does Ctrl-D"),
+}
+
+KEYS = """\
+Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C ends an answer.
+A text that begins with / is taken for a command; put a space before it to send it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A turn."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One of ``COMMANDS`` and what followed it."""
+
+    name: str
+    argument: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """Neither; one sentence says why."""
+
+    sentence: str
+
+
+def parse(text: str) -> Say | Command | Slip | None:
+    """What ``text`` means; ``None`` if there is nothing in it.
+
+    Only a single word after the slash makes a command: paths and code comments are things to say.
+    """
+    if not text.strip():
+        return None
+    match = re.fullmatch(r"/([^/\s]*)(?:\s+(.*))?", text, re.DOTALL)
+    if match is None:
+        return Say(text)
+    name, argument = match[1].lower(), (match[2] or "").strip()
+    if name not in COMMANDS:
+        return Slip(_unknown(name))
+    usage = COMMANDS[name]
+    if argument and not usage.argument:
+        return Slip(f"/{name} takes nothing after it")
+    if not argument and usage.argument == "FILE":
+        return Slip(f"/{name} needs a file name: /{name} {usage.argument}")
+    return Command(name, argument)
+
+
+def help_text() -> str:
+    """What /help shows."""
+    heads = {name: f"/{name} {usage.argument}".strip() for name, usage in COMMANDS.items()}
+    width = max(map(len, heads.values()))
+    return "\n".join([*(f"{heads[name]:{width}}  {usage.help}" for name, usage in COMMANDS.items()), "", KEYS])
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5) or [c for c in COMMANDS if name and name in c]
+    hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
+    return f"there is no command /{name}; {hint}"

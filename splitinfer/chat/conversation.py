@@ -1,0 +1,133 @@
+"""A conversation as values: turns, what to drop when they outgrow the context, and their JSON.
+
+system | turn 0: user, assistant | turn 1: user, assistant | ... | the user's new text
+         ^ dropped first
+"""
+
+import json
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+Message = dict[str, str]
+Encode = Callable[[list[Message]], list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the user said and what the model answered."""
+
+    user: str
+    assistant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The turns so far, oldest first."""
+
+    system: str | None = None
+    turns: tuple[Turn, ...] = ()
+
+    def messages(self, asked: str | None = None) -> list[Message]:
+        """As a chat template takes them; ``asked`` is the user's next text."""
+        pairs = [] if self.system is None else [("system", self.system)]
+        for turn in self.turns:
+            pairs += [("user", turn.user), ("assistant", turn.assistant)]
+        if asked is not None:
+            pairs.append(("user", asked))
+        return [{"role": role, "content": content} for role, content in pairs]
+
+    def with_turn(self, user: str, assistant: str) -> Self:
+        """One turn more."""
+        return replace(self, turns=(*self.turns, Turn(user, assistant)))
+
+    def without_oldest(self, count: int) -> Self:
+        """The same without its first ``count`` turns."""
+        return replace(self, turns=self.turns[count:])
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A conversation that fits the context, the prompt's tokens, and how many turns that cost."""
+
+    conversation: Conversation
+    tokens: list[int]
+    num_dropped: int
+
+
+def room_for_answer(max_tokens: int, context: int) -> int:
+    """Tokens to keep free after the prompt: the whole answer, or a quarter of the context if that is less."""
+    return max(1, min(max_tokens, context // 4))
+
+
+def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int, room: int) -> Fitted:
+    """Drop the oldest turns until the prompt and ``room`` tokens fit ``context``.
+
+    Whatever is dropped changes how the prompt begins, so that all of it has to be computed again. Hence
+    more is dropped than needs be, down to three quarters, and the next turns have a prefix to reuse.
+    The new text itself is never cut: if it alone is too long, the result is too long.
+    """
+    most = context - room
+    whole = encode(conversation.messages(asked))
+    if len(whole) <= most or not conversation.turns:
+        return Fitted(conversation, whole, 0)
+
+    def tokens(dropped: int) -> list[int]:
+        return encode(conversation.without_oldest(dropped).messages(asked))
+
+    num_turns = len(conversation.turns)
+    for goal in (most * 3 // 4, most):
+        dropped = bisect_left(range(num_turns), -goal, key=lambda n: -len(tokens(n)))
+        if dropped < num_turns:
+            break
+    return Fitted(conversation.without_oldest(dropped), tokens(dropped), dropped)
+
+
+# -- JSON --------------------------------------------------------------------------------------------
+
+
+def to_json(conversation: Conversation) -> str:
+    """A list of messages, each with ``role`` and ``content``."""
+    return json.dumps(conversation.messages(), ensure_ascii=False, indent=1) + "\n"
+
+
+def from_json(text: str) -> Conversation:
+    """The conversation that ``to_json`` wrote, or that another program did in that form.
+
+    Raises:
+        ValueError: it is something else; one sentence says what.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"it is not JSON ({error})") from error
+    messages = document.get("messages") if isinstance(document, dict) else document
+    if not isinstance(messages, list):
+        raise ValueError("it holds no list of messages")
+    pairs = [_pair(i, message) for i, message in enumerate(messages, 1)]
+    system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
+    return Conversation(system, tuple(_turns(pairs, first=len(messages) - len(pairs) + 1)))
+
+
+def clean(text: str) -> str:
+    """``text`` with a replacement character for each half of a surrogate pair, which no tokenizer takes."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def _pair(number: int, message: Any) -> tuple[str, str]:
+    role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
+    if not isinstance(role, str) or not isinstance(content, str):
+        raise ValueError(f"message {number} has no role and content that are text")
+    return role, clean(content)
+
+
+def _turns(pairs: Sequence[tuple[str, str]], first: int) -> list[Turn]:
+    for i, (role, _) in enumerate(pairs):
+        due = ("user", "assistant")[i % 2]
+        if role != due:
+            raise ValueError(f"message {first + i} is of role {role!r} where {due!r} is due")
+    if len(pairs) % 2:
+        raise ValueError("its last message has no answer")
+    return [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]

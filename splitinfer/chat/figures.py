@@ -1,0 +1,139 @@
+"""Numbers as a person reads them: the status line after an answer, and the tables of /stats and /layout."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.cells import cell_len
+
+from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.engine.requests import RequestOutput
+from splitinfer.models.memory import size
+
+Stats = Mapping[str, Any]  # what LLM.stats returns
+
+
+def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
+    """What one answer took, in short phrases; ``before`` and ``after`` are the counters around it."""
+    times = output.token_times
+    phrases = []
+    if len(times) > 1 and times[-1] > times[0]:
+        phrases.append(f"{(len(times) - 1) / (times[-1] - times[0]):.1f} tok/s")
+    if times:
+        phrases.append(f"first token {seconds(times[0])}")
+    phrases.append(f"busy {_busy(before, after)}")
+    computed = output.num_prompt_tokens - output.num_cached_tokens + len(output.token_ids)
+    if len(after["stages"]) > 1 and computed > 0:
+        phrases.append(f"{size((_sent(after) - _sent(before)) / computed)}/token")
+    phrases.append(f"prompt {output.num_prompt_tokens:,}, cached {output.num_cached_tokens:,}")
+    phrases.append(f"answer {len(output.token_ids):,} ({output.finish_reason})")
+    return phrases
+
+
+def _busy(before: Stats, after: Stats) -> str:
+    active = after["active_seconds"] - before["active_seconds"]
+    parts = []
+    for was, now in zip(before["stages"], after["stages"], strict=True):
+        busy = now["busy_seconds"] - was["busy_seconds"]
+        parts.append(f"{now['name']} {percent(busy / active if active > 0 else 0.0)}")
+    return " ".join(parts)
+
+
+def _sent(stats: Stats) -> float:
+    return float(sum(stage["bytes_sent"] for stage in stats["stages"]))
+
+
+def stats_table(layout: Layout, stats: Stats) -> str:
+    """What /stats shows."""
+    rows = [("stage", "layers", "device", "busy", "steps", "sent")]
+    for spec, stage in zip(layout.stages, stats["stages"], strict=True):
+        share = percent(stage["busy_percent"] / 100)
+        device = str(stage.get("device") or "")
+        rows.append((spec.name, layers(spec), device, share, f"{stage['steps']:,}", size(stage["bytes_sent"])))
+    finished = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(stats["finished"].items()))
+    totals = (
+        f"{stats['prompt_tokens']:,} prompt tokens ({stats['cached_tokens']:,} cached), "
+        f"{stats['generated_tokens']:,} generated, {size(stats['bytes_per_token'])} per token, "
+        f"{seconds(stats['active_seconds'])} at work; requests ended: {finished or 'none'}"
+    )
+    return f"{table(rows)}\n{totals}"
+
+
+def layout_table(layout: Layout) -> str:
+    """What /layout shows."""
+    rows = [("stage", "layers", "where")]
+    rows += [
+        (spec.name, f"{layers(spec)} ({spec.num_layers} of {layout.num_layers})", where(spec)) for spec in layout.stages
+    ]
+    extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
+    return f"{table(rows)}\n" + ", ".join(f"{key} {value}" for key, value in extras.items() if value is not None)
+
+
+def greeting(layout: Layout, context: int) -> str:
+    """The one line above the first prompt."""
+    parts = ", ".join(f"{spec.name} {layers(spec)}" for spec in layout.stages)
+    return f"{layout.model}: layers {parts}; context {context:,} tokens. /help lists the commands."
+
+
+def dropped(count: int) -> str:
+    """Says which turns are gone."""
+    what = "the oldest turn was" if count == 1 else f"the {count:,} oldest turns were"
+    return f"{what} dropped: the conversation had outgrown the model's context"
+
+
+def layers(spec: StageSpec) -> str:
+    """First and last layer.
+
+    >>> layers(StageSpec("back", 6, 12, "local"))
+    '6-11'
+    """
+    return f"{spec.start}-{spec.end - 1}" if spec.num_layers > 1 else str(spec.start)
+
+
+def where(spec: StageSpec) -> str:
+    """A stage's place in words."""
+    if spec.address is None:
+        return "here"
+    return "a worker on this machine" if spec.is_local else spec.address
+
+
+def percent(share: float) -> str:
+    """
+    >>> percent(0.414)
+    '41%'
+    """
+    return f"{100 * share:.0f}%"
+
+
+def seconds(value: float) -> str:
+    """
+    >>> seconds(0.0251), seconds(2.51), seconds(251.2)
+    ('25 ms', '2.5 s', '251 s')
+    """
+    if value < 0.9995:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, the first row above them as it is; a column with nothing in it is left out."""
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(cell_len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    return "\n".join(
+        "  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _pad(cell: str, width: int) -> str:
+    return cell + " " * (width - cell_len(cell))
+
+
+def wrap(phrases: Sequence[str], width: int, joint: str = " · ") -> str:
+    """Phrases on as few lines as ``width`` allows, none broken in two."""
+    lines: list[str] = []
+    for phrase in phrases:
+        if lines and cell_len(lines[-1] + joint + phrase) <= width:
+            lines[-1] += joint + phrase
+        else:
+            lines.append(phrase)
+    return "\n".join(lines)

@@ -1,0 +1,248 @@
+"""The two screens: a terminal with line editing (prompt_toolkit), and plain lines for scripts.
+
+Answers go to standard output, everything else to standard error.
+"""
+
+import io
+import os
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Self, TextIO
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import WordCompleter
+from prompt_toolkit.enums import DEFAULT_BUFFER
+from prompt_toolkit.filters import has_focus
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.styles import Style
+from rich.console import Console
+from rich.text import Text
+
+from splitinfer.chat import figures
+from splitinfer.chat.commands import COMMANDS
+from splitinfer.chat.flow import Flow
+
+HOLD_ON = 3  # the Ctrl-C, during one answer, that ends the program though the engine has not stopped
+WAITING = "…"
+
+_ERASE = "\r\x1b[K"
+_CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
+_LOOK = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
+
+
+class LineScreen:
+    """Every line that is read is one input."""
+
+    def __init__(self, lines: TextIO) -> None:
+        if isinstance(lines, io.TextIOWrapper):
+            lines.reconfigure(errors="replace")
+        self._lines: Iterable[str] = lines
+        self._console = _console()
+
+    def read(self) -> str | None:
+        line = next(iter(self._lines), None)
+        return None if line is None else line.rstrip("\r\n")
+
+    @contextmanager
+    def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
+        yield _write
+        _write("\n")
+
+    def say(self, text: str) -> None:
+        _show(self._console, text)
+
+    def set_status(self, phrases: list[str]) -> None:
+        """A pipe has no status line."""
+
+    def greet(self, text: str) -> None:
+        """Nor does it need a word of welcome."""
+
+
+class TerminalScreen:
+    """Line editing with history, and Ctrl-C that ends answers instead of the program.
+
+    While it is open it has SIGINT to itself: a Ctrl-C between an answer and the prompt must not end the
+    program either.
+    """
+
+    def __init__(self, history: Path | None) -> None:
+        self._console = _console()
+        self._status: list[str] = []
+        self._hint = ""
+        self._interrupts = _Interrupts()
+        self._prompt: PromptSession[str] = PromptSession(
+            [("class:prompt", "> ")],
+            prompt_continuation="  ",
+            multiline=True,
+            history=InMemoryHistory() if history is None else _Patient(str(history)),
+            key_bindings=self._keys(),
+            bottom_toolbar=self._toolbar,
+            completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
+            complete_while_typing=False,
+            complete_style=CompleteStyle.READLINE_LIKE,
+            reserve_space_for_menu=0,
+            style=_LOOK,
+        )
+
+    def __enter__(self) -> Self:
+        self._interrupts.begin()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._interrupts.end()
+
+    def read(self) -> str | None:
+        self._hint = ""
+        try:
+            return self._prompt.prompt()
+        except EOFError:
+            return None
+
+    @contextmanager
+    def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
+        flow = Flow(self._prompt.output.get_size().columns - 1)
+        last = WAITING
+
+        def write(text: str) -> None:
+            nonlocal last
+            text = text.translate(_CONTROLS)
+            if text:
+                _write((_ERASE if last is WAITING else "") + flow.feed(text))
+                last = text[-1]
+
+        with self._interrupts.go_to(abort), _no_echo():
+            _write(WAITING)
+            yield write
+        _write(_ERASE if last is WAITING else "\n" if last == "\n" else "\n\n")
+
+    def say(self, text: str) -> None:
+        _show(self._console, text)
+
+    def set_status(self, phrases: list[str]) -> None:
+        self._status = phrases
+
+    def greet(self, text: str) -> None:
+        _show(self._console, text)
+
+    # -- the prompt --------------------------------------------------------------------------
+
+    def _toolbar(self) -> str | None:
+        width = self._prompt.output.get_size().columns
+        return self._hint or figures.wrap(self._status, width) or "/help lists the commands"
+
+    def _keys(self) -> KeyBindings:
+        keys = KeyBindings()
+        typing = has_focus(DEFAULT_BUFFER)  # and not in a search through the history
+
+        @keys.add("enter", filter=typing)
+        def send(event: KeyPressEvent) -> None:
+            enter(event.current_buffer)
+
+        @keys.add("escape", "enter", filter=typing)
+        def new_line(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        @keys.add("c-c", filter=typing)
+        @keys.add("<sigint>", filter=typing)
+        def clear(event: KeyPressEvent) -> None:
+            self._hint = "" if event.current_buffer.text else "/quit or Ctrl-D leaves"
+            event.current_buffer.reset()
+
+        return keys
+
+
+def enter(buffer: Buffer) -> None:
+    """What Enter does: a backslash at the end of the line becomes a new line, anything else is sent."""
+    if buffer.document.current_line_before_cursor.endswith("\\"):
+        buffer.delete_before_cursor()
+        buffer.insert_text("\n")
+    else:
+        buffer.validate_and_handle()
+
+
+class _Interrupts:
+    """SIGINT goes to the answer under way, and nowhere if there is none."""
+
+    def __init__(self) -> None:
+        self._abort: Callable[[], None] | None = None
+        self._count = 0
+
+    def begin(self) -> None:
+        self._previous = signal.signal(signal.SIGINT, self._pressed)
+
+    def end(self) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    @contextmanager
+    def go_to(self, abort: Callable[[], None]) -> Iterator[None]:
+        self._count, self._abort = 0, abort
+        try:
+            yield
+        finally:
+            self._count, self._abort = 0, None
+
+    def _pressed(self, _signal: int, _frame: FrameType | None) -> None:
+        self._count += 1
+        if self._abort is not None:
+            self._abort()
+        if self._count >= HOLD_ON:
+            raise KeyboardInterrupt
+
+
+class _Patient(FileHistory):
+    """A history that does without its file when that cannot be read or written."""
+
+    def load_history_strings(self) -> Iterable[str]:
+        with suppress(OSError):
+            return super().load_history_strings()
+        return []
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError, UnicodeError):
+            super().store_string(string)
+
+
+def history_file() -> Path | None:
+    """~/.splitinfer/history, readable by its owner only; ``None`` where it cannot be made."""
+    try:
+        path = Path.home() / ".splitinfer" / "history"
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
+    except (OSError, RuntimeError):
+        return None
+    return path
+
+
+@contextmanager
+def _no_echo() -> Iterator[None]:
+    """Keys pressed meanwhile wait for the prompt instead of mixing with the answer."""
+    fd = sys.stdin.fileno()
+    before = termios.tcgetattr(fd)
+    during = [*before]
+    during[3] &= ~termios.ECHO
+    termios.tcsetattr(fd, termios.TCSANOW, during)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def _console() -> Console:
+    return Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _show(console: Console, text: str) -> None:
+    console.print(Text(text))
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

@@ -1,0 +1,93 @@
+"""Pipelines for tests: a layout dictionary, and workers in this process or on loopback."""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+import splitinfer
+from splitinfer.core.chance import position_key
+from splitinfer.engine.worker import Worker
+from splitinfer.llm import LLM, Settings
+from transports import listen
+
+_names = itertools.count()
+
+
+@contextmanager
+def worker(scheme: str) -> Iterator[str]:
+    """A worker in this process; its address."""
+    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"inproc://stage-{next(_names)}"
+    listener = listen(address)
+    running = Worker(listener)
+    try:
+        yield listener.address
+    finally:
+        assert running.stop(timeout=10)
+
+
+def layout(model: Path | str, cuts: Sequence[int], addresses: Sequence[str], dtype: str = "auto") -> dict[str, Any]:
+    """A layout whose stages hold ``cuts`` layers each."""
+    stages = [{"name": "s0", "layers": cuts[0]}]
+    stages += [
+        {"name": f"s{i}", "layers": n, "address": address}
+        for i, (n, address) in enumerate(zip(cuts[1:], addresses, strict=True), 1)
+    ]
+    return {"model": str(model), "dtype": dtype, "stages": stages}
+
+
+@contextmanager
+def pipeline(
+    model: Path | str, cuts: Sequence[int], scheme: str = "inproc", dtype: str = "auto", **settings: Any
+) -> Iterator[LLM]:
+    """An LLM over ``len(cuts)`` stages, the workers in this process."""
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(worker(scheme)) for _ in cuts[1:]]
+        yield stack.enter_context(LLM(layout(model, cuts, addresses, dtype), settings=Settings(**settings)))
+
+
+def prompt(num_tokens: int, vocab: int = 150, seed: int = 11) -> list[int]:
+    """Token ids that do not repeat soon."""
+    return [(i * 37 + seed + i * i) % vocab for i in range(num_tokens)]
+
+
+def plain_greedy(folder: Path | str, tokens: Sequence[int], num_tokens: int) -> list[int]:
+    """What mlx-lm itself generates greedily, in float32 as the CPU's "auto" has it."""
+    return _plain(folder, tokens, num_tokens, lambda logprobs, _position: mx.argmax(logprobs, axis=-1))
+
+
+def plain_sampled(
+    folder: Path | str, tokens: Sequence[int], num_tokens: int, *, temperature: float, seed: int, vocab_size: int
+) -> list[int]:
+    """What mlx-lm samples when its random key is the one of the position."""
+
+    def choose(logprobs: mx.array, position: int) -> mx.array:
+        key = mx.array(position_key(seed, position), dtype=mx.uint32)
+        return mx.random.categorical(logprobs[:, :vocab_size] * (1.0 / temperature), key=key)
+
+    return _plain(folder, tokens, num_tokens, choose)
+
+
+def _plain(
+    folder: Path | str, tokens: Sequence[int], num_tokens: int, choose: Callable[[mx.array, int], mx.array]
+) -> list[int]:
+    model, _ = load_model(Path(folder))
+    model.set_dtype(mx.float32)
+    cache = make_prompt_cache(model)
+    out: list[int] = []
+    y = mx.array([list(tokens)])
+    for i in range(num_tokens):
+        logits = model(y, cache=cache)[:, -1, :]
+        out.append(int(choose(logits - mx.logsumexp(logits, keepdims=True), len(tokens) + i).item()))
+        y = mx.array([[out[-1]]])
+    return out
+
+
+def tokens_of(llm: LLM, tokens: Sequence[int], **params: Any) -> list[int]:
+    """One request's tokens."""
+    return llm.generate([list(tokens)], splitinfer.SamplingParams(ignore_eos=True, **params))[0].token_ids
