@@ -52,6 +52,7 @@ def coord(
         bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show speed and load of the stages, live.")] = False,
     max_tokens: MaxTokens = 256,
     temp: Temp = 0.0,
     top_p: TopP = 1.0,
@@ -83,7 +84,7 @@ def coord(
         with open_llm(layout, model, settings) as llm:
             if text is None:
                 return run_chat(llm, params)
-            return answer(llm, text, params, raw=raw, as_json=as_json)
+            return answer(llm, text, params, raw=raw, as_json=as_json, status=status)
 
     _finish(run, verbose)
 

@@ -58,25 +58,26 @@ class Request:
 
     def __init__(self, state: RequestState, engine: Engine) -> None:
         self._state, self._engine = state, engine
-        self._output = RequestOutput(state.sequence.num_prompt_tokens)
+        self.output = RequestOutput(state.sequence.num_prompt_tokens)
+        """What has been read so far."""
 
     def __iter__(self) -> Iterator[StreamEvent]:
         """Events as tokens arrive; the last one has a ``finish_reason``. Leaving early aborts the request."""
         try:
-            while self._output.finish_reason is None:
+            while self.output.finish_reason is None:
                 event = self._state.events.get()
-                self._output.add(event)
-                self._output.num_cached_tokens = self._state.sequence.num_reused
+                self.output.add(event)
+                self.output.num_cached_tokens = self._state.sequence.num_reused
                 yield event
         finally:
-            if self._output.finish_reason is None:
+            if self.output.finish_reason is None:
                 self.abort()
 
     def result(self) -> RequestOutput:
         """Wait for the end. A request that could not go on has ``finish_reason`` "error" and keeps its tokens."""
         for _ in self:
             pass
-        return self._output
+        return self.output
 
     def abort(self) -> None:
         """End it where it is, on all stages; it finishes with "abort"."""

@@ -25,7 +25,8 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
     if len(after["stages"]) > 1 and computed > 0:
         phrases.append(f"{size((_sent(after) - _sent(before)) / computed)}/token")
     phrases.append(f"prompt {output.num_prompt_tokens:,}, cached {output.num_cached_tokens:,}")
-    phrases.append(f"answer {len(output.token_ids):,} ({output.finish_reason})")
+    ending = f" ({output.finish_reason})" if output.finish_reason else ""
+    phrases.append(f"answer {len(output.token_ids):,}{ending}")
     return phrases
 
 

@@ -45,7 +45,7 @@ class LineScreen:
         if isinstance(lines, io.TextIOWrapper):
             lines.reconfigure(errors="replace")
         self._lines: Iterable[str] = lines
-        self._console = _console()
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
 
     def read(self) -> str | None:
         line = next(iter(self._lines), None)
@@ -57,7 +57,7 @@ class LineScreen:
         _write("\n")
 
     def say(self, text: str) -> None:
-        _show(self._console, text)
+        self._console.print(Text(text))
 
     def set_status(self, phrases: list[str]) -> None:
         """A pipe has no status line."""
@@ -74,7 +74,7 @@ class TerminalScreen:
     """
 
     def __init__(self, history: Path | None) -> None:
-        self._console = _console()
+        self._console = Console(stderr=True, highlight=False)
         self._status: list[str] = []
         self._hint = ""
         self._interrupts = _Interrupts()
@@ -101,6 +101,7 @@ class TerminalScreen:
 
     def read(self) -> str | None:
         self._hint = ""
+        _write("\n")
         try:
             return self._prompt.prompt()
         except EOFError:
@@ -121,16 +122,16 @@ class TerminalScreen:
         with self._interrupts.go_to(abort), _no_echo():
             _write(WAITING)
             yield write
-        _write(_ERASE if last is WAITING else "\n" if last == "\n" else "\n\n")
+        _write(_ERASE if last is WAITING else "" if last == "\n" else "\n")
 
     def say(self, text: str) -> None:
-        _show(self._console, text)
+        self._console.print(Text(text))
 
     def set_status(self, phrases: list[str]) -> None:
         self._status = phrases
 
     def greet(self, text: str) -> None:
-        _show(self._console, text)
+        self._console.print(Text(text))
 
     # -- the prompt --------------------------------------------------------------------------
 
@@ -160,7 +161,9 @@ class TerminalScreen:
 
 
 def enter(buffer: Buffer) -> None:
-    """What Enter does: a backslash at the end of the line becomes a new line, anything else is sent."""
+    """What Enter does: a backslash at the end of the line becomes a new line, anything that says something is sent."""
+    if not buffer.text.strip():
+        return
     if buffer.document.current_line_before_cursor.endswith("\\"):
         buffer.delete_before_cursor()
         buffer.insert_text("\n")
@@ -233,14 +236,6 @@ def _no_echo() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSANOW, before)
-
-
-def _console() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def _show(console: Console, text: str) -> None:
-    console.print(Text(text))
 
 
 def _write(text: str) -> None:

@@ -98,8 +98,15 @@ class Engine:
 
     def stats(self) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers."""
-        names = [spec.name for spec in self.pipeline.layout.stages]
-        return self.totals.as_dict(names, time.monotonic())
+        stats = self.totals.as_dict([spec.name for spec in self.pipeline.layout.stages], time.monotonic())
+        for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
+            stage |= {
+                "device": ready.device,
+                "weight_bytes": ready.weight_bytes,
+                "kv_bytes_per_token": ready.kv_bytes_per_token,
+                "free_bytes_when_loaded": ready.free_bytes,
+            }
+        return stats
 
     @property
     def scheduler(self) -> Scheduler:

@@ -13,7 +13,7 @@ from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
-from splitinfer.models.memory import check_fit, on_gpu, set_limits
+from splitinfer.models.memory import check_fit, free_bytes, on_gpu, set_limits
 from splitinfer.wire.messages import Load, Progress, Ready
 
 Report = Callable[[Progress], None]
@@ -58,7 +58,7 @@ def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None,
         stage=order.stage,
         weight_bytes=need.weights,
         kv_bytes_per_token=need.kv_per_token,
-        free_bytes=0,
+        free_bytes=free_bytes(),
         rewind=found.rewind,
         device=device_name(),
     )
