@@ -68,7 +68,8 @@ def plain_sampled(
 
     def choose(logprobs: mx.array, position: int) -> mx.array:
         key = mx.array(position_key(seed, position), dtype=mx.uint32)
-        return mx.random.categorical(logprobs[:, :vocab_size] * (1.0 / temperature), key=key)
+        noise = mx.random.gumbel((vocab_size,), key=key)
+        return mx.argmax(logprobs[:, :vocab_size] * (1.0 / temperature) + noise, axis=-1)
 
     return _plain(folder, tokens, num_tokens, choose)
 

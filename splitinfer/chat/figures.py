@@ -13,7 +13,10 @@ Stats = Mapping[str, Any]  # what LLM.stats returns
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
-    """What one answer took, in short phrases; ``before`` and ``after`` are the counters around it."""
+    """What one answer took, in short phrases; ``before`` and ``after`` are the counters around it.
+
+    Also while it is under way: ``output`` so far, the counters now.
+    """
     times = output.token_times
     phrases = []
     if len(times) > 1 and times[-1] > times[0]:
@@ -21,7 +24,7 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
     if times:
         phrases.append(f"first token {seconds(times[0])}")
     phrases.append(f"busy {_busy(before, after)}")
-    computed = output.num_prompt_tokens - output.num_cached_tokens + len(output.token_ids)
+    computed = after["computed_tokens"] - before["computed_tokens"]
     if len(after["stages"]) > 1 and computed > 0:
         phrases.append(f"{size((_sent(after) - _sent(before)) / computed)}/token")
     phrases.append(f"prompt {output.num_prompt_tokens:,}, cached {output.num_cached_tokens:,}")
@@ -45,11 +48,15 @@ def _sent(stats: Stats) -> float:
 
 def stats_table(layout: Layout, stats: Stats) -> str:
     """What /stats shows."""
-    rows = [("stage", "layers", "device", "busy", "steps", "sent")]
+    rows = [("stage", "layers", "device", "weights", "busy", "steps", "sent")]
     for spec, stage in zip(layout.stages, stats["stages"], strict=True):
-        share = percent(stage["busy_percent"] / 100)
-        device = str(stage.get("device") or "")
-        rows.append((spec.name, layers(spec), device, share, f"{stage['steps']:,}", size(stage["bytes_sent"])))
+        device, weights = stage.get("device", ""), stage.get("weight_bytes")
+        rows.append(
+            (
+                *(spec.name, layers(spec), device, "" if weights is None else size(weights)),
+                *(percent(stage["busy_percent"] / 100), f"{stage['steps']:,}", size(stage["bytes_sent"])),
+            )
+        )
     finished = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(stats["finished"].items()))
     totals = (
         f"{stats['prompt_tokens']:,} prompt tokens ({stats['cached_tokens']:,} cached), "

@@ -141,7 +141,10 @@ class Engine:
         """Take in, plan, run, learn: one step goes out at most."""
         self._take_events()
         plan = self.scheduler.schedule()
-        launched = None if plan is None else self.pipeline.launch(plan)
+        launched = None
+        if plan is not None:
+            self.totals.computed_tokens += plan.num_tokens
+            launched = self.pipeline.launch(plan)
         under_way, self._under_way = self._under_way, launched
         if under_way is not None:
             self._learn(self.pipeline.pass_on(under_way))

@@ -22,6 +22,7 @@ class Totals:
 
     stages: list[StageTotals]
     active: float = 0.0
+    computed_tokens: int = 0  # rows that went through the stages
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
@@ -47,14 +48,14 @@ class Totals:
         """Plain numbers for ``LLM.stats``."""
         active = self.active + (now - self._active_since if self._active_since is not None else 0.0)
         sent = sum(stage.bytes_sent for stage in self.stages)
-        computed = self.prompt_tokens - self.cached_tokens + self.generated_tokens
         return {
             "active_seconds": active,
+            "computed_tokens": self.computed_tokens,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
             "finished": dict(self.finished),
-            "bytes_per_token": sent / computed if computed else 0.0,
+            "bytes_per_token": sent / self.computed_tokens if self.computed_tokens else 0.0,
             "stages": [
                 {
                     "name": name,

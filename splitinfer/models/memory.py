@@ -38,7 +38,7 @@ def size(num_bytes: float) -> str:
         if abs(num_bytes) < 1000:
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
+    return f"{num_bytes:,.0f} TB"
 
 
 def on_gpu() -> bool:

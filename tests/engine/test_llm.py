@@ -1,0 +1,216 @@
+"""The library's door, on the demo model in two stages: what a caller sees."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from stages import layout, pipeline, plain_greedy, prompt, tokens_of, worker
+
+import splitinfer
+from splitinfer.demo import TARGET
+from splitinfer.errors import CannotFit, LayoutError, ModelError, RequestError, SplitinferError
+from splitinfer.llm import LLM, Settings
+
+TALE = "Once upon a time there was a king who had three sons"
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pipeline(TARGET, [6, 6], chunk_size=8) as running:
+        yield running
+
+
+def params(**changes: object) -> splitinfer.SamplingParams:
+    return splitinfer.SamplingParams(**{"max_tokens": 24, **changes})  # type: ignore[arg-type]
+
+
+def test_generate_takes_texts_and_token_ids(llm: LLM) -> None:
+    tokens = llm.encode(TALE)
+    outs = llm.generate([TALE, tokens, TALE], params())
+    assert [out.token_ids for out in outs] == [plain_greedy(TARGET, tokens, 24)] * 3
+    assert outs[0].num_prompt_tokens == len(tokens)
+    assert outs[0].finish_reason == "length"
+    assert len(outs[0].token_times) == 24
+    assert outs[0].token_times == sorted(outs[0].token_times)
+    assert llm.generate(tokens, params())[0].token_ids == outs[0].token_ids
+    assert llm.generate([], params()) == []
+
+
+def test_text_is_what_the_tokenizer_says(llm: LLM) -> None:
+    out = llm.generate(TALE, params(max_tokens=40))[0]
+    assert llm.tokenizer is not None
+    assert out.text == llm.tokenizer.decode(out.token_ids)
+
+
+def test_stream_gives_the_same_as_generate(llm: LLM) -> None:
+    events = list(llm.stream(TALE, params()))
+    whole = llm.generate(TALE, params())[0]
+    assert [t for event in events for t in event.token_ids] == whole.token_ids
+    assert "".join(event.text for event in events) == whole.text
+    assert [event.finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+    assert events[-1].finish_reason == "length"
+
+
+def test_many_at_once_change_nothing(llm: LLM) -> None:
+    tales = [TALE, "The wolf said", "In the forest", "A poor woman had", "The princess"]
+    each = [params(temperature=t, seed=i) for i, t in enumerate((0.0, 0.7, 1.0, 0.0, 0.5))]
+    together = llm.generate(tales, each)
+    alone = [llm.generate(tale, p)[0] for tale, p in zip(tales, each, strict=True)]
+    assert [out.token_ids for out in together] == [out.token_ids for out in alone]
+
+
+def test_a_seed_repeats_and_no_seed_does_not(llm: LLM) -> None:
+    first, again = (tokens_of(llm, llm.encode(TALE), max_tokens=24, temperature=1.0, seed=4) for _ in range(2))
+    assert first == again
+    free = [tuple(tokens_of(llm, llm.encode(TALE), max_tokens=24, temperature=1.0)) for _ in range(3)]
+    assert len(set(free)) == 3
+
+
+def test_stop_string_ends_the_text_before_it(llm: LLM) -> None:
+    whole = llm.generate(TALE, params(max_tokens=60))[0].text
+    middle = len(whole) // 2
+    stop = whole[middle : middle + 5]  # lies across tokens
+    out = llm.generate(TALE, params(max_tokens=60, stop=(stop, "never to be found")))[0]
+    assert out.finish_reason == "stop"
+    assert out.text == whole[: whole.index(stop)]
+    assert len(out.token_ids) < 60
+
+
+def test_stop_token_ends_the_request(llm: LLM) -> None:
+    tokens = llm.generate(TALE, params())[0].token_ids
+    out = llm.generate(TALE, params(stop_token_ids=(tokens[9],)))[0]
+    assert out.token_ids == tokens[: tokens.index(tokens[9]) + 1]
+    assert out.finish_reason == "stop"
+
+
+def test_logprobs(llm: LLM) -> None:
+    out = llm.generate(TALE, params(logprobs=3))[0]
+    assert out.logprobs is not None
+    assert [p.token_id for p in out.logprobs] == out.token_ids
+    for p in out.logprobs:
+        assert p.top[0] == (p.token_id, p.logprob)  # greedy
+        assert [value for _, value in p.top] == sorted((value for _, value in p.top), reverse=True)
+        assert sum(math.exp(value) for _, value in p.top) <= 1.0 + 1e-5
+    assert llm.generate(TALE, params())[0].logprobs is None
+
+
+def test_repetition_penalty_is_felt(llm: LLM) -> None:
+    plain, penalized = (
+        tokens_of(llm, llm.encode(TALE), max_tokens=60, repetition_penalty=penalty) for penalty in (1.0, 1.5)
+    )
+    assert len(set(penalized)) > len(set(plain))
+
+
+def test_abort_ends_with_what_there_is(llm: LLM) -> None:
+    request = llm.submit(TALE, params(max_tokens=2000, ignore_eos=True))
+    events = iter(request)
+    first = next(events)
+    request.abort()
+    rest = list(events)
+    assert rest[-1].finish_reason == "abort"
+    assert len(first.token_ids) + sum(len(e.token_ids) for e in rest) < 2000
+    assert llm.generate(TALE, params())[0].token_ids == plain_greedy(TARGET, llm.encode(TALE), 24)
+
+
+def test_leaving_a_stream_aborts_it(llm: LLM) -> None:
+    before = llm.stats()["finished"].get("abort", 0)
+    for _ in llm.stream(TALE, params(max_tokens=2000, ignore_eos=True)):
+        break
+    assert llm.generate(TALE, params())[0].finish_reason == "length"
+    assert llm.stats()["finished"]["abort"] == before + 1
+
+
+def test_a_session_computes_only_what_is_new(llm: LLM) -> None:
+    first = llm.submit(TALE, params(), session="s").result()
+    so_far = llm.encode(TALE) + first.token_ids
+    turn = [*so_far, *llm.encode(" and then")]
+    second = llm.submit(turn, params(), session="s").result()
+    assert second.num_cached_tokens == len(so_far) - 1  # the last token's KV was never needed
+    assert second.token_ids == llm.generate(turn, params())[0].token_ids
+    edited = [*turn[:20], *llm.encode(" but the queen")]
+    third = llm.submit(edited, params(), session="s").result()
+    assert third.num_cached_tokens == 20
+    assert third.token_ids == llm.generate(edited, params())[0].token_ids
+    llm.forget("s")
+    assert llm.submit(turn, params(), session="s").result().num_cached_tokens == 0
+    llm.forget("s")
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "deepseek_v3"])
+def test_sessions_of_other_caches(name: str, tiny_folder: Callable[..., Path]) -> None:
+    """A window goes back by its slack, a recurrent state not at all; the tokens are right all the same."""
+    with pipeline(tiny_folder(name), [2, 2] if name != "gemma3_text" else [2, 4], chunk_size=16) as llm:
+        ignore = params(ignore_eos=True, temperature=0.8, seed=2)
+        start = prompt(50)
+        first = llm.submit(start, ignore, session="s").result()
+        turn = [*start, *first.token_ids, 7, 8, 9]
+        second = llm.submit(turn, ignore, session="s").result()
+        assert second.num_cached_tokens == len(turn) - 4
+        edited = [*turn[:60], 1, 2, 3]
+        third = llm.submit(edited, ignore, session="s").result()
+        assert third.num_cached_tokens == (0 if name == "qwen3_next" else 60)
+        if name != "qwen3_next":  # there equal chunking is what equality needs
+            assert second.token_ids == llm.submit(turn, ignore).result().token_ids
+        assert third.token_ids == llm.submit(edited, ignore).result().token_ids
+
+
+def test_stats_are_plain_numbers(llm: LLM) -> None:
+    stats = llm.stats()
+    assert [stage["name"] for stage in stats["stages"]] == ["s0", "s1"]
+    assert all(0 < stage["busy_percent"] <= 101 for stage in stats["stages"])
+    # Half of the demo model in float32, and the (tied) embedding on both stages.
+    assert all(9e6 < stage["weight_bytes"] < 13e6 for stage in stats["stages"])
+    assert stats["bytes_per_token"] == 192 * 4
+
+
+@pytest.mark.parametrize(
+    ("bad", "sentence"),
+    [
+        ([], "the prompt is empty"),
+        ([5] * 5000, "the prompt has 5,000 tokens, but the model's context is 4,096"),
+        ([5, 99999], "token id 99999 is not in the model's vocabulary of 2,048"),
+        ([-1], "token id -1 is not"),
+    ],
+)
+def test_prompts_that_cannot_be(llm: LLM, bad: list[int], sentence: str) -> None:
+    with pytest.raises(RequestError, match=sentence):
+        llm.submit(bad)
+
+
+def test_the_context_ends_an_answer(tiny_folder: Callable[..., Path]) -> None:
+    with pipeline(tiny_folder("llama"), [2, 2]) as llm:
+        out = llm.generate([prompt(500)], params(max_tokens=100, ignore_eos=True))[0]
+        assert (len(out.token_ids), out.finish_reason) == (12, "length")
+
+
+def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Callable[..., Path]) -> None:
+    with pytest.raises(LayoutError, match=r"holds 11 layers \(5 \+ 6\), but the model has 12"):
+        LLM(layout("demo", [5, 6], ["local"]))
+    with pytest.raises(LayoutError, match="names no model"):
+        LLM({"stages": [{"name": "a", "layers": 12}]})
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        LLM(layout(tmp_path, [12], []))
+    with pytest.raises(LayoutError, match="has another vocabulary"):
+        LLM({**layout("demo", [12], []), "draft": str(tiny_folder("llama"))})
+
+
+def test_what_cannot_fit_is_refused_with_numbers() -> None:
+    with pytest.raises(CannotFit, match=r"stage s0 .* needs 20.5 MB of weights and .* GB free"):
+        LLM(layout("demo", [12], []), settings=Settings(kv_tokens=10**12))
+
+
+def test_a_closed_llm_says_so() -> None:
+    with worker("inproc") as address:
+        llm = LLM(layout("demo", [6, 6], [address]))
+        pending = llm.submit(TALE, params(max_tokens=3000, ignore_eos=True))
+        llm.close()
+        assert pending.result().finish_reason == "abort"
+        with pytest.raises(SplitinferError, match="closed"):
+            llm.submit(TALE)
+        llm.close()
+
+
+def test_the_name_of_a_local_worker_is_enough() -> None:
+    with LLM("demo.yaml") as llm:
+        assert tokens_of(llm, llm.encode(TALE), max_tokens=8) == plain_greedy(TARGET, llm.encode(TALE), 8)
