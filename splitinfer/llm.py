@@ -22,8 +22,9 @@ from splitinfer.core import sequence as core
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler import SchedulerConfig
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.crew import Event
 from splitinfer.engine.engine import Engine
-from splitinfer.engine.pipeline import Event, Pipeline, PipelineOrder
+from splitinfer.engine.pipeline import Pipeline, PipelineOrder
 from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
 from splitinfer.errors import LayoutError, ModelError, RequestError
 from splitinfer.models.checkpoint import Checkpoint
@@ -51,6 +52,7 @@ class Settings:
     max_running: int | None = None
     kv_tokens: int | None = None
     connect_timeout: float = 10.0
+    rejoin_timeout: float = 0.0
 
 
 class Request:
@@ -113,7 +115,8 @@ class LLM:
         _check_draft(self.layout, self.tokenizer)
         self._ids = itertools.count(1)
         self._text_lock = threading.Lock()  # a Hugging Face tokenizer is for one thread at a time
-        self._engine = Engine(self._build(notice or (lambda _name, _progress: None)), self._configure)
+        build = self._build(notice or (lambda _name, _progress: None))
+        self._engine = Engine(build, self._configure, self.settings.rejoin_timeout)
         try:
             self._engine.wait_until_ready()
         except BaseException:

@@ -38,11 +38,10 @@ class Flow:
     def _over_the_edge(self, char: str, cells: int) -> str:
         if char.isspace():
             return self._break("\n")  # the break stands for the space
-        moved = cell_len(self._word)
-        if cells > 1 or moved == self._column:  # a break is allowed here, or the word fills the line
+        word, moved = self._word, cell_len(self._word)
+        if cells > 1 or moved in (0, self._column):  # a break is allowed here, or the word fills the line
             return self._break("\n") + self._one(char)
-        word, back = self._word, f"\x1b[{moved}D\x1b[K" if moved else ""
-        return self._break(back + "\n") + "".join(map(self._one, word + char))
+        return self._break(f"\x1b[{moved}D\x1b[K\n") + "".join(map(self._one, word + char))
 
     def _break(self, written: str) -> str:
         self._column, self._word = 0, ""

@@ -101,9 +101,11 @@ class TerminalScreen:
 
     def read(self) -> str | None:
         self._hint = ""
+        self._interrupts.forget()
         _write("\n")
         try:
-            return self._prompt.prompt()
+            with _sigterm_waits_for(self._prompt) as leave_if_due:
+                return self._prompt.prompt(pre_run=leave_if_due)
         except EOFError:
             return None
 
@@ -190,7 +192,11 @@ class _Interrupts:
         try:
             yield
         finally:
-            self._count, self._abort = 0, None
+            self.forget()
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self._count, self._abort = 0, None
 
     def _pressed(self, _signal: int, _frame: FrameType | None) -> None:
         self._count += 1
@@ -198,6 +204,33 @@ class _Interrupts:
             self._abort()
         if self._count >= HOLD_ON:
             raise KeyboardInterrupt
+
+
+@contextmanager
+def _sigterm_waits_for(prompt: PromptSession[str]) -> Iterator[Callable[[], None]]:
+    """SIGTERM ends the prompt first, which puts the terminal in order, and then does what it did before.
+
+    Its handler raises, and prompt_toolkit has no place where it could do that without harm.
+    """
+    has_come = False
+
+    def leave_if_due() -> None:
+        if has_come and prompt.app.is_running and not prompt.app.is_done:
+            prompt.app.exit(exception=EOFError)
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        nonlocal has_come
+        has_come = True
+        if prompt.app.loop is not None:
+            prompt.app.loop.call_soon_threadsafe(leave_if_due)
+
+    previous = signal.signal(signal.SIGTERM, note)
+    try:
+        yield leave_if_due
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if has_come:
+            signal.raise_signal(signal.SIGTERM)
 
 
 class _Patient(FileHistory):

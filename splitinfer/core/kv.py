@@ -23,9 +23,10 @@ def least_rewind(limits: Iterable[int | None]) -> int | None:
 def reusable(num_held: int, num_common: int, num_wanted: int, rewind: int | None) -> int:
     """How many leading tokens of a new request need not be computed again.
 
-    ``num_held`` tokens have KV on every stage, the first ``num_common`` of them are the request's
-    too, the request has ``num_wanted`` tokens, and caches go back at most ``rewind`` tokens. At
-    least one token is always computed: without it there are no logits to sample from.
+    ``num_held`` tokens have KV on every stage (or had: caches that went back count from the furthest
+    they ever came), the first ``num_common`` of them are the request's too, the request has
+    ``num_wanted`` tokens, and caches go back at most ``rewind`` tokens. At least one token is always
+    computed: without it there are no logits to sample from.
 
     >>> reusable(100, 100, 132, None), reusable(100, 40, 132, None), reusable(100, 40, 132, 0)
     (100, 40, 0)

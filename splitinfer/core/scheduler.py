@@ -100,6 +100,18 @@ class Scheduler:
                 events += self._append(seq, sampled.get(part.seq_id, ()))
         return events
 
+    def replay(self) -> None:
+        """The stages have forgotten everything: compute every running sequence again from its tokens.
+
+        Nothing that was sampled is lost or sampled twice: tokens are here, and those still to come depend
+        on nothing else. Sessions that nobody uses lose their KV and nothing more.
+        """
+        self._plans.clear()
+        self._freed.clear()
+        self.held.clear()
+        for seq in self.running:
+            seq.forget_stages()
+
     def drop(self, session: str) -> None:
         """Forget a session: its KV is freed by the next plan."""
         seq = self.held.pop(session, None)
@@ -155,11 +167,13 @@ class Scheduler:
         if held is None:
             return
         computed = held.tokens[: held.num_scheduled]
-        kept = reusable(len(computed), common_prefix(computed, seq.tokens), len(seq.tokens), self.config.rewind)
+        furthest = max(held.furthest, len(computed))
+        kept = reusable(furthest, common_prefix(computed, seq.tokens), len(seq.tokens), self.config.rewind)
         if kept == 0:
             self._freed.append(held.seq_id)
             return
         seq.parent, seq.num_reused, seq.num_scheduled = held.seq_id, kept, kept
+        seq.furthest = furthest
 
     def _next_slices(self) -> Iterator[tuple[Sequence, Slice]]:
         for seq in self.running:

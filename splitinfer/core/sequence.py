@@ -95,6 +95,7 @@ class Sequence:
     session: str | None = None  # KV is held for the next request of this session
     parent: int | None = None  # the sequence whose KV this one takes over
     num_reused: int = 0  # tokens whose KV came with the parent
+    furthest: int = 0  # most tokens the KV taken over ever held: how far caches go back counts from there
     num_scheduled: int = 0
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
     is_known: bool = False  # whether the stages have been told its static data
@@ -114,6 +115,11 @@ class Sequence:
     def num_generated(self) -> int:
         """Tokens sampled so far."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    def forget_stages(self) -> None:
+        """Start over on stages that know nothing of this sequence; its tokens stay."""
+        self.parent, self.num_reused, self.num_scheduled, self.num_in_flight = None, 0, 0, 0
+        self.is_known = False
 
     def append(self, token_id: int, max_len: int) -> FinishReason | None:
         """Take one sampled token; say whether the sequence ends with it.

@@ -5,8 +5,12 @@
     run                      launch it on the own layers; pass the step before it on to the next stage
     learn                    a result gives tokens; tokens go to their readers
 
+When a worker is lost, the loop opens the pipeline again as soon as that can be done, and computes what
+the stages held from the tokens, which are all here: readers see a pause. Only when nobody comes back in
+time, or the same loss comes again and again, does every request end, with one sentence.
+
 Launching a step before waiting for the one before it keeps the device fed; ``max_in_flight`` plans keep
-every stage fed. When the pipeline fails, every request ends with the same one sentence.
+every stage fed.
 """
 
 import logging
@@ -19,16 +23,22 @@ from typing import Any
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler import Scheduler, SchedulerConfig
 from splitinfer.core.sequence import FinishReason
+from splitinfer.core.watch import Losses, Patience, StallWatch
+from splitinfer.engine.crew import Event
 from splitinfer.engine.figures import StageTotals, Totals
-from splitinfer.engine.pipeline import Event, Pipeline
+from splitinfer.engine.pipeline import Pipeline
 from splitinfer.engine.requests import RequestState
 from splitinfer.engine.stage_runner import Launched
 from splitinfer.engine.threads import join
-from splitinfer.errors import PeerError, SplitinferError
+from splitinfer.errors import PeerError, SplitinferError, WorkerLost
 
 log = logging.getLogger(__name__)
 
 Call = Callable[[], None]
+
+_WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
+_RECONNECT = 1.0  # seconds one attempt to reach a worker takes, so that aborts are heard in between
+_RETRY_EVERY = 0.25  # seconds between attempts
 
 
 class _Stop(Exception):
@@ -39,15 +49,20 @@ class Engine:
     """Runs a pipeline for many requests.
 
     ``build`` makes the pipeline, given where to put its events; ``configure`` makes the scheduler's
-    bounds once the stages are known. Both run on the engine's thread.
+    bounds once the stages are known. Both run on the engine's thread. ``rejoin_timeout``: seconds that
+    requests wait for a lost worker to come back; 0 ends them at once.
     """
 
     def __init__(
-        self, build: Callable[[Callable[[Event], None]], Pipeline], configure: Callable[[Pipeline], SchedulerConfig]
+        self,
+        build: Callable[[Callable[[Event], None]], Pipeline],
+        configure: Callable[[Pipeline], SchedulerConfig],
+        rejoin_timeout: float,
     ) -> None:
         self._inbox: queue.SimpleQueue[Event | Call] = queue.SimpleQueue()
         self._requests: dict[int, RequestState] = {}
         self._under_way: Launched | None = None
+        self._watch, self._losses, self._rejoin_timeout = StallWatch(), Losses(), rejoin_timeout
         self._started = threading.Event()
         self._closing = threading.Lock()
         self.failure: SplitinferError | None = None
@@ -124,7 +139,10 @@ class Engine:
             self.totals = Totals([StageTotals() for _ in range(self.pipeline.num_stages)])
             self._started.set()
             while True:
-                self._turn()
+                try:
+                    self._turn()
+                except WorkerLost as loss:
+                    self._rejoin(loss)
         except _Stop:
             self.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
         except SplitinferError as error:
@@ -144,6 +162,7 @@ class Engine:
         launched = None
         if plan is not None:
             self.totals.computed_tokens += plan.num_tokens
+            self._watch.waiting(time.monotonic())
             launched = self.pipeline.launch(plan)
         under_way, self._under_way = self._under_way, launched
         if under_way is not None:
@@ -152,21 +171,28 @@ class Engine:
     def _take_events(self) -> None:
         """Everything that has come; waits for the first only when there is nothing else to do."""
         nothing_to_do = self._under_way is None and not self.scheduler.can_schedule
-        while True:
-            try:
-                event = self._inbox.get(block=nothing_to_do)
-            except queue.Empty:
-                return
+        while (event := self._next_event(wait=nothing_to_do)) is not None:
             if isinstance(event, tuple):
                 self._learn(self.pipeline.hear(event))
             else:
                 event()
             nothing_to_do = False
 
+    def _next_event(self, *, wait: bool) -> Event | Call | None:
+        while True:
+            try:
+                return self._inbox.get(block=wait, timeout=_WATCH_EVERY)
+            except queue.Empty:
+                if not wait:
+                    return None
+                if self._watch.is_stuck(time.monotonic()):
+                    raise self.pipeline.stuck_worker(self._watch.limit) from None
+
     def _learn(self, result: StepResult | None) -> None:
         if result is None:
             return
         events = self.scheduler.update(result)
+        self._watch.answered(time.monotonic(), more=self.scheduler.num_in_flight > 0)
         self.totals.step(result)
         for event in events:
             state = self._requests.get(event.seq_id)
@@ -177,6 +203,49 @@ class Engine:
             if reason is not None:
                 self.scheduler.finish(event.seq_id, reason)
                 self._forget(event.seq_id, reason)
+
+    # -- a worker is lost --------------------------------------------------------------------
+
+    def _rejoin(self, loss: WorkerLost) -> None:
+        """Wait for all stages to be back, then have them compute what they held.
+
+        Raises:
+            WorkerLost: it took too long, or it is no use.
+        """
+        if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
+            raise loss
+        log.warning("%s; waiting up to %.0f s for it to come back", loss, self._rejoin_timeout)
+        self._under_way = None
+        self._watch.reset()
+        self.pipeline.leave(str(loss))
+        patience, reason = Patience(self._rejoin_timeout), self._try_again()
+        while reason is not None:
+            self._take_calls()
+            if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
+                raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
+            reason = self._try_again()
+        self.scheduler.replay()
+        self.totals.rejoins += 1
+        log.warning("all stages are back; going on where it stopped")
+
+    def _try_again(self) -> str | None:
+        """Open the pipeline again; the reason if that cannot be done yet."""
+        try:
+            self.pipeline.open(connect_timeout=_RECONNECT)
+        except PeerError as error:
+            return str(error)
+        return None
+
+    def _take_calls(self) -> None:
+        """Submissions and aborts go on while a stage is away; what its links still say means nothing."""
+        give_up = time.monotonic() + _RETRY_EVERY
+        while (left := give_up - time.monotonic()) > 0:
+            try:
+                event = self._inbox.get(timeout=left)
+            except queue.Empty:
+                return
+            if not isinstance(event, tuple):
+                event()
 
     # -- requests ----------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    rejoins: int = 0  # times a lost worker came back
     finished: dict[str, int] = field(default_factory=dict)
     _active_since: float | None = None
 
@@ -54,6 +55,7 @@ class Totals:
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
+            "rejoins": self.rejoins,
             "finished": dict(self.finished),
             "bytes_per_token": sent / self.computed_tokens if self.computed_tokens else 0.0,
             "stages": [

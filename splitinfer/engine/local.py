@@ -18,6 +18,7 @@ class LocalWorker:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._address: str | None = None
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
         command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child"]
         self._process = subprocess.Popen(
@@ -29,16 +30,24 @@ class LocalWorker:
         """The child's process id."""
         return self._process.pid
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
     def address(self) -> str:
         """Where it listens; waits until it says so.
 
         Raises:
             WorkerUnreachable: it ended instead, with its last words.
         """
+        if self._address is not None:
+            return self._address
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         try:
-            return str(json.loads(line)["address"])
+            self._address = str(json.loads(line)["address"])
+            return self._address
         except (ValueError, KeyError, TypeError):
             raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_words()}") from None
 

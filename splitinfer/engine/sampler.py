@@ -1,9 +1,10 @@
 """Logits to tokens, keyed by position.
 
 Sampling adds Gumbel noise to the scaled log probabilities and takes the largest (the Gumbel-max
-trick), which draws from their softmax. The noise of a row comes from the key of the position it fills (``core.chance``) and is drawn at the *tokenizer's* vocabulary size, so neither the
-other rows of the batch, nor the cut, nor a model's padding of its vocabulary can change it. Filters
-are mlx-lm's own functions in mlx-lm's order.
+trick), which draws from their softmax. The noise of a row comes from the key of the position it fills
+(``core.chance``) and is drawn at the *tokenizer's* vocabulary size, so neither the other rows of the
+batch, nor the cut, nor a model's padding of its vocabulary can change it. Filters are mlx-lm's own
+functions in mlx-lm's order.
 """
 
 from collections import defaultdict

@@ -156,6 +156,7 @@ def test_sessions_of_other_caches(name: str, tiny_folder: Callable[..., Path]) -
 
 
 def test_stats_are_plain_numbers(llm: LLM) -> None:
+    llm.generate(TALE, params())
     stats = llm.stats()
     assert [stage["name"] for stage in stats["stages"]] == ["s0", "s1"]
     assert all(0 < stage["busy_percent"] <= 101 for stage in stats["stages"])

@@ -1,0 +1,163 @@
+"""The workers of one session: reached, greeted, ordered to load, joined to each other.
+
+A crew is fail-stop: the first worker that is lost ends it, with one error that names the worker. A
+pipeline that goes on after that makes a new crew; what the old one's links still deliver belongs to
+nobody.
+"""
+
+import queue
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from splitinfer.core.layout import StageSpec
+from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
+from splitinfer.wire import codec
+from splitinfer.wire.messages import Connect, Connected, Fault, Hello, Load, Message, Progress, Ready, Refuse, Welcome
+from splitinfer.wire.session import Session
+from transports import AddressError, Frame, Link, LinkClosed, LinkTimeout, TransportError, connect
+
+Notice = Callable[[int, Progress], None]  # stage number, how far it is
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One worker as the coordinator knows it."""
+
+    stage: int
+    spec: StageSpec
+    address: str
+    link: Link
+    session: Session = field(default_factory=lambda: Session(opened=True))
+
+    def say(self, message: Message) -> None:
+        """Send one message. Raises LinkClosed, ProtocolError."""
+        self.session.sending(message)
+        self.link.send(Frame(codec.encode(message)))
+
+    def hear(self, item: Frame | LinkClosed) -> Message:
+        """Read one message.
+
+        Raises:
+            WorkerLost: the link ended, or the worker said it cannot go on.
+            Refused: the worker said no.
+            ProtocolError: it said something that may not follow.
+        """
+        if isinstance(item, LinkClosed):
+            raise WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {item.reason or 'it closed the link'}")
+        message = codec.decode(item.header)
+        self.session.received(message)
+        if isinstance(message, Refuse):
+            raise Refused(f"worker {self.spec.name} ({self.address}) refused: {message.reason}")
+        if isinstance(message, Fault):
+            raise WorkerLost(f"worker {self.spec.name} ({self.address}) cannot go on: {message.reason}")
+        return message
+
+
+Event = tuple[Peer, Frame | LinkClosed]
+
+
+class Crew:
+    """Links to the workers ``at``: (stage number, its spec, its address), in the order of the stages.
+
+    ``put`` gets an ``Event`` for everything a worker says once ``hand_over`` was called.
+    """
+
+    def __init__(self, put: Callable[[Event], None], notice: Notice) -> None:
+        self._put, self._notice = put, notice
+        self._session_id = uuid.uuid4().hex
+        self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
+        self._handing_over = threading.Lock()
+        self.peers: list[Peer] = []
+
+    def reach(self, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
+        """Connect to one worker and be welcomed, within ``timeout`` seconds each.
+
+        Raises:
+            WorkerUnreachable: nobody there, or no answer.
+            Refused: it said no.
+        """
+        link = _connect(spec, address, timeout)
+        peer = Peer(stage, spec, address, link)
+        try:
+            peer.say(Hello("coordinator", machine_name(), self._session_id, own_versions()))
+            answer = peer.hear(link.recv(timeout=timeout))
+        except (TransportError, PeerError) as error:
+            link.abort("the greeting failed")
+            if isinstance(error, PeerError):
+                raise
+            raise WorkerUnreachable(f"worker {spec.name} ({address}) did not answer: {error}") from error
+        assert isinstance(answer, Welcome)
+        link.deliver_to(lambda item: self._deliver(peer, item))
+        self.peers.append(peer)
+
+    def order(self, orders: Sequence[Load]) -> None:
+        """Order every worker to load its part; they do so at the same time."""
+        for peer, load in zip(self.peers, orders, strict=True):
+            peer.say(load)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no link has ended."""
+        return all(peer.link.closed is None for peer in self.peers)
+
+    def await_ready(self) -> list[Ready]:
+        """Wait until all have loaded, passing on what they report.
+
+        Raises:
+            PeerError: a worker refused, failed or is gone.
+        """
+        ready: dict[int, Ready] = {}
+        while len(ready) < len(self.peers):
+            peer, message = self._next_message()
+            if isinstance(message, Progress):
+                self._notice(peer.stage, message)
+            elif isinstance(message, Ready):
+                ready[peer.stage] = message
+        return [ready[peer.stage] for peer in self.peers]
+
+    def join(self) -> None:
+        """Every worker but the last opens its data link to the next."""
+        for peer, following in zip(self.peers, self.peers[1:], strict=False):
+            peer.say(Connect(following.address))
+        waiting = {peer.stage for peer in self.peers[:-1]}
+        while waiting:
+            peer, message = self._next_message()
+            if isinstance(message, Connected):
+                waiting.discard(peer.stage)
+
+    def hand_over(self) -> None:
+        """From now on everything goes to ``put``; what came in between goes first."""
+        with self._handing_over:
+            while self._opening is not None and not self._opening.empty():
+                self._put(self._opening.get())
+            self._opening = None
+
+    def close(self, reason: str) -> None:
+        """Say goodbye to all, the last stage first, so that nobody takes its neighbour's end for a loss."""
+        for peer in reversed(self.peers):
+            peer.link.close(reason)
+
+    def _next_message(self) -> tuple[Peer, Message]:
+        assert self._opening is not None
+        peer, item = self._opening.get()
+        return peer, peer.hear(item)
+
+    def _deliver(self, peer: Peer, item: Frame | LinkClosed) -> None:
+        with self._handing_over:
+            put = self._put if self._opening is None else self._opening.put
+            put((peer, item))
+
+
+def _connect(spec: StageSpec, address: str, timeout: float) -> Link:
+    try:
+        return connect(address, timeout=timeout)
+    except (LinkTimeout, LinkClosed) as error:
+        raise WorkerUnreachable(
+            f"worker {spec.name} is not at {address} (tried for {timeout:.0f} s); "
+            f"start it there with: splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
+        ) from error
+    except AddressError as error:
+        raise WorkerUnreachable(f"worker {spec.name}: {error}") from error

@@ -1,0 +1,317 @@
+"""Inputs carried out: with a made-up model for what must happen, with the demo for what really does."""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitinfer.chat.chat import Chat
+from splitinfer.chat.commands import COMMANDS
+from splitinfer.chat.conversation import Conversation, Turn
+from splitinfer.core.layout import Layout, lay_out
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.demo import TARGET
+from splitinfer.engine.requests import RequestOutput, StreamEvent
+from splitinfer.errors import PeerError, RequestError
+from splitinfer.llm import LLM, Settings
+
+
+class Script:
+    """A screen that types what it was given and writes everything down."""
+
+    def __init__(self, *inputs: str, stop_after: int | None = None) -> None:
+        self.inputs = list(inputs)
+        self.answers: list[str] = []
+        self.said: list[str] = []
+        self.status: list[str] = []
+        self._stop_after = stop_after
+
+    def read(self) -> str | None:
+        return self.inputs.pop(0) if self.inputs else None
+
+    @contextmanager
+    def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
+        self.answers.append("")
+        count = 0
+
+        def write(text: str) -> None:
+            nonlocal count
+            self.answers[-1] += text
+            count += 1
+            if count == self._stop_after:
+                abort()
+
+        yield write
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def set_status(self, phrases: list[str]) -> None:
+        self.status = phrases
+
+    def greet(self, text: str) -> None:
+        pass
+
+
+class MadeUpRequest:
+    def __init__(self, events: list[StreamEvent], num_prompt: int) -> None:
+        self._events = events
+        self.output = RequestOutput(num_prompt)
+
+    def __iter__(self) -> Iterator[StreamEvent]:
+        while self.output.finish_reason is None:
+            event = self._events.pop(0)
+            self.output.add(event)
+            yield event
+
+    def result(self) -> RequestOutput:
+        for _ in self:
+            pass
+        return self.output
+
+    def abort(self) -> None:
+        self._events[:] = [StreamEvent((), "", 1.0, "abort")]
+
+
+class MadeUpLLM:
+    """Answers "yes it is" in three tokens; a token for each character of a prompt, 100 at most."""
+
+    layout = Layout(lay_out([("a", 1, None)]), model="made up")
+    context_length = 100
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.prompts: list[str] = []
+        self.forgotten = 0
+        self.failure: str | None = None
+
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        return [ord(c) for c in "|".join(m["content"] for m in messages)]
+
+    def submit(self, tokens: list[int], params: SamplingParams, *, session: str) -> MadeUpRequest:
+        assert session == "chat"
+        if len(tokens) >= self.context_length:
+            raise RequestError("too long")
+        self.prompts.append("".join(map(chr, tokens)))
+        events = [StreamEvent((i,), text, i / 10) for i, text in enumerate(["yes", " it", ""], 1)]
+        last = StreamEvent((), "", 0.4, "error", error=self.failure) if self.failure else None
+        return MadeUpRequest([*events, last or StreamEvent((4,), " is", 0.4, "stop")], len(tokens))
+
+    def forget(self, session: str) -> None:
+        self.forgotten += 1
+
+    def stats(self) -> dict[str, Any]:
+        stage = {"name": "a", "busy_seconds": 0.0, "busy_percent": 0.0, "steps": 0, "bytes_sent": 0}
+        counts = dict.fromkeys(("computed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens"), 0)
+        return {"active_seconds": 0.0, "bytes_per_token": 0.0, "finished": {}, "stages": [stage], **counts}
+
+
+def run(*inputs: str, llm: Any = None, stop_after: int | None = None, max_tokens: int = 10) -> tuple[Chat, Script, int]:
+    screen = Script(*inputs, stop_after=stop_after)
+    chat = Chat(llm or MadeUpLLM(), SamplingParams(max_tokens=max_tokens), screen)
+    return chat, screen, chat.run()
+
+
+def test_every_command_is_carried_out(tmp_path: Path):
+    file = tmp_path / "x.json"
+    llm = MadeUpLLM()
+    for name in COMMANDS:
+        argument = f" {file}" if COMMANDS[name].argument == "FILE" else ""
+        chat, screen, code = run(f"/{name}{argument}", llm=llm)
+        assert (code, chat.has_refused) == (0, False)
+        assert screen.said or name == "quit"
+
+
+def test_turns_go_into_the_next_prompt():
+    llm = MadeUpLLM()
+    chat, screen, code = run("/system S", "one", "two", "/reset", "three", "/system clear", "four", llm=llm)
+    assert llm.prompts == ["S|one", "S|one|yes it is|two", "S|three", "three|yes it is|four"]
+    assert screen.answers == ["yes it is"] * 4
+    assert (code, chat.has_refused) == (0, False)
+
+
+def test_quit_ends_before_the_rest():
+    assert run("/quit", "one")[1].inputs == ["one"]
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came():
+    chat, screen, code = run("one", stop_after=2)
+    assert chat.conversation.turns == (Turn("one", "yes it"),)
+    assert screen.said == ["[stopped]"]
+    assert code == 0
+
+
+def test_a_turn_that_was_stopped_before_its_answer_is_forgotten():
+    llm = MadeUpLLM()
+    submit = llm.submit
+
+    def stopped(*args: Any, **kwargs: Any) -> MadeUpRequest:
+        request = submit(*args, **kwargs)
+        request.abort()
+        return request
+
+    llm.submit = stopped  # type: ignore[method-assign]
+    chat, screen, _ = run("one", llm=llm)
+    assert chat.conversation.turns == ()
+    assert "forgotten" in screen.said[0]
+
+
+def test_the_oldest_turns_are_dropped_and_it_is_said():
+    llm = MadeUpLLM()
+    asked = [f"{i:010}" for i in range(6)]
+    _, screen, code = run("/system S", *asked, llm=llm)
+    assert code == 0
+    assert all(prompt.startswith("S|") and len(prompt) <= 90 for prompt in llm.prompts)
+    assert [line for line in screen.said if "dropped" in line] == [
+        "the 2 oldest turns were dropped: the conversation had outgrown the model's context"
+    ]
+
+
+def test_a_text_too_long_changes_nothing():
+    llm = MadeUpLLM()
+    chat, screen, code = run("one", "x" * 200, "two", llm=llm)
+    assert [turn.user for turn in chat.conversation.turns] == ["one", "two"]
+    assert (screen.said, code, chat.has_refused) == (["too long"], 0, True)
+
+
+def test_context_is_less_if_memory_was_asked_for_less():
+    llm = MadeUpLLM()
+    llm.settings = Settings(kv_tokens=30)
+    run(*["0123456789"] * 3, llm=llm, max_tokens=5)
+    assert all(len(prompt) <= 25 for prompt in llm.prompts)
+
+
+def test_a_pipeline_that_is_gone_ends_the_chat():
+    llm = MadeUpLLM()
+    llm.failure = "worker mini is gone"
+    _, screen, code = run("one", "two", llm=llm)
+    assert (screen.answers, screen.said, code) == (["yes it"], ["worker mini is gone"], 1)
+
+    def refuse(*_args: Any, **_kwargs: Any) -> MadeUpRequest:
+        raise PeerError("it was gone before")
+
+    llm.submit = refuse  # type: ignore[method-assign]
+    assert run("one", llm=llm)[1].said == ["it was gone before"]
+
+
+def test_temperature():
+    chat, screen, _ = run("/temp", "/temp 0.7", "/temp -1", "/temp nan", "/temp warm")
+    assert chat.params.temperature == 0.7
+    assert screen.said == [
+        "the temperature is 0",
+        "the temperature is 0.7",
+        "temperature must be 0 or more, not -1.0",
+        "temperature must be 0 or more, not nan",
+        "the temperature must be a number, not 'warm'",
+    ]
+
+
+def test_save_and_load(tmp_path: Path):
+    file = tmp_path / "talk.json"
+    llm = MadeUpLLM()
+    _, screen, _ = run("/system S", "one", f"/save {file}", f"/save {file}", llm=llm)
+    assert screen.said[-2:] == [f"1 turn saved to {file}", f"{file} is there already; choose another name"]
+    assert json.loads(file.read_text())[1] == {"role": "user", "content": "one"}
+    forgotten = llm.forgotten
+    chat, screen, _ = run(f"/load {file}", llm=llm)
+    assert chat.conversation == Conversation("S", (Turn("one", "yes it is"),))
+    assert llm.forgotten == forgotten + 2  # once for the file, once at the end
+
+
+def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path):
+    (tmp_path / "latin").write_bytes(b'["\xe9"]')
+    (tmp_path / "other").write_text("{}")
+    names = ["latin", "other", "none", "."]
+    chat, screen, code = run(*(f"/load {tmp_path / name}" for name in names), "/load ~nobody-here/x", "/save /no/where")
+    assert [line.partition(": ")[2] for line in screen.said] == [
+        "it is not UTF-8 text (byte 2)",
+        "it holds no list of messages",
+        "No such file or directory",
+        "it is no file",
+        "Could not determine home directory.",
+        "No such file or directory",
+    ]
+    assert (chat.conversation, chat.has_refused, code) == (Conversation(), True, 0)
+
+
+# -- the demo ----------------------------------------------------------------------------------------
+
+CONTINUES = (
+    "{% for m in messages %}{{ m['content'] }}{% if m['role'] != 'user' and not loop.last %}\n\n{% endif %}{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def continuing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """The demo with a template that adds nothing between a text and its answer, whole on one stage."""
+    folder = tmp_path_factory.mktemp("continuing") / "target"
+    shutil.copytree(TARGET, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CONTINUES}))
+    with LLM({"model": str(folder), "stages": [{"name": "all", "layers": 12}]}) as llm:
+        yield llm
+
+
+def test_the_second_turn_computes_only_what_is_new(continuing: LLM):
+    screen = Script("Once upon a time", "Then the wolf")
+    outputs = _outputs(continuing)
+    Chat(continuing, SamplingParams(max_tokens=40), screen).run()
+    first, second = outputs
+    known = first.num_prompt_tokens + len(first.token_ids) - 1  # the last token was sampled, not computed
+    assert second.num_cached_tokens >= known - 3  # tokens may merge differently where the answer ends
+    assert f"cached {second.num_cached_tokens}" in screen.status[-2]
+
+
+def test_a_stopped_answer_is_reused_too(continuing: LLM):
+    screen = Script("Once upon a time", "Then the wolf", stop_after=20)
+    outputs = _outputs(continuing)
+    chat = Chat(continuing, SamplingParams(max_tokens=2000), screen)
+    chat.run()
+    first, second = outputs
+    assert first.finish_reason == "abort"
+    assert 20 <= len(first.token_ids) < 100
+    assert chat.conversation.turns[0].assistant == first.text == screen.answers[0]
+    assert second.num_cached_tokens >= first.num_prompt_tokens + len(first.token_ids) - 4
+
+
+def test_reset_forgets_the_kv(continuing: LLM):
+    screen = Script("Once upon a time", "/reset", "Once upon a time")
+    outputs = _outputs(continuing)
+    Chat(continuing, SamplingParams(max_tokens=5), screen).run()
+    assert outputs[1].num_cached_tokens == 0
+    assert screen.answers[0] == screen.answers[1]
+
+
+def test_a_conversation_longer_than_the_context_goes_on(continuing: LLM, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(continuing, "settings", Settings(kv_tokens=200))
+    screen = Script(*["Tell me more about the king."] * 20)
+    outputs = _outputs(continuing)
+    assert Chat(continuing, SamplingParams(max_tokens=8), screen).run() == 0
+    assert len(outputs) == len(screen.answers) == 20
+    assert all(o.num_prompt_tokens <= 192 for o in outputs)
+    assert 1 < sum("dropped" in line for line in screen.said) < 8
+    assert sum(o.num_cached_tokens > o.num_prompt_tokens / 2 for o in outputs) > 10  # reused in between
+
+
+def _outputs(llm: LLM) -> list[RequestOutput]:
+    """Collects the results of the requests submitted from here on."""
+    outputs: list[RequestOutput] = []
+    submit = type(llm).submit
+
+    def spy(*args: Any, **kwargs: Any) -> Any:
+        request = submit(llm, *args, **kwargs)
+        result = request.result
+
+        def kept() -> RequestOutput:
+            outputs.append(result())
+            return outputs[-1]
+
+        request.result = kept  # type: ignore[method-assign]
+        return request
+
+    llm.submit = spy  # type: ignore[method-assign]
+    return outputs

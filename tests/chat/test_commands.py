@@ -1,0 +1,47 @@
+"""What a typed text means."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.chat.commands import COMMANDS, Command, Say, Slip, help_text, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("", None),
+        (" \n\t ", None),
+        ("hello", Say("hello")),
+        (" indented\n", Say(" indented\n")),
+        (" /quit", Say(" /quit")),
+        ("/usr/bin is a folder", Say("/usr/bin is a folder")),
+        ("// a comment\nint x;", Say("// a comment\nint x;")),
+        ("/quit", Command("quit", "")),
+        ("/QUIT  ", Command("quit", "")),
+        ("/temp 0.5", Command("temp", "0.5")),
+        ("/temp", Command("temp", "")),
+        ("/system Be\nbrief.", Command("system", "Be\nbrief.")),
+        ("/save my talk.json ", Command("save", "my talk.json")),
+        ("/rest", Slip("there is no command /rest; did you mean /reset?")),
+        ("/exit", Slip("there is no command /exit; did you mean /quit?")),
+        ("/xyzzy", Slip("there is no command /xyzzy; /help lists the commands")),
+        ("/", Slip("there is no command /; /help lists the commands")),
+        ("/save", Slip("/save needs a file name: /save FILE")),
+        ("/quit now", Slip("/quit takes nothing after it")),
+    ],
+)
+def test_parse(text: str, meant: object):
+    assert parse(text) == meant
+
+
+@given(st.text())
+def test_anything_means_something(text: str):
+    meant = parse(text)
+    assert (meant is None) == (not text.strip())
+    assert not isinstance(meant, Say) or meant.text == text
+    assert not isinstance(meant, Command) or meant.name in COMMANDS
+
+
+def test_help_names_every_command():
+    assert all(f"/{name} " in help_text() for name in COMMANDS)

@@ -1,0 +1,189 @@
+"""The REPL in a real terminal: keys in, a screen out, a process that ends and leaves nothing behind."""
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from prompt_toolkit.buffer import Buffer
+
+from splitinfer.chat import screens
+
+WHERE_IS_THE_CURSOR, TOP_LEFT = "\x1b[6n", "\x1b[1;1R"
+PROMPT = ">"
+
+
+class Terminal:
+    """A process in a pseudo-terminal, and everything it wrote. Answers when asked where the cursor is."""
+
+    def __init__(self, *command: str, home: Path) -> None:
+        self.master, slave = pty.openpty()
+        termios.tcsetwinsize(slave, (30, 100))
+        self.before = termios.tcgetattr(slave)
+        environment = {**os.environ, "HOME": str(home), "TERM": "xterm-256color"}
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
+        )  # fmt: skip
+        self._slave = slave
+        self._text = ""
+        self._answered = 0
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def until(self, found: Callable[[str], bool] | str, timeout: float = 40.0) -> str:
+        """What was written since the last ``until``, once it is or has what is looked for."""
+        is_there = found if callable(found) else lambda text: found in text
+        deadline = time.monotonic() + timeout
+        while not is_there(plain(self._text)):
+            assert time.monotonic() < deadline, f"waited {timeout:.0f} s in vain; on the screen: {plain(self._text)!r}"
+            self._read(0.1)
+        text, self._text, self._answered = plain(self._text), "", 0
+        return text
+
+    def _read(self, timeout: float) -> None:
+        if select.select([self.master], [], [], timeout)[0]:
+            self._text += os.read(self.master, 65536).decode(errors="replace")
+            for _ in range(self._text.count(WHERE_IS_THE_CURSOR) - self._answered):
+                self.type(TOP_LEFT)
+                self._answered += 1
+
+    def end(self, timeout: float = 20.0) -> int:
+        deadline = time.monotonic() + timeout
+        while self.process.poll() is None and time.monotonic() < deadline:
+            self._read(0.1)
+        return self.process.wait(timeout=1)
+
+    def is_as_before(self) -> bool:
+        """Whether echo and line mode are what they were."""
+        return termios.tcgetattr(self._slave)[3] == self.before[3]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+        os.close(self._slave)
+
+
+def plain(text: str) -> str:
+    """Without escape sequences."""
+    return re.sub(r"\x1b(\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])|\r", "", text)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    command = [sys.executable, "-m", "splitinfer", "coord", "--layout", "demo.yaml", "--max-tokens", "3000"]
+    made = Terminal(*command, home=tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_talk_in_a_terminal(terminal: Terminal, tmp_path: Path):
+    terminal.until("/help lists the commands.\n")
+    terminal.until(PROMPT)
+    workers = children(terminal.process.pid) if Path("/proc").is_dir() else []
+
+    terminal.type("Once upon a time\r")
+    first = terminal.until(lambda text: len(text) > 200)
+    assert terminal.process.poll() is None
+    terminal.type("typed meanwhile ")
+    more = terminal.until(lambda text: len(text) > 100)
+    assert "typed" not in first + more, "keys mix with the answer"
+    terminal.type("\x03")
+    stopped = terminal.until("[stopped]")
+    assert len(stopped) < 2000
+    terminal.until(lambda text: ">" in text and "tok/s" in text and "(abort)" in text)  # a prompt, the status line
+
+    terminal.type("not sent\x03")  # clears the line
+    terminal.type("/stats\r")
+    table = terminal.until("1 by abort")
+    assert re.search(r"front +0-5", table)
+    assert re.search(r"back +6-11", table)
+
+    terminal.type("\x1b[200~two\nlines\x1b[201~")  # a paste
+    terminal.type("\r")
+    terminal.until(lambda text: len(text) > 200)
+    terminal.type("\x03")
+    terminal.until("[stopped]")
+    terminal.until(PROMPT)
+
+    terminal.type("/quit\r")
+    assert terminal.end() == 0
+    assert terminal.is_as_before()
+    assert not [pid for pid in workers if Path(f"/proc/{pid}").exists()]
+    history = (tmp_path / ".splitinfer" / "history").read_text()
+    assert "+two\n+lines\n" in history
+
+
+def test_sigterm_leaves_the_terminal_as_it_was(terminal: Terminal):
+    terminal.until("/help lists the commands.\n")
+    terminal.until(PROMPT)
+    assert not terminal.is_as_before()
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.end() == 143
+    assert terminal.is_as_before()
+
+
+def test_ctrl_d_leaves(terminal: Terminal):
+    terminal.until("/help lists the commands.\n")
+    terminal.until(PROMPT)
+    terminal.type("\x04")
+    assert terminal.end() == 0
+
+
+def test_lines_of_a_pipe():
+    command = [sys.executable, "-m", "splitinfer", "coord", "--layout", "demo.yaml", "--chat", "--max-tokens", "8"]
+    lines = b"Once upon a time\n\n/layout\n/nonsense\nThen\xff\n"
+    done = subprocess.run(command, input=lines, capture_output=True, timeout=100)
+    assert done.returncode == 1, "one line could not be carried out"
+    assert len(done.stdout.decode().split()) > 8
+    assert b"front  0-5 (6 of 12)" in done.stderr
+    assert b"there is no command /nonsense" in done.stderr
+    assert b"\x1b" not in done.stdout + done.stderr
+
+
+# -- pieces ------------------------------------------------------------------------------------------
+
+
+def test_lines_are_read_without_their_ends():
+    screen = screens.LineScreen(io.StringIO("a\r\n\n b "))
+    assert [screen.read() for _ in range(4)] == ["a", "", " b ", None]
+
+
+def test_enter():
+    sent: list[str] = []
+    buffer = Buffer(multiline=True, accept_handler=lambda b: bool(sent.append(b.text)))
+    screens.enter(buffer)
+    assert sent == []  # nothing to send
+    buffer.insert_text("one\\")
+    screens.enter(buffer)
+    buffer.insert_text("two")
+    screens.enter(buffer)
+    assert sent == ["one\ntwo"]
+
+
+def test_history_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = screens.history_file()
+    assert path == tmp_path / ".splitinfer" / "history"
+    assert (path.stat().st_mode & 0o777, path.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+    path.write_text("kept")
+    assert screens.history_file() == path
+    assert path.read_text() == "kept"
+    monkeypatch.setenv("HOME", str(path))  # a file: no folder can be made in it
+    assert screens.history_file() is None

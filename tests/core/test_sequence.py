@@ -1,0 +1,110 @@
+"""Parameters are right once they exist; a sequence knows what is to compute and when it ends."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence, common_prefix
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"max_tokens": 0}, "max_tokens must be at least 1, not 0"),
+        ({"temperature": -0.1}, "temperature must be 0 or more, not -0.1"),
+        ({"temperature": math.nan}, "temperature must be 0 or more, not nan"),
+        ({"temperature": math.inf}, "temperature must be 0 or more, not inf"),
+        ({"top_p": 0.0}, "top_p must be over 0 and at most 1, not 0.0"),
+        ({"top_p": 1.01}, "top_p must be over 0 and at most 1, not 1.01"),
+        ({"top_p": math.nan}, "top_p must be over 0 and at most 1, not nan"),
+        ({"top_k": -1}, "top_k must be 0 (off) or more, not -1"),
+        ({"min_p": -0.5}, "min_p must be between 0 and 1, not -0.5"),
+        ({"min_p": 1.5}, "min_p must be between 0 and 1, not 1.5"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be over 0, not 0.0"),
+        ({"repetition_penalty": math.inf}, "repetition_penalty must be over 0, not inf"),
+        ({"seed": -1}, "seed must be in [0, 2**64), not -1"),
+        ({"seed": 2**64}, f"seed must be in [0, 2**64), not {2**64}"),
+        ({"stop": ("a", "")}, "a stop string must not be empty"),
+        ({"stop": ""}, "a stop string must not be empty"),
+        ({"stop_token_ids": (3, -1)}, "stop_token_ids must not be negative"),
+        ({"logprobs": -1}, "logprobs must be between 0 and 20, not -1"),
+        ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
+    ],
+)
+def test_a_value_out_of_range_is_named_with_the_range(wrong: dict[str, Any], sentence: str):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole sentence is compared
+        SamplingParams(**wrong)
+    assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    "right",
+    [
+        {"max_tokens": 1, "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 0.01},
+        {"top_p": 1e-9, "min_p": 1, "seed": 0, "logprobs": 0},
+        {"seed": 2**64 - 1, "logprobs": 20, "stop": (), "stop_token_ids": (0,)},
+    ],
+)
+def test_the_ends_of_the_ranges_are_inside(right: dict[str, Any]):
+    SamplingParams(**right)
+
+
+def test_a_lone_string_is_one_stop():
+    assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_lists_become_tuples():
+    params = SamplingParams(stop=["a", "b"], stop_token_ids=[1, 2])  # type: ignore[arg-type]
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (1, 2))
+    assert hash(params) == hash(SamplingParams(stop=("a", "b"), stop_token_ids=(1, 2)))
+
+
+def sequence(num_prompt: int = 3, max_tokens: int = 4, end_tokens: frozenset[int] = frozenset()) -> Sequence:
+    return Sequence(0, list(range(num_prompt)), SamplingParams(max_tokens=max_tokens), 0, end_tokens)
+
+
+def test_counts():
+    seq = Sequence(0, [1, 2, 3], SamplingParams(), 0, num_reused=2)
+    assert (seq.num_prompt_tokens, seq.num_scheduled, seq.num_to_compute, seq.num_generated) == (3, 2, 1, 0)
+    seq.num_scheduled = 3
+    seq.append(9, max_len=100)
+    assert (seq.num_prompt_tokens, seq.num_to_compute, seq.num_generated, seq.tokens) == (3, 1, 1, [1, 2, 3, 9])
+
+
+def test_it_ends_at_max_tokens():
+    seq = sequence(max_tokens=2)
+    assert seq.append(7, max_len=100) is None
+    assert seq.append(7, max_len=100) is FinishReason.LENGTH
+
+
+def test_it_ends_where_the_context_is_full():
+    seq = sequence(num_prompt=3, max_tokens=100)
+    assert seq.append(7, max_len=5) is None
+    assert seq.append(7, max_len=5) is FinishReason.LENGTH
+
+
+def test_an_end_token_is_the_reason_even_where_the_length_is_reached_too():
+    seq = sequence(max_tokens=1, end_tokens=frozenset({7, 8}))
+    assert seq.append(8, max_len=4) is FinishReason.STOP
+    assert seq.tokens[-1] == 8
+
+
+def test_an_end_token_in_the_prompt_ends_nothing():
+    seq = sequence(num_prompt=3, end_tokens=frozenset({2}))
+    assert seq.append(1, max_len=100) is None
+
+
+short = st.lists(st.integers(0, 2), max_size=8)
+
+
+@given(short, short, short)
+def test_common_prefix(start: list[int], a: list[int], b: list[int]):
+    a, b = start + a, start + b
+    n = common_prefix(a, b)
+    assert a[:n] == b[:n]
+    assert n >= len(start)
+    assert n in (len(a), len(b)) or a[n] != b[n]
+    assert common_prefix(b, tuple(a)) == n
