@@ -39,6 +39,10 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer b
 Chunk = Annotated[int, typer.Option("--chunk", min=1, help="Prompt tokens in one step through the stages.")]
 Context = Annotated[int | None, typer.Option("--context", min=1, help="Tokens of KV every stage must have room for.")]
 Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
+Rejoin = Annotated[
+    float,
+    typer.Option("--rejoin-timeout", min=0, help="Seconds to wait for a lost worker to come back; 0 gives up at once."),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
 
 
@@ -67,6 +71,7 @@ def coord(
     chunk: Chunk = 256,
     context: Context = None,
     connect_timeout: Timeout = 10.0,
+    rejoin_timeout: Rejoin = 0.0,
     verbose: Verbose = False,
 ) -> None:
     """Hold the first layers, reach the workers, then chat or answer."""
@@ -77,7 +82,9 @@ def coord(
     from splitinfer.llm import Settings
     from splitinfer.show import open_llm
 
-    settings = Settings(chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout)
+    settings = Settings(
+        chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
+    )
 
     def run() -> int:
         text = _prompt_text(prompt, chat)
@@ -103,6 +110,7 @@ def chat(
     chunk: Chunk = 256,
     context: Context = None,
     connect_timeout: Timeout = 10.0,
+    rejoin_timeout: Rejoin = 0.0,
     verbose: Verbose = False,
 ) -> None:
     """Open the REPL: what `coord` does on a terminal."""
@@ -112,7 +120,9 @@ def chat(
     from splitinfer.llm import Settings
     from splitinfer.show import open_llm
 
-    settings = Settings(chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout)
+    settings = Settings(
+        chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
+    )
 
     def run() -> int:
         with open_llm(layout, model, settings) as llm:

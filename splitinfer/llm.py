@@ -45,7 +45,8 @@ class Settings:
 
     ``chunk_size``: prompt tokens in one step. ``max_running``: requests that share the stages at a time
     (``None``: one for each stage). ``kv_tokens``: tokens of KV that every stage must have room for (``None``:
-    the model's context, at most 8,192). ``connect_timeout``: seconds to reach a worker.
+    the model's context, at most 8,192). ``connect_timeout``: seconds to reach a worker. ``rejoin_timeout``:
+    seconds that requests wait for a lost worker to come back, to go on where they were; 0 ends them at once.
     """
 
     chunk_size: int = 256

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in ("", "cluster", "transports"):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
 
 import tiny  # noqa: E402
 

@@ -4,6 +4,8 @@ Out: the buffer of an evaluated, contiguous array is its memory. In: one copy, i
 bfloat16, which numpy does not know, comes in as 16-bit integers and is viewed.
 """
 
+from math import prod
+import math
 from typing import cast
 
 import mlx.core as mx
@@ -38,7 +40,7 @@ def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
     if spec.dtype not in _DTYPES:
         raise ProtocolError(f"the peer sent hidden states as {spec.dtype}; known are {', '.join(_DTYPES)}")
     dtype, stand_in = _DTYPES[spec.dtype]
-    wanted = int(np.prod(spec.shape, dtype=np.int64)) * dtype.size
+    wanted = prod(spec.shape) * dtype.size
     if any(n <= 0 for n in spec.shape) or memoryview(buffer).nbytes != wanted:
         raise ProtocolError(
             f"the peer sent {memoryview(buffer).nbytes} bytes for hidden states {spec.shape} of {wanted}"

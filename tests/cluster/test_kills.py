@@ -1,0 +1,12 @@
+"""A few of the kills and freezes of ``kills.py``, which runs any number of them."""
+
+import pytest
+from kills import disturb
+
+
+@pytest.mark.parametrize(("num_stages", "kinds"), [(2, ["kill", "kill", "freeze"]), (3, ["kill", "kill"])])
+def test_a_lost_worker_changes_no_token(num_stages: int, kinds: list[str]) -> None:
+    trials = disturb(num_stages, kinds, first_seed=num_stages)
+    assert all(trial.same for trial in trials), trials
+    # The transport's limit is 3 s of silence; the rest is for a machine that is busy with other tests.
+    assert all(trial.to_notice < 5 for trial in trials), trials

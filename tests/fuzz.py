@@ -1,0 +1,133 @@
+"""Mutated frames through every decoder: nothing but the errors that are meant for it, and flat memory.
+
+    python tests/fuzz.py --frames 1000000
+
+A frame is a real one (a step with hidden states, a load order, a result ...) with bits flipped, bytes cut,
+doubled or replaced, at one of three depths: the packet on the wire, the message in its header, the tensor
+in its payload. Checksums would stop nearly all of the first, so the second and third go in below them.
+"""
+
+import argparse
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+
+from splitinfer.core.identity import FilePrint, Fingerprint
+from splitinfer.core.plan import (
+    NewSequence, SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult, TensorSpec,
+)  # fmt: skip
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ProtocolError
+from splitinfer.models.tensors import from_buffer
+from splitinfer.wire import codec
+from splitinfer.wire.messages import Fault, Hello, Load, Message, Progress, Refuse, Result, Step, Versions, Welcome
+from transports import FrameError, LinkOptions
+from transports.framing import Kind, decode, encode
+
+VERSIONS = Versions(1, "0.1.0", "0.32.4", "0.32.2")
+PLAN = StepPlan(
+    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, None, (1, 2)),), (Slice(1, 0, (5, 6, 7), 1),), (4, 9)
+)
+SPEC = TensorSpec("bfloat16", (3, 8))
+MESSAGES: list[Message] = [
+    Hello("coordinator", "studio", "0123abc", VERSIONS),
+    Welcome("mini", VERSIONS, "cpu", 2**34),
+    Refuse("no"),
+    Load("demo", "auto", 1, (0, 6, 12), Fingerprint("c", {"f": FilePrint(9, "t", None)}), 2048, 4096),
+    Progress("load", 3, 9, "file"),
+    Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48),)),
+    Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
+    Fault("broken"),
+]
+HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
+
+
+def mutate(data: bytes, chance: random.Random) -> bytes:
+    """``data`` with one to four small accidents."""
+    out = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(out) + 1)
+        match chance.randrange(5):
+            case 0 if at < len(out):
+                out[at] ^= 1 << chance.randrange(8)
+            case 1:
+                del out[at : at + chance.randint(1, 8)]
+            case 2:
+                out[at:at] = chance.randbytes(chance.randint(1, 8))
+            case 3 if at < len(out):
+                out[at] = chance.choice((0, 1, 0x7F, 0x80, 0xC1, 0xDD, 0xDF, 0xFF))
+            case _:
+                out[at:at] = out[: chance.randint(0, 16)]
+    return bytes(out)
+
+
+def through_framing(chance: random.Random) -> str:
+    """A packet as it comes from the network."""
+    header = codec.encode(chance.choice(MESSAGES))
+    parts = [bytes(memoryview(p)) for p in encode(Kind.DATA, seq=3, progress=1, header=header, parts=(memoryview(HIDDEN),))]
+    victim = chance.randrange(len(parts))
+    parts[victim] = mutate(parts[victim], chance)
+    try:
+        packet = decode([memoryview(p) for p in parts], LinkOptions())
+        through_codec_bytes(bytes(packet.header))
+    except (FrameError, ProtocolError):
+        return "refused"
+    return "read"
+
+
+def through_codec(chance: random.Random) -> str:
+    """A message whose checksum is right."""
+    try:
+        through_codec_bytes(mutate(codec.encode(chance.choice(MESSAGES)), chance))
+    except ProtocolError:
+        return "refused"
+    return "read"
+
+
+def through_codec_bytes(header: bytes) -> None:
+    """Whatever can be read can also be written."""
+    codec.encode(codec.decode(header))
+
+
+def through_tensors(chance: random.Random) -> str:
+    """Hidden states whose description or bytes are wrong."""
+    shape = tuple(chance.choice((-1, 0, 1, 3, 8, 24, 2**31, 2**62)) for _ in range(chance.randint(0, 4)))
+    dtype = chance.choice(("bfloat16", "float16", "float32", "int32", "", "object"))
+    try:
+        from_buffer(TensorSpec(dtype, shape), mutate(HIDDEN, chance))
+    except ProtocolError:
+        return "refused"
+    return "read"
+
+
+DECODERS: dict[str, Callable[[random.Random], str]] = {
+    "framing": through_framing,
+    "codec": through_codec,
+    "tensors": through_tensors,
+}
+
+
+def run(num_frames: int, seed: int = 0) -> dict[str, object]:
+    """``num_frames`` mutated frames, a third through each decoder; counts and growth of memory in bytes."""
+    chance, counts, process = random.Random(seed), Counter[str](), psutil.Process()
+    settled, began = 0, time.monotonic()
+    for i in range(num_frames):
+        if i == num_frames // 10:
+            settled = process.memory_info().rss
+        name = list(DECODERS)[i % len(DECODERS)]
+        counts[f"{name} {DECODERS[name](chance)}"] += 1
+    growth = process.memory_info().rss - settled
+    return {"frames": num_frames, **counts, "memory_growth": growth, "seconds": time.monotonic() - began}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(json.dumps(run(args.frames, args.seed)))
