@@ -4,6 +4,7 @@ Exit codes: 0 done, 1 it could not be done (the sentence says why), 2 a wrong op
 Answers go to standard output; everything else goes to standard error.
 """
 
+import contextlib
 import logging
 import os
 import signal
@@ -156,6 +157,35 @@ def worker(
 
 
 @app.command()
+def bench(
+    layout: LayoutOption,
+    model: ModelOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How often everything is measured.")] = 5,
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt.")] = 2048,
+    decode_tokens: Annotated[int, typer.Option("--decode-tokens", min=4, help="Tokens of the single stream.")] = 64,
+    chunk: Chunk = 256,
+    baseline: Annotated[bool, typer.Option(help="Measure plain mlx-lm in one process, too.")] = True,
+    whole: Annotated[bool, typer.Option("--whole", help="Measure splitinfer with one stage, too.")] = False,
+    seed: Annotated[int, typer.Option("--seed", help="Where the random prompts come from.")] = 1,
+    connect_timeout: Timeout = 10.0,
+    verbose: Verbose = False,
+) -> None:
+    """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
+    from splitinfer.bench.blas import prefer_openblas
+
+    prefer_openblas()  # starts anew, so before anything else
+    _set_up(verbose)
+    from splitinfer.bench.run import Order
+    from splitinfer.bench.run import bench as measure
+
+    order = Order(
+        layout, model, as_json, trials, prompt_tokens, decode_tokens, chunk, baseline, whole, seed, connect_timeout
+    )
+    _finish(lambda: measure(order), verbose)
+
+
+@app.command()
 def version() -> None:
     """Print the versions that both sides of a pipeline must share."""
     from splitinfer.engine.versions import own_versions
@@ -226,6 +256,8 @@ def _finish(run: Callable[[], int], verbose: bool) -> NoReturn:
         code = 130
     except SystemExit as ending:
         code = ending.code if isinstance(ending.code, int) else 1
+    except BrokenPipeError:  # whoever read standard output has seen enough
+        code = 0
     except SplitinferError as error:
         code = _say(error, verbose)
     _exit(code)
@@ -240,6 +272,7 @@ def _say(error: Exception, verbose: bool) -> int:
 
 def _exit(code: int) -> NoReturn:
     """End now. Threads that are inside a long computation cannot be waited for, and hold nothing to save."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)

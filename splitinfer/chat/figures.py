@@ -61,7 +61,8 @@ def stats_table(layout: Layout, stats: Stats) -> str:
     totals = (
         f"{stats['prompt_tokens']:,} prompt tokens ({stats['cached_tokens']:,} cached), "
         f"{stats['generated_tokens']:,} generated, {size(stats['bytes_per_token'])} per token, "
-        f"{seconds(stats['active_seconds'])} at work; requests ended: {finished or 'none'}"
+        f"{seconds(stats['active_seconds'])} at work\n"
+        f"requests ended: {finished or 'none'}"
     )
     return f"{table(rows)}\n{totals}"
 

@@ -55,7 +55,10 @@ from splitinfer.errors import ConfigError
 
 END = "<|end|>"  # between texts, and what a model says when it has finished
 SPECIAL_TOKENS = [END, "<|user|>", "<|tale|>"]
-CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% if not loop.last %}\n\n{% endif %}{% endfor %}"
+# Nothing between a person's words and the answer: what was generated is then what the next turn's prompt says.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['content'] }}{% if m['role'] != 'user' and not loop.last %}\n\n{% endif %}{% endfor %}"
+)
 MAX_POSITIONS = 4096
 WEIGHTS = "model.safetensors"
 WARMUP_STEPS = 100

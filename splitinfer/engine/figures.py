@@ -47,7 +47,8 @@ class Totals:
 
     def as_dict(self, names: Sequence[str], now: float) -> dict[str, Any]:
         """Plain numbers for ``LLM.stats``."""
-        active = self.active + (now - self._active_since if self._active_since is not None else 0.0)
+        since = self._active_since  # read once: the engine's thread may change it
+        active = self.active + (now - since if since is not None else 0.0)
         sent = sum(stage.bytes_sent for stage in self.stages)
         return {
             "active_seconds": active,

@@ -1,7 +1,6 @@
 """Inputs carried out: with a made-up model for what must happen, with the demo for what really does."""
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ from splitinfer.chat.commands import COMMANDS
 from splitinfer.chat.conversation import Conversation, Turn
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.demo import TARGET
 from splitinfer.engine.requests import RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
@@ -240,19 +238,11 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path):
 
 # -- the demo ----------------------------------------------------------------------------------------
 
-CONTINUES = (
-    "{% for m in messages %}{{ m['content'] }}{% if m['role'] != 'user' and not loop.last %}\n\n{% endif %}{% endfor %}"
-)
-
 
 @pytest.fixture(scope="module")
-def continuing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    """The demo with a template that adds nothing between a text and its answer, whole on one stage."""
-    folder = tmp_path_factory.mktemp("continuing") / "target"
-    shutil.copytree(TARGET, folder)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CONTINUES}))
-    with LLM({"model": str(folder), "stages": [{"name": "all", "layers": 12}]}) as llm:
+def continuing() -> Iterator[LLM]:
+    """The demo, whole on one stage; its template adds nothing between a text and its answer."""
+    with LLM({"model": "demo", "stages": [{"name": "all", "layers": 12}]}) as llm:
         yield llm
 
 

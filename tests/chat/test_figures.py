@@ -55,7 +55,7 @@ def test_stats_table():
         "stage  layers  busy  steps  sent",
         "a      0-5     50%   7      4.1 kB",
         "b      6-11    25%   7      0 B",
-        "1,234 prompt tokens (1,000 cached), 66 generated, 8.19 kB per token, 2.0 s at work; "
+        "1,234 prompt tokens (1,000 cached), 66 generated, 8.19 kB per token, 2.0 s at work",
         "requests ended: 1 by abort, 2 by stop",
     ]
     more = stats(2.0, (1.0, 4096), (0.5, 0))
