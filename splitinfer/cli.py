@@ -38,7 +38,12 @@ Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Over 1 dis
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
 Chunk = Annotated[int, typer.Option("--chunk", min=1, help="Prompt tokens in one step through the stages.")]
-Context = Annotated[int | None, typer.Option("--context", min=1, help="Tokens of KV every stage must have room for.")]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context", min=1, help="Tokens of a prompt and its answer together; 8,192 or the model's own if not given."
+    ),
+]
 Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
 Rejoin = Annotated[
     float,
@@ -84,7 +89,7 @@ def coord(
     from splitinfer.show import open_llm
 
     settings = Settings(
-        chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
+        chunk_size=chunk, context=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
     )
 
     def run() -> int:
@@ -122,7 +127,7 @@ def chat(
     from splitinfer.show import open_llm
 
     settings = Settings(
-        chunk_size=chunk, kv_tokens=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
+        chunk_size=chunk, context=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
     )
 
     def run() -> int:

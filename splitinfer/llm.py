@@ -36,6 +36,7 @@ from splitinfer.wire.messages import Progress
 Prompt = str | Sequence[int]
 Notice = Callable[[str, Progress], None]  # a stage's name, how far its loading is
 
+DEFAULT_CONTEXT = 8192  # tokens
 NO_DRAFT_MODEL = frozenset({"ngram"})  # drafters that are no model
 
 
@@ -43,17 +44,30 @@ NO_DRAFT_MODEL = frozenset({"ngram"})  # drafters that are no model
 class Settings:
     """How a pipeline is run; every default in one place.
 
-    ``chunk_size``: prompt tokens in one step. ``max_running``: requests that share the stages at a time
-    (``None``: one for each stage). ``kv_tokens``: tokens of KV that every stage must have room for (``None``:
-    the model's context, at most 8,192). ``connect_timeout``: seconds to reach a worker. ``rejoin_timeout``:
-    seconds that requests wait for a lost worker to come back, to go on where they were; 0 ends them at once.
+    chunk_size: prompt tokens in one step.
+    context: tokens a prompt and its answer may have together; ``None``: the model's own, at most 8,192,
+        because every stage must have room for the KV of all requests and sessions at that length.
+    max_running: requests that share the stages at a time; ``None``: one for each stage.
+    max_sessions: sessions whose KV is kept for their next request.
+    connect_timeout: seconds to reach a worker.
+    rejoin_timeout: seconds that requests wait for a lost worker to come back, to go on where they were;
+        0 ends them at once.
     """
 
     chunk_size: int = 256
+    context: int | None = None
     max_running: int | None = None
-    kv_tokens: int | None = None
+    max_sessions: int = 1
     connect_timeout: float = 10.0
     rejoin_timeout: float = 0.0
+
+    def context_of(self, model_context: int) -> int:
+        """The context for a model made for ``model_context`` tokens."""
+        return min(model_context, self.context or DEFAULT_CONTEXT)
+
+    def running_of(self, num_stages: int) -> int:
+        """The requests that run at a time on so many stages."""
+        return self.max_running or num_stages
 
 
 class Request:
@@ -127,7 +141,7 @@ class LLM:
     @property
     def context_length(self) -> int:
         """Tokens a prompt and its answer may have together."""
-        return self._checkpoint.context_length
+        return self.settings.context_of(self._checkpoint.context_length)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -221,12 +235,13 @@ class LLM:
     # -- inside ------------------------------------------------------------------------------
 
     def _build(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
+        num_stages = self.layout.num_stages
         order = PipelineOrder(
             layout=self.layout,
             model=_absolute(_model_of(self.layout)),
             fingerprint=self._checkpoint.fingerprint(),
             vocab_size=self._vocab_size(),
-            kv_tokens=self.settings.kv_tokens or min(self.context_length, 8192),
+            kv_tokens=self.context_length * (self.settings.running_of(num_stages) + self.settings.max_sessions),
             connect_timeout=self.settings.connect_timeout,
         )
         names = [spec.name for spec in self.layout.stages]
@@ -237,8 +252,9 @@ class LLM:
         return SchedulerConfig(
             max_in_flight=stages + 1,
             chunk_size=self.settings.chunk_size,
-            max_running=self.settings.max_running or stages,
+            max_running=self.settings.running_of(stages),
             max_len=self.context_length,
+            max_held=self.settings.max_sessions,
             rewind=pipeline.rewind,
         )
 
@@ -254,8 +270,8 @@ class LLM:
             raise RequestError("the prompt is empty; give at least one token")
         if len(tokens) >= self.context_length:
             raise RequestError(
-                f"the prompt has {len(tokens):,} tokens, but the model's context is {self.context_length:,} "
-                "with at least one for the answer"
+                f"the prompt has {len(tokens):,} tokens, but the context is {self.context_length:,}, "
+                f"the answer's first token included; the model has {self._checkpoint.context_length:,} (see --context)"
             )
         size = self._num_embeddings()
         bad = next((t for t in tokens if not 0 <= t < size), None)

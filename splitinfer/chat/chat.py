@@ -130,7 +130,7 @@ class Chat:
     @property
     def _context(self) -> int:
         """Tokens of a conversation: the model's context, or less if memory was asked for less."""
-        return min(self._llm.context_length, self._llm.settings.kv_tokens or self._llm.context_length)
+        return self._llm.context_length
 
     def _keep(self, asked: str, output: RequestOutput) -> None:
         """An answer that was stopped is kept as far as it came; one that had not begun leaves no turn."""

@@ -34,11 +34,11 @@ class Need:
 
 def size(num_bytes: float) -> str:
     """A number of bytes for a person: three digits and a decimal unit."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(num_bytes) < 1000:
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(num_bytes) < 999.5:  # more is rounded to four digits
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
-    return f"{num_bytes:,.0f} TB"
+    return f"{num_bytes * 1000:,.0f} TB"
 
 
 def on_gpu() -> bool:
@@ -65,7 +65,8 @@ def check_fit(need: Need, kv_tokens: int, who: str) -> int:
     if need.total(kv_tokens) + _MARGIN > free:
         short = size(need.total(kv_tokens) + _MARGIN - free)
         raise CannotFit(
-            f"{who} does not fit: it {need.sentence(kv_tokens, free)}, {short} too little; give it fewer layers"
+            f"{who} does not fit: it {need.sentence(kv_tokens, free)}, {short} too little; "
+            "give it fewer layers, or a smaller --context"
         )
     return free
 

@@ -5,8 +5,7 @@ bfloat16, which numpy does not know, comes in as 16-bit integers and is viewed.
 """
 
 from math import prod
-import math
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -28,7 +27,7 @@ def spec_of(array: mx.array) -> TensorSpec:
 
 def to_buffer(array: mx.array) -> memoryview:
     """The bytes of an array, row-major. Evaluates it; the array lives as long as the view."""
-    return memoryview(mx.contiguous(array)).cast("B")
+    return memoryview(cast(Any, mx.contiguous(array))).cast("B")  # MLX's stubs do not say that it is a buffer
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
@@ -46,4 +45,4 @@ def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
             f"the peer sent {memoryview(buffer).nbytes} bytes for hidden states {spec.shape} of {wanted}"
         )
     array = mx.array(np.frombuffer(buffer, stand_in).reshape(spec.shape))
-    return cast(mx.array, array.view(dtype)) if dtype == mx.bfloat16 else array
+    return array.view(dtype) if dtype == mx.bfloat16 else array

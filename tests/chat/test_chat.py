@@ -178,7 +178,7 @@ def test_a_text_too_long_changes_nothing():
 
 def test_context_is_less_if_memory_was_asked_for_less():
     llm = MadeUpLLM()
-    llm.settings = Settings(kv_tokens=30)
+    llm.context_length = 30
     run(*["0123456789"] * 3, llm=llm, max_tokens=5)
     assert all(len(prompt) <= 25 for prompt in llm.prompts)
 
@@ -277,7 +277,7 @@ def test_reset_forgets_the_kv(continuing: LLM):
 
 
 def test_a_conversation_longer_than_the_context_goes_on(continuing: LLM, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(continuing, "settings", Settings(kv_tokens=200))
+    monkeypatch.setattr(continuing, "settings", Settings(context=200))
     screen = Script(*["Tell me more about the king."] * 20)
     outputs = _outputs(continuing)
     assert Chat(continuing, SamplingParams(max_tokens=8), screen).run() == 0

@@ -169,7 +169,7 @@ def test_stats_are_plain_numbers(llm: LLM) -> None:
     ("bad", "sentence"),
     [
         ([], "the prompt is empty"),
-        ([5] * 5000, "the prompt has 5,000 tokens, but the model's context is 4,096"),
+        ([5] * 5000, "the prompt has 5,000 tokens, but the context is 4,096"),
         ([5, 99999], "token id 99999 is not in the model's vocabulary of 2,048"),
         ([-1], "token id -1 is not"),
     ],
@@ -198,7 +198,7 @@ def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Callable[..., Path]
 
 def test_what_cannot_fit_is_refused_with_numbers() -> None:
     with pytest.raises(CannotFit, match=r"stage s0 .* needs 20.5 MB of weights and .* GB free"):
-        LLM(layout("demo", [12], []), settings=Settings(kv_tokens=10**12))
+        LLM(layout("demo", [12], []), settings=Settings(max_running=10**9))
 
 
 def test_a_closed_llm_says_so() -> None:
