@@ -173,6 +173,9 @@ def bench(
     baseline: Annotated[bool, typer.Option(help="Measure plain mlx-lm in one process, too.")] = True,
     whole: Annotated[bool, typer.Option("--whole", help="Measure splitinfer with one stage, too.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Where the random prompts come from.")] = 1,
+    link_preset: Annotated[
+        str | None, typer.Option("--link-preset", help="Emulate a link between two stages, such as 1gbe or wifi.")
+    ] = None,
     connect_timeout: Timeout = 10.0,
     verbose: Verbose = False,
 ) -> None:
@@ -185,8 +188,9 @@ def bench(
     from splitinfer.bench.run import bench as measure
 
     order = Order(
-        layout, model, as_json, trials, prompt_tokens, decode_tokens, chunk, baseline, whole, seed, connect_timeout
-    )
+        layout, model, as_json, trials, prompt_tokens, decode_tokens, chunk, baseline, whole, seed, link_preset,
+        connect_timeout,
+    )  # fmt: skip
     _finish(lambda: measure(order), verbose)
 
 

@@ -23,22 +23,27 @@ from transports.base import (
     Transport,
     TransportError,
 )
+from transports.emulated import PRESETS, EmulatedTransport, LinkProfile, emulate
 from transports.inproc import InprocTransport
-from transports.registry import connect, known, listen, register
+from transports.registry import connect, known, listen, register, register_prefix
 from transports.tcp import TcpTransport
 
 register(InprocTransport())
 register(TcpTransport())
+register_prefix("emulated", EmulatedTransport)
 
 __all__ = [
+    "PRESETS",
     "AddressError",
     "AddressInUse",
     "Buffer",
+    "EmulatedTransport",
     "Frame",
     "FrameError",
     "Link",
     "LinkClosed",
     "LinkOptions",
+    "LinkProfile",
     "LinkStats",
     "LinkTimeout",
     "Listener",
@@ -47,6 +52,7 @@ __all__ = [
     "Transport",
     "TransportError",
     "connect",
+    "emulate",
     "known",
     "listen",
     "register",

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from transports.address import split_scheme
 from transports.base import DEFAULT_OPTIONS, AddressError, Link, LinkOptions, Listener, Transport
 
+LinkWrap = Callable[[Link, LinkOptions], Link]
+
 _transports: dict[str, Transport] = {}
+_prefixes: dict[str, Callable[[Transport], Transport]] = {}
+_wraps: list[LinkWrap] = []  # at most one
 
 
 def register(transport: Transport) -> None:
@@ -13,6 +19,21 @@ def register(transport: Transport) -> None:
     if transport.scheme in _transports:
         raise ValueError(f"the scheme {transport.scheme}:// is registered already")
     _transports[transport.scheme] = transport
+
+
+def register_prefix(prefix: str, change: Callable[[Transport], Transport]) -> None:
+    """Let `prefix+scheme://` mean what `change` makes of any scheme's transport."""
+    _prefixes[prefix] = change
+
+
+def wrap_connected(wrap: LinkWrap | None) -> LinkWrap | None:
+    """From now on give every link that `connect` makes to `wrap` and hand out what it returns; None: no longer.
+
+    Returns what was set before.
+    """
+    before = _wraps[0] if _wraps else None
+    _wraps[:] = [] if wrap is None else [wrap]
+    return before
 
 
 def known() -> tuple[str, ...]:
@@ -26,7 +47,10 @@ def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTI
     Raises LinkTimeout naming the address and the seconds, LinkClosed if the listener refuses and says why,
     AddressError.
     """
-    return _find(address).connect(address, timeout=timeout, options=options)
+    link = _find(address).connect(address, timeout=timeout, options=options)
+    for wrap in tuple(_wraps):
+        link = wrap(link, options)
+    return link
 
 
 def listen(address: str, *, options: LinkOptions = DEFAULT_OPTIONS) -> Listener:
@@ -36,6 +60,9 @@ def listen(address: str, *, options: LinkOptions = DEFAULT_OPTIONS) -> Listener:
 
 def _find(address: str) -> Transport:
     scheme, _ = split_scheme(address)
+    prefix, plus, plain = scheme.partition("+")
+    if plus and prefix in _prefixes and plain in _transports:
+        return _prefixes[prefix](_transports[plain])
     if scheme not in _transports:
         choices = ", ".join(f"{name}://" for name in known())
         raise AddressError(f"no transport for {scheme}:// (in {address!r}); known: {choices}")

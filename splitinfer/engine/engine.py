@@ -191,9 +191,10 @@ class Engine:
     def _learn(self, result: StepResult | None) -> None:
         if result is None:
             return
+        now = time.monotonic()
         events = self.scheduler.update(result)
-        self._watch.answered(time.monotonic(), more=self.scheduler.num_in_flight > 0)
-        self.totals.step(result)
+        self._watch.answered(now, more=self.scheduler.num_in_flight > 0)
+        self.totals.step(result, now)
         for event in events:
             state = self._requests.get(event.seq_id)
             if state is None:

@@ -18,10 +18,16 @@ class StageTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Everything since the start; ``active`` is the seconds in which any request was under way."""
+    """Everything since the start; ``active`` is the seconds in which any request was under way.
+
+    ``away``: seconds between a step's end on the coordinator's own layers and the arrival of its result,
+    added up over the steps. With one stream, what is left of it after the other stages' ``busy`` is the
+    links'; what is left of ``active`` after it and the own ``busy`` is the loop's.
+    """
 
     stages: list[StageTotals]
     active: float = 0.0
+    away: float = 0.0
     computed_tokens: int = 0  # rows that went through the stages
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -30,9 +36,11 @@ class Totals:
     finished: dict[str, int] = field(default_factory=dict)
     _active_since: float | None = None
 
-    def step(self, result: StepResult) -> None:
-        """Add one step."""
+    def step(self, result: StepResult, now: float) -> None:
+        """Add one step, whose result has just come."""
         for figures in result.figures:
+            if figures.stage == 0:  # its clock is ours
+                self.away += now - figures.ended
             if 0 <= figures.stage < len(self.stages):
                 stage = self.stages[figures.stage]
                 stage.busy += figures.ended - figures.started
@@ -52,6 +60,7 @@ class Totals:
         sent = sum(stage.bytes_sent for stage in self.stages)
         return {
             "active_seconds": active,
+            "away_seconds": self.away,
             "computed_tokens": self.computed_tokens,
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,

@@ -1,0 +1,88 @@
+"""What it is measured on, and processes pinned to processors."""
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from splitinfer.core.layout import StageSpec
+from splitinfer.engine.versions import device_name, own_versions
+
+
+def describe() -> dict[str, Any]:
+    """This machine, and what runs on it."""
+    return {
+        "processor": _processor(),
+        "processors": os.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "versions": asdict(own_versions()),
+        "device": device_name(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    if sys.platform == "darwin":
+        asked = subprocess.run(
+            ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, check=False
+        )
+        return asked.stdout.strip() or platform.processor()
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
+        if found:
+            return found[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def free_processors() -> list[int]:
+    """The processors this process may be pinned to; none where the system cannot pin."""
+    if sys.platform != "linux":
+        return []
+    return sorted(os.sched_getaffinity(0))
+
+
+def assign(stages: Sequence[StageSpec], processors: Sequence[int]) -> dict[str, int | None]:
+    """A processor for each stage on this machine, in turn; ``None`` for those elsewhere, or without any."""
+    given: dict[str, int | None] = {}
+    here = 0
+    for stage in stages:
+        is_here = stage.address is None or stage.is_local
+        given[stage.name] = processors[here % len(processors)] if is_here and processors else None
+        here += is_here
+    return given
+
+
+def pin(pid: int, processor: int) -> None:
+    """Keep a process, with all the threads it has and will have, on one processor."""
+    if sys.platform != "linux":
+        return
+    pinned: set[Path] = set()
+    while True:  # a thread not yet pinned may make others meanwhile
+        new = set(Path(f"/proc/{pid}/task").iterdir()) - pinned
+        if not new:
+            return
+        for thread in new:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), {processor})
+        pinned |= new
+
+
+def local_workers() -> dict[str, int]:
+    """The process ids of the workers that this process has started, by name."""
+    found = {}
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            words = child.cmdline()
+            if "--child" in words and "--name" in words:
+                found[words[words.index("--name") + 1]] = child.pid
+    return found

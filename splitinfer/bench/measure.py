@@ -1,0 +1,144 @@
+"""From clock readings and counters to figures. Pure.
+
+Where a token's time goes, with one stream, so that the stages take turns:
+
+    coordinator  |--host--|--compute--|                                   |--host--|
+    worker                               |--compute--|
+                                      hop             ... hops back
+
+*compute* is what each stage reports of itself: from building the step's graph to its end. The rest of the
+time between two tokens is *host* (the coordinator learns, plans and shows the token) and *hops* (bytes made,
+sent, received, and threads woken). They can be told apart only if the engine counts ``away_seconds``: from
+the end of a step on the coordinator's own layers to the arrival of its result.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Several trials as one figure. ``spread``: the distance of the quartiles in percent of the median."""
+
+    median: float
+    low: float
+    high: float
+    spread: float
+    values: tuple[float, ...]
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    """The median of at least one value, and how far they lie apart."""
+    median = statistics.median(values)
+    first, _, third = statistics.quantiles(values, method="inclusive") if len(values) > 1 else (median,) * 3
+    spread = 100 * (third - first) / abs(median) if median else 0.0
+    return Summary(median, min(values), max(values), spread, tuple(values))
+
+
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Summary:
+    """Trial by trial, ours to theirs: what slows a whole trial down divides out."""
+    return summarize([a / b for a, b in zip(ours, theirs, strict=True)])
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """A reading of ``LLM.stats``, or the difference of two. One entry for each stage, but the last two.
+
+    ``away``: seconds from the end of steps on the coordinator's layers to their results, where it is counted.
+    """
+
+    busy: tuple[float, ...]
+    steps: tuple[int, ...]
+    sent: tuple[int, ...]
+    tokens: int
+    away: float | None = None
+
+    @classmethod
+    def of(cls, stats: Mapping[str, Any]) -> "Counters":
+        """What the statistics say now."""
+        stages = stats["stages"]
+        return cls(
+            busy=tuple(stage["busy_seconds"] for stage in stages),
+            steps=tuple(stage["steps"] for stage in stages),
+            sent=tuple(stage["bytes_sent"] for stage in stages),
+            tokens=stats["generated_tokens"],
+            away=stats.get("away_seconds"),
+        )
+
+    def __sub__(self, earlier: "Counters") -> "Counters":
+        away = None if self.away is None or earlier.away is None else self.away - earlier.away
+        return Counters(
+            busy=tuple(a - b for a, b in zip(self.busy, earlier.busy, strict=True)),
+            steps=tuple(a - b for a, b in zip(self.steps, earlier.steps, strict=True)),
+            sent=tuple(a - b for a, b in zip(self.sent, earlier.sent, strict=True)),
+            tokens=self.tokens - earlier.tokens,
+            away=away,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One task done. ``token_times``: seconds since its start, one for each token.
+
+    ``spent`` is what the stages did meanwhile, where there are stages: all of a prefill; of a decode, what lies
+    between the first token and the last but one (the last step of a request also frees its KV).
+    """
+
+    token_ids: tuple[int, ...]
+    token_times: tuple[float, ...]
+    spent: Counters | None = None
+
+    @property
+    def ttft(self) -> float:
+        """Seconds to the first token."""
+        return self.token_times[0]
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Of a decode, after the first token."""
+        return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
+
+    @property
+    def counted_seconds_per_token(self) -> float:
+        """The same over the tokens that ``spent`` is about."""
+        return (self.token_times[-2] - self.token_times[0]) / (len(self.token_times) - 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Seconds of one token: on each stage, between the stages, and the coordinator's own.
+
+    ``hops`` and ``host`` are ``None`` where they cannot be told apart; their sum always is known.
+    """
+
+    compute: tuple[float, ...]
+    hops_and_host: float
+    hops: float | None = None
+    host: float | None = None
+
+
+def causes(spent: Counters, seconds_per_token: float) -> Causes:
+    """Where the time of a token went, on average over the tokens that were counted."""
+    compute = tuple(busy / spent.tokens for busy in spent.busy)
+    rest = seconds_per_token - sum(compute)
+    if spent.away is None:
+        return Causes(compute, rest)
+    hops = spent.away / spent.tokens - sum(compute[1:])
+    return Causes(compute, rest, hops, rest - hops)
+
+
+def decode_bytes(spent: Counters) -> float:
+    """Bytes of hidden states that crossed all links for one generated token."""
+    return sum(spent.sent) / spent.tokens
+
+
+def prefill_bytes(spent: Counters, prompt_tokens: int) -> float:
+    """Bytes of hidden states that crossed all links for one prompt token."""
+    return sum(spent.sent) / prompt_tokens
+
+
+def shares(spent: Counters, seconds: float) -> tuple[float, ...]:
+    """The percentage of the time that each stage computed."""
+    return tuple(100 * busy / seconds for busy in spent.busy)

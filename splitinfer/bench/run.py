@@ -1,0 +1,279 @@
+"""The conductor: opens the contenders, gives them their turns, and hands over what was found.
+
+This process is the coordinator. Plain mlx-lm and the local workers are its children; all are gone at the end.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from splitinfer.bench import blas, machine
+from splitinfer.bench.contenders import Baseline, Contender, PlainMlxLm, Stages
+from splitinfer.bench.measure import Run
+from splitinfer.bench.report import BASELINE, BASELINE_BEST, PIPELINE, WHOLE, Findings, document, table
+from splitinfer.bench.workload import KINDS, STEP_SIZES, Kind, Workload, step_sizes, turns
+from splitinfer.config import find_layout
+from splitinfer.core.layout import Layout
+from splitinfer.errors import ConfigError
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import on_gpu
+from splitinfer.show import errors, open_llm
+from transports.emulated import LinkProfile, installed, preset
+
+_SETTLE = 0.05  # seconds of peace before each turn: what the one before left over is done by then
+_WIDTH = 118  # columns, where there is no terminal
+_SHAPE = (
+    "model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
+    "intermediate_size", "vocab_size", "quantization",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the command line asked for."""
+
+    layout: str
+    model: str | None = None
+    as_json: bool = False
+    trials: int = 5
+    prompt_tokens: int = 2048
+    decode_tokens: int = 64
+    chunk: int = 256
+    baseline: bool = True
+    whole: bool = False
+    seed: int = 1
+    link_preset: str | None = None
+    connect_timeout: float = 10.0
+
+
+def bench(order: Order) -> int:
+    """Measure, then print the table and, as the last line, the document; the exit code.
+
+    Raises:
+        SplitinferError: one sentence on what cannot be measured, and why.
+    """
+    found = document(_measure(order))
+    out = Console(highlight=False)
+    if not order.as_json:
+        out.width = max(out.width, _WIDTH) if not out.is_terminal else out.width
+        out.print(table(found))
+    out.file.write(json.dumps(found, ensure_ascii=False) + "\n")
+    return 0
+
+
+def _measure(order: Order) -> Findings:
+    _check_context(order)
+    link = None if order.link_preset is None else _link(order)
+    processors = machine.free_processors()
+    on = machine.describe()  # before anything of ours loads the machine
+    settings = Settings(chunk_size=order.chunk, context=_longest(order), connect_timeout=order.connect_timeout)
+    with ExitStack() as stack:
+        if link is not None:
+            stack.enter_context(installed(link))
+        llm = stack.enter_context(open_llm(order.layout, order.model, settings))
+        checkpoint = open_model(str(llm.layout.model))
+        workload = _workload(order, llm, checkpoint)
+        dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
+        contenders: list[Contender] = [Stages(PIPELINE, llm)]
+        if order.whole:
+            contenders.append(Stages(WHOLE, stack.enter_context(_whole(llm, settings))))
+        plain = stack.enter_context(_plain_mlx_lm(llm, checkpoint, dtype)) if order.baseline else None
+        pinned, blas_by_process = _pin(llm.layout, plain, processors), _blas(plain)
+        _warm_up(contenders, workload)
+        tried: dict[int, float] = {}
+        if plain is not None:
+            tried = _try_step_sizes(plain, workload)
+            contenders[1:1] = _baselines(plain, min(tried, key=lambda size: tried[size]))
+        runs = _take_turns(contenders, workload)
+    where = {"pinned": pinned, "is_pinned": bool(processors), "blas": blas_by_process}
+    where["link"] = None if link is None else {"preset": order.link_preset, **asdict(link)}
+    return Findings(
+        measured_on={**on, **where},
+        layout=_plain_layout(llm.layout),
+        model=_model(checkpoint, str(llm.layout.model), dtype),
+        workload={
+            **asdict(workload),
+            "chunk": order.chunk,
+            "baseline_step_size": STEP_SIZES[0] if plain else None,
+            "baseline_ttft_by_step_size": {str(size): seconds for size, seconds in tried.items()},
+        },
+        prompt_tokens=workload.prompt_tokens,
+        stages={c.name: [s.name for s in c.llm.layout.stages] for c in contenders if isinstance(c, Stages)},
+        runs=runs,
+        notes=_notes(order, on, pinned, blas_by_process),
+    )
+
+
+def _longest(order: Order) -> int:
+    return Workload(order.trials, order.prompt_tokens, order.decode_tokens, 2).longest
+
+
+def _check_context(order: Order) -> None:
+    """Refuse tasks that are too long before anything is loaded."""
+    model = order.model or find_layout(order.layout).model
+    context = None if model is None else open_model(model).context_length
+    if context is not None and _longest(order) > context:
+        raise ConfigError(
+            f"the tasks need {_longest(order):,} tokens, but the model's context is {context:,}; "
+            "give fewer with --prompt-tokens or --decode-tokens"
+        )
+
+
+def _link(order: Order) -> LinkProfile:
+    """The link to emulate. This process can do that to the links it makes, so to all of two stages."""
+    num_stages = find_layout(order.layout).num_stages
+    if num_stages != 2:
+        raise ConfigError(
+            f"--link-preset emulates the coordinator's own links, which are all there are with 2 stages; "
+            f"layout {order.layout} has {num_stages}"
+        )
+    try:
+        return preset(str(order.link_preset))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _workload(order: Order, llm: LLM, checkpoint: Checkpoint) -> Workload:
+    text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
+    sizes = [text.get("vocab_size"), llm.tokenizer.vocab_size if llm.tokenizer else None]
+    vocab_size = min((size for size in sizes if size is not None), default=2)
+    return Workload(order.trials, order.prompt_tokens, order.decode_tokens, vocab_size, order.seed)
+
+
+# -- contenders ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _whole(llm: LLM, settings: Settings) -> Iterator[LLM]:
+    """The same model in one stage, in this process: what the loop costs without a cut."""
+    errors.print("loading the whole model as one stage", soft_wrap=True)
+    keys = {"model": llm.layout.model, "dtype": llm.layout.dtype}
+    with LLM({**keys, "stages": [{"name": "whole", "layers": llm.layout.num_layers}]}, settings=settings) as whole:
+        yield whole
+
+
+@contextmanager
+def _plain_mlx_lm(llm: LLM, checkpoint: Checkpoint, dtype: str | None) -> Iterator[PlainMlxLm]:
+    errors.print("loading the whole model in plain mlx-lm", soft_wrap=True)
+    fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+    plain = PlainMlxLm(str(checkpoint.folder.resolve()), dtype)
+    try:
+        yield plain
+    finally:
+        plain.close()
+
+
+def _baselines(plain: PlainMlxLm, best: int) -> list[Contender]:
+    """mlx-lm as it comes; and for prompts also at its best, where that is another step size."""
+    default: Contender = Baseline(BASELINE, plain, STEP_SIZES[0], KINDS)
+    return [default] if best == STEP_SIZES[0] else [default, Baseline(BASELINE_BEST, plain, best, ("prefill",))]
+
+
+def _pin(layout: Layout, plain: PlainMlxLm | None, processors: Sequence[int]) -> dict[str, int | None]:
+    """A processor for each stage here; whoever runs while the stages sleep shares the coordinator's."""
+    given = machine.assign(layout.stages, processors)
+    here = {layout.stages[0].name: os.getpid(), **machine.local_workers()}
+    if plain is not None:
+        here[BASELINE] = plain.pid
+        given[BASELINE] = processors[0] if processors else None
+    for name, processor in given.items():
+        if processor is not None:
+            machine.pin(here[name], processor)
+    return given
+
+
+def _blas(plain: PlainMlxLm | None) -> dict[str, str]:
+    """Which BLAS computes in each process here, where MLX has no GPU and the system tells."""
+    if on_gpu():
+        return {}
+    pids = {"coordinator": os.getpid(), **machine.local_workers()}
+    found = {name: blas.computed_by(pid) for name, pid in pids.items()}
+    if plain is not None:
+        found[BASELINE] = plain.is_on["blas"]
+    return {name: words for name, words in found.items() if words is not None}
+
+
+# -- turns ---------------------------------------------------------------------------------------
+
+
+def _warm_up(contenders: Sequence[Contender], workload: Workload) -> None:
+    for contender in contenders:
+        errors.print(f"warming up: {contender.name}", soft_wrap=True)
+        for kind in contender.does:
+            contender.run(workload.warm_up(kind))
+
+
+def _try_step_sizes(plain: PlainMlxLm, workload: Workload) -> dict[int, float]:
+    """TTFT of the long prompt by step size, each tried once; that warms it up, too."""
+    plain.run(workload.warm_up("decode"), STEP_SIZES[0])
+    tried = {}
+    for size in step_sizes(workload.prompt_tokens):
+        tried[size] = plain.run(workload.warm_up("prefill"), size).ttft
+        errors.print(f"warming up: {BASELINE}, {size:,} prompt tokens at once: {tried[size]:.3g} s", soft_wrap=True)
+    return tried
+
+
+def _take_turns(contenders: Sequence[Contender], workload: Workload) -> dict[tuple[str, Kind], list[Run]]:
+    runs: dict[tuple[str, Kind], list[Run]] = {(c.name, kind): [] for c in contenders for kind in c.does}
+    for trial, kind, contender in turns(contenders, workload.trials):
+        if kind not in contender.does:
+            continue
+        time.sleep(_SETTLE)
+        run = contender.run(workload.task(kind, trial))
+        runs[(contender.name, kind)].append(run)
+        figure = f"{1 / run.seconds_per_token:.3g} tokens/s" if kind == "decode" else f"{run.ttft:.3g} s"
+        errors.print(f"trial {trial + 1} of {workload.trials}: {kind}, {contender.name}: {figure}", soft_wrap=True)
+    return runs
+
+
+# -- what it was ---------------------------------------------------------------------------------
+
+
+def _plain_layout(layout: Layout) -> dict[str, Any]:
+    stages = [{"name": s.name, "layers": s.num_layers, "address": s.address} for s in layout.stages]
+    return {"name": layout.name, "model": layout.model, "dtype": layout.dtype, "stages": stages}
+
+
+def _model(checkpoint: Checkpoint, name: str, dtype: str | None) -> dict[str, Any]:
+    config = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
+    return {
+        "name": Path(name).name,
+        "dtype": dtype or "as stored",
+        **{key: config.get(key) for key in _SHAPE},
+        "num_parameters_stored": sum(_count(t.shape) for t in checkpoint.tensors.values()),
+        "bytes_stored": sum(t.nbytes for t in checkpoint.tensors.values()),
+    }
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def _notes(
+    order: Order, on: dict[str, Any], pinned: dict[str, int | None], blas_by_process: dict[str, str]
+) -> list[str]:
+    """What a reader of the figures must know."""
+    notes = []
+    shared = [cpu for name, cpu in pinned.items() if cpu is not None and name != BASELINE]
+    if len(shared) > len(set(shared)):
+        notes.append(f"{len(shared)} stages share {len(set(shared))} processors")
+    if on["load_average"] > 0.5:
+        notes.append(f"the machine was busy before this began (load average {on['load_average']})")
+    if order.trials < 3:
+        notes.append("fewer than 3 trials say nothing about the spread")
+    if blas.WHEEL in blas_by_process.values():
+        notes.append(blas.HINT)
+    return notes

@@ -1,0 +1,146 @@
+"""`splitinfer bench` as a process, on a tiny model: a table, one JSON line, and nobody left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from splitinfer.bench.contenders import PlainMlxLm
+from splitinfer.bench.model import Shape, make
+from splitinfer.bench.run import Order, bench
+from splitinfer.bench.workload import Task
+from splitinfer.errors import ConfigError, ModelError
+
+SIZES = ("--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "6", "--chunk", "64")
+TOP = {
+    "tool", "format", "measured_on", "layout", "model", "workload", "contenders", "ratios", "same_tokens", "notes",
+    "trials",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench")
+    make(folder / "model", Shape(layers=4, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
+    stages = [{"name": "front", "layers": 2}, {"name": "back", "layers": 2, "address": "local"}]
+    path = folder / "halves.yaml"
+    path.write_text(yaml.safe_dump({"model": str(folder / "model"), "stages": stages}))
+    return path
+
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def start(layout_file: Path, *options: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "splitinfer", "bench", "--layout", str(layout_file), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def offspring(of: int) -> list[psutil.Process]:
+    return psutil.Process(of).children(recursive=True)
+
+
+def test_a_table_then_one_json_document(layout_file: Path) -> None:
+    running = start(layout_file, *SIZES, "--whole")
+    family: dict[int, psutil.Process] = {}
+    assert running.stderr is not None
+    for line in running.stderr:
+        if line.startswith("trial"):
+            family |= {child.pid: child for child in offspring(running.pid)}
+    assert running.stdout is not None
+    lines = running.stdout.read().splitlines()
+    assert running.wait(timeout=20) == 0
+    running.stdout.close()
+    running.stderr.close()
+    assert len(family) == 2  # the worker and plain mlx-lm
+    assert not any(child.is_running() for child in family.values())
+
+    found = json.loads(lines[-1])
+    assert set(found) == TOP
+    assert any("decode, tokens/s" in line for line in lines[:-1])
+    assert {"pipeline", "baseline", "whole"} <= set(found["contenders"])
+    for name in ("pipeline", "baseline", "whole"):
+        figures = found["contenders"][name]
+        assert len(figures["decode"]["tokens_per_second"]["values"]) == 2
+        assert figures["decode"]["tokens_per_second"]["low"] > 0
+        assert figures["prefill"]["ttft_seconds"]["low"] > 0
+    ours = found["contenders"]["pipeline"]
+    assert ours["decode"]["bytes_per_token"]["median"] == 64 * 4  # one float32 row crosses one link
+    assert ours["prefill"]["bytes_per_token"]["median"] == 64 * 4
+    by_cause = ours["decode"]["ms_per_token_by_cause"]
+    assert set(by_cause["compute"]) == {"front", "back"}
+    assert by_cause["hops_and_host"]["median"] > 0
+    assert {"pipeline/baseline", "pipeline/whole", "whole/baseline"} <= set(found["ratios"])
+    assert found["model"]["hidden_size"] == 64
+    assert found["measured_on"]["versions"]["mlx_lm"]
+    if sys.platform == "linux":
+        assert set(found["measured_on"]["pinned"]) == {"front", "back", "baseline"}
+        assert set(found["measured_on"]["blas"]) == {"coordinator", "back", "baseline"}
+
+
+def test_json_alone_without_baseline_over_a_slow_link(layout_file: Path) -> None:
+    running = start(layout_file, *SIZES, "--trials", "1", "--no-baseline", "--json", "--link-preset", "wifi")
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    found = json.loads(out)  # one document is all there is
+    assert list(found["contenders"]) == ["pipeline"]
+    assert any("fewer than 3 trials" in note for note in found["notes"])
+    there_and_back = 2000 * found["measured_on"]["link"]["latency"]
+    by_cause = found["contenders"]["pipeline"]["decode"]["ms_per_token_by_cause"]
+    assert by_cause["hops_and_host"]["low"] >= there_and_back > 0
+
+
+def test_ctrl_c_leaves_nobody_behind(layout_file: Path) -> None:
+    running = start(layout_file, *SIZES, "--trials", "10000")
+    assert running.stderr is not None
+    next(line for line in running.stderr if line.startswith("trial"))
+    family = offspring(running.pid)
+    assert len(family) == 2
+    running.send_signal(signal.SIGINT)
+    running.communicate(timeout=20)
+    assert running.returncode == 130
+    _, alive = psutil.wait_procs(family, timeout=5)
+    assert not alive
+
+
+def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(layout_file: Path) -> None:
+    before = offspring(os.getpid())
+    with pytest.raises(ConfigError, match="the tasks need 40,001 tokens, but the model's context is 32,768"):
+        bench(Order(str(layout_file), prompt_tokens=40_000))
+    assert offspring(os.getpid()) == before
+
+
+def test_a_link_that_cannot_be_emulated_is_refused(layout_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no link preset 'pigeon'; known: .*wifi"):
+        bench(Order(str(layout_file), link_preset="pigeon"))
+    alone = tmp_path / "alone.yaml"
+    alone.write_text(
+        yaml.safe_dump({"model": str(layout_file.parent / "model"), "stages": [{"name": "s", "layers": 4}]})
+    )
+    with pytest.raises(ConfigError, match=r"2 stages; layout .*alone.yaml has 1"):
+        bench(Order(str(alone), link_preset="wifi"))
+
+
+def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"plain mlx-lm cannot run this model here .*config"):
+        PlainMlxLm(str(tmp_path), "float32")
+
+
+def test_plain_mlx_lm_serves_task_after_task(layout_file: Path) -> None:
+    plain = PlainMlxLm(str(layout_file.parent / "model"), "float32")
+    try:
+        task = Task("decode", 0, tuple(range(40)), 5)
+        one, again, in_chunks = plain.run(task, 2048), plain.run(task, 2048), plain.run(task, 16)
+        assert len(one.token_ids) == len(one.token_times) == 5
+        assert one.token_ids == again.token_ids == in_chunks.token_ids
+        assert one.token_times == tuple(sorted(one.token_times))
+    finally:
+        plain.close()
+    assert not psutil.pid_exists(plain.pid)

@@ -1,0 +1,90 @@
+"""Processors and BLAS: what is decided, on texts; what is done, on a child."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.bench import blas, machine
+from splitinfer.core.layout import lay_out
+
+OPENBLAS = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3"
+TWO_THREADS = """
+import sys, threading
+waiting = threading.Event()
+threading.Thread(target=waiting.wait).start()
+print("ready", flush=True)
+sys.stdin.read()
+waiting.set()
+"""
+
+
+@given(st.lists(st.booleans(), max_size=5), st.lists(st.integers(0, 99), unique=True, max_size=4))
+def test_each_stage_here_has_a_processor_of_its_own_while_there_are_any(local: list[bool], cpus: list[int]) -> None:
+    parts = [("first", 1, None), *((f"s{i}", 1, "local" if here else f"tcp://h{i}:1") for i, here in enumerate(local))]
+    given_ = machine.assign(lay_out(parts), cpus)
+    here = ["first", *(f"s{i}" for i, is_here in enumerate(local) if is_here)]
+    assert all((given_[name] in cpus) if name in here and cpus else given_[name] is None for name in given_)
+    if len(here) <= len(cpus):
+        assert [given_[name] for name in here] == cpus[: len(here)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux pins")
+def test_a_process_is_pinned_with_all_its_threads() -> None:
+    with subprocess.Popen([sys.executable, "-c", TWO_THREADS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        cpu = machine.free_processors()[-1]
+        machine.pin(child.pid, cpu)
+        threads = [path.name for path in Path(f"/proc/{child.pid}/task").iterdir()]
+        assert len(threads) == 2
+        assert all(os.sched_getaffinity(int(thread)) == {cpu} for thread in threads)
+        child.communicate(b"")
+
+
+def test_describe_says_what_figures_depend_on() -> None:
+    found = machine.describe()
+    assert {"processor", "processors", "memory_bytes", "platform", "python", "versions", "device"} <= set(found)
+    assert found["versions"]["mlx"]
+
+
+def test_openblas_is_preloaded_once_and_with_one_thread() -> None:
+    environment = blas.preloading({"PATH": "/bin"}, OPENBLAS)
+    assert environment is not None
+    assert environment["LD_PRELOAD"] == OPENBLAS
+    assert environment["OPENBLAS_NUM_THREADS"] == "1"
+    assert environment["PATH"] == "/bin"
+    assert blas.preloading(environment, OPENBLAS) is None
+
+
+def test_without_openblas_nothing_is_done() -> None:
+    assert blas.preloading({"PATH": "/bin"}, None) is None
+
+
+def test_what_somebody_preloaded_stays() -> None:
+    others = blas.preloading({"LD_PRELOAD": "/lib/libjemalloc.so"}, OPENBLAS)
+    assert others is not None
+    assert others["LD_PRELOAD"] == f"{OPENBLAS}:/lib/libjemalloc.so"
+    own = blas.preloading({"LD_PRELOAD": "/opt/libopenblas.so"}, OPENBLAS)
+    assert own is not None
+    assert own["LD_PRELOAD"] == "/opt/libopenblas.so"
+    assert own["OPENBLAS_NUM_THREADS"] == "1"
+
+
+def test_which_blas_is_read_from_the_mapped_files() -> None:
+    line = "7f0 r-xp 00000000 fe:00 1    "
+    wheel = f"{line}/v/site-packages/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0\n{line}/v/mlx/lib/libmlx.so\n"
+    assert blas.preloaded_in(wheel) is None
+    assert blas.preloaded_in(f"{wheel}{line}{OPENBLAS}\n") == OPENBLAS
+    assert blas.preloaded_in(f"{wheel}{line}/usr/lib64/libopenblas.so.0\n") == "/usr/lib64/libopenblas.so.0"
+    assert blas.preloaded_in(f"{wheel}7f0 rw-p 0 00:00 0 \n{line}/usr/lib/liblapack.so.3\n") is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_this_process_computes_with_something() -> None:
+    assert blas.computed_by()
+    assert blas.computed_by(2**31 - 1) is None

@@ -1,0 +1,96 @@
+"""Figures from clock readings: known ones, and what must hold for any."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.bench.measure import (
+    Counters,
+    Run,
+    causes,
+    decode_bytes,
+    prefill_bytes,
+    ratios,
+    shares,
+    summarize,
+)
+
+seconds = st.floats(1e-6, 1e3)
+
+
+@given(st.lists(seconds, min_size=1, max_size=12))
+def test_a_summary_lies_within_its_values(values: list[float]) -> None:
+    found = summarize(values)
+    assert found.low <= found.median <= found.high
+    assert found.median == statistics.median(values)
+    assert found.values == tuple(values)
+    assert 0 <= found.spread <= 100 * (found.high - found.low) / found.median + 1e-6
+
+
+@given(seconds, st.integers(1, 8))
+def test_equal_values_have_no_spread(value: float, count: int) -> None:
+    assert summarize([value] * count).spread == pytest.approx(0, abs=1e-9)
+
+
+def test_spread_is_the_distance_of_the_quartiles() -> None:
+    found = summarize([8.0, 9.0, 10.0, 11.0, 12.0])
+    assert (found.median, found.spread) == (10.0, 20.0)
+
+
+@given(st.lists(st.tuples(seconds, seconds), min_size=1, max_size=8), seconds)
+def test_a_slow_trial_divides_out(pairs: list[tuple[float, float]], slower: float) -> None:
+    ours, theirs = zip(*pairs, strict=True)
+    found = ratios(ours, theirs)
+    slowed = ratios([ours[0] * slower, *ours[1:]], [theirs[0] * slower, *theirs[1:]])
+    assert slowed.values == pytest.approx(found.values)
+
+
+def test_the_first_token_is_no_part_of_the_rate() -> None:
+    run = Run((1, 2, 3, 4), (5.0, 5.5, 6.0, 8.0))
+    assert (run.ttft, run.seconds_per_token, run.counted_seconds_per_token) == (5.0, 1.0, 0.5)
+
+
+def stats(busy: list[float], steps: int, sent: list[int], tokens: int, **more: float) -> dict[str, object]:
+    stages = [{"busy_seconds": b, "steps": steps, "bytes_sent": s} for b, s in zip(busy, sent, strict=True)]
+    return {"stages": stages, "generated_tokens": tokens, **more}
+
+
+def test_time_by_cause_worked_out_by_hand() -> None:
+    """10 tokens in 1 s: 40 ms here, 50 ms there, and 10 ms for hops and host, of which the hops are 7."""
+    before = Counters.of(stats([1.0, 2.0], 4, [400, 0], 3, away_seconds=2.5))
+    after = Counters.of(stats([1.4, 2.5], 14, [1400, 0], 13, away_seconds=3.07))
+    spent = after - before
+    assert spent.tokens == 10
+    assert spent.steps == (10, 10)
+    found = causes(spent, 0.1)
+    assert found.compute == pytest.approx((0.04, 0.05))
+    assert found.hops_and_host == pytest.approx(0.01)
+    assert found.hops == pytest.approx(0.007)
+    assert found.host == pytest.approx(0.003)
+    assert decode_bytes(spent) == 100
+    assert prefill_bytes(spent, 500) == 2
+    assert shares(spent, 2.0) == pytest.approx((20.0, 25.0))
+
+
+def test_hops_and_host_stay_together_where_the_engine_does_not_tell() -> None:
+    spent = Counters.of(stats([0.4], 10, [0], 10)) - Counters.of(stats([0.0], 0, [0], 0))
+    found = causes(spent, 0.05)
+    assert (found.hops, found.host) == (None, None)
+    assert found.hops_and_host == pytest.approx(0.01)
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=1, max_size=4),
+    st.integers(1, 100),
+    st.floats(0, 10),
+    seconds,
+)
+def test_causes_add_up_to_the_whole(busy: list[float], tokens: int, away: float, wall: float) -> None:
+    zeros = (0,) * len(busy)
+    found = causes(Counters(tuple(busy), zeros, zeros, tokens, away), wall)
+    assert found.hops is not None
+    assert found.host is not None
+    assert sum(found.compute) + found.hops + found.host == pytest.approx(wall, abs=1e-6)
+    assert found.hops + found.host == pytest.approx(found.hops_and_host, abs=1e-6)
