@@ -108,8 +108,11 @@ class StageRunner:
         return Launched(plan, started, joined, rows, choices, last_write)
 
     def _take_in(self, plan: StepPlan, hidden: mx.array | None) -> None:
-        if hidden is not None and hidden.shape[0] != plan.num_tokens:
-            raise ProtocolError(f"step {plan.step} has {plan.num_tokens} tokens and {hidden.shape[0]} hidden states")
+        rows, wanted = 0 if hidden is None else hidden.shape[0], 0 if self._model.is_first else plan.num_tokens
+        if rows != wanted:
+            raise ProtocolError(
+                f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
+            )
         for seq_id in plan.freed:
             self._pool.free(seq_id)
             self._histories.pop(seq_id, None)

@@ -10,6 +10,7 @@ import json
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{folder} holds no config.json, so it is not a model folder") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:
         raise ModelError(f"{path} cannot be read ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
         raise ModelError(f"{path} does not say the model's type (model_type)")
@@ -130,7 +131,7 @@ def read_header(path: Path) -> list[TensorInfo]:
                 raise ModelError(f"{path} is no safetensors file (its header claims {length:,} bytes)")
             entries = json.loads(file.read(length))
         infos = parse_entries(entries, path.name)
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise ModelError(f"{path} is damaged or no safetensors file ({error})") from error
     wanted, there = 8 + length + max((i.end for i in infos), default=0), path.stat().st_size
     if there < wanted:
@@ -139,7 +140,12 @@ def read_header(path: Path) -> list[TensorInfo]:
 
 
 def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
-    """A header's JSON as tensors. Raises ModelError for a dtype this cannot load."""
+    """A header's JSON as tensors.
+
+    Raises:
+        ModelError: a dtype this cannot load.
+        ValueError, KeyError, TypeError, AttributeError: what is no header.
+    """
     infos = []
     for name, entry in entries.items():
         if name == "__metadata__":
@@ -147,7 +153,10 @@ def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
         begin, end = entry["data_offsets"]
         if entry["dtype"] not in _ITEM_BITS:
             raise ModelError(f"{file} holds {name} as {entry['dtype']}, which MLX does not load")
-        infos.append(TensorInfo(name, entry["dtype"], tuple(entry["shape"]), file, begin, end))
+        shape = tuple(entry["shape"])
+        if begin < 0 or min(shape, default=0) < 0 or 8 * (end - begin) != prod(shape) * _ITEM_BITS[entry["dtype"]]:
+            raise ValueError(f"{name} does not fill its place")
+        infos.append(TensorInfo(name, entry["dtype"], shape, file, begin, end))
     return infos
 
 
@@ -157,7 +166,7 @@ def _sample(path: Path) -> str:
     step = max(1, (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        for offset in range(0, size, step):
+        for offset in (*range(0, size - _SAMPLE_BYTES, step), max(0, size - _SAMPLE_BYTES)):
             file.seek(offset)
             digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest()[:16]

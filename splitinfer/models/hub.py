@@ -8,7 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import huggingface_hub
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, NotASafetensorsRepoError
+from huggingface_hub.errors import (
+    HFValidationError,
+    HTTPError,
+    LocalEntryNotFoundError,
+    NotASafetensorsRepoError,
+    SafetensorsParsingError,
+)
 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
@@ -45,7 +51,7 @@ def _open_hub(repo: str) -> Checkpoint:
         return Checkpoint(folder, read_config(folder), table_of(_hub_tensors(repo, folder)), folder.name)
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{repo} is not on this machine and the hub cannot be reached") from error
-    except (HfHubHTTPError, NotASafetensorsRepoError, OSError) as error:
+    except (HTTPError, HFValidationError, NotASafetensorsRepoError, SafetensorsParsingError, OSError) as error:
         raise ModelError(f"{repo} cannot be had from the hub ({_first_line(error)})") from error
 
 
@@ -84,7 +90,7 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Repo
         report(done, total, file)
         try:
             huggingface_hub.hf_hub_download(model, file, revision=checkpoint.revision)
-        except (HfHubHTTPError, OSError) as error:
+        except (HTTPError, OSError) as error:
             raise ModelError(f"{file} of {model} could not be downloaded ({_first_line(error)})") from error
         done += sizes[file]
     if missing:

@@ -112,7 +112,7 @@ def test_the_repetition_penalty_is_mlx_lms(penalty: float, num_recent: int):
 
 MANY_PARAMS = [
     *(SamplingParams(temperature=t, **f) for t in (0.0, 0.5, 1.5) for f in FILTERS),
-    SamplingParams(temperature=1.5, repetition_penalty=1.5),
+    SamplingParams(temperature=1.5, repetition_penalty=30.0),
     SamplingParams(temperature=1.5, logprobs=4),
     SamplingParams(repetition_penalty=3.0, logprobs=0),
 ]
@@ -138,7 +138,7 @@ def test_the_rest_of_the_batch_changes_nothing(rows: list[Row], seed: int, rando
 
 def test_rows_of_all_kinds_together():
     """Two rows that differ in any parameter are not treated as one kind."""
-    rows = [row(params, position=i, recent=range(20)) for i in range(10) for params in MANY_PARAMS]
+    rows = [row(params, position=i, recent=range(0, 97, 5)) for i in range(20) for params in MANY_PARAMS]
     logits = made_up(len(rows)) / 3
     together = choose(logits, rows)
     assert together == [choose(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]

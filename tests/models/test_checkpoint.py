@@ -1,0 +1,267 @@
+"""What is read of a folder without reading a weight, and what is said of folders that are none."""
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import Checkpoint, open_folder, read_header
+
+Folder = Callable[..., Path]
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+@pytest.fixture
+def folder(tiny_folder: Folder, tmp_path: Path) -> Path:
+    """A copy to damage."""
+    return Path(shutil.copytree(tiny_folder("llama"), tmp_path / "llama"))
+
+
+def error_of(folder: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        open_folder(folder)
+    return str(caught.value)
+
+
+def write(path: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
+    """A safetensors file with a header of our choice."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return path
+
+
+def entry(dtype: Any = "F32", shape: Any = (2, 3), offsets: Any = (0, 24)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def test_the_tables_are_what_mlx_loads(tiny_folder: Folder):
+    folder = tiny_folder("llama", bits=4)
+    checkpoint = open_folder(folder)
+    loaded = {name: (file, a) for file in checkpoint.files for name, a in mx.load(str(folder / file)).items()}
+    assert set(checkpoint.tensors) == set(loaded)
+    for name, info in checkpoint.tensors.items():
+        file, array = loaded[name]
+        assert (info.name, info.file, info.shape, info.nbytes) == (name, file, array.shape, array.nbytes)
+    assert checkpoint.files == [FIRST, SECOND]
+    assert checkpoint.config["model_type"] == "llama"
+
+
+def test_metadata_is_no_tensor(tmp_path: Path):
+    path = write(tmp_path / "a.safetensors", {"__metadata__": {"format": "mlx"}, "a": entry()}, bytes(24))
+    assert [(info.name, info.shape, info.nbytes) for info in read_header(path)] == [("a", (2, 3), 24)]
+
+
+def test_scalars_and_empty_tensors_are_tensors(tmp_path: Path):
+    header = {"scalar": entry(shape=[], offsets=[0, 4]), "empty": entry(shape=[0, 3], offsets=[4, 4])}
+    assert [info.nbytes for info in read_header(write(tmp_path / "a.safetensors", header, bytes(4)))] == [4, 0]
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"text_config": {"max_position_embeddings": 512}}, 512),
+        ({"max_position_embeddings": 128, "text_config": {"max_position_embeddings": 512}}, 128),
+        ({"n_positions": 1024}, 1024),
+        ({"max_position_embeddings": None, "seq_length": 2048}, 2048),
+        ({"max_position_embeddings": 0}, 2**20),
+        ({"text_config": None}, 2**20),
+    ],
+)
+def test_context_length(config: dict[str, Any], length: int):
+    assert Checkpoint(Path(), config, {}).context_length == length
+
+
+# -- folders and files that are none ---------------------------------------------------------------
+
+
+def test_no_folder(tmp_path: Path):
+    assert error_of(tmp_path / "gone") == f"there is no model folder {tmp_path / 'gone'}"
+
+
+def test_no_config(folder: Path):
+    (folder / "config.json").unlink()
+    assert error_of(folder) == f"{folder} holds no config.json, so it is not a model folder"
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_an_unreadable_config(folder: Path, text: bytes):
+    (folder / "config.json").write_bytes(text)
+    assert error_of(folder).startswith(f"{folder / 'config.json'} cannot be read (")
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '"llama"', "null"])
+def test_a_config_without_a_type(folder: Path, text: str):
+    (folder / "config.json").write_text(text)
+    assert error_of(folder) == f"{folder / 'config.json'} does not say the model's type (model_type)"
+
+
+def test_no_weights(folder: Path):
+    for path in folder.glob("*.safetensors"):
+        path.unlink()
+    (folder / "other.safetensors").write_bytes(b"x")
+    assert error_of(folder) == f"{folder} holds no weights (no model*.safetensors)"
+
+
+@pytest.mark.parametrize("missing", [1, 1000])
+def test_a_file_that_is_cut_short_says_by_how_much(folder: Path, missing: int):
+    path = folder / SECOND
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-missing])
+    there, wanted = len(whole) - missing, len(whole)
+    assert error_of(folder) == (
+        f"{path} is cut short: {there:,} of {wanted:,} bytes; delete it and download it again"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kept", [0, 5, 8, 100])
+def test_a_file_without_its_whole_header(folder: Path, kept: int):
+    path = folder / SECOND
+    path.write_bytes(path.read_bytes()[:kept])
+    assert error_of(folder).startswith(f"{path} is damaged or no safetensors file (")
+
+
+def test_a_page_of_html_is_no_weights(folder: Path):
+    (folder / SECOND).write_text("<!doctype html><html>not found</html>")
+    assert "is no safetensors file (its header claims" in error_of(folder)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"not json",
+        b"[" * 100_000,
+        b"\xff\xff",
+        [],
+        "text",
+        None,
+        {"a": None},
+        {"a": []},
+        {"a": {}},
+        {"a": entry(dtype=["F32"])},
+        {"a": entry(shape=6)},
+        {"a": entry(shape=["2", "3"])},
+        {"a": entry(shape=[-2, -3])},
+        {"a": entry(offsets=[0])},
+        {"a": entry(offsets="ab")},
+        {"a": entry(offsets=[0, "24"])},
+        {"a": entry(offsets=[0, 20])},
+        {"a": entry(offsets=[24, 0])},
+        {"a": entry(offsets=[-24, 0])},
+        {"a": entry(shape=[2, 4])},
+        {"a": entry(dtype="F16")},
+    ],
+)
+def test_headers_that_are_none(tmp_path: Path, header: Any):
+    path = write(tmp_path / "model.safetensors", header, bytes(24))
+    with pytest.raises(ModelError, match=r"model.safetensors is damaged or no safetensors file"):
+        read_header(path)
+
+
+def test_a_header_longer_than_the_format_allows(tmp_path: Path):
+    path = write(tmp_path / "model.safetensors", {}, length=2**60)
+    with pytest.raises(ModelError, match=r"its header claims 1,152,921,504,606,846,976 bytes"):
+        read_header(path)
+
+
+@pytest.mark.parametrize("dtype", ["C64", "F4", "float32"])
+def test_a_dtype_that_mlx_does_not_load_is_named(tmp_path: Path, dtype: str):
+    path = write(tmp_path / "model.safetensors", {"layers.0.w": entry(dtype=dtype)}, bytes(24))
+    with pytest.raises(ModelError, match=f"model.safetensors holds layers.0.w as {dtype}, which MLX does not load"):
+        read_header(path)
+
+
+# -- fingerprints ----------------------------------------------------------------------------------
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def difference(a: Path, b: Path) -> str | None:
+    return open_folder(a).fingerprint().difference(open_folder(b).fingerprint())
+
+
+def test_a_copy_is_the_same_model(folder: Path, tiny_folder: Folder):
+    assert difference(folder, tiny_folder("llama")) is None
+
+
+def test_the_order_of_the_configuration_does_not_matter(folder: Path, tiny_folder: Folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(dict(reversed(config.items())), indent=4))
+    assert difference(folder, tiny_folder("llama")) is None
+
+
+def test_another_configuration_is_another_model(folder: Path, tiny_folder: Folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 500_000.0}))
+    assert difference(folder, tiny_folder("llama")) == "config.json differs"
+
+
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_other_weights_are_another_model(folder: Path, tiny_folder: Folder, place: str):
+    path = folder / FIRST
+    flip(path, path.stat().st_size - 1 if place == "last" else 8 + len_of_header(path))
+    assert difference(folder, tiny_folder("llama")) == f"{FIRST} holds other weights"
+
+
+def len_of_header(path: Path) -> int:
+    return int(struct.unpack("<Q", path.read_bytes()[:8])[0])
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 4126, 4127, 9000, 200_000, 200_030, 1_000_003])
+def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int):
+    def model(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "x"}')
+        header = {"a": entry("U8", [size], [0, size])}
+        write(tmp_path / name / "model.safetensors", header, bytes(size))
+        return tmp_path / name
+
+    here, there = model("here"), model("there")
+    file = there / "model.safetensors"
+    whole = file.stat().st_size
+    assert difference(here, there) is None
+    spots = {whole - size, whole - 1, max(whole - 30, whole - size)}
+    for spot in spots:
+        flip(file, spot)
+        assert difference(here, there) == "model.safetensors holds other weights", f"byte {spot} of {whole}"
+        flip(file, spot)
+    assert difference(here, there) is None
+
+
+def test_a_tensor_of_another_name_is_another_model(tmp_path: Path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "x"}')
+        write(tmp_path / name / "model.safetensors", {name: entry()}, bytes(24))
+    assert difference(tmp_path / "a", tmp_path / "b") == "model.safetensors holds other tensors"
+
+
+def test_weights_in_other_files_are_named(folder: Path, tiny_folder: Folder):
+    (folder / SECOND).rename(folder / "model-rest.safetensors")
+    assert difference(folder, tiny_folder("llama")) == (
+        f"the weights lie in other files ({FIRST}, model-rest.safetensors here, {FIRST}, {SECOND} there)"
+    )
+
+
+def test_a_file_that_is_not_here_has_no_sample(folder: Path, tiny_folder: Folder):
+    checkpoint = open_folder(folder)
+    (folder / SECOND).unlink()
+    print_ = checkpoint.fingerprint()
+    assert print_.files[SECOND].sample is None
+    assert print_.files[FIRST].sample is not None
+    assert print_.difference(open_folder(tiny_folder("llama")).fingerprint()) is None

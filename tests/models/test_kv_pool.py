@@ -1,0 +1,124 @@
+"""Sequences are opened, rolled back, taken over and freed as the plans say, or the plan is refused."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from splitinfer.errors import ProtocolError
+from splitinfer.models.caches import Place, WindowKVCache
+from splitinfer.models.cut import SequenceCaches
+from splitinfer.models.kv_pool import KVPool
+
+
+def pool_of(*kinds: Callable[[], Any]) -> KVPool:
+    """A pool for a stage with one layer of each kind of cache."""
+
+    def make_caches() -> SequenceCaches:
+        own = [kind() for kind in kinds]
+        return SequenceCaches(own, own, Place())
+
+    return KVPool(SimpleNamespace(make_caches=make_caches))  # type: ignore[arg-type]
+
+
+def run(pool: KVPool, seq_id: int, start: int, num: int) -> SequenceCaches:
+    """What a slice does to caches."""
+    caches = pool.at(seq_id, start)
+    for cache in caches.own:
+        if isinstance(cache, ArraysCache):
+            cache[0] = mx.zeros((1, 4))
+        else:
+            cache.update_and_fetch(*[mx.zeros((1, 1, num, 4))] * 2)
+    caches.place.position += num
+    return caches
+
+
+def refused(call: Callable[[], object]) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        call()
+    return str(caught.value)
+
+
+def test_a_sequence_is_opened_once():
+    pool = pool_of(KVCache)
+    pool.open(3)
+    assert refused(lambda: pool.open(3)) == "sequence 3 was opened twice"
+    assert len(pool) == 1
+
+
+def test_a_sequence_that_is_not_here():
+    pool = pool_of(KVCache)
+    assert refused(lambda: pool.at(3, 0)) == "the plan runs sequence 3, which was never opened"
+    pool.open(3)
+    pool.free(3)
+    assert refused(lambda: pool.at(3, 0)) == "the plan runs sequence 3, which was never opened"
+
+
+def test_a_parent_gives_its_caches_and_is_gone():
+    pool = pool_of(KVCache)
+    pool.open(1)
+    caches = run(pool, 1, 0, 10)
+    pool.open(2, parent=1)
+    assert pool.at(2, 10) is caches
+    assert len(pool) == 1
+    assert refused(lambda: pool.at(1, 10)) == "the plan runs sequence 1, which was never opened"
+    assert refused(lambda: pool.open(4, parent=1)) == "sequence 4 is to continue 1, which is not here"
+    assert refused(lambda: pool.open(2, parent=2)) == "sequence 2 was opened twice"
+
+
+def test_caches_go_back_together():
+    pool = pool_of(KVCache, lambda: WindowKVCache(8), KVCache)
+    pool.open(1)
+    run(pool, 1, 0, 10)
+    caches = pool.at(1, 4)
+    assert caches.place.position == 4
+    assert [cache.offset for cache in caches.own] == [4, 4, 4]
+    assert pool.at(1, 4) is caches
+    assert [cache.offset for cache in run(pool, 1, 0, 2).own] == [2, 2, 2]
+
+
+def test_a_gap_is_refused():
+    pool = pool_of(KVCache)
+    pool.open(1)
+    assert refused(lambda: pool.at(1, 1)) == "the plan runs sequence 1 from 1, but it stands at 0"
+    run(pool, 1, 0, 10)
+    assert refused(lambda: pool.at(1, 11)) == "the plan runs sequence 1 from 11, but it stands at 10"
+
+
+def test_a_recurrent_state_goes_on_and_never_back():
+    pool = pool_of(lambda: ArraysCache(1))
+    pool.open(1)
+    run(pool, 1, 0, 10)
+    run(pool, 1, 10, 5)
+    assert refused(lambda: pool.at(1, 14)) == "the caches of sequence 1 cannot go back 1 tokens"
+
+
+def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():
+    pool = pool_of(lambda: WindowKVCache(24))
+    pool.open(1)
+    for start in range(0, 3000, 100):
+        run(pool, 1, start, 100)
+    run(pool, 1, 3000 - WindowKVCache.SLACK, 1)  # now it stands at 2745, and was at 3000
+    assert refused(lambda: pool.at(1, 2300)) == "the caches of sequence 1 cannot go back 445 tokens"
+    assert pool.at(1, 2745).place.position == 2745
+
+
+def test_bytes_come_and_go_with_the_sequences():
+    pool = pool_of(KVCache, lambda: WindowKVCache(8))
+    assert pool.nbytes == 0
+    for seq_id in (1, 2):
+        pool.open(seq_id)
+    assert pool.nbytes == 0
+    run(pool, 1, 0, 10)
+    one = pool.nbytes
+    assert one >= 2 * 2 * 10 * 4 * 4
+    run(pool, 2, 0, 10)
+    assert pool.nbytes == 2 * one
+    pool.free(1)
+    pool.free(1)
+    assert (pool.nbytes, len(pool)) == (one, 1)
+    pool.clear()
+    assert (pool.nbytes, len(pool)) == (0, 0)

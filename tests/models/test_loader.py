@@ -1,0 +1,285 @@
+"""A stage surveys, reads and holds its own tensors, and no others."""
+
+import gc
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import tiny
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load_model
+
+from splitinfer.errors import CannotCut, ModelError
+from splitinfer.models.checkpoint import Checkpoint, open_folder
+from splitinfer.models.cut import StageModel
+from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
+
+Folder = Callable[..., Path]
+KINDS = [("llama", {}), ("qwen3", {}), ("llama", {"bits": 4}), ("qwen3_moe", {"bits": 4}), ("qwen3_next", {})]
+CUTS = [(0, 1), (1, 2), (2, 4)]
+
+
+def quiet(_done: int, _total: int) -> None: ...
+
+
+def load(checkpoint: Checkpoint, start: int, end: int, dtype: str | None = None) -> StageModel:
+    return load_stage(checkpoint, survey(checkpoint, start, end, dtype), start, end, dtype, quiet)
+
+
+def run(stages: list[StageModel], tokens: mx.array) -> mx.array:
+    """Logits of all positions."""
+    hidden = None
+    for stage in stages:
+        hidden = stage(tokens, stage.make_caches(), hidden, tokens.shape[1])
+    assert hidden is not None
+    return hidden
+
+
+# -- survey ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_stages_share_nothing_but_a_tied_embedding_and_leave_nothing_out(name: str, changes: dict, tiny_folder: Folder):
+    checkpoint = open_folder(tiny_folder(name, **changes))
+    whole = survey(checkpoint, 0, 4, None)
+    found = [survey(checkpoint, start, end, None) for start, end in CUTS]
+    counts = Counter(tensor for part in found for tensor in part.tensors)
+    assert set(counts) == whole.tensors == set(checkpoint.tensors)
+    twice = {tensor for tensor, count in counts.items() if count > 1}
+    tied = bool(checkpoint.config.get("tie_word_embeddings"))
+    assert all("embed_tokens" in tensor for tensor in twice)
+    assert bool(twice) == tied
+    assert not any("embed" in tensor or "head" in tensor for tensor in found[1].tensors)
+    assert [part.num_layers for part in found] == [4, 4, 4]
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_the_files_are_those_of_the_tensors(name: str, changes: dict, tiny_folder: Folder):
+    checkpoint = open_folder(tiny_folder(name, **changes))
+    for start, end in CUTS:
+        found = survey(checkpoint, start, end, None)
+        assert set(found.files) == {checkpoint.tensors[tensor].file for tensor in found.tensors}
+    first, second = checkpoint.files
+    assert survey(checkpoint, 0, 1, None).files == (first,)
+    if not checkpoint.config.get("tie_word_embeddings"):
+        assert survey(checkpoint, 3, 4, None).files == (second,)
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_the_need_is_the_size_in_the_files(name: str, changes: dict, tiny_folder: Folder):
+    checkpoint = open_folder(tiny_folder(name, **changes))
+    for start, end in CUTS:
+        found = survey(checkpoint, start, end, None)
+        assert found.need.weights == sum(checkpoint.tensors[tensor].nbytes for tensor in found.tensors)
+
+
+def test_the_need_follows_the_dtype(tiny_folder: Folder):
+    checkpoint = open_folder(tiny_folder("llama"))
+    weights = {dtype: survey(checkpoint, 1, 3, dtype).need for dtype in (None, "float32", "bfloat16", "float16")}
+    assert weights[None] == weights["float32"]
+    assert weights["bfloat16"] == weights["float16"]
+    assert weights["float32"].weights == 2 * weights["float16"].weights
+    assert weights["float32"].kv_per_token == 2 * weights["float16"].kv_per_token == 2 * (2 * 2 * 16 * 4)
+
+
+def test_the_sizes_of_what_comes_out(tiny_folder: Folder):
+    checkpoint = open_folder(tiny_folder("llama"))
+    found = [survey(checkpoint, start, end, None) for start, end in CUTS]
+    assert [(part.hidden_size, part.logits_size) for part in found] == [(64, 0), (64, 0), (0, 160)]
+
+
+@pytest.mark.parametrize(("name", "rewind"), [("llama", None), ("gemma3_text", 256), ("qwen3_next", 0)])
+def test_how_far_the_caches_go_back(name: str, rewind: int | None, tiny_folder: Folder):
+    checkpoint = open_folder(tiny_folder(name))
+    layers = count_layers(checkpoint)
+    assert layers == tiny.CONFIGS[name]["num_hidden_layers"]
+    assert survey(checkpoint, 0, layers, None).rewind == rewind
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 5), (-1, 2), (2, 2), (3, 1), (4, 5)])
+def test_layers_that_are_not_there_are_refused(start: int, end: int, tiny_folder: Folder):
+    with pytest.raises(CannotCut, match="in a model of 4 layers"):
+        survey(open_folder(tiny_folder("llama")), start, end, None)
+
+
+def test_a_survey_reads_no_weight(tiny_folder: Folder, tmp_path: Path):
+    checkpoint = open_folder(Path(shutil.copytree(tiny_folder("llama"), tmp_path / "m")))
+    for file in checkpoint.files:
+        (checkpoint.folder / file).unlink()
+    before = mx.get_active_memory()
+    survey(checkpoint, 0, 4, None)
+    assert count_layers(checkpoint) == 4
+    assert mx.get_active_memory() - before < 20_000
+
+
+# -- load ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "changes"), KINDS)
+def test_the_stages_together_are_the_model(name: str, changes: dict, tiny_folder: Folder):
+    folder = tiny_folder(name, **changes)
+    checkpoint = open_folder(folder)
+    tokens = mx.array([[3, 1, 4, 1, 5, 9, 2, 6]])
+    model, _ = load_model(folder)
+    expected = model(tokens, cache=make_prompt_cache(model))
+    assert mx.array_equal(run([load(checkpoint, start, end) for start, end in CUTS], tokens), expected)
+
+
+@pytest.mark.parametrize("changes", [{}, {"bits": 4}])
+def test_memory_holds_the_stage_and_not_the_model(changes: dict, tmp_path: Path):
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2048}
+    checkpoint = open_folder(tiny.save(tmp_path / "wide", "llama", **wide, **changes))
+    total = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    for start, end in CUTS:
+        found = survey(checkpoint, start, end, None)
+        gc.collect()
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
+        stage = load_stage(checkpoint, found, start, end, None, quiet)
+        peak = mx.get_peak_memory() - before
+        held = mx.get_active_memory() - before
+        largest = max(checkpoint.tensors[tensor].nbytes for tensor in found.tensors)
+        assert found.need.weights <= held < found.need.weights + 100_000 < total
+        assert peak < found.need.weights + 2 * largest + 100_000
+        del stage
+
+
+def test_casting_leaves_only_the_cast_in_memory(tmp_path: Path):
+    wide = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2048}
+    checkpoint = open_folder(tiny.save(tmp_path / "wide", "llama", **wide))
+    found = survey(checkpoint, 1, 3, "bfloat16")
+    gc.collect()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    stage = load_stage(checkpoint, found, 1, 3, "bfloat16", quiet)
+    held = mx.get_active_memory() - before
+    assert found.need.weights <= held < found.need.weights + 100_000
+    largest = max(checkpoint.tensors[tensor].nbytes for tensor in found.tensors)
+    assert mx.get_peak_memory() - before < found.need.weights + 2 * largest, "the tensors as stored stayed"
+    assert stage(mx.array([[1]]), stage.make_caches(), None, 1).dtype == mx.bfloat16
+
+
+def test_other_files_are_not_opened(tiny_folder: Folder, tmp_path: Path):
+    folder = Path(shutil.copytree(tiny_folder("llama"), tmp_path / "m"))
+    checkpoint = open_folder(folder)
+    (folder / checkpoint.files[1]).unlink()
+    load(checkpoint, 0, 1)
+
+
+def test_other_tensors_of_the_same_file_are_not_read(tiny_folder: Folder, tmp_path: Path):
+    """Their bytes may be anything."""
+    folder = Path(shutil.copytree(tiny_folder("llama"), tmp_path / "m"))
+    checkpoint = open_folder(folder)
+    expected = load(checkpoint, 1, 2)(mx.array([[1]]), load(checkpoint, 1, 2).make_caches(), None, 1)
+    found = survey(checkpoint, 1, 2, None)
+    path = folder / checkpoint.files[0]
+    header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    with path.open("r+b") as file:
+        for tensor in checkpoint.tensors.values():
+            if tensor.file == path.name and tensor.name not in found.tensors:
+                file.seek(header + tensor.begin)
+                file.write(b"\xff" * tensor.nbytes)
+    stage = load(checkpoint, 1, 2)
+    assert mx.array_equal(stage(mx.array([[1]]), stage.make_caches(), None, 1), expected)
+
+
+def test_progress_rises_to_the_total(tiny_folder: Folder):
+    checkpoint = open_folder(tiny_folder("llama"))
+    found = survey(checkpoint, 0, 2, None)
+    reports: list[tuple[int, int]] = []
+    load_stage(checkpoint, found, 0, 2, None, lambda done, total: reports.append((done, total)))
+    assert {total for _, total in reports} == {found.need.weights}
+    assert [done for done, _ in reports] == sorted({done for done, _ in reports})
+    assert reports[-1] == (found.need.weights, found.need.weights)
+
+
+# -- what goes wrong -------------------------------------------------------------------------------
+
+
+def rewritten(folder: Path, target: Path, change: Callable[[dict[str, mx.array]], None]) -> Checkpoint:
+    """A copy of the folder with other tensors, in one file."""
+    target.mkdir()
+    shutil.copy(folder / "config.json", target)
+    weights: dict[str, mx.array] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        weights.update(mx.load(str(path)))
+    change(weights)
+    mx.save_safetensors(str(target / "model.safetensors"), weights)
+    return open_folder(target)
+
+
+def test_a_missing_tensor_is_named(tiny_folder: Folder, tmp_path: Path):
+    name = "model.layers.2.mlp.up_proj.weight"
+    checkpoint = rewritten(tiny_folder("llama"), tmp_path / "m", lambda weights: weights.__delitem__(name))
+    with pytest.raises(ModelError, match=rf"(?s)mlx-lm cannot build the model in .*{name}"):
+        survey(checkpoint, 0, 4, None)
+
+
+def test_a_tensor_of_another_shape_is_named(tiny_folder: Folder, tmp_path: Path):
+    name = "model.layers.2.mlp.up_proj.weight"
+    change = {name: mx.zeros((3, 3))}
+    checkpoint = rewritten(tiny_folder("llama"), tmp_path / "m", lambda weights: weights.update(change))
+    with pytest.raises(ModelError, match=rf"(?s)mlx-lm cannot build the model in .*{name}"):
+        survey(checkpoint, 0, 4, None)
+
+
+def test_a_tensor_too_many_is_named(tiny_folder: Folder, tmp_path: Path):
+    change = {"model.layers.9.extra.weight": mx.zeros((3, 3))}
+    checkpoint = rewritten(tiny_folder("llama"), tmp_path / "m", lambda weights: weights.update(change))
+    with pytest.raises(ModelError, match=r"(?s)mlx-lm cannot build the model in .*model.layers.9.extra.weight"):
+        survey(checkpoint, 0, 4, None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "no_such_model"},
+        {"hidden_size": 128},
+        {"num_hidden_layers": 6},
+        {"num_attention_heads": "four"},
+        {"num_attention_heads": None},
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_one_sentence(tiny_folder: Folder, tmp_path: Path, change: dict):
+    folder = Path(shutil.copytree(tiny_folder("llama"), tmp_path / "m"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match="mlx-lm cannot build the model in"):
+        survey(open_folder(folder), 0, 4, None)
+
+
+def test_a_stage_never_runs_on_placeholders(tiny_folder: Folder):
+    """A survey of other layers makes an error, and no silent zeros."""
+    checkpoint = open_folder(tiny_folder("llama"))
+    found = survey(checkpoint, 0, 2, None)
+    with pytest.raises(ModelError, match=r"the stage reads model\.\S+, which was not loaded"):
+        load_stage(checkpoint, found, 0, 3, None, quiet)
+
+
+# -- dtypes ----------------------------------------------------------------------------------------
+
+
+def test_resolve_dtype():
+    assert resolve_dtype("auto", gpu=True) is None
+    assert resolve_dtype("auto", gpu=False) == "float32"
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert resolve_dtype(dtype, gpu=True) == resolve_dtype(dtype, gpu=False) == dtype
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_parameters_are_cast(dtype: str, tiny_folder: Folder):
+    stage = load(open_folder(tiny_folder("llama")), 0, 4, dtype)
+    assert {p.dtype for _, p in tree_flatten(stage._model.parameters())} == {getattr(mx, dtype)}
+
+
+def test_quantised_weights_stay_integers(tiny_folder: Folder):
+    stage = load(open_folder(tiny_folder("llama", bits=4)), 0, 4, "bfloat16")
+    dtypes = {p.dtype for _, p in tree_flatten(stage._model.parameters())}
+    assert dtypes == {mx.uint32, mx.bfloat16}

@@ -1,0 +1,401 @@
+"""Every message comes back as it was; whatever else comes in is a ProtocolError and nothing worse."""
+
+import math
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from random import Random
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.core.identity import FilePrint, Fingerprint
+from splitinfer.core.plan import (
+    NewSequence,
+    SampledSlice,
+    SampledToken,
+    Slice,
+    StageFigures,
+    StepPlan,
+    StepResult,
+    TensorSpec,
+)
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ProtocolError
+from splitinfer.wire import messages
+from splitinfer.wire.codec import decode, encode, kind_of
+from splitinfer.wire.messages import Message
+
+KINDS: tuple[type[Message], ...] = typing.get_args(Message)
+
+_SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(-(2**63), 2**64 - 1),
+    float: st.floats(allow_nan=False),
+    str: st.text(max_size=20),
+    type(None): st.none(),
+}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Anything of a field's type; the dataclasses that refuse some values have their own recipe."""
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if kind in _CAREFUL:
+        return _CAREFUL[kind]()
+    if is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return st.builds(kind, **{field.name: values(hints[field.name]) for field in fields(kind)})
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([values(part) for part in arguments])
+    if origin is tuple and arguments[-1] is Ellipsis:
+        return st.lists(values(arguments[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*(values(part) for part in arguments))
+    assert origin is Mapping, kind
+    return st.dictionaries(values(arguments[0]), values(arguments[1]), max_size=3)
+
+
+def _params() -> st.SearchStrategy[SamplingParams]:
+    return st.builds(
+        SamplingParams,
+        max_tokens=st.integers(1, 2**32),
+        temperature=st.floats(0, 10),
+        top_p=st.floats(0, 1, exclude_min=True),
+        top_k=st.integers(0, 2**32),
+        min_p=st.floats(0, 1),
+        repetition_penalty=st.floats(0, 10, exclude_min=True),
+        seed=st.none() | st.integers(0, 2**64 - 1),
+        stop=st.lists(st.text(min_size=1, max_size=5), max_size=2).map(tuple),
+        stop_token_ids=st.lists(st.integers(0, 2**40), max_size=2).map(tuple),
+        ignore_eos=st.booleans(),
+        logprobs=st.none() | st.integers(0, 20),
+    )
+
+
+def _slices() -> st.SearchStrategy[Slice]:
+    return st.lists(values(int), min_size=1, max_size=4).flatmap(
+        lambda ids: st.builds(
+            Slice, values(int), st.integers(0, 2**40), st.just(tuple(ids)), num_logits=st.integers(0, len(ids))
+        )
+    )
+
+
+@st.composite
+def _steps(draw: st.DrawFn) -> messages.Step:
+    plan = draw(values(StepPlan))
+    shape = (plan.num_tokens, *draw(st.lists(st.integers(1, 2**20), max_size=2)))
+    tensor = TensorSpec(draw(st.sampled_from(["float32", "bfloat16"])), shape) if plan.slices else None
+    return messages.Step(plan, tensor, tuple(draw(st.lists(values(StageFigures), max_size=2))))
+
+
+@st.composite
+def _loads(draw: st.DrawFn) -> messages.Load:
+    layers = draw(st.lists(st.integers(1, 100), min_size=1, max_size=5))
+    bounds = tuple(sum(layers[:i]) for i in range(len(layers) + 1))
+    text, number = values(str), values(int)
+    stage = draw(st.integers(0, len(layers) - 1))
+    return messages.Load(
+        draw(text), draw(text), stage, bounds, draw(values(Fingerprint)), draw(number), draw(number)
+    )  # fmt: skip
+
+
+_CAREFUL = {SamplingParams: _params, Slice: _slices, messages.Step: _steps, messages.Load: _loads}
+
+FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, waited=0.0, bytes_sent=512)
+VERSIONS = messages.Versions(1, "0.1.0", "0.32.4", "0.32.2")
+PARAMS = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("\n", "é"), stop_token_ids=(2,), logprobs=3)
+PLAN = StepPlan(
+    step=3,
+    new=(NewSequence(4, PARAMS, seed=9, parent=2, prefix=(1, 2, 3)),),
+    slices=(Slice(4, 3, (70_000, 5), 1), Slice(1, 0, (1,), 0)),
+    freed=(0, 7),
+)
+EXAMPLES: dict[str, Message] = {
+    kind_of(message): message
+    for message in (
+        messages.Hello("coordinator", "studio", "5f3a", VERSIONS),
+        messages.Welcome("mini", VERSIONS, "gpu", 12 * 10**9),
+        messages.Refuse("it is busy"),
+        messages.Load(
+            model="owner/name",
+            dtype="auto",
+            stage=1,
+            bounds=(0, 20, 32),
+            fingerprint=Fingerprint("c0", {"model.safetensors": FilePrint(10**10, "t", "s")}, "abc"),
+            vocab_size=151_643,
+            kv_tokens=8192,
+        ),
+        messages.Progress("download", 5, 10, "model.safetensors"),
+        messages.Ready(1, 10**10, 4096, 10**9, None, "gpu"),
+        messages.Connect("tcp://10.0.0.3:5577"),
+        messages.Connected(),
+        messages.Step(PLAN, TensorSpec("bfloat16", (3, 4096)), (FIGURES,)),
+        messages.Result(
+            StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))
+        ),
+        messages.Fault("the disk is gone"),
+    )
+}
+
+
+def packed(kind: str, **changes: Any) -> bytes:
+    """An example's header with some top-level fields replaced."""
+    return bytes(msgpack.packb({**msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False), **changes}))
+
+
+def test_there_is_an_example_of_every_kind():
+    assert set(EXAMPLES) == {kind.__name__.lower() for kind in KINDS}
+
+
+# -- round trip ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_examples_come_back(kind: str):
+    again = decode(encode(EXAMPLES[kind]))
+    assert again == EXAMPLES[kind]
+    assert type(again) is type(EXAMPLES[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_every_message_comes_back(kind: type[Message], data: st.DataObject):
+    message = data.draw(values(kind))
+    again = decode(memoryview(encode(message)))
+    assert again == message
+    assert encode(again) == encode(message)
+    assert repr(again) == repr(message), "equal, but of other types"
+
+
+# -- what a stranger sends -------------------------------------------------------------------------
+
+
+def only_protocol_errors(header: bytes) -> bool:
+    """Whether the header is a message; anything else than ProtocolError passes through."""
+    try:
+        decode(header)
+    except ProtocolError:
+        return False
+    return True
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes(header: bytes):
+    assert not only_protocol_errors(header)
+
+
+ODD = (
+    None, True, 0, -1, 2**31, 2**63, 2**64 - 1, -(2**63), 1.5, math.nan, math.inf, -math.inf, "", "1", "x" * 300,
+    b"", b"\xff\xfe", "\x00", [], {}, [[]], [None], {"a": 1}, {b"a": 1}, [1, "a"], msgpack.ExtType(1, b"a"),
+)  # fmt: skip
+
+
+def _replace_somewhere(random: Random, value: Any) -> Any:
+    """``value`` with one part of it, at any depth, turned into something odd."""
+    if not isinstance(value, dict | list) or not value or random.random() < 0.15:
+        return random.choice(ODD)
+    if isinstance(value, dict):
+        key = random.choice(list(value))
+        return {**value, key: _replace_somewhere(random, value[key])}
+    at = random.randrange(len(value))
+    return [*value[:at], _replace_somewhere(random, value[at]), *value[at + 1 :]]
+
+
+def test_any_value_anywhere():
+    random = Random(2)
+    wholes = [msgpack.unpackb(encode(message)) for message in EXAMPLES.values()]
+    for _ in range(50_000):
+        only_protocol_errors(msgpack.packb(_replace_somewhere(random, random.choice(wholes))))
+
+
+def _flip(random: Random, header: bytearray) -> None:
+    for _ in range(random.randint(1, 3)):
+        header[random.randrange(len(header))] = random.randrange(256)
+
+
+def _cut(random: Random, header: bytearray) -> None:
+    del header[random.randrange(len(header)) :]
+
+
+def _remove(random: Random, header: bytearray) -> None:
+    at = random.randrange(len(header))
+    del header[at : at + random.randint(1, 4)]
+
+
+def _insert(random: Random, header: bytearray) -> None:
+    at = random.randrange(len(header))
+    header[at:at] = random.randbytes(random.randint(1, 4))
+
+
+def _repeat(random: Random, header: bytearray) -> None:
+    start, end = sorted(random.randrange(len(header) + 1) for _ in range(2))
+    at = random.randrange(len(header))
+    header[at:at] = header[start:end]
+
+
+def test_damaged_headers():
+    """Many of them, the same every time."""
+    random = Random(1)
+    headers = [encode(message) for message in EXAMPLES.values()]
+    num_accepted = 0
+    for _ in range(300_000):
+        header = bytearray(random.choice(headers))
+        random.choice([_flip, _cut, _remove, _insert, _repeat])(random, header)
+        num_accepted += only_protocol_errors(bytes(header))
+    assert 0 < num_accepted < 100_000, "some damage gives another legal message: a letter of a name, a digit"
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_every_truncation_is_refused(kind: str):
+    header = encode(EXAMPLES[kind])
+    assert not any(only_protocol_errors(header[:n]) for n in range(len(header)))
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_bytes_after_the_message_are_refused(kind: str):
+    assert not only_protocol_errors(encode(EXAMPLES[kind]) + b"\xc0")
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1a", b"\x81\xa4kind"])
+@pytest.mark.parametrize("depth", [100, 600, 1100, 100_000])
+def test_deep_nesting(opening: bytes, depth: int):
+    assert not only_protocol_errors(opening * depth + b"\xc0")
+
+
+@pytest.mark.parametrize("depth", [100, 500, 1000])
+def test_deep_nesting_in_a_field(depth: int):
+    inside = b"\x91" * depth + b"\xc0"
+    assert not only_protocol_errors(b"\x82\xa4kind\xa6refuse\xa6reason" + inside)
+
+
+@pytest.mark.parametrize("prefix", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])
+def test_lengths_that_are_not_there_take_no_memory(prefix: bytes):
+    assert not only_protocol_errors(prefix + b"\xff\xff\xff\xff" + b"\x01" * 20)
+
+
+@pytest.mark.parametrize(
+    "extension",
+    [
+        msgpack.ExtType(5, b"abc"),
+        msgpack.ExtType(127, b""),
+        msgpack.Timestamp(2**33, 5),
+        msgpack.Timestamp(-(2**60), 0),
+    ],
+)
+def test_extension_types_are_refused(extension: Any):
+    assert not only_protocol_errors(packed("refuse", reason=extension))
+    assert not only_protocol_errors(packed("welcome", free_bytes=extension))
+
+
+@pytest.mark.parametrize(
+    "bad", [b"\xd6\xff\xff\xff\xff\xff", b"\xd7\xff" + b"\xff" * 8, b"\xc7\x0c\xff" + b"\xff" * 12]
+)
+def test_times_of_any_value_are_refused(bad: bytes):
+    assert not only_protocol_errors(b"\x82\xa4kind\xa6refuse\xa6reason" + bad)
+
+
+def refused(header: bytes) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        decode(header)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields_", [{}, {"kind": "greeting"}, {"kind": 5}, {"kind": None}, {"kind": ["hello"]}, {1: 2}]
+)
+def test_an_unknown_kind_is_named(fields_: dict[Any, Any]):
+    refused(msgpack.packb(fields_))
+    assert "of unknown kind 'greeting'" in refused(msgpack.packb({"kind": "greeting"}))
+
+
+@pytest.mark.parametrize("value", [None, 1, "hello", [1, 2], [["kind", "connected"]], b"connected"])
+def test_a_header_is_a_map(value: Any):
+    refused(msgpack.packb(value))
+
+
+@pytest.mark.parametrize("kind", EXAMPLES)
+def test_extra_and_missing_fields_are_refused(kind: str):
+    assert f"a {kind} message with a wrong surprise" in refused(packed(kind, surprise=1))
+    whole = msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False)
+    optional = {"progress": {"text"}, "step": {"figures"}}.get(kind, set())
+    for name in set(whole) - {"kind"} - optional:
+        lacking = {key: value for key, value in whole.items() if key != name}
+        assert f"a {kind} message with a wrong {name}" in refused(msgpack.packb(lacking))
+
+
+def test_extra_fields_deep_inside_are_refused():
+    plan = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]
+    assert "wrong plan.surprise" in refused(packed("step", plan={**plan, "surprise": 1}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("hello", "versions", [1, "0.1", "1", "1"]),
+        ("hello", "name", 5),
+        ("welcome", "free_bytes", "many"),
+        ("welcome", "free_bytes", 1.5),
+        ("load", "bounds", [0, 20, 20]),
+        ("load", "bounds", [1, 20]),
+        ("load", "bounds", [0]),
+        ("load", "bounds", []),
+        ("load", "bounds", [0, 20]),  # stage 1 owns nothing
+        ("load", "stage", -1),
+        ("load", "stage", 2),
+        ("ready", "rewind", "none"),
+        ("step", "tensor", None),  # a plan with tokens, and no hidden states
+        ("step", "tensor", {"dtype": "float32", "shape": [4, 64]}),
+        ("step", "tensor", {"dtype": "float32", "shape": []}),
+        ("step", "figures", {}),
+    ],
+)
+def test_impossible_values_are_refused(kind: str, name: str, value: Any):
+    assert f"the peer sent a {kind} message with a wrong" in refused(packed(kind, **{name: value}))
+
+
+def _step(**changes: Any) -> bytes:
+    plan = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]
+    return packed("step", plan={**plan, **changes}, tensor={"dtype": "float32", "shape": [1, 8]})
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"seq_id": 1, "start": -1, "token_ids": [1], "num_logits": 1},
+        {"seq_id": 1, "start": 0, "token_ids": [], "num_logits": 0},
+        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 2},
+        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": -1},
+        {"seq_id": 1, "start": 0, "token_ids": ["a"], "num_logits": 1},
+        {"seq_id": 1, "start": 0, "token_ids": 1, "num_logits": 1},
+    ],
+)
+def test_impossible_slices_are_refused(part: dict[str, Any]):
+    decode(_step(slices=[{"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 1}]))  # the others are right
+    assert "a step message with a wrong plan.slices.0" in refused(_step(slices=[part]))
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 0}, {"seed": -1}, {"max_tokens": 0}])
+def test_impossible_parameters_are_refused(wrong: dict[str, Any]):
+    whole = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)
+    new = whole["plan"]["new"][0]
+    plan = {**whole["plan"], "new": [{**new, "params": {**new["params"], **wrong}}]}
+    assert "a step message with a wrong plan.new.0.params" in refused(packed("step", plan=plan))
+
+
+def test_lists_and_tuples_are_the_same_on_the_wire():
+    message = EXAMPLES["step"]
+    whole = msgpack.unpackb(encode(message), use_list=True)
+    assert decode(msgpack.packb(whole)) == message
+
+
+def test_a_plan_that_only_frees_has_no_tensor():
+    message = messages.Step(StepPlan(0, freed=(1,)), None)
+    assert decode(encode(message)) == message
+    with pytest.raises(ValueError, match="0 tokens and 3 hidden states"):
+        replace(message, tensor=TensorSpec("float32", (3, 8)))
