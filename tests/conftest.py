@@ -1,7 +1,7 @@
 """Fixtures that several floors of the tests share."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import tiny  # noqa: E402
 
 
 @pytest.fixture(scope="session")
-def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Path]]:
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """A function that gives the folder of a tiny model, written once a session."""
     made: dict[tuple[Any, ...], Path] = {}
 
@@ -24,4 +24,4 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[.
             made[key] = tiny.save(tmp_path_factory.mktemp(name), name, **changes)
         return made[key]
 
-    yield folder
+    return folder

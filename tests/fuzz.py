@@ -19,7 +19,14 @@ import psutil
 
 from splitinfer.core.identity import FilePrint, Fingerprint
 from splitinfer.core.plan import (
-    NewSequence, SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult, TensorSpec,
+    NewSequence,
+    SampledSlice,
+    SampledToken,
+    Slice,
+    StageFigures,
+    StepPlan,
+    StepResult,
+    TensorSpec,
 )  # fmt: skip
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ProtocolError
@@ -69,7 +76,9 @@ def mutate(data: bytes, chance: random.Random) -> bytes:
 def through_framing(chance: random.Random) -> str:
     """A packet as it comes from the network."""
     header = codec.encode(chance.choice(MESSAGES))
-    parts = [bytes(memoryview(p)) for p in encode(Kind.DATA, seq=3, progress=1, header=header, parts=(memoryview(HIDDEN),))]
+    parts = [
+        bytes(memoryview(p)) for p in encode(Kind.DATA, seq=3, progress=1, header=header, parts=(memoryview(HIDDEN),))
+    ]
     victim = chance.randrange(len(parts))
     parts[victim] = mutate(parts[victim], chance)
     try:

@@ -1,6 +1,6 @@
 """Kill and freeze workers at random moments and compare every token with the undisturbed run.
 
-    python tests/cluster/kills.py --kills 100 --freezes 25
+python tests/cluster/kills.py --kills 100 --freezes 25
 """
 
 import argparse
@@ -71,9 +71,7 @@ def disturb(num_stages: int, kinds: Sequence[str], first_seed: int) -> list[Tria
     settings = Settings(rejoin_timeout=60.0, chunk_size=32)
     with LLM(layout(num_stages), settings=settings) as llm, _listening() as ear:
         expected = [_run(llm, index) for index in range(len(PROMPTS) * 2)]
-        return [
-            _trial(llm, ear, kind, num_stages, first_seed + i, expected) for i, kind in enumerate(kinds)
-        ]
+        return [_trial(llm, ear, kind, num_stages, first_seed + i, expected) for i, kind in enumerate(kinds)]
 
 
 def _params(index: int) -> splitinfer.SamplingParams:

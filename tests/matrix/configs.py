@@ -21,7 +21,7 @@ VOCAB = 128
 WINDOW = 12
 
 _BASE: Config = {
-    "hidden_size": 32, "intermediate_size": 48, "vocab_size": VOCAB, "num_hidden_layers": 4,
+    "hidden_size": 32, "intermediate_size": 64, "vocab_size": VOCAB, "num_hidden_layers": 4,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "attention_bias": False,
 }  # fmt: skip
@@ -56,8 +56,8 @@ _KDA: Config = {
     "num_experts_per_token": 2, "num_expert_group": 1, "model_max_length": 512, "head_dim": 8, "mla_use_nope": True,
 }  # fmt: skip
 _GPT: Config = {
-    "n_embd": 32, "n_head": 4, "n_layer": 4, "n_ctx": 512, "n_positions": 512, "n_inner": 64, "layer_norm_epsilon": 1e-5,
-    "layer_norm_eps": 1e-5, "rotary_dim": 4, "num_key_value_heads": None,
+    "n_embd": 32, "n_head": 4, "n_layer": 4, "n_ctx": 512, "n_positions": 512, "n_inner": 64,
+    "layer_norm_epsilon": 1e-5, "layer_norm_eps": 1e-5, "rotary_dim": 4, "num_key_value_heads": None,
 }  # fmt: skip
 _BAILING: Config = {
     **_EXPERTS, "use_qk_norm": True, "group_norm_size": 2, "layer_group_size": 2, "score_function": "sigmoid",
@@ -125,7 +125,8 @@ _SPECIFIC: dict[str, Config] = {
     "cohere": {"layer_norm_eps": 1e-5},
     "cohere2": {"head_dim": 8, "sliding_window": WINDOW, "sliding_window_pattern": 2, "layer_norm_eps": 1e-5},
     "dbrx": {
-        "d_model": 32, "n_layers": 4, "n_heads": 4, "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+        "d_model": 32, "n_layers": 4, "n_heads": 4,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2},
     },
     "deepseek": {**_EXPERTS},
@@ -261,9 +262,11 @@ _SPECIFIC: dict[str, Config] = {
         "head_dim": 16, "v_head_dim": 8, "swa_head_dim": 16, "swa_v_head_dim": 8, "partial_rotary_factor": 0.5,
     },
     "minicpm": {"dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 1.0},
-    "minicpm3": {**_LATENT, "dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 1.0, "rope_scaling": {
-        "type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4, "original_max_position_embeddings": 512,
-    }},
+    "minicpm3": {
+        **_LATENT, "dim_model_base": 32, "scale_depth": 1.4, "scale_emb": 1.0,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4,
+                         "original_max_position_embeddings": 512},
+    },
     "minimax": {**_EXPERTS, "head_dim": 8, "rotary_dim": 4, "shared_intermediate_size": 16},
     "minimax_m3_vl": {
         **_text(
@@ -314,21 +317,27 @@ _SPECIFIC: dict[str, Config] = {
         ],
         "num_hidden_layers": 5,
     },
-    "nemotron_h": {**_EXPERTS, **_MAMBA, "mlp_bias": False, "hybrid_override_pattern": ["M", "E", "*", "M", "-", "*", "E"],
-                   "moe_shared_expert_intermediate_size": 16, "time_step_limit": None},
+    "nemotron_h": {
+        **_EXPERTS, **_MAMBA, "hybrid_override_pattern": ["M", "E", "*", "M", "-", "*", "E"], "mlp_bias": False,
+        "moe_shared_expert_intermediate_size": 16, "time_step_limit": None,
+    },
     "olmo2": {},
     "olmo3": {"sliding_window": WINDOW, "layer_types": _SLIDING_FULL},
-    "olmo_hybrid": {**_LINEAR, "linear_allow_neg_eigval": True, "layer_types": ["linear_attention", "full_attention"] * 2,
-                    "rope_parameters": None},
+    "olmo_hybrid": {
+        **_LINEAR, "linear_allow_neg_eigval": True, "layer_types": ["linear_attention", "full_attention"] * 2,
+        "rope_parameters": None,
+    },
     "olmoe": _EXPERTS,
     "openelm": {
-        "head_dim": 8, "num_transformer_layers": 4, "model_dim": 32, "ffn_dim_divisor": 16, "num_query_heads": [4, 4, 8, 8],
-        "num_kv_heads": [2, 2, 4, 4], "ffn_multipliers": [1.0, 1.5, 2.0, 2.0],
+        "head_dim": 8, "num_transformer_layers": 4, "model_dim": 32, "ffn_dim_divisor": 16,
+        "num_query_heads": [4, 4, 8, 8], "num_kv_heads": [2, 2, 4, 4], "ffn_multipliers": [1.0, 1.5, 2.0, 2.0],
     },
     "phi": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5, "layer_norm_eps": 1e-5},
     "phi3": {},
     "phi3small": {
-        "dense_attention_every_n_layers": 2, "ff_intermediate_size": 48, "gegelu_limit": 20.0, "layer_norm_epsilon": 1e-5,
+        "vocab_size": 100352,  # it masks token ids up to there, by number
+        "dense_attention_every_n_layers": 2, "ff_intermediate_size": 48, "gegelu_limit": 20.0,
+        "layer_norm_epsilon": 1e-5,
         "blocksparse_block_size": 32, "blocksparse_num_local_blocks": 1, "blocksparse_vert_stride": 2,
     },
     "phimoe": {

@@ -78,9 +78,7 @@ def _expert_routing(
     return chosen, weights / (weights.sum(axis=-1, keepdims=True) + score_eps) * route_scale
 
 
-def _post_expert_norm_combine(
-    experts: mx.array, weights: mx.array, *, norm_weight: mx.array, eps: float
-) -> mx.array:
+def _post_expert_norm_combine(experts: mx.array, weights: mx.array, *, norm_weight: mx.array, eps: float) -> mx.array:
     normed = _rms(experts * norm_weight, eps) * weights[..., None]
     return normed.sum(axis=-2).astype(experts.dtype)
 
