@@ -1,18 +1,21 @@
 """Caches for the positions of a stage, own and foreign.
 
 A model's cache list stays at full length, because its own code indexes it: masks are made from
-``cache[self.fa_idx]``, wherever that layer lives. So a position of another stage holds a *ghost*: an
-instance of the real class that reads offset and mask from the first own cache of the same kind, and
-raises if anything writes to it.
+``cache[self.fa_idx]``, wherever that layer lives. So a position of another stage holds a *ghost*: it
+shows the first own cache of the same kind (its offset, its mask), and raises if anything writes to it.
+
+Where both sides of a border need the keys and values of one layer, its cache is *shared*: the earlier
+stage tells what was stored last, the later one stores what it received in its replica.
 
 A sliding window gets a cache of ours (``WindowKVCache``): mlx-lm's rotating one stores in ring order,
 so its sums depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 from mlx_lm.models import cache as mlx_caches
 from mlx_lm.models.base import create_causal_mask
 
@@ -63,11 +66,18 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         self.keys[..., used : used + new, :] = keys
         self.values[..., used : used + new, :] = values
         self.offset += new
-        return self.keys[..., : used + new, :], self.values[..., : used + new, :]
+        return self.keys_and_values()
+
+    def keys_and_values(self) -> tuple[mx.array, mx.array]:
+        """All stored keys and values, oldest first."""
+        assert self.keys is not None
+        assert self.values is not None
+        used = self.offset - self.base
+        return self.keys[..., :used, :], self.values[..., :used, :]
 
     def _first_needed(self) -> int:
         """The aligned position from which the next row needs keys, ``SLACK`` tokens of rollback included."""
-        oldest = self.offset - self.window + 1 - self.SLACK
+        oldest = self.offset - self.window - self.SLACK  # some models' masks reach one token past the window
         return max(self.base, oldest // self.ALIGN * self.ALIGN)
 
     def _drop_old(self) -> None:
@@ -102,7 +112,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
 
     def trim(self, n: int) -> int:
         """Forget the last ``n`` tokens, as far as the window before them is still here; say how many."""
-        oldest = self.offset - n - self.window + 1
+        oldest = self.offset - n - self.window
         if n > self.offset - self.base or (self.base > 0 and oldest < self.base):
             return 0
         self.offset -= n
@@ -156,6 +166,8 @@ def trim(cache: Cache, n: int) -> bool:
     """Roll one cache back by ``n`` tokens; whether it could."""
     if isinstance(cache, mlx_caches.CacheList):
         return all(trim(c, n) for c in cache.caches)
+    if cache.empty():
+        return True  # a layer that never writes to its cache
     return bool(cache.is_trimmable() and cache.trim(n) == n)
 
 
@@ -166,17 +178,22 @@ class Place:
         self.position = 0
 
 
-def make_list(fresh: Sequence[Cache], start: int, end: int, place: Place) -> tuple[list[Cache], list[Cache]]:
+def make_list(fresh: Sequence[Cache], own: Collection[int], place: Place) -> tuple[list[Cache], list[Cache]]:
     """The full-length cache list of one sequence, and the own caches in it.
 
-    ``fresh`` is what the model's own ``make_cache`` returned, one for each of its layers.
+    ``fresh`` is what the model's own ``make_cache`` returned, ``own`` the places of the own ones.
     """
-    own = {i: own_cache(fresh[i]) for i in range(start, end)}
+    full = [own_cache(cache) if i in own else cache for i, cache in enumerate(fresh)]
     relatives: dict[tuple[Any, ...], Cache] = {}
-    for i in range(start, end):
-        relatives.setdefault(_kind(own[i]), own[i])
-    full = [own[i] if i in own else _ghost(c, relatives, place) for i, c in enumerate(fresh)]
-    return full, list(own.values())
+    for i in sorted(own):
+        relatives.setdefault(_kind(full[i]), full[i])
+    full = [cache if i in own else _ghost(cache, relatives, place) for i, cache in enumerate(full)]
+    return full, [full[i] for i in sorted(own)]
+
+
+def arrays_of(cache: Cache) -> list[mx.array]:
+    """Every array in a cache."""
+    return [] if cache.empty() else [leaf for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
 
 
 def _kind(cache: Cache) -> tuple[Any, ...]:
@@ -185,7 +202,8 @@ def _kind(cache: Cache) -> tuple[Any, ...]:
         return (mlx_caches.CacheList, *(_kind(c) for c in cache.caches))
     if isinstance(cache, mlx_caches.RotatingKVCache | WindowKVCache):
         return ("window", cache.max_size, getattr(cache, "keep", 0))
-    return (type(cache), getattr(cache, "chunk_size", None), len(getattr(cache, "cache", ())))
+    kind = getattr(cache, "cache_kind", type(cache))
+    return (kind, getattr(cache, "chunk_size", None), len(getattr(cache, "cache", ())))
 
 
 def _ghost(cache: Cache, relatives: dict[tuple[Any, ...], Cache], place: Place) -> Cache:
@@ -195,40 +213,64 @@ def _ghost(cache: Cache, relatives: dict[tuple[Any, ...], Cache], place: Place) 
         pairs = zip(cache.caches, inner, strict=True)
         cache.caches = tuple(_ghost(c, {_kind(c): r} if r is not None else {}, place) for c, r in pairs)
         return cache
-    cache.__class__ = _ghost_class(type(cache))
-    cache.ghost_of, cache.ghost_place = relative, place
+    if relative is not None:
+        return _Ghost(relative)
+    cache.__class__ = _derived("Lone", type(cache), _LONE_GHOST)
+    cache.ghost_place = place
     return cache
-
-
-_ghost_classes: dict[type, type] = {}
-
-
-def _ghost_class(cls: type) -> type:
-    if cls not in _ghost_classes:
-        body = {
-            "offset": property(_ghost_offset, lambda _self, _value: None),
-            "make_mask": _ghost_mask,
-            "update_and_fetch": _refuse_write,
-            "__getitem__": _ghost_item,
-            "__setitem__": _refuse_write,
-        }
-        _ghost_classes[cls] = type(f"Ghost{cls.__name__}", (cls,), body)
-    return _ghost_classes[cls]
-
-
-def _ghost_offset(ghost: Cache) -> Any:
-    return ghost.ghost_place.position if ghost.ghost_of is None else ghost.ghost_of.offset
-
-
-def _ghost_mask(ghost: Cache, *args: Any, **kwargs: Any) -> Any:
-    if ghost.ghost_of is not None:
-        return ghost.ghost_of.make_mask(*args, **kwargs)
-    return super(type(ghost), ghost).make_mask(*args, **kwargs)
-
-
-def _ghost_item(ghost: Cache, index: int) -> Any:
-    return None if ghost.ghost_of is None else ghost.ghost_of[index]
 
 
 def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
     raise AssertionError(f"a layer of another stage wrote to its {type(ghost).__name__}")
+
+
+class _Ghost:
+    """An own cache, to be read in the place of a foreign one of the same kind."""
+
+    def __init__(self, relative: Cache) -> None:
+        self._relative = relative
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # models ask isinstance
+        return type(self._relative)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._relative, name)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._relative[index]
+
+    __setitem__ = update_and_fetch = _refuse_write
+
+
+# A ghost that no own cache resembles: it is empty, and knows where the sequence stands.
+_LONE_GHOST = {
+    "offset": property(lambda ghost: ghost.ghost_place.position, lambda _ghost, _value: None),
+    "update_and_fetch": _refuse_write,
+    "__setitem__": _refuse_write,
+}
+
+
+def share(cache: Cache) -> None:
+    """Let a cache tell what it was given to store last, and store what was received instead, if anything."""
+    if not hasattr(cache, "received"):
+        cache.__class__ = _derived("Shared", type(cache), _SHARED)
+        cache.received, cache.stored = {}, ()
+
+
+_classes: dict[tuple[str, type], type] = {}
+
+
+def _derived(name: str, cls: type, body: dict[str, Any]) -> type:
+    if (name, cls) not in _classes:
+        _classes[name, cls] = type(f"{name}{cls.__name__}", (cls,), {"cache_kind": cls, **body})
+    return _classes[name, cls]
+
+
+def _update_shared(cache: Cache, keys: mx.array, values: mx.array) -> Any:
+    keys, values = cache.received.get(0, keys), cache.received.get(1, values)
+    cache.received, cache.stored = {}, (keys, values)
+    return cache.cache_kind.update_and_fetch(cache, keys, values)
+
+
+_SHARED = {"update_and_fetch": _update_shared}

@@ -1,78 +1,123 @@
 """One mlx-lm model class, run for its layers [start, end) only; no code per architecture.
 
-The class and its list of layers stay whole, so ``zip(self.layers, cache)``, ``layer_types[i]`` and
-``fa_idx`` stay true, and its own ``__call__`` runs unchanged. Only what the list holds changes:
+The class and its lists of layers stay whole, so ``zip(self.layers, cache)``, ``layer_types[i]`` and
+``fa_idx`` stay true, and its own ``__call__`` runs unchanged. Only what the lists hold changes, and
+only while this stage runs:
 
-    index      0 ... start-1      start         ...      end-1           end ... n-1
-    holds      passthrough        inject(real)  real     tap(real)       passthrough
+    index      0 ... start-1      start         ...      end-1           end
+    holds      passthrough        inject(real)  real     real            border
 
-A *passthrough* returns its input and shows every attribute of the layer it stands for. *Inject*
-puts the received hidden state in the place of its input. *Tap* keeps its output: the hidden state to
-send on, or, on the last stage, only the rows that want logits, so that norm and head see no others.
-What the model computes besides (an embedding nobody reads, a head after the tap) is never evaluated,
-because MLX is lazy: it costs neither time nor the memory of its weights.
+A *passthrough* hands on what it was given and shows every attribute of the layer it stands for.
+*Inject* puts what was received in the place of its arguments. The *border* keeps its arguments for
+the next stage and ends the call. On the last stage there is no border; a *tap* behind the last layer
+keeps only the rows that want logits, so that norm and head see no others. What the model computes
+besides (an embedding nobody reads) is never evaluated, because MLX is lazy: it costs neither time nor
+the memory of its weights.
+
+Where later layers attend to the keys and values of an earlier one, that *source* layer is not passed
+through: it runs on a replica of its cache, which stores the keys and values received in place of the
+layer's own. The rest of what it would compute, again, nobody reads.
+
+What has to cross is ``anatomy``'s to find out. Before a stage is used it is called once on marked
+arrays: if anything it computes depends on what a passthrough handed on, or on a parameter of an
+earlier layer, the cut is refused.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
 from splitinfer.errors import CannotCut
-from splitinfer.models.caches import Cache, Place, make_list
+from splitinfer.models.anatomy import (
+    Anatomy,
+    Border,
+    CannotTrace,
+    Named,
+    Path,
+    Recipe,
+    StandIn,
+    change,
+    find_layers,
+    get_at,
+    mark,
+    put_at,
+    replaced,
+    type_name,
+)
+from splitinfer.models.caches import Cache, Place, arrays_of, make_list, share
+from splitinfer.models.trace import Graph, uncompiled
+
+_CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many
+
+
+class _Reached(Exception):
+    """Ends a call of the model at the border."""
 
 
 class _Relay:
-    """What goes in at the first own layer and comes out at the last, for the call under way."""
+    """What goes in and comes out of the call under way."""
 
     def __init__(self) -> None:
-        self.hidden: mx.array | None = None
+        self.received: list[mx.array] = []
+        self.given: Any = None
         self.num_rows: int | None = None
-        self.output: mx.array | None = None
+        self.stale: Named | None = None  # while a stage is checked: what passthroughs handed on
 
 
-class _StandIn:
-    """Stands in a model's list of layers and shows the attributes of the real one."""
-
-    def __init__(self, real: nn.Module) -> None:
-        self._real = real
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-class _Passthrough(_StandIn):
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return args[0] if args else next(iter(kwargs.values()))
-
-
-class _Inject(_StandIn):
-    def __init__(self, real: Any, relay: _Relay) -> None:
+class _Passthrough(StandIn):
+    def __init__(self, real: Any, recipe: Recipe, relay: _Relay) -> None:
         super().__init__(real)
-        self._relay = relay
+        self._recipe, self._relay = recipe, relay
 
-    def __call__(self, x: mx.array, *args: Any, **kwargs: Any) -> Any:
-        hidden = self._relay.hidden
-        # While a cut is surveyed nothing has been received: the shape is what matters.
-        return self._real(mx.zeros_like(x) if hidden is None else hidden, *args, **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result, stale = self._recipe((args, kwargs)), self._relay.stale
+        if stale is None:
+            return result
+        return change(result, lambda _path, array: mark(stale, f"stale {len(stale)}", array))
 
 
-class _Tap(_StandIn):
+class _Inject(StandIn):
+    def __init__(self, real: Any, border: Border, relay: _Relay) -> None:
+        super().__init__(real)
+        self._paths, self._relay = [row.path for row in border.rows], relay
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        arguments: Any = (args, kwargs)
+        for path, array in zip(self._paths, self._relay.received, strict=True):
+            arguments = put_at(arguments, path, array)
+        return self._real(*arguments[0], **arguments[1])
+
+
+class _Border(StandIn):
     def __init__(self, real: Any, relay: _Relay) -> None:
         super().__init__(real)
         self._relay = relay
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        y = self._real(*args, **kwargs)
-        if not isinstance(y, mx.array) or y.ndim != 3:
-            raise CannotCut(f"a {type(self._real).__name__} hands more than one hidden state to the next layer")
-        rows = self._relay.num_rows
-        if rows is not None and rows < y.shape[1]:
-            y = y[:, y.shape[1] - rows :, :]
-        self._relay.output = y
-        return y
+        self._relay.given = (args, kwargs)
+        raise _Reached
+
+
+class _Tap(StandIn):
+    def __init__(self, real: Any, rows: list[tuple[Path, int]], relay: _Relay) -> None:
+        super().__init__(real)
+        self._rows, self._relay = rows, relay
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result, num_rows = self._real(*args, **kwargs), self._relay.num_rows
+        for path, axis in self._rows if num_rows is not None else ():
+            result = put_at(result, path, _last_rows(get_at(result, path), cast(int, num_rows), axis))
+        return result
+
+
+def _last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
+    here = array.shape[axis]
+    if here <= num_rows:
+        return array
+    return array[(slice(None),) * axis + (slice(here - num_rows, here),)]
 
 
 class SequenceCaches:
@@ -83,25 +128,33 @@ class SequenceCaches:
 
 
 class StageModel:
-    """A model of ``num_layers`` layers that runs [start, end) of them. Changes ``model`` in place.
+    """A model of ``num_layers`` layers that runs [start, end) of them.
+
+    Several stages may share one ``model`` (and its ``anatomy``, which is read from it if not given);
+    only one of them runs at a time.
+
+    Attributes:
+        traceable: whether MLX's graph tells what this stage reads; if not, it is the whole model.
 
     Raises:
         CannotCut: this cut cannot be right, with the reason.
     """
 
-    def __init__(self, model: nn.Module, start: int, end: int) -> None:
-        layers = find_layers(model)
-        if not 0 <= start < end <= len(layers):
-            raise CannotCut(f"layers [{start}, {end}) are not in a model of {len(layers)} layers")
-        self.start, self.end, self.num_layers = start, end, len(layers)
+    def __init__(self, model: nn.Module, start: int, end: int, anatomy: Anatomy | None = None) -> None:
+        self._slots = find_layers(model)
+        if not 0 <= start < end <= len(self._slots):
+            raise CannotCut(f"layers [{start}, {end}) are not in a model of {len(self._slots)} layers")
+        self.start, self.end, self.num_layers = start, end, len(self._slots)
         self._model, self._relay = model, _Relay()
-        self._check_caches()
-        for i, layer in enumerate(layers):
-            if not start <= i < end:
-                layers[i] = _Passthrough(layer)
-        if not self.is_first:
-            layers[start] = _Inject(layers[start], self._relay)
-        layers[end - 1] = _Tap(layers[end - 1], self._relay)
+        self.traceable = True
+        if anatomy is None:
+            anatomy = self._read_anatomy()
+        self._incoming = None if self.is_first or anatomy is None else anatomy.border(start)
+        self._outgoing = None if self.is_last or anatomy is None else anatomy.border(end)
+        self._own = self._own_caches(anatomy)
+        self._stand_ins = {} if anatomy is None else self._make_stand_ins(anatomy)
+        if anatomy is not None:
+            self._check(anatomy)
 
     @property
     def is_first(self) -> bool:
@@ -116,12 +169,10 @@ class StageModel:
     def make_caches(self) -> SequenceCaches:
         """Empty caches for one sequence."""
         place = Place()
-        fresh = make_prompt_cache(self._model)
-        if self.is_first and self.is_last:
-            # Nothing is foreign, so the list need not have one cache a layer.
-            full, own = make_list(fresh, 0, len(fresh), place)
-        else:
-            full, own = make_list(fresh, self.start, self.end, place)
+        full, own = make_list(make_prompt_cache(self._model), self._own, place)
+        for border in (self._incoming, self._outgoing):
+            for i in border.shared if border else ():
+                share(full[i])
         return SequenceCaches(full, own, place)
 
     def __call__(
@@ -136,46 +187,109 @@ class StageModel:
             num_logits: the number of last rows that want logits; only the last stage looks at it.
 
         Returns:
-            [1, n, d] hidden states, or on the last stage [1, num_logits, vocabulary] logits (for 0, of
-            one row that need not be evaluated).
+            [1, n, d] of all that the next stage needs (d is the hidden size, or more), or on the last
+            stage [1, num_logits, vocabulary] logits (for 0, of one row that need not be evaluated).
         """
-        self._relay.hidden = hidden
-        self._relay.num_rows = max(num_logits, 1) if self.is_last else None
-        logits = self._model(tokens, cache=caches.full)
-        caches.place.position += tokens.shape[1]
-        output, self._relay.output, self._relay.hidden = self._relay.output, None, None
-        assert output is not None, "the last own layer was not run"
-        return logits if self.is_last else output
+        num_rows = max(num_logits, 1)
+        output = self._run(tokens, caches, hidden, num_rows)
+        return _last_rows(output, num_rows, 1) if self.is_last else output
 
-    def _check_caches(self) -> None:
-        if self.is_first and self.is_last:
+    def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, num_rows: int) -> mx.array:
+        if self._incoming is not None:
+            self._receive(self._incoming, caches, hidden, tokens.shape[1])
+        self._relay.num_rows = num_rows if self.is_last else None
+        logits: mx.array | None = None
+        try:
+            with replaced(self._slots, self._stand_ins):
+                logits = self._model(tokens, cache=caches.full)
+        except _Reached:
+            pass
+        caches.place.position += tokens.shape[1]
+        given, self._relay.given, self._relay.received = self._relay.given, None, []
+        if self._outgoing is not None:
+            return self._send(self._outgoing, caches, given)
+        assert logits is not None, "the model ended before its last layer"
+        return logits
+
+    def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:
+        # While a cut is surveyed nothing has been received: the shape is what matters.
+        arrays = border.unpack(mx.zeros((1, n, border.width), border.dtype) if hidden is None else hidden)
+        self._relay.received, updates = arrays[: len(border.rows)], arrays[len(border.rows) :]
+        for row, array in zip(border.updates, updates, strict=True):
+            cache, part = row.path
+            caches.full[cache].received[part] = array
+
+    def _send(self, border: Border, caches: SequenceCaches, given: Any) -> mx.array:
+        updates = [caches.full[row.path[0]].stored[row.path[1]] for row in border.updates]
+        for i in border.shared:
+            caches.full[i].stored = ()
+        return border.pack([*(get_at(given, row.path) for row in border.rows), *updates])
+
+    def _read_anatomy(self) -> Anatomy | None:
+        try:
+            return Anatomy(self._model)
+        except CannotCut as error:
+            if not (self.is_first and self.is_last):
+                raise
+            self.traceable = not isinstance(error, CannotTrace)
+            return None  # whole, it needs none
+
+    def _own_caches(self, anatomy: Anatomy | None) -> list[int]:
+        """The places in the cache list that this stage writes to: those of its layers, replicas of
+        earlier ones, and those that belong to no layer (they see tokens, which every stage has)."""
+        if anatomy is None or (self.is_first and self.is_last):
+            return list(range(len(make_prompt_cache(self._model))))
+        replicas = self._incoming.shared if self._incoming else ()
+        owners = [anatomy.first_user(i) for i in range(anatomy.num_caches)]
+        return [i for i, o in enumerate(owners) if o is None or self.start <= o < self.end or i in replicas]
+
+    def _make_stand_ins(self, anatomy: Anatomy) -> dict[int, Any]:
+        layers, stand_ins = anatomy.layers, dict[int, Any]()
+        if self._incoming is not None:
+            sources = {anatomy.first_user(i) for i in self._incoming.shared}
+            for i in set(range(self.start)) - sources:
+                stand_ins[i] = _Passthrough(layers[i], anatomy.recipe(i), self._relay)
+            stand_ins[self.start] = _Inject(layers[self.start], self._incoming, self._relay)
+        if self._outgoing is not None:
+            stand_ins[self.end] = _Border(layers[self.end], self._relay)
+        if self.is_last:
+            last = self.num_layers - 1
+            stand_ins[last] = _Tap(stand_ins.get(last, layers[last]), anatomy.result_rows(), self._relay)
+        return stand_ins
+
+    def _check(self, anatomy: Anatomy) -> None:
+        if self.is_last and not self._can_tap():
+            self._stand_ins.pop(self.num_layers - 1)
+            if self._incoming is not None and self.start == self.num_layers - 1:
+                self._stand_ins[self.start] = _Inject(anatomy.layers[self.start], self._incoming, self._relay)
+        if self._incoming is None:
             return
-        num_caches = len(make_prompt_cache(self._model))
-        if num_caches != self.num_layers:
+        self._relay.stale = {}
+        results = self._results()
+        read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self._model.parameters()))}).read_by(
+            range(len(results))
+        )
+        wrong = read & (set(self._relay.stale) | anatomy.owned_before(self.start))
+        self._relay.stale = None
+        if wrong:
             raise CannotCut(
-                f"{_type_name(self._model)} has {num_caches} caches for {self.num_layers} layers, "
-                "so its layers share more than the hidden state; it runs only whole"
+                f"{type_name(self._model)}: a part that starts at layer {self.start} would depend on {len(wrong)} "
+                "arrays of the layers before it"
             )
 
+    def _can_tap(self) -> bool:
+        """Whether what comes after the last layer treats rows one by one."""
+        with uncompiled():
+            try:
+                logits = self._run(mx.zeros((1, 3), mx.int32), self.make_caches(), None, 1)
+            except (ValueError, RuntimeError, IndexError):
+                return False
+        return logits.shape[1] == 1
 
-def find_layers(model: nn.Module) -> list[Any]:
-    """The list, inside the model, that holds its layers; changing it changes the model.
-
-    Raises:
-        CannotCut: there is none.
-    """
-    shown = getattr(model, "layers", None)
-    if shown:
-        for holder in _modules(model):
-            for value in holder.values():
-                if isinstance(value, list) and any(item is shown[0] for item in value):
-                    return value
-    raise CannotCut(f"{_type_name(model)} keeps its layers in no list that can be found")
-
-
-def _modules(model: nn.Module) -> Sequence[Any]:
-    return [module for _, module in model.named_modules()]
-
-
-def _type_name(model: nn.Module) -> str:
-    return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))
+    def _results(self) -> list[mx.array]:
+        """Everything the stage computes for several rows and then for one, unevaluated."""
+        results, caches = [], self.make_caches()
+        with uncompiled():
+            for rows in _CHECKED_ROWS:
+                results.append(self(mx.zeros((1, rows), mx.int32), caches, None, rows))
+        return results + [array for cache in caches.own for array in arrays_of(cache)]

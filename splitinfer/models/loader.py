@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,11 +24,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from splitinfer.core.kv import least_rewind
 from splitinfer.errors import ModelError
-from splitinfer.models.caches import rewind_limit
+from splitinfer.models.anatomy import find_layers
+from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cut import SequenceCaches, StageModel
 from splitinfer.models.memory import Need
-from splitinfer.models.trace import arrays_read
+from splitinfer.models.trace import arrays_read, uncompiled
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -81,6 +81,8 @@ def survey(checkpoint: Checkpoint, start: int, end: int, dtype: str | None) -> S
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
     outputs, output = _probe_outputs(stage)
+    if not stage.traceable:
+        outputs = list(parameters.values())
     tensors = arrays_read(outputs, placeholders)
     read = arrays_read(outputs, parameters)
     files = sorted({checkpoint.tensors[name].file for name in tensors})
@@ -98,8 +100,6 @@ def survey(checkpoint: Checkpoint, start: int, end: int, dtype: str | None) -> S
 
 def count_layers(checkpoint: Checkpoint) -> int:
     """The number of layers of the whole model. Reads no weight."""
-    from splitinfer.models.cut import find_layers
-
     placeholders = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
     return len(find_layers(_build(checkpoint, placeholders, None)))
 
@@ -120,6 +120,8 @@ def load_stage(
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
     outputs, _ = _probe_outputs(stage)
+    if not stage.traceable:
+        outputs = list(parameters.values())
     invented = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
     if invented:
         raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(invented)[0]}, which was not loaded")
@@ -142,22 +144,17 @@ def _evaluate(parameters: list[mx.array], report: Report) -> None:
 def _probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
     """Everything the stage computes for one and for several rows, unevaluated; and one output."""
     outputs: list[mx.array] = []
-    for rows in _PROBES:
-        caches = stage.make_caches()
-        outputs.append(stage(mx.zeros((1, rows), mx.int32), caches, None, rows))
-        outputs += cache_arrays(caches)
+    with uncompiled():
+        for rows in _PROBES:
+            caches = stage.make_caches()
+            outputs.append(stage(mx.zeros((1, rows), mx.int32), caches, None, rows))
+            outputs += cache_arrays(caches)
     return outputs, outputs[0]
 
 
 def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
     """Every array of a sequence's own caches: what has to be evaluated after a step."""
-    return [array for cache in caches.own for array in _arrays_of(cache)]
-
-
-def _arrays_of(cache: Any) -> list[mx.array]:
-    if cache.empty():
-        return []
-    return [leaf for _, leaf in tree_flatten(cache.state) if isinstance(leaf, mx.array)]
+    return [array for cache in caches.own for array in arrays_of(cache)]
 
 
 def _kv_need(stage: StageModel) -> tuple[int, int]:
@@ -165,7 +162,8 @@ def _kv_need(stage: StageModel) -> tuple[int, int]:
     sizes = []
     for rows in (1, _LONG):
         caches = stage.make_caches()
-        stage(mx.zeros((1, rows), mx.int32), caches, None, 1)
+        with uncompiled():
+            stage(mx.zeros((1, rows), mx.int32), caches, None, 1)
         sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
     per_token = -(-(sizes[1] - sizes[0]) // (_LONG - 1))
     return max(0, sizes[0] - 256 * per_token), per_token

@@ -1,42 +1,153 @@
 """Which arrays a result depends on, asked of MLX's own graph.
 
 MLX is lazy: calling a model builds a graph and computes nothing. ``mx.export_to_dot`` prints that
-graph, with a name for every array we care about; walking it backwards from the output finds the
-tensors that a stage really reads. So no table of architectures has to say which parameters belong
-to the embedding, which to the head, and which checkpoint tensors ``sanitize`` made them of.
+graph, with a name for every array we care about; walking it backwards from a result finds the
+tensors that it really needs. So no table of architectures has to say which parameters belong to the
+embedding, which to the head, which checkpoint tensors ``sanitize`` made them of, or what the layers
+of a model hand to each other.
 """
 
 import io
+import os
 import re
-from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import mlx.core as mx
 
-_EDGE = re.compile(r'^("?)(.+?)\1 -> ("?)(.+?)\3$')
-_OUTPUT = "output "  # no parameter has a space in its name
+_LINE = re.compile(
+    r"\{ (?P<operation>\d+) \[label"  # an operation ...
+    r'|"(?P<input>\w+)" -> (?P<into>\d+)'  # ... takes in an array
+    r'|(?P<out>\d+) -> "(?P<output>\w+)"'  # ... gives one
+    r'|\{ rank=source; "(?P<source>\w+)"'  # an array that no operation gives
+)
+_NODE = re.compile(r'"(\w+)"')
+_NAMED_AT_ONCE = 1000  # more keyword arguments MLX does not take
+
+
+class Graph:
+    """The graph of ``results`` as it stands now, with names for some of the arrays in it.
+
+    A later assignment into one of the arrays gives its name to another node, so ask before that.
+    """
+
+    def __init__(self, results: Sequence[mx.array], named: Mapping[str, mx.array]) -> None:
+        ends = [mx.stop_gradient(array) for array in results]
+        nodes, self._parents = _read([*named.values(), *ends])
+        self._nodes: dict[str, str] = dict(zip(named, nodes, strict=False))
+        self._results = nodes[len(named) :]
+        self._names: dict[str, list[str]] = defaultdict(list)
+        for name, node in self._nodes.items():
+            self._names[node].append(name)
+        self._children: dict[str, list[str]] = defaultdict(list)
+        for node, parents in self._parents.items():
+            for parent in parents:
+                self._children[parent].append(node)
+
+    def holds(self, name: str) -> bool:
+        """Whether anything was made of this named array."""
+        return bool(self._children.get(self._nodes[name]))
+
+    def read_by(self, results: Collection[int], without: Collection[str] = ()) -> set[str]:
+        """The named arrays that results number so-and-so need. The operations that take in an array
+        named in ``without`` count as having no other input than that."""
+        return self._ancestors([self._results[i] for i in results], without)
+
+    def mixed_with(self, name: str) -> set[str]:
+        """The named arrays that the operations which take in ``name`` need besides."""
+        return self._ancestors(self._children.get(self._nodes[name], []), ()) - {name}
+
+    def _ancestors(self, ends: Sequence[str], without: Collection[str]) -> set[str]:
+        nodes = [self._nodes[name] for name in without]
+        closed = {child: node for node in nodes for child in self._children.get(node, ())}
+        seen, queue = set(ends), list(ends)
+        while queue:
+            node = queue.pop()
+            for parent in [closed[node]] if node in closed else self._parents.get(node, ()):
+                if parent not in seen:
+                    seen.add(parent)
+                    queue.append(parent)
+        return {name for node in seen for name in self._names.get(node, ())}
+
+
+def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]]]:
+    """The nodes of ``arrays`` in the graph of all of them, and every node's parents."""
+    # MLX prints what is new in the graph of one array after the other. A separator after each tells
+    # where that ends; the last thing printed before it is the array itself, unless it was there before.
+    zero = mx.array(0.0)
+    printed = [zero]
+    for array in arrays:
+        printed += [array, -zero]
+    lines = _print(printed, {})
+    nodes, parents = list[str | None](), defaultdict[str, list[str]](list)
+    first, last, before, separators = "", list[str](), list[str](), set[str]()
+    for line in lines:
+        match = _LINE.match(line)
+        if match is None:
+            continue
+        if match["source"]:
+            first, last = first or match["source"], [match["source"]]
+        elif match["operation"]:
+            before, last = last, []
+        elif match["input"] == first:
+            nodes.append(before[0] if len(before) == 1 else None)
+            separators.add(match["into"])
+        elif match["input"]:
+            parents[match["into"]].append(match["input"])
+        elif match["out"] not in separators:
+            parents[match["output"]].append(match["out"])
+            last.append(match["output"])
+    return _complete(nodes, arrays, printed, lines), parents
+
+
+def _complete(
+    nodes: Sequence[str | None], arrays: Sequence[mx.array], printed: Sequence[mx.array], lines: Sequence[str]
+) -> list[str]:
+    """Ask for the nodes that are still unknown, by printing the same again with names in it."""
+    unknown = {id(array): array for node, array in zip(nodes, arrays, strict=True) if node is None}
+    known: dict[int, str] = {}
+    keys = list(unknown)
+    for at in range(0, len(keys), _NAMED_AT_ONCE):
+        asked = {f"asked_{key}": unknown[key] for key in keys[at : at + _NAMED_AT_ONCE]}
+        for before, line in zip(lines, _print(printed, asked), strict=True):
+            for node, name in zip(_NODE.findall(before), _NODE.findall(line), strict=True):
+                if name in asked:
+                    known[id(asked[name])] = node
+    return [known[id(array)] if node is None else node for node, array in zip(nodes, arrays, strict=True)]
+
+
+def _print(arrays: Sequence[mx.array], named: Mapping[str, mx.array]) -> list[str]:
+    text = io.StringIO()
+    mx.export_to_dot(text, *arrays, **named)
+    return text.getvalue().splitlines()
 
 
 def arrays_read(outputs: Sequence[mx.array], named: Mapping[str, mx.array]) -> set[str]:
     """The names of those arrays that computing ``outputs`` would read. Computes nothing."""
-    if not outputs:
-        return set()
-    ends = {f"{_OUTPUT}{i}": array for i, array in enumerate(outputs)}
-    text = io.StringIO()
-    mx.export_to_dot(text, **{**named, **ends})
-    return _ancestors(text.getvalue(), set(ends)) & set(named)
+    return Graph(outputs, named).read_by(range(len(outputs)))
 
 
-def _ancestors(dot: str, ends: set[str]) -> set[str]:
-    parents = defaultdict(list)
-    for line in dot.splitlines():
-        edge = _EDGE.match(line)
-        if edge:
-            parents[edge.group(4)].append(edge.group(2))
-    seen, queue = set(ends), deque(ends)
-    while queue:
-        for parent in parents[queue.popleft()]:
-            if parent not in seen:
-                seen.add(parent)
-                queue.append(parent)
-    return seen
+_compiling = threading.RLock()
+_depth = 0
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Let ``mx.compile`` do nothing while a graph is made to be read.
+
+    All calls of a compiled function are one node in the printed graph, so everything would seem to
+    depend on everything; and one compiled now would keep today's placeholders for ever. It is one
+    switch for the process, so stages that are surveyed in several threads take turns.
+    """
+    global _depth
+    with _compiling:
+        _depth += 1
+        mx.disable_compile()
+        try:
+            yield
+        finally:
+            _depth -= 1
+            if _depth == 0 and "MLX_DISABLE_COMPILE" not in os.environ:
+                mx.enable_compile()

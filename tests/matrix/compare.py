@@ -1,0 +1,268 @@
+"""One architecture, whole and cut everywhere: which cuts are right, which are refused, and what else holds.
+
+The reference is plain mlx-lm, and the arithmetic of a cut model is that of the whole one: their logits
+have to be equal to the last bit. Where mlx-lm's own cache of a sliding window would round differently
+from ours, our whole model is compared with mlx-lm within a tolerance, and the cut ones with our whole
+one exactly.
+"""
+
+import copy
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+from configs import VOCAB, Config
+from metal import install
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import _get_classes
+
+from splitinfer.core.kv import least_rewind
+from splitinfer.errors import CannotCut
+from splitinfer.models.anatomy import Anatomy
+from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
+from splitinfer.models.cut import SequenceCaches, StageModel
+from splitinfer.models.trace import arrays_read
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tiny import _spread
+
+NUM_PROMPT = 40
+NUM_DECODED = 12
+CHUNK = 16
+OTHER_CHUNKS = (NUM_PROMPT, 13)  # the last of 13 has a single row, which some models treat differently
+TOLERANCE = 1e-4
+ROLLBACK = 5
+
+Stages = Sequence[StageModel]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What holds for one configuration. ``refused``: the reason for each cut that is."""
+
+    num_cuts: int
+    refused: dict[int, str]
+    any_chunking: bool
+    rollback: str
+    notes: tuple[str, ...]
+
+    @property
+    def num_right(self) -> int:
+        """Cuts into two that are right; a wrong one is an error, never a finding."""
+        return self.num_cuts - len(self.refused)
+
+
+def build(config: Config, seed: int = 0) -> nn.Module:
+    """A model with random weights, spread so that its tokens vary."""
+    install()
+    config = copy.deepcopy(config)
+    mx.random.seed(seed)
+    model_class, args_class = _get_classes(config)
+    model: nn.Module = model_class(args_class.from_dict(config))
+    model.update(tree_map_with_path(_weights, model.parameters()))
+    model.eval()
+    return model
+
+
+def lively(config: Config) -> tuple[nn.Module, mx.array, mx.array]:
+    """A model whose answer varies, with the tokens of prompt and greedy answer, and their logits."""
+    for seed in range(5):
+        model = build(config, seed)
+        tokens, expected = _reference(model)
+        if len(set(tokens[0, -NUM_DECODED:].tolist())) > 2:
+            return model, tokens, expected
+    raise AssertionError("every reference repeats itself: choose other weights")
+
+
+def _weights(path: str, x: mx.array) -> mx.array:
+    if x.dtype in (mx.uint8, mx.uint32):  # packed
+        return mx.random.randint(0, 2**15, x.shape).astype(x.dtype)
+    spread: mx.array = _spread(path, x)
+    # A tied head over large embeddings repeats its input for ever.
+    return spread * 0.1 if "embed" in path else spread
+
+
+def examine(config: Config) -> Finding:
+    """Compare every cut with the whole model.
+
+    Raises:
+        AssertionError: a cut that was not refused is wrong.
+    """
+    model, tokens, expected = lively(config)
+    whole = [StageModel(model, 0, len(model.layers))]
+    straight = _run(whole, tokens, CHUNK)
+    notes = _check_whole(whole, tokens, straight, expected)
+    others = {chunk: _run(whole, tokens, chunk) for chunk in OTHER_CHUNKS}
+    any_chunking = all(_equal(straight, other) for other in others.values())
+    num_cuts = len(model.layers) - 1
+    rollback = _rollback(whole)
+    try:
+        anatomy = Anatomy(model)
+    except CannotCut as error:
+        refused = dict.fromkeys(range(1, num_cuts + 1), str(error))
+        return Finding(num_cuts, refused, any_chunking, rollback, tuple(notes))
+    pairs, refused = _cut_everywhere(anatomy)
+    right = list(pairs)
+    for borders in _all_borders(right):
+        stages = pairs[borders[0]] if len(borders) == 1 else cut(anatomy, borders)
+        assert _equal(_run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
+        _check_reads(stages, anatomy)
+    if right:
+        stages = pairs[right[len(right) // 2]]
+        for chunk, other in others.items():
+            assert _equal(_run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
+        _check_rows(stages, whole, tokens)
+        if rollback != "none":
+            _check_rollback(stages, tokens, straight)
+    return Finding(num_cuts, refused, any_chunking, rollback, (*notes, *_notes(anatomy, right)))
+
+
+def cut(anatomy: Anatomy, borders: Sequence[int]) -> Stages:
+    """Stages that share one model."""
+    ends = [0, *borders, anatomy.num_layers]
+    return [StageModel(anatomy.model, start, end, anatomy) for start, end in pairwise(ends)]
+
+
+def _cut_everywhere(anatomy: Anatomy) -> tuple[dict[int, Stages], dict[int, str]]:
+    """Two stages for each cut there is, and the reasons why there is none."""
+    pairs, reasons = {}, {}
+    for k in range(1, anatomy.num_layers):
+        try:
+            pairs[k] = cut(anatomy, [k])
+        except CannotCut as error:
+            reasons[k] = str(error)
+    return pairs, reasons
+
+
+def _all_borders(right: Sequence[int]) -> Iterator[list[int]]:
+    yield from ([k] for k in right)
+    if len(right) >= 2:
+        yield [right[0], right[-1]]
+    if len(right) >= 3:
+        yield [right[len(right) // 2 - 1], right[len(right) // 2]]
+
+
+def _reference(model: nn.Module) -> tuple[mx.array, mx.array]:
+    """The tokens of prompt and greedy answer, and the logits of all of them, from plain mlx-lm."""
+    tokens = (mx.arange(NUM_PROMPT) * 37 + 11)[None] % VOCAB
+    cache = make_prompt_cache(model)
+    logits = [model(tokens[:, at : at + CHUNK], cache=cache) for at in range(0, NUM_PROMPT, CHUNK)]
+    for _ in range(NUM_DECODED):
+        token = mx.argmax(logits[-1][:, -1:, :], axis=-1).astype(tokens.dtype)
+        tokens = mx.concatenate([tokens, token], axis=1)
+        logits.append(model(token, cache=cache))
+        mx.eval(tokens)
+    expected = mx.concatenate(logits, axis=1)
+    assert not mx.isnan(expected).any().item(), "the reference itself is not a number"
+    return tokens, expected
+
+
+def _chunks(tokens: mx.array, chunk: int) -> Iterator[mx.array]:
+    for at in range(0, NUM_PROMPT, chunk):
+        yield tokens[:, at : min(at + chunk, NUM_PROMPT)]
+    for at in range(NUM_PROMPT, tokens.shape[1]):
+        yield tokens[:, at : at + 1]
+
+
+def _forward(stages: Stages, caches: Sequence[SequenceCaches], tokens: mx.array, num_logits: int) -> mx.array:
+    y: mx.array | None = None
+    for stage, held in zip(stages, caches, strict=True):
+        y = stage(tokens, held, y, num_logits)
+    assert y is not None
+    return y
+
+
+def _run(stages: Stages, tokens: mx.array, chunk: int) -> mx.array:
+    caches = [stage.make_caches() for stage in stages]
+    logits = [_forward(stages, caches, part, part.shape[1]) for part in _chunks(tokens, chunk)]
+    return mx.concatenate(logits, axis=1)
+
+
+def _equal(a: mx.array, b: mx.array) -> bool:
+    return bool(mx.array_equal(a, b).item())
+
+
+def _difference(a: mx.array, b: mx.array) -> float:
+    """The largest, in units of the largest logit; equal infinities do not differ."""
+    scale = mx.where(mx.isinf(b), 0, mx.abs(b)).max()
+    return float((mx.where(a == b, 0, mx.abs(a - b)).max() / scale).item())
+
+
+def _check_whole(whole: Stages, tokens: mx.array, ours: mx.array, expected: mx.array) -> list[str]:
+    windows = any(isinstance(c, WindowKVCache) for c in _leaves(whole[0]))
+    if not windows:
+        assert _equal(ours, expected), "the whole model differs from mlx-lm's"
+        return []
+    difference = _difference(ours, expected)
+    if difference < TOLERANCE:
+        return []
+    cacheless = whole[0]._model(tokens)
+    assert _difference(ours, cacheless) < TOLERANCE, f"the whole model differs from mlx-lm's by {difference}"
+    return ["mlx-lm's own cache is shorter than the window of its mask; ours agrees with mlx-lm without a cache"]
+
+
+def _leaves(stage: StageModel) -> list[Any]:
+    return [c for cache in stage.make_caches().own for c in getattr(cache, "caches", [cache])]
+
+
+def _rollback(whole: Stages) -> str:
+    limit = least_rewind(rewind_limit(cache) for cache in whole[0].make_caches().own)
+    return "any" if limit is None else "none" if limit == 0 else f"{limit} tokens"
+
+
+def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:
+    """As an engine calls it: logits for the last row only, none while a prompt is not yet through."""
+    kept, kept_whole = ([stage.make_caches() for stage in s] for s in (stages, whole))
+    for num_logits, part in ((0, tokens[:, :9]), (1, tokens[:, 9:20]), (3, tokens[:, 20:30])):
+        y, expected = _forward(stages, kept, part, num_logits), _forward(whole, kept_whole, part, num_logits)
+        assert y.shape[1] == max(num_logits, 1)
+        assert _equal(y, expected), f"other logits than whole for the last {num_logits} rows"
+
+
+def _check_rollback(stages: Stages, tokens: mx.array, straight: mx.array) -> None:
+    """After a rollback the same rows have the same logits, up to rounding, as without one."""
+    caches = [stage.make_caches() for stage in stages]
+    _forward(stages, caches, tokens[:, :CHUNK], 0)
+    mistaken = (tokens[:, CHUNK : CHUNK + ROLLBACK] + 1) % VOCAB
+    _forward(stages, caches, mistaken, 0)
+    for held in caches:
+        assert all(trim(cache, ROLLBACK) for cache in held.own), "a cache refused to be rolled back"
+        held.place.position -= ROLLBACK
+    again = _forward(stages, caches, tokens[:, CHUNK : 2 * CHUNK], CHUNK)
+    difference = _difference(again, straight[:, CHUNK : 2 * CHUNK])
+    assert difference < TOLERANCE, f"after a rollback the logits differ by {difference}"
+
+
+def _check_reads(stages: Stages, anatomy: Anatomy) -> None:
+    """No stage reads a parameter of an earlier layer, nor of a later one but its first norm."""
+    parameters = dict(tree_flatten(anatomy.model.parameters()))
+    for stage in stages:
+        caches = stage.make_caches()
+        outputs = [stage(mx.zeros((1, rows), mx.int32), caches, None, rows) for rows in (3, 1)]
+        outputs += [a for cache in caches.own for _, a in tree_flatten(cache.state) if isinstance(a, mx.array)]
+        read = arrays_read(outputs, parameters)
+        later = read & (anatomy.owned_before(anatomy.num_layers) - anatomy.owned_before(stage.end))
+        assert not read & anatomy.owned_before(stage.start), "a stage reads parameters of earlier layers"
+        assert all(parameters[name].ndim == 1 for name in later), f"a stage reads {sorted(later)} of later layers"
+
+
+def _notes(anatomy: Anatomy, right: Sequence[int]) -> Iterator[str]:
+    borders = {k: anatomy.border(k) for k in right}
+    several = [k for k, border in borders.items() if len(border.rows) > 1]
+    sharing = [k for k, border in borders.items() if border.shared]
+    if several:
+        most = max(len(borders[k].rows) for k in several)
+        yield f"up to {most} arrays cross at layers {_ranges(several)}"
+    if sharing:
+        sources = sorted({anatomy.first_user(i) for k in sharing for i in borders[k].shared} - {None})
+        yield f"keys and values of layers {_ranges(sources)} cross at layers {_ranges(sharing)}"
+
+
+def _ranges(numbers: Sequence[Any]) -> str:
+    return ", ".join(str(n) for n in numbers)

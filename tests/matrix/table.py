@@ -1,0 +1,130 @@
+"""The table of what was found, as a file: ``scripts/matrix`` says what changed, ``--write`` writes it anew."""
+
+# ruff: noqa: T201
+
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+
+import compare
+import configs
+import mlx.core as mx
+
+FILE = Path(__file__).parents[2] / "splitinfer" / "models" / "SUPPORT.md"
+
+_TEXT = """\
+{num_right} of {num_all} architectures are right at every cut (mlx-lm {mlx_lm}); {some} at some cuts, {none} at none.
+
+Made by `scripts/matrix --write`; `tests/matrix` holds it to be true. Every architecture is built tiny, with
+random weights, and run whole by plain mlx-lm and cut into two at every layer, and into three, here and there.
+
+- **right / cuts**: cuts into two whose logits are those of the whole model to the last bit. A cut that is not
+  right is refused when the model is surveyed, with the reason given here; none is silently wrong.
+- **any chunking**: whether the logits are the same to the last bit however the prompt is cut into chunks
+  (seen on these small models, on Linux with MLX's CPU backend; otherwise they differ by rounding).
+- **rollback**: how many tokens can be taken back after a rejected draft, or for a shared prefix.
+
+A name after `/` is a variant of the configuration; an architecture counts as right if all of its variants are.
+
+| architecture | right / cuts | any chunking | rollback | notes |
+|---|---|---|---|---|
+{rows}
+"""
+
+Rows = Mapping[str, str]
+
+
+def row(name: str, finding: compare.Finding) -> str:
+    """One line of the table."""
+    chunking = "yes" if finding.any_chunking else "no"
+    cuts = f"{finding.num_right} / {finding.num_cuts}"
+    return f"| {name} | {cuts} | {chunking} | {finding.rollback} | {'; '.join([*_refusals(finding), *finding.notes])} |"
+
+
+def left_out_row(name: str) -> str:
+    """The line of an architecture that plain mlx-lm does not run."""
+    return f"| {name} | not run | | | {configs.LEFT_OUT[name]} |"
+
+
+def _refusals(finding: compare.Finding) -> list[str]:
+    return [
+        f"refused at {', '.join(str(k) for k, _ in cuts)}: {reason}"
+        for reason, cuts in groupby(finding.refused.items(), key=lambda item: item[1])
+    ]
+
+
+def written() -> tuple[str, Rows]:
+    """The mlx-lm version and the rows of the file."""
+    text = FILE.read_text() if FILE.exists() else ""
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
+    known = text.partition("(mlx-lm ")[2].partition(")")[0]
+    return known, {line.split("|")[1].strip(): line for line in lines}
+
+
+def comparable(line: str) -> str:
+    """A row without what another backend may find otherwise."""
+    if sys.platform == "linux" and mx.default_device().type == mx.DeviceType.cpu:
+        return line
+    cells = line.split("|")
+    return "|".join([*cells[:3], "", *cells[4:]])
+
+
+def render(findings: Mapping[str, compare.Finding]) -> str:
+    """The whole file."""
+    by_architecture: dict[str, list[compare.Finding]] = {}
+    for name, finding in findings.items():
+        by_architecture.setdefault(configs.architecture(name), []).append(finding)
+    right = [all(not f.refused for f in found) for found in by_architecture.values()]
+    some = [any(f.num_right for f in found) for found in by_architecture.values()]
+    lines = {name: row(name, f) for name, f in findings.items()} | {n: left_out_row(n) for n in configs.LEFT_OUT}
+    num_all = len(by_architecture) + len(configs.LEFT_OUT)
+    return _TEXT.format(
+        num_right=sum(right), num_all=num_all, mlx_lm=version("mlx-lm"), some=sum(some) - sum(right),
+        none=num_all - sum(some), rows="\n".join(lines[name] for name in sorted(lines, key=str.lower)),
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Examine everything; 1 if the file is not what was found, or a cut is wrong."""
+    findings, wrong = _examine_all()
+    known, before = written()
+    now = {name: row(name, f) for name, f in findings.items()} | {n: left_out_row(n) for n in configs.LEFT_OUT}
+    changes = _changes(before, now, configs.architectures())
+    print(f"\nmlx-lm {known or 'unknown'} in the table, {version('mlx-lm')} installed")
+    print("\n".join([*wrong, *changes]) or "nothing changed")
+    if "--write" in arguments and not wrong:
+        FILE.write_text(render(findings))
+        print(f"wrote {FILE.name}")
+        return 0
+    return 1 if wrong or changes else 0
+
+
+def _examine_all() -> tuple[dict[str, compare.Finding], list[str]]:
+    findings, wrong = {}, []
+    for name, config in configs.configurations().items():
+        try:
+            findings[name] = compare.examine(config)
+        except Exception as error:  # noqa: BLE001 - whatever a new release does, the others are examined too
+            wrong.append(f"WRONG    {name}: {type(error).__name__}: {error}")
+            print(wrong[-1], flush=True)
+        else:
+            print(f"{name:32} {findings[name].num_right} of {findings[name].num_cuts} cuts right", flush=True)
+    return findings, wrong
+
+
+def _changes(before: Rows, now: Rows, installed: Sequence[str]) -> list[str]:
+    described = {configs.architecture(name) for name in now}
+    lines = [f"NEW      {name}: not in tests/matrix/configs.py yet" for name in installed if name not in described]
+    lines += [f"REMOVED  {name}: no longer in mlx-lm" for name in sorted(described - set(installed))]
+    lines += [f"ADDED    {now[name]}" for name in now if name not in before]
+    lines += [f"DROPPED  {before[name]}" for name in before if name not in now]
+    for name in now:
+        if name in before and comparable(now[name]) != comparable(before[name]):
+            lines += [f"CHANGED  {before[name]}", f"      -> {now[name]}"]
+    return lines
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,61 @@
+"""The same from files: each stage is surveyed and loaded on its own, and reads its own tensors only."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import compare
+import configs
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load_model
+
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.cut import StageModel
+from splitinfer.models.loader import load_stage, survey
+
+CONFIGS = configs.configurations()
+CUTS = [
+    ("llama", 1, 4), ("llama/sliding", 2, None), ("qwen3_5", 3, None), ("rwkv7", 2, None), ("hunyuan", 1, 4),
+    ("gemma4_text", 5, None), ("gemma3n", 5, None), ("kimi_linear", 2, None), ("nemotron_h", 4, None),
+    ("longcat_flash_ngram", 1, None), ("afm7", 5, None), ("mixtral", 2, 4),
+]  # fmt: skip
+
+
+def _save(folder: Path, config: configs.Config, bits: int | None) -> None:
+    model, stored = compare.build(config), dict(config)
+    if bits is not None:
+        nn.quantize(model, group_size=32, bits=bits)
+        stored["quantization"] = {"group_size": 32, "bits": bits}
+    (folder / "config.json").write_text(json.dumps(stored))
+    weights = dict(tree_flatten(model.parameters()))
+    names = sorted(weights)
+    for i, part in enumerate((names[::2], names[1::2]), 1):
+        mx.save_safetensors(str(folder / f"model-{i:05}-of-00002.safetensors"), {n: weights[n] for n in part})
+
+
+def _ignore(*_progress: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(("name", "cut", "bits"), CUTS)
+def test_loaded_stages_answer_like_mlx_lm(name: str, cut: int, bits: int | None, tmp_path: Path) -> None:
+    _save(tmp_path, CONFIGS[name], bits)
+    reference, _ = load_model(tmp_path)
+    num_layers = len(reference.layers)
+    tokens, expected = compare._reference(reference)
+    checkpoint = open_folder(tmp_path)
+    found = [survey(checkpoint, *ends, None) for ends in ((0, cut), (cut, num_layers))]
+    stages = [
+        load_stage(checkpoint, f, *ends, None, _ignore)
+        for f, ends in zip(found, ((0, cut), (cut, num_layers)), strict=True)
+    ]
+    logits = compare._run(stages, tokens, compare.CHUNK)
+    assert compare._equal(logits, compare._run([StageModel(reference, 0, num_layers)], tokens, compare.CHUNK))
+    assert compare._difference(logits, expected) < compare.TOLERANCE
+    assert found[0].hidden_size >= stages[0]._outgoing.width  # type: ignore[union-attr]
+    for stage, others in zip(found, [range(cut, num_layers), range(cut)], strict=True):
+        foreign = {f".{i}." for i in others}
+        assert not [t for t in stage.tensors if any(f".layers{i}" in t for i in foreign)]

@@ -1,0 +1,48 @@
+"""Every architecture of mlx-lm, cut everywhere: right to the last bit, or refused; and the table says so."""
+
+from importlib.metadata import version
+
+import compare
+import configs
+import mlx.core as mx
+import pytest
+import table
+
+from splitinfer.models.anatomy import Anatomy, Border
+from splitinfer.models.cut import StageModel
+
+CONFIGS = configs.configurations()
+KNOWN, ROWS = table.written()
+same_release = pytest.mark.skipif(version("mlx-lm") != KNOWN, reason="the table is for another mlx-lm: scripts/matrix")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cuts(name: str) -> None:
+    finding = compare.examine(CONFIGS[name])
+    if version("mlx-lm") == KNOWN:
+        row = table.row(name, finding)
+        assert table.comparable(row) == table.comparable(ROWS.get(name, "")), "scripts/matrix --write"
+
+
+@same_release
+def test_no_architecture_is_forgotten() -> None:
+    described = {configs.architecture(name) for name in CONFIGS} | set(configs.LEFT_OUT)
+    assert described == set(configs.architectures())
+    assert list(ROWS) == sorted([*CONFIGS, *configs.LEFT_OUT], key=str.lower), "scripts/matrix --write"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "rwkv7", "kimi_k3", "gemma4_text", "afm7"])
+def test_a_wrong_cut_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison can fail: without one of the numbers that cross, the logits are others."""
+    model = compare.build(CONFIGS[name])
+    tokens, _ = compare._reference(model)
+    straight = compare._run([StageModel(model, 0, len(model.layers))], tokens, compare.CHUNK)
+    stages = compare.cut(Anatomy(model), [len(model.layers) - 1])
+    assert compare._equal(compare._run(stages, tokens, compare.CHUNK), straight)
+    unpack = Border.unpack
+    monkeypatch.setattr(Border, "unpack", lambda border, packed: unpack(border, _without_last(packed)))
+    assert not compare._equal(compare._run(stages, tokens, compare.CHUNK), straight)
+
+
+def _without_last(packed: mx.array) -> mx.array:
+    return mx.concatenate([packed[..., :-1], mx.zeros_like(packed[..., -1:])], axis=-1)
