@@ -378,8 +378,11 @@ class Hub:
         with self._lock:
             if link.farewell is None:
                 self._fail(link, reason)  # answers with the same words
-            else:
-                self._finish(link, link.farewell)
+                return
+            if not link.has_said_bye:  # both ends leave at once, and the peer waits for our answer
+                self._say_bye(link, link.farewell)
+                self._linger = FLUSH_SECONDS
+            self._finish(link, link.farewell)
 
     def _tend(self, now: float, *, is_dry: bool) -> None:
         with self._lock:

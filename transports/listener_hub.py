@@ -90,7 +90,7 @@ class ListenerHub(Hub):
         self._complaints = Complaints()
 
     def stop(self) -> None:
-        """End all links and the thread; the port is free when this returns."""
+        """End all links and the thread; zmq's own threads give the port back a moment later."""
         with self._lock:
             for link in tuple(self._links):
                 reason = f"{self.address} stopped listening"

@@ -35,6 +35,11 @@ from transports.tcp import TcpTransport
 CARRIERS = {"inproc": "inproc://emulated", "tcp": "tcp://127.0.0.1:0"}
 SLOW = LinkProfile(latency=0.001, jitter=0.001, bytes_per_second=1e9)
 PACKED = LinkProfile(latency=0.0005, drop=1e-15)  # travels in packets, and nothing ever happens to them
+# When a port is free again is tcp's own affair, and checked there.
+CARRIED_CHECKS = [
+    (inner, check) for inner in CARRIERS for check in CHECKS if (inner, check) != ("tcp", "address_in_use")
+]
+INNER: dict[str, transports.Transport] = {"inproc": InprocTransport(), "tcp": TcpTransport()}
 
 
 @contextlib.contextmanager
@@ -47,16 +52,14 @@ def scheme_of(inner: transports.Transport, profile: LinkProfile, scheme: str) ->
         del registry._transports[scheme]
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize(("carrier", "check"), CARRIED_CHECKS)
 @pytest.mark.parametrize("profile", [SLOW, PACKED], ids=["slow", "packed"])
-@pytest.mark.parametrize("inner", [InprocTransport(), TcpTransport()], ids=["inproc", "tcp"])
-def test_contract_with_both_ends_emulated(inner: transports.Transport, profile: LinkProfile, check: str) -> None:
-    with scheme_of(inner, profile, "emulatedtest") as address:
+def test_contract_with_both_ends_emulated(carrier: str, profile: LinkProfile, check: str) -> None:
+    with scheme_of(INNER[carrier], profile, "emulatedtest") as address:
         CHECKS[check](address)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize(("carrier", "check"), CARRIED_CHECKS)
 def test_contract_with_one_end_emulated_both_ways(carrier: str, check: str) -> None:
     with emulated.installed(SLOW):
         CHECKS[check](CARRIERS[carrier])
@@ -87,7 +90,7 @@ def microseconds(seconds: float) -> str:
 @pytest.mark.parametrize("name", PRESETS)
 def test_latency_is_the_profile_s(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     profile = PRESETS[name]
-    with scheme_of(InprocTransport(), profile, "emulatedtest") as address, pair(address) as (here, there):
+    with scheme_of(INNER["inproc"], profile, "emulatedtest") as address, pair(address) as (here, there):
         delays = sorted(one_way(here, there, num_frames=200, num_bytes=0, gap=2 * profile.latency + profile.jitter))
     assert delays[0] >= profile.latency
     median, late = statistics.median(delays), delays[int(0.95 * len(delays))]
@@ -106,7 +109,7 @@ def test_bandwidth_is_the_profile_s(name: str, capsys: pytest.CaptureFixture[str
     profile = PRESETS[name]
     assert profile.bytes_per_second is not None
     num_bytes = int(profile.bytes_per_second / 100) - PRELUDE_BYTES - 4  # 10 ms each
-    with scheme_of(InprocTransport(), profile, "emulatedtest") as address, pair(address) as (here, there):
+    with scheme_of(INNER["inproc"], profile, "emulatedtest") as address, pair(address) as (here, there):
         took = one_way(here, there, num_frames=20, num_bytes=num_bytes)[-1]
     assert 0.2 + profile.latency - 0.01 <= took < 0.23 + profile.latency + profile.jitter
     with capsys.disabled():
@@ -211,8 +214,10 @@ def received_until_the_end(link: Link) -> tuple[list[Frame], LinkClosed]:
 def suffer(address: str, profile: LinkProfile, *, options: LinkOptions = QUICK, closes: bool) -> tuple[int, str]:
     """Send NUM_FRAMES over a bad link. How many came, which must be the first ones, unharmed; and how it ended."""
     sent = [Frame(index.to_bytes(4, "little"), (os.urandom(index), os.urandom(3))) for index in range(NUM_FRAMES)]
-    inner = TcpTransport() if address.startswith("tcp") else InprocTransport()
-    with scheme_of(inner, profile, "emulatedtest") as outer, pair(outer, options) as (here, there):
+    with (
+        scheme_of(INNER[address.partition(":")[0]], profile, "emulatedtest") as outer,
+        pair(outer, options) as (here, there),
+    ):
         with contextlib.suppress(LinkClosed):
             for frame in sent:
                 here.send(frame)
@@ -257,7 +262,7 @@ def test_faults_over_tcp(fault: str) -> None:
 def test_a_lost_tail_is_noticed(fault: str, closes: bool) -> None:
     """The last frame of a burst, after which the sender only waits, or closes."""
     profile = LinkProfile(**{fault: 1.0})  # type: ignore[arg-type]
-    with scheme_of(InprocTransport(), profile, "emulatedtest") as address, pair(address) as (here, there):
+    with scheme_of(INNER["inproc"], profile, "emulatedtest") as address, pair(address) as (here, there):
         here.send(Frame(b"the only one"))
         if closes:
             here.close("all done")
@@ -287,7 +292,7 @@ def test_without_payload_checksums_only_the_header_is_safe() -> None:
     outcomes = []
     for seed in range(40):
         profile = LinkProfile(corrupt=1.0, seed=seed)
-        with scheme_of(InprocTransport(), profile, "emulatedtest") as address, pair(address, options) as (here, there):
+        with scheme_of(INNER["inproc"], profile, "emulatedtest") as address, pair(address, options) as (here, there):
             here.send(Frame(b"header", (bytes(50),)))
             try:
                 frame = there.recv(SECONDS)
