@@ -29,7 +29,8 @@ class Terminal:
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(slave, (30, 100))
         self.before = termios.tcgetattr(slave)
-        environment = {**os.environ, "HOME": str(home), "TERM": "xterm-256color"}
+        inherited = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")}  # of another terminal
+        environment = {**inherited, "HOME": str(home), "TERM": "xterm-256color"}
         self.process = subprocess.Popen(
             command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True,
             preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
