@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from splitinfer.engine.versions import device_name, machine_name, own_versions
+from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.errors import ProtocolError
 from splitinfer.models.memory import free_bytes
 from splitinfer.wire import codec
@@ -23,6 +23,8 @@ from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerC
 log = logging.getLogger(__name__)
 
 _SILENCE = 10.0  # seconds a peer may take for its first word
+_NAME_LENGTH = 60  # characters of a peer's name that are worth repeating
+_REASON_LENGTH = 600
 
 
 @dataclass(slots=True)
@@ -50,6 +52,12 @@ class Visitor:
 Deliver = Callable[[Visitor, Frame | LinkClosed], None]
 
 
+def one_line(text: str, length: int = _REASON_LENGTH) -> str:
+    """What a peer had a hand in, fit for a log: printable, on one line, not too long."""
+    clean = "".join(c if c.isprintable() else " " for c in text[: length + 1])
+    return clean if len(clean) <= length else clean[: length - 3] + "..."
+
+
 @dataclass(slots=True)
 class _Stranger:
     link: Link
@@ -59,8 +67,8 @@ class _Stranger:
 class Door:
     """Accepts links in a thread of its own and hands those let in to ``deliver``, frame by frame."""
 
-    def __init__(self, listener: Listener, deliver: Deliver, versions: Versions | None = None) -> None:
-        self._listener, self._deliver = listener, deliver
+    def __init__(self, listener: Listener, deliver: Deliver, name: str, versions: Versions | None = None) -> None:
+        self._listener, self._deliver, self._name = listener, deliver, name
         self._versions = versions or own_versions()
         self._lock = threading.Lock()
         self._strangers: list[_Stranger] = []
@@ -108,20 +116,25 @@ class Door:
             hello = codec.decode(frame.header)
             session.received(hello)
             assert isinstance(hello, Hello)
-            visitor = Visitor(link, hello.role, hello.name, hello.session, session)
+            visitor = Visitor(link, hello.role, one_line(hello.name, _NAME_LENGTH), hello.session, session)
             reason = self._reason_against(visitor, hello)
             if reason:
-                log.warning("refused %s at %s: %s", hello.name, link.address, reason)
+                reason = one_line(reason)
+                log.warning("refused %s at %s: %s", visitor.name, link.address, reason)
                 visitor.say(Refuse(reason))
                 link.close(reason)
                 return []
-            visitor.say(Welcome(machine_name(), self._versions, device_name(), free_bytes()))
+            visitor.say(Welcome(self._name, self._versions, device_name(), free_bytes()))
             return [visitor]
         except ProtocolError as error:
-            log.warning("dropped %s: %s", link.address, error)
-            link.abort(str(error))
+            reason = one_line(str(error))
+            log.warning("dropped %s: %s", link.address, reason)
+            link.close(reason)
         except TransportError as error:
             log.warning("lost %s: %s", link.address, error)
+        except Exception:  # this is the network's thread, which serves the other links, too
+            log.exception("dropped %s", link.address)
+            link.abort()
         return []
 
     def _reason_against(self, visitor: Visitor, hello: Hello) -> str | None:

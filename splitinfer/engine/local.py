@@ -5,12 +5,16 @@ standard input is a pipe that nobody writes to: when the coordinator ends, howev
 closes and the child goes too. Its own session keeps Ctrl-C in the terminal from reaching it first.
 """
 
+import contextlib
 import json
+import select
 import subprocess
 import sys
 import tempfile
 
 from splitinfer.errors import WorkerUnreachable
+
+START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to come up, on a machine that is busy or cold
 
 
 class LocalWorker:
@@ -39,11 +43,15 @@ class LocalWorker:
         """Where it listens; waits until it says so.
 
         Raises:
-            WorkerUnreachable: it ended instead, with its last words.
+            WorkerUnreachable: it ended instead, with its last words, or says nothing.
         """
         if self._address is not None:
             return self._address
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], START_TIMEOUT)[0]:
+            raise WorkerUnreachable(
+                f"the local worker {self.name} did not start: nothing heard for {START_TIMEOUT:g} s"
+            )
         line = self._process.stdout.readline()
         try:
             self._address = str(json.loads(line)["address"])
@@ -52,6 +60,8 @@ class LocalWorker:
             raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_words()}") from None
 
     def _last_words(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1.0)
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"

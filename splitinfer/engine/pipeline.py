@@ -16,14 +16,14 @@ from splitinfer.core.identity import Fingerprint
 from splitinfer.core.kv import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
-from splitinfer.engine.crew import Crew, Event, Notice
+from splitinfer.engine.crew import Crew, Event, Notice, Peer
 from splitinfer.engine.local import LocalWorker
 from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Launched
 from splitinfer.engine.worker import send_step
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.wire.messages import Load, Progress, Ready, Result
-from transports import TransportError
+from transports import Frame, LinkClosed, TransportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +170,22 @@ class Pipeline:
         peer, item = event
         if peer not in self._crew.peers:
             return None  # the last words of an earlier crew
-        message = peer.hear(item)
+        try:
+            message = peer.hear(item)
+        except WorkerLost as loss:
+            raise self._cause(peer, item) or loss from None
         if isinstance(message, Result):
             if peer is not self._crew.peers[-1]:
                 raise ProtocolError(f"worker {peer.spec.name} sent a result, but is not the last stage")
             return message.result
+        return None
+
+    def _cause(self, messenger: Peer, item: Frame | LinkClosed) -> WorkerLost | None:
+        """Another worker that is gone, where the messenger's last words tell only what followed from it."""
+        others = (p for p in self._crew.peers if isinstance(item, Frame) and p is not messenger)
+        for peer in others:
+            if peer.link.closed is not None:
+                return WorkerLost(f"worker {peer.spec.name} ({peer.address}) is gone: {peer.link.closed.reason}")
         return None
 
     def stuck_worker(self, seconds: float) -> WorkerLost:

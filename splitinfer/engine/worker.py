@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from splitinfer.core.layout import DTYPES
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult
-from splitinfer.engine.door import Door, Visitor
+from splitinfer.engine.door import Door, Visitor, one_line
 from splitinfer.engine.stage_loader import LoadedStage, load, same_stage
 from splitinfer.engine.stage_runner import Finished, Launched
 from splitinfer.engine.threads import join
@@ -49,6 +50,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
 _STOP = "stop"
+_LONGEST_PATH = 4096  # characters of a model's name
 
 Event = tuple[Visitor, Frame | LinkClosed]
 
@@ -75,10 +77,11 @@ class Worker:
         self._upstream: Visitor | None = None
         self._downstream: tuple[Link, Session] | None = None
         self._stage: LoadedStage | None = None
+        self._under_way: _UnderWay | None = None
         self._num_steps = 0
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-        self._door = Door(listener, lambda visitor, item: self._inbox.put((visitor, item)))
+        self._door = Door(listener, lambda visitor, item: self._inbox.put((visitor, item)), self.name)
 
     def stop(self, timeout: float) -> bool:
         """End: finish the step under way, say goodbye. Whether that was done within ``timeout`` seconds."""
@@ -95,29 +98,24 @@ class Worker:
     # -- the loop ----------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        under_way: _UnderWay | None = None
         while True:
-            event = self._next_event(wait=under_way is None)
+            event = self._next_event(wait=self._under_way is None)
             if event is _STOP:
                 self._end("the worker was stopped")
                 return
             try:
                 following = self._handle(*event) if isinstance(event, tuple) else None
-                if under_way is not None and (event is None or following is not None):
-                    self._pass_on(under_way)
-                    under_way = None
-                under_way = following or under_way
+                if self._under_way is not None and (event is None or following is not None):
+                    self._pass_on(self._under_way)
+                    self._under_way = None
+                self._under_way = following or self._under_way
             except _Abandoned:
-                under_way = None
+                self._end("the coordinator is gone")
             except (SplitinferError, TransportError) as error:
                 self._give_up(str(error))
-                under_way = None
             except Exception as error:
                 log.exception("the stage failed")
                 self._give_up(f"{self.name} failed ({type(error).__name__}: {error})")
-                under_way = None
-            if self._owner is None:
-                under_way = None
 
     def _next_event(self, *, wait: bool) -> Event | str | None:
         try:
@@ -161,6 +159,7 @@ class Worker:
     def _load(self, visitor: Visitor, order: Load) -> None:
         if self._model is not None:
             order = replace(order, model=self._model)
+        _check_order(order)
 
         def report(progress: Progress) -> None:
             if visitor.link.closed is not None:
@@ -168,8 +167,7 @@ class Worker:
             visitor.say(progress)
 
         try:
-            if same_stage(self._stage, order):
-                assert self._stage is not None
+            if self._stage is not None and _serves_as_it_is(self._stage, order):
                 self._stage.runner.reset()
             else:
                 self._stage = None
@@ -189,12 +187,18 @@ class Worker:
         hello = Hello("upstream", self.name, visitor.session_id, own_versions())
         session.sending(hello)
         link = connect(message.address, timeout=CONNECT_TIMEOUT)
-        link.send(Frame(codec.encode(hello)))
-        answer = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
-        session.received(answer)
-        if isinstance(answer, Refuse):
-            raise PeerError(f"{self.name} was refused by the next stage at {message.address}: {answer.reason}")
+        try:
+            link.send(Frame(codec.encode(hello)))
+            answer = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
+            session.received(answer)
+            if isinstance(answer, Refuse):
+                raise PeerError(f"{self.name} was refused by the next stage at {message.address}: {answer.reason}")
+        except BaseException:
+            link.abort()
+            raise
         assert isinstance(answer, Welcome)
+        if self._downstream is not None:
+            self._downstream[0].close("another next stage was named")
         next_stage = Visitor(link, "downstream", answer.name, visitor.session_id, session)
         link.deliver_to(lambda item: self._inbox.put((next_stage, item)))
         self._downstream = (link, session)
@@ -207,6 +211,11 @@ class Worker:
             raise ProtocolError("a step came before the stage was loaded")
         if (step.tensor is not None) != (len(frame.parts) == 1):
             raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
+        if step.tensor is not None and len(step.tensor.shape) != 2:
+            raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
+        room = self._stage.order.kv_tokens
+        if any(part.end > room for part in step.plan.slices) or step.plan.num_tokens > room:
+            raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
         hidden = None if step.tensor is None else from_buffer(step.tensor, memoryview(frame.parts[0]))
         return _UnderWay(self._stage.runner.launch(step.plan, hidden), step)
 
@@ -223,7 +232,10 @@ class Worker:
         elif self._downstream is None:
             raise ProtocolError("a step came before the next stage was joined")
         else:
-            send_step(*self._downstream, done.plan, under_way.step.figures, done)
+            try:
+                send_step(*self._downstream, done.plan, under_way.step.figures, done)
+            except TransportError as error:
+                raise PeerError(f"{self.name} lost the next stage: {error}") from error
 
     # -- endings -----------------------------------------------------------------------------
 
@@ -236,6 +248,7 @@ class Worker:
 
     def _give_up(self, reason: str) -> None:
         """End the session with one sentence on both sides."""
+        reason = one_line(reason)
         log.warning("session ended: %s", reason)
         owner = self._owner
         if owner is not None and owner.link.closed is None:
@@ -253,9 +266,29 @@ class Worker:
                 visitor.link.close(reason)
         if self._downstream is not None:
             self._downstream[0].close(reason)
-        self._owner = self._upstream = self._downstream = None
+        self._owner = self._upstream = self._downstream = self._under_way = None
         if self._stage is not None:
             self._stage.runner.reset()
+
+
+def _check_order(order: Load) -> None:
+    """Refuse what no coordinator of ours orders."""
+    if order.dtype not in DTYPES:
+        raise ProtocolError(f"a load order names the dtype {order.dtype!r:.40}; known are {', '.join(DTYPES)}")
+    if order.vocab_size < 1 or order.kv_tokens < 1 or len(order.model) > _LONGEST_PATH:
+        raise ProtocolError(
+            f"a load order has a vocabulary of {order.vocab_size}, {order.kv_tokens} tokens of KV "
+            f"and a model's name of {len(order.model)} characters"
+        )
+
+
+def _serves_as_it_is(held: LoadedStage, order: Load) -> bool:
+    """Whether what is in memory carries the order out: the same stage, the same noise, room for as much KV."""
+    return (
+        same_stage(held, order)
+        and order.vocab_size == held.order.vocab_size
+        and order.kv_tokens <= held.order.kv_tokens
+    )
 
 
 def send_step(link: Link, session: Session, plan: StepPlan, earlier: tuple[StageFigures, ...], done: Finished) -> None:
