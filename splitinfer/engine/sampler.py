@@ -119,7 +119,11 @@ def _filtered(logprobs: mx.array, params: SamplingParams) -> mx.array:
 
 
 def _penalized(logits: mx.array, rows: list[Row]) -> mx.array:
-    """mlx-lm's repetition penalty, row by row, because each looks back on other tokens."""
+    """mlx-lm's repetition penalty, row by row, because each looks back on other tokens.
+
+    Ids without a logit are left out: MLX does not check where it reads, and plans come from a peer.
+    """
     penalty = make_repetition_penalty(rows[0].params.repetition_penalty, REPETITION_CONTEXT)
-    lines = [penalty(mx.array(row.recent), logits[i : i + 1]) for i, row in enumerate(rows)]
+    recent = [[token for token in row.recent if 0 <= token < logits.shape[-1]] for row in rows]
+    lines = [penalty(mx.array(tokens), logits[i : i + 1]) for i, tokens in enumerate(recent)]
     return mx.concatenate(lines) if len(lines) > 1 else lines[0]
