@@ -222,9 +222,9 @@ class LLM:
     # -- ending ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all requests and all stages; local workers are gone afterwards. At most about 3 seconds."""
+        """End all requests and all stages; local workers are gone afterwards. At most about 2 seconds."""
         if hasattr(self, "_engine"):
-            self._engine.close(timeout=2.0)
+            self._engine.close(timeout=1.0)
 
     def __enter__(self) -> Self:
         return self

@@ -33,15 +33,24 @@ def open_model(model: str) -> Checkpoint:
     """
     if model in DEMO_MODELS:
         return open_folder(DEMO_MODELS[model])
-    path = Path(model).expanduser()
-    if path.is_dir():
+    path = _folder(model)
+    if path is not None:
         return open_folder(path)
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         known = ", ".join(sorted(DEMO_MODELS))
         raise ModelError(
-            f"there is no model {model!r}: neither a folder, nor a hub id (owner/name), nor one of {known}"
+            f"there is no model {model!r:.100}: neither a folder, nor a hub id (owner/name), nor one of {known}"
         )
     return _open_hub(model)
+
+
+def _folder(model: str) -> Path | None:
+    """The local folder of that name, if it is one."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.is_dir() else None
+    except (RuntimeError, OSError, ValueError):  # no such user's home; a name too long for a path; a zero byte
+        return None
 
 
 def _open_hub(repo: str) -> Checkpoint:

@@ -53,7 +53,8 @@ def decode(header: bytes | memoryview) -> Message:
     try:
         fields = msgpack.unpackb(header, strict_map_key=True, use_list=False)
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"the peer sent a header that cannot be read ({error})") from error
+        why = str(error) or type(error).__name__
+        raise ProtocolError(f"the peer sent a header that cannot be read ({why})") from error
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(kind, str) or kind not in _ADAPTERS:
         raise ProtocolError(f"the peer sent a message of unknown kind {kind!r:.40}")

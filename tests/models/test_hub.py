@@ -273,3 +273,9 @@ def test_an_error_without_words_is_named(fake: FakeHub):
     with pytest.raises(ModelError, match=r"could not be downloaded \(OSError\)"):
         fetch(REPO, checkpoint, FILES, quiet)
     assert hub._first_line(ValueError("\na\nb")) == "a"
+
+
+@pytest.mark.parametrize("name", ["~nobody-here/model", "x" * 5000, "a\0b", "nothing"])
+def test_names_that_are_no_folder_and_no_hub_id(name: str) -> None:
+    with pytest.raises(ModelError, match="there is no model"):
+        open_model(name)
