@@ -62,7 +62,7 @@ def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None,
         rewind=found.rewind,
         device=device_name(),
     )
-    return LoadedStage(order, StageRunner(model, order.stage, found.hidden_size, order.vocab_size), ready)
+    return LoadedStage(order, StageRunner(model, order.stage, order.vocab_size), ready)
 
 
 def same_stage(held: LoadedStage | None, order: Load) -> bool:

@@ -61,8 +61,8 @@ class Finished:
 class StageRunner:
     """Owns a stage's model and caches. One thread uses it: the one that loaded the model."""
 
-    def __init__(self, model: StageModel, stage: int, hidden_size: int, vocab_size: int) -> None:
-        self._model, self._stage, self._hidden_size = model, stage, hidden_size
+    def __init__(self, model: StageModel, stage: int, vocab_size: int) -> None:
+        self._model, self._stage = model, stage
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
         self._histories: dict[int, _History] = {}

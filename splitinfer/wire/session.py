@@ -4,10 +4,11 @@ Everything that affects the state is in ``_TABLE``; the machine does not know wh
 that opened the link (its words go "down") or the one that answered ("up"). Both ends walk the same
 table, so a word that is illegal to send is also illegal to receive.
 
-    control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Ready-> READY
-                                                   READY -Connect-> JOINING -Connected-> RUNNING
-                   (the last stage goes from READY straight to RUNNING with the first Result)
-    data link      NEW -Hello-> GREETED -Welcome-> RUNNING, then Steps
+    control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Progress*, Ready-> READY
+                   READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
+                   READY -Step, Result-> READY                        (first worker; last worker)
+    data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
+    anywhere later -Refuse or Fault-> OVER
 """
 
 from enum import Enum

@@ -24,7 +24,7 @@ def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunn
     checkpoint = open_folder(folder)
     found = survey(checkpoint, start, end, "float32")
     model = load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None)
-    return StageRunner(model, stage, found.hidden_size, VOCAB)
+    return StageRunner(model, stage, VOCAB)
 
 
 @pytest.fixture(scope="module")
