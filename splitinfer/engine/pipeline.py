@@ -9,6 +9,7 @@ Opening it again after a loss is the same thing with what is still there: the ow
 do those of the workers that live, and local workers that died are started anew.
 """
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -46,6 +47,7 @@ class Pipeline:
         self._locals: dict[str, LocalWorker] = {}
         self._crew = Crew(put, notice)
         self._own: LoadedStage | None = None
+        self._closing = threading.Lock()
         self.ready: tuple[Ready, ...] = ()
 
     # -- opening -----------------------------------------------------------------------------
@@ -206,7 +208,8 @@ class Pipeline:
     def close(self, reason: str) -> None:
         """Say goodbye to all and end the local workers. At most about 2 seconds."""
         self.leave(reason)
-        for worker in self._locals.values():
-            worker.stop()
-        self._locals.clear()
-        self._own = None
+        with self._closing:  # who comes second waits, or the process could end before its children
+            for worker in self._locals.values():
+                worker.stop()
+            self._locals.clear()
+            self._own = None
