@@ -65,6 +65,7 @@ class Engine:
         self._watch, self._losses, self._rejoin_timeout = StallWatch(), Losses(), rejoin_timeout
         self._started = threading.Event()
         self._closing = threading.Lock()
+        self._is_closing = False
         self.failure: SplitinferError | None = None
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
@@ -106,6 +107,7 @@ class Engine:
 
     def close(self, timeout: float) -> None:
         """End the loop, then the pipeline; requests under way end as aborted."""
+        self._is_closing = True
         self._inbox.put(self._raise_stop)
         if not join(self._thread, timeout):
             # The loop is inside a long step; the links can be ended from here.
@@ -148,7 +150,8 @@ class Engine:
         except SplitinferError as error:
             self.failure = error
         except Exception as error:
-            log.exception("the engine failed")
+            if not self._is_closing:  # else the pipeline was closed under it, on purpose
+                log.exception("the engine failed")
             self.failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
         finally:
             self._end_all(reason)

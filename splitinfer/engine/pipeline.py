@@ -85,9 +85,14 @@ class Pipeline:
 
     def _reach_local(self, crew: Crew, stage: int, spec: StageSpec, timeout: float) -> None:
         try:
-            crew.reach(stage, spec, self._locals[spec.name].address(), timeout)
+            worker = self._locals.get(spec.name)
+            if worker is None:
+                raise WorkerUnreachable(f"the local worker {spec.name} was stopped while the pipeline was being opened")
+            crew.reach(stage, spec, worker.address(), timeout)
         except WorkerUnreachable:
-            self._locals.pop(spec.name).stop()  # it is ours to end; the next attempt starts another
+            worker = self._locals.pop(spec.name, None)  # it is ours to end; the next attempt starts another
+            if worker is not None:  # else the pipeline was closed meanwhile, and the worker with it
+                worker.stop()
             raise
 
     def _start_locals(self, names: list[str]) -> None:
@@ -209,7 +214,7 @@ class Pipeline:
         """Say goodbye to all and end the local workers. At most about 2 seconds."""
         self.leave(reason)
         with self._closing:  # who comes second waits, or the process could end before its children
-            for worker in self._locals.values():
+            for worker in list(self._locals.values()):
                 worker.stop()
             self._locals.clear()
             self._own = None
