@@ -27,6 +27,10 @@ class LoadedStage:
     runner: StageRunner
     ready: Ready
 
+    def serves(self, order: Load) -> bool:
+        """Whether this carries the order out as it is: the same but for KV, and room for as much of that."""
+        return order.kv_tokens <= self.order.kv_tokens and replace(self.order, kv_tokens=order.kv_tokens) == order
+
 
 def load(order: Load, name: str, report: Report) -> LoadedStage:
     """Carry out a Load order. ``name`` is the stage's, for messages.
@@ -63,10 +67,3 @@ def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None,
         device=device_name(),
     )
     return LoadedStage(order, StageRunner(model, order.stage, order.vocab_size), ready)
-
-
-def same_stage(held: LoadedStage | None, order: Load) -> bool:
-    """Whether a stage in memory is just what is ordered, so that it need not be loaded again."""
-    if held is None:
-        return False
-    return replace(held.order, kv_tokens=0, vocab_size=0) == replace(order, kv_tokens=0, vocab_size=0)

@@ -23,7 +23,7 @@ import mlx.core as mx
 from splitinfer.core.layout import DTYPES
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult
 from splitinfer.engine.door import Door, Visitor, one_line
-from splitinfer.engine.stage_loader import LoadedStage, load, same_stage
+from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Finished, Launched
 from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
@@ -167,7 +167,7 @@ class Worker:
             visitor.say(progress)
 
         try:
-            if self._stage is not None and _serves_as_it_is(self._stage, order):
+            if self._stage is not None and self._stage.serves(order):
                 self._stage.runner.reset()
             else:
                 self._stage = None
@@ -280,15 +280,6 @@ def _check_order(order: Load) -> None:
             f"a load order has a vocabulary of {order.vocab_size}, {order.kv_tokens} tokens of KV "
             f"and a model's name of {len(order.model)} characters"
         )
-
-
-def _serves_as_it_is(held: LoadedStage, order: Load) -> bool:
-    """Whether what is in memory carries the order out: the same stage, the same noise, room for as much KV."""
-    return (
-        same_stage(held, order)
-        and order.vocab_size == held.order.vocab_size
-        and order.kv_tokens <= held.order.kv_tokens
-    )
 
 
 def send_step(link: Link, session: Session, plan: StepPlan, earlier: tuple[StageFigures, ...], done: Finished) -> None:

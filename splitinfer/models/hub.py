@@ -4,6 +4,7 @@ For a hub id only the small files are fetched at first; the tables of tensors co
 files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -79,8 +80,6 @@ def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:
 
 
 def _names_in(index: Path) -> set[str]:
-    import json
-
     return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
 
 
