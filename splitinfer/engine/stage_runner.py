@@ -17,7 +17,8 @@ from splitinfer.engine.sampler import Choice, Row, Sampler, read
 from splitinfer.errors import ProtocolError
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.loader import cache_arrays
+from splitinfer.models.rows import Part
+from splitinfer.models.step import StepModel, arrays_to_evaluate
 
 
 @dataclass(slots=True)
@@ -63,6 +64,7 @@ class StageRunner:
 
     def __init__(self, model: StageModel, stage: int, vocab_size: int) -> None:
         self._model, self._stage = model, stage
+        self._step = StepModel(model)
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
         self._histories: dict[int, _History] = {}
@@ -87,13 +89,13 @@ class StageRunner:
         """
         started = time.monotonic()
         self._take_in(plan, hidden)
-        outputs: list[mx.array] = []
-        pending: list[mx.array] = []
-        at = 0
-        for part in plan.slices:
-            n = len(part.token_ids)
-            outputs += self._run(part, None if hidden is None else hidden[at : at + n], pending)
-            at += n
+        parts = [
+            Part(self._pool.at(part.seq_id, part.start), part.start, len(part.token_ids), part.num_logits)
+            for part in plan.slices
+        ]
+        outputs = self._step.run(parts, [t for part in plan.slices for t in part.token_ids], hidden) if parts else []
+        # A state that is not on the way to the output would let the graph grow from step to step.
+        pending = arrays_to_evaluate(parts)
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         rows: tuple[Row, ...] = ()
         choices: tuple[Choice, ...] = ()
@@ -120,15 +122,6 @@ class StageRunner:
             self._pool.open(new.seq_id, new.parent)
             self._histories.pop(new.parent, None) if new.parent is not None else None
             self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix))
-
-    def _run(self, part: Slice, hidden: mx.array | None, pending: list[mx.array]) -> list[mx.array]:
-        """One slice's rows: [n, d] hidden states, or [num_logits, vocabulary] logits where there are any."""
-        caches = self._pool.at(part.seq_id, part.start)
-        tokens = mx.array([part.token_ids], dtype=mx.int32)
-        y = self._model(tokens, caches, None if hidden is None else hidden[None], part.num_logits)
-        # A state that is not on the way to the output would let the graph grow from step to step.
-        pending += cache_arrays(caches)
-        return [] if self._model.is_last and part.num_logits == 0 else [y[0]]
 
     def finish(self, launched: Launched) -> Finished:
         """Wait for a step."""

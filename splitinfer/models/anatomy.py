@@ -192,7 +192,8 @@ class Border:
         return self.rows + self.updates
 
     @property
-    def _plain(self) -> bool:
+    def is_plain(self) -> bool:
+        """Whether it is one [1, n, d] hidden state and nothing else."""
         return len(self._all) == 1 and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2
 
     @property
@@ -208,7 +209,7 @@ class Border:
 
     def pack(self, arrays: Sequence[mx.array]) -> mx.array:
         """[1, n, width] of everything that crosses."""
-        if self._plain:
+        if self.is_plain:
             return arrays[0]
         parts = [
             mx.moveaxis(array, row.axis, 0).reshape(array.shape[row.axis], -1).astype(self.dtype)
@@ -218,7 +219,7 @@ class Border:
 
     def unpack(self, packed: mx.array) -> list[mx.array]:
         """The arrays that ``pack`` was given."""
-        if self._plain:
+        if self.is_plain:
             return [packed]
         ends = [sum(row.width for row in self._all[:i]) for i in range(1, len(self._all))]
         parts = mx.split(packed[0], ends, axis=1)

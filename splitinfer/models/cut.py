@@ -23,6 +23,7 @@ arrays: if anything it computes depends on what a passthrough handed on, or on a
 earlier layer, the cut is refused.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import mlx.core as mx
@@ -47,10 +48,14 @@ from splitinfer.models.anatomy import (
     replaced,
     type_name,
 )
-from splitinfer.models.caches import Cache, Place, arrays_of, make_list, share
+from splitinfer.models.caches import Place, arrays_of, make_list, share
+from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.trace import Graph, uncompiled
 
 _CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many
+
+
+Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> those of them that are wanted
 
 
 class _Reached(Exception):
@@ -63,7 +68,7 @@ class _Relay:
     def __init__(self) -> None:
         self.received: list[mx.array] = []
         self.given: Any = None
-        self.num_rows: int | None = None
+        self.keep: Keep | None = None  # on the last stage: the rows that want logits
         self.stale: Named | None = None  # while a stage is checked: what passthroughs handed on
 
 
@@ -107,10 +112,14 @@ class _Tap(StandIn):
         self._rows, self._relay = rows, relay
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result, num_rows = self._real(*args, **kwargs), self._relay.num_rows
-        for path, axis in self._rows if num_rows is not None else ():
-            result = put_at(result, path, _last_rows(get_at(result, path), cast(int, num_rows), axis))
+        result, keep = self._real(*args, **kwargs), self._relay.keep
+        for path, axis in self._rows if keep is not None else ():
+            result = put_at(result, path, keep(get_at(result, path), axis))
         return result
+
+
+def _rows_at(array: mx.array, rows: mx.array | None) -> mx.array:
+    return array if rows is None else array[rows]
 
 
 def _last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
@@ -118,13 +127,6 @@ def _last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
     if here <= num_rows:
         return array
     return array[(slice(None),) * axis + (slice(here - num_rows, here),)]
-
-
-class SequenceCaches:
-    """One sequence's caches on this stage: the full-length list for the model, the own ones for us."""
-
-    def __init__(self, full: list[Cache], own: list[Cache], place: Place) -> None:
-        self.full, self.own, self.place = full, own, place
 
 
 class StageModel:
@@ -151,10 +153,31 @@ class StageModel:
             anatomy = self._read_anatomy()
         self._incoming = None if self.is_first or anatomy is None else anatomy.border(start)
         self._outgoing = None if self.is_last or anatomy is None else anatomy.border(end)
+        self._result_rows = anatomy.result_rows() if anatomy is not None and self.is_last else []
+        self._is_tapped = bool(self._result_rows)
         self._own = self._own_caches(anatomy)
         self._stand_ins = {} if anatomy is None else self._make_stand_ins(anatomy)
         if anatomy is not None:
             self._check(anatomy)
+
+    @property
+    def whole(self) -> nn.Module:
+        """The model whose layers these are."""
+        return self._model
+
+    @property
+    def own_places(self) -> list[int]:
+        """The places of the own caches in the full-length list."""
+        return self._own
+
+    def layer(self, index: int) -> nn.Module:
+        """One of the model's layers."""
+        return cast(nn.Module, self._slots[index].layer)
+
+    @property
+    def hidden_spec(self) -> tuple[int, mx.Dtype] | None:
+        """Numbers a token, and their dtype, that come from the stage before."""
+        return None if self._incoming is None else (self._incoming.width, self._incoming.dtype)
 
     @property
     def is_first(self) -> bool:
@@ -194,22 +217,55 @@ class StageModel:
         output = self._run(tokens, caches, hidden, num_rows)
         return _last_rows(output, num_rows, 1) if self.is_last else output
 
+    @property
+    def may_go_by_rows(self) -> bool:
+        """Whether all that crosses this stage's borders is one hidden state, so that many sequences' may share
+        a step; the rest is for their caches to say."""
+        borders = [border for border in (self._incoming, self._outgoing) if border is not None]
+        return all(border.is_plain for border in borders) and all(axis == 1 for _, axis in self._result_rows)
+
+    def by_rows(
+        self, tokens: mx.array, caches: list[Any], hidden: mx.array | None, logit_rows: mx.array | None
+    ) -> mx.array:
+        """Build the graph of one step of many sequences; computes nothing yet, and moves no sequence on.
+
+        Args:
+            tokens: [T, 1] token ids.
+            caches: the full-length list, which knows the sequences.
+            hidden: [T, 1, d] from the stage before; ``None`` on the first stage.
+            logit_rows: [R] rows that want logits, ``None`` for all; only the last stage looks at it.
+
+        Returns:
+            [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits.
+        """
+        self._relay.received = [] if hidden is None else [hidden]
+        logits, given = self._call(tokens, caches, lambda array, _axis: _rows_at(array, logit_rows))
+        if self._outgoing is not None:
+            return cast(mx.array, get_at(given, self._outgoing.rows[0].path))
+        assert logits is not None, "the model ended before its last layer"
+        return logits if self._is_tapped else _rows_at(logits, logit_rows)
+
     def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, num_rows: int) -> mx.array:
         if self._incoming is not None:
             self._receive(self._incoming, caches, hidden, tokens.shape[1])
-        self._relay.num_rows = num_rows if self.is_last else None
-        logits: mx.array | None = None
-        try:
-            with replaced(self._slots, self._stand_ins):
-                logits = self._model(tokens, cache=caches.full)
-        except _Reached:
-            pass
+        logits, given = self._call(tokens, caches.full, lambda array, axis: _last_rows(array, num_rows, axis))
         caches.place.position += tokens.shape[1]
-        given, self._relay.given, self._relay.received = self._relay.given, None, []
         if self._outgoing is not None:
             return self._send(self._outgoing, caches, given)
         assert logits is not None, "the model ended before its last layer"
         return logits
+
+    def _call(self, tokens: mx.array, caches: list[Any], keep: Keep) -> tuple[mx.array | None, Any]:
+        """The model's own call: its logits, or what the border was given."""
+        self._relay.keep = keep if self.is_last else None
+        logits: mx.array | None = None
+        try:
+            with replaced(self._slots, self._stand_ins):
+                logits = self._model(tokens, cache=caches)
+        except _Reached:
+            pass
+        given, self._relay.given, self._relay.received = self._relay.given, None, []
+        return logits, given
 
     def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:
         # While a cut is surveyed nothing has been received: the shape is what matters.
@@ -254,11 +310,12 @@ class StageModel:
             stand_ins[self.end] = _Border(layers[self.end], self._relay)
         if self.is_last:
             last = self.num_layers - 1
-            stand_ins[last] = _Tap(stand_ins.get(last, layers[last]), anatomy.result_rows(), self._relay)
+            stand_ins[last] = _Tap(stand_ins.get(last, layers[last]), self._result_rows, self._relay)
         return stand_ins
 
     def _check(self, anatomy: Anatomy) -> None:
         if self.is_last and not self._can_tap():
+            self._is_tapped = False
             self._stand_ins.pop(self.num_layers - 1)
             if self._incoming is not None and self.start == self.num_layers - 1:
                 self._stand_ins[self.start] = _Inject(anatomy.layers[self.start], self._incoming, self._relay)

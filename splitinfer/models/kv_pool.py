@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from splitinfer.errors import ProtocolError
 from splitinfer.models.caches import trim
-from splitinfer.models.cut import SequenceCaches, StageModel
-from splitinfer.models.loader import cache_arrays
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.cut import StageModel
+from splitinfer.models.step import nbytes
 
 
 @dataclass(slots=True)
@@ -56,13 +57,16 @@ class KVPool:
         return entry.caches
 
     def _rewind(self, entry: _Entry, seq_id: int, back: int) -> None:
+        entry.caches.release()
         if not all(trim(cache, back) for cache in entry.caches.own):
             raise ProtocolError(f"the caches of sequence {seq_id} cannot go back {back} tokens")
         entry.caches.place.position -= back
 
     def free(self, seq_id: int) -> None:
         """Forget a sequence; unknown ones are no error, because freeing twice is the same as once."""
-        self._entries.pop(seq_id, None)
+        entry = self._entries.pop(seq_id, None)
+        if entry is not None:
+            entry.caches.cohort = None  # nobody will ask for what it kept there
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -71,7 +75,7 @@ class KVPool:
     @property
     def nbytes(self) -> int:
         """Bytes held for all sequences."""
-        return sum(array.nbytes for entry in self._entries.values() for array in cache_arrays(entry.caches))
+        return nbytes([entry.caches for entry in self._entries.values()])
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -27,7 +27,8 @@ from splitinfer.errors import ModelError
 from splitinfer.models.anatomy import find_layers
 from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
-from splitinfer.models.cut import SequenceCaches, StageModel
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.cut import StageModel
 from splitinfer.models.memory import Need
 from splitinfer.models.trace import arrays_read, uncompiled
 

@@ -26,7 +26,8 @@ from splitinfer.core.kv import least_rewind
 from splitinfer.errors import CannotCut
 from splitinfer.models.anatomy import Anatomy
 from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
-from splitinfer.models.cut import SequenceCaches, StageModel
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.cut import StageModel
 from splitinfer.models.trace import arrays_read
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

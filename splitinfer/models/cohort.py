@@ -1,0 +1,169 @@
+"""Sequences that decode together keep their keys and values side by side, so that one call attends for all.
+
+::
+
+    layer i     keys [B, heads, room, d]          member    length
+                |#########........|               0          9
+                |############.....|               1         12
+                |#######..........|               2          7
+
+A *cohort* is made of sequences that decode in one step again and again; as long as its members stay
+the same, a step writes one position of each and attends once, with neither a loop nor a copy. When one
+joins or leaves, the arrays are made anew: a copy of the cohort, once for many steps.
+
+Which sequences may share a call is ``share_calls``. Members of equal length need no mask, and their sums
+are those of each alone to the last bit. Others are padded to the longest and masked: a vector unit then
+adds in another order, so where arithmetic is exact for every number of rows (the reference BLAS of MLX's
+Linux wheels) that is left alone.
+
+While a sequence is in a cohort its own caches are empty shells that know only their offset; ``release``
+gives them their arrays back, and everything else that can be done with a sequence begins with that.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import mlx.core as mx
+from mlx_lm.models.base import scaled_dot_product_attention
+
+from splitinfer.models.caches import Cache, Place
+
+STEP = 256  # tokens of room by which a cohort's arrays grow, as mlx-lm's caches do
+
+
+class SequenceCaches:
+    """One sequence's caches on this stage: the full-length list for the model, the own ones for us."""
+
+    def __init__(self, full: list[Cache], own: list[Cache], place: Place) -> None:
+        self.full, self.own, self.place = full, own, place
+        self.cohort: Cohort | None = None
+
+    def release(self) -> None:
+        """Take the keys and values back from the cohort, if the sequence is in one."""
+        if self.cohort is not None:
+            self.cohort.release(self)
+
+
+def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
+    """Which of several decoding sequences attend in one call: indices, in groups.
+
+    ``exact``: only equal lengths, else those within a factor of two (padding costs at most that much).
+
+    >>> share_calls([9, 9, 12, 9], exact=True), share_calls([9, 9, 12, 40], exact=False)
+    ([[0, 1, 3], [2]], [[0, 1, 2], [3]])
+    """
+    groups: dict[Hashable, list[int]] = {}
+    for i, length in enumerate(lengths):
+        groups.setdefault(length if exact else max(length, STEP).bit_length(), []).append(i)
+    return list(groups.values())
+
+
+class Cohort:
+    """``members``: sequences whose plain caches, at ``places`` of their lists, are kept together here."""
+
+    def __init__(self, members: Sequence[SequenceCaches], places: Sequence[int]) -> None:
+        self.members = tuple(members)
+        self.places = tuple(places)
+        before = {id(member.cohort): member.cohort for member in members if member.cohort is not None}
+        self._kv = self._gather()
+        for member in members:
+            self._take_over(member)
+        for cohort in before.values():
+            cohort.dissolve()
+        self._lengths = tuple(0 for _ in members)
+        self._rows = mx.arange(len(members))
+        self.begin_step()
+
+    def consists_of(self, members: Sequence[SequenceCaches]) -> bool:
+        """Whether these are its members, in this order."""
+        return len(members) == len(self.members) and all(a is b for a, b in zip(members, self.members, strict=True))
+
+    def begin_step(self) -> None:
+        """Look at where each member stands; one position of each is about to be computed."""
+        self._lengths = tuple(member.place.position for member in self.members)
+        self._used = max(self._lengths) + 1
+        self._is_even = min(self._lengths) + 1 == self._used
+        self._mask: mx.array | None = None
+        if not self._is_even:
+            self._at = mx.array(self._lengths, dtype=mx.int32)
+            self._mask = (mx.arange(self._used)[None] <= self._at[:, None])[:, None, None]
+
+    def store(self, place: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+        """Put each member's new [B, kv heads, 1, d] keys and values in; all [B, kv heads, longest, d] of them."""
+        keys, values = self._kv[place] = tuple(  # type: ignore[assignment]
+            self._write(old, new) for old, new in zip(self._kv[place], (k, v), strict=True)
+        )
+        for member in self.members:
+            member.full[place].offset += 1
+        used = slice(0, self._used)
+        return keys[:, :, used], values[:, :, used]
+
+    def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
+        """[B, heads, 1, d] of one query each, over what ``store`` returned."""
+        y: mx.array = scaled_dot_product_attention(q, k, v, cache=None, scale=scale, mask=self._mask, sinks=sinks)
+        return y
+
+    def arrays(self) -> list[mx.array]:
+        """Everything kept here."""
+        return [array for pair in self._kv.values() for array in pair]
+
+    def release(self, member: SequenceCaches) -> None:
+        """Give a member its keys and values back; the others stay."""
+        row = next(i for i, m in enumerate(self.members) if m is member)
+        for place in self.places:
+            cache = member.full[place]
+            room = -(-max(cache.offset, 1) // STEP) * STEP
+            cache.keys, cache.values = (_fit(array[row : row + 1], room) for array in self._kv[place])
+        member.cohort = None
+        # Unevaluated, they would keep the whole cohort's arrays alive.
+        mx.async_eval([a for place in self.places for a in (member.full[place].keys, member.full[place].values)])  # type: ignore[no-untyped-call]
+
+    def dissolve(self) -> None:
+        """Release who is still here: one of them would keep the bytes of all."""
+        for member in self.members:
+            if member.cohort is self:
+                self.release(member)
+
+    # -- inside ------------------------------------------------------------------------------
+
+    def _gather(self) -> dict[int, tuple[mx.array, mx.array]]:
+        """The members' arrays side by side, each with room for the longest and a little more."""
+        room = -(-(max(member.place.position for member in self.members) + 1) // STEP) * STEP
+        old = self.members[0].cohort
+        if old is not None and all(member.cohort is old for member in self.members):
+            rows = mx.array([next(i for i, m in enumerate(old.members) if m is member) for member in self.members])
+            return {place: (_fit(k[rows], room), _fit(v[rows], room)) for place, (k, v) in old._kv.items()}
+        for member in self.members:
+            member.release()
+        return {place: self._side_by_side(place, room) for place in self.places}
+
+    def _side_by_side(self, place: int, room: int) -> tuple[mx.array, mx.array]:
+        caches = [member.full[place] for member in self.members]
+        keys = mx.concatenate([_fit(cache.keys, room) for cache in caches])
+        return keys, mx.concatenate([_fit(cache.values, room) for cache in caches])
+
+    def _take_over(self, member: SequenceCaches) -> None:
+        member.cohort = self
+        for place in self.places:
+            member.full[place].keys = member.full[place].values = None
+
+    def _write(self, old: mx.array, new: mx.array) -> mx.array:
+        if self._used > old.shape[2]:
+            old = _fit(old, old.shape[2] + STEP)
+        if self._is_even:
+            old[:, :, self._used - 1 : self._used] = new
+        else:
+            old[self._rows, :, self._at] = new[:, :, 0]
+        return old
+
+
+def _fit(array: mx.array, room: int) -> mx.array:
+    """[.., tokens, d] cut or filled up with zeros to ``room`` tokens."""
+    batch, heads, here, dim = array.shape
+    if here >= room:
+        return array[:, :, :room]
+    return mx.concatenate([array, mx.zeros((batch, heads, room - here, dim), array.dtype)], axis=2)
+
+
+def can_join(caches: SequenceCaches, places: Sequence[int]) -> bool:
+    """Whether a sequence has keys and values at every place, so that they can be put beside others."""
+    return caches.cohort is not None or all(not caches.full[place].empty() for place in places)

@@ -1,0 +1,252 @@
+"""One step of a stage: many sequences' rows through its layers, at the best of the ways its model allows.
+
+Which way is right is found when the stage is loaded: the same small steps are computed in the best way
+and sequence after sequence, and only if the results agree is it taken. So an architecture that nobody has
+seen yet is at worst slow.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache
+
+from splitinfer.models.anatomy import type_name
+from splitinfer.models.arithmetic import is_exact
+from splitinfer.models.caches import WindowKVCache, arrays_of
+from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
+from splitinfer.models.cut import StageModel
+from splitinfer.models.rows import (
+    EachSequence,
+    Group,
+    Part,
+    RowCache,
+    RowStep,
+    Taker,
+    attention_by_rows,
+    children_replaced,
+    find_takers,
+    modules_of,
+)
+
+log = logging.getLogger(__name__)
+
+_AGREES = 0.02  # relative error of a row that may be rounding, in half precision
+_MAY_DIFFER = 0.1  # share of the rows that may differ by more: rounding can choose another expert
+
+
+class Way(StrEnum):
+    """How many sequences go through the layers in one step, the best first."""
+
+    ROWS = "rows"  # together; only the attention itself sees sequences
+    MIXED = "rows and modules"  # the same where there are keys and values; modules with other states one by one
+    MODULES = "modules"  # every module that takes a cache is called for each sequence
+    SEQUENCES = "sequences"  # one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """A step, and where its rows stand in the plan: ``None`` if they keep their order."""
+
+    step: RowStep
+    to_step: mx.array | None
+
+
+class StepModel:
+    """Runs steps of many sequences on a stage's layers.
+
+    ``exact``: share attention calls only where that changes no bit; found out by itself if not given.
+    """
+
+    def __init__(self, model: StageModel, *, exact: bool | None = None) -> None:
+        self.stage = model
+        self._exact = is_exact() if exact is None else exact
+        self._fresh = fresh = model.make_caches().full
+        self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
+        self._plain_places = [i for i in model.own_places if type(fresh[i]) is KVCache]
+        self._places = self._plain_places
+        self._modules = modules_of(model.whole)
+        self._each: list[tuple[Any, str, EachSequence]] = []
+
+    @cached_property
+    def way(self) -> Way:
+        """How rows of many sequences are run. The first look computes a small step in each way until one is right."""
+        if not self.stage.may_go_by_rows:
+            return Way.SEQUENCES
+        for way in (Way.ROWS, Way.MIXED, Way.MODULES):
+            reason = self._try(way)
+            if reason is None:
+                return way
+            log.debug("%s cannot run by %s: %s", type_name(self.stage.whole), way.value, reason)
+        return Way.SEQUENCES
+
+    def _try(self, way: Way) -> str | None:
+        """Why a way is not right; ``None`` if it is."""
+        try:
+            takers = [] if way is Way.ROWS else self._takers
+            if way is Way.MIXED:
+                takers = [taker for taker in takers if not self._keeps_kv(taker.place)]
+            self._places = [] if way is Way.MODULES else self._plain_places  # a module keeps each sequence's to itself
+            self._each = [(t.holder, t.key, EachSequence(t.holder[t.key])) for t in takers]
+            errors = self._trial()
+        except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
+            return f"{type(error).__name__}: {error}"
+        wrong = sum(error > _AGREES for error in errors)
+        return None if wrong <= len(errors) * _MAY_DIFFER else f"{wrong} of {len(errors)} rows differ"
+
+    @cached_property
+    def _takers(self) -> list[Taker]:
+        caches = self.stage.make_caches()
+        return find_takers(
+            [self.stage.layer(i) for i in range(self.stage.start, self.stage.end)],
+            caches.full,
+            lambda: self.stage(mx.zeros((1, 2), mx.int32), caches, None, 1),
+        )
+
+    def _keeps_kv(self, place: int) -> bool:
+        return isinstance(self._fresh[place], KVCache | WindowKVCache)
+
+    def run(self, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
+        """Build the graph of a step; computes nothing yet. Sequences move on.
+
+        Args:
+            parts: each sequence's share, in the order of the rows; at least one.
+            tokens: T token ids.
+            hidden: [T, d] from the stage before; ``None`` on the first stage.
+
+        Returns:
+            Arrays that, one after the other, are [T, d] for the next stage, or on the last stage the
+            [R, vocabulary] logits of the rows that want them.
+        """
+        if len(parts) > 1 and self.way is not Way.SEQUENCES:
+            return self._by_rows(parts, tokens, hidden)
+        return self._one_by_one(parts, tokens, hidden)
+
+    def _one_by_one(self, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
+        outputs, at = [], 0
+        for part in parts:
+            rows = slice(at, at := at + part.count)
+            part.caches.release()
+            ids, given = mx.array([tokens[rows]], dtype=mx.int32), None if hidden is None else hidden[None, rows]
+            y = self.stage(ids, part.caches, given, part.num_logits)
+            if part.num_logits or not self.stage.is_last:
+                outputs.append(y[0])
+        return outputs
+
+    def _by_rows(self, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
+        ordered = self._arrange(parts)
+        ids = mx.array(list(tokens), dtype=mx.int32)
+        if ordered.to_step is not None:
+            ids, hidden = ids[ordered.to_step], None if hidden is None else hidden[ordered.to_step]
+        wants = any(part.num_logits for part in parts)
+        for cache in self._caches:
+            cache.bind(ordered.step)
+        with attention_by_rows(self._modules), children_replaced(self._each):
+            y = self.stage.by_rows(
+                ids[:, None], self._caches, None if hidden is None else hidden[:, None], ordered.step.logit_rows
+            )
+        for part in parts:
+            part.caches.place.position += part.count
+        if self.stage.is_last:
+            return self._logits(y[:, 0], parts, ordered) if wants else []
+        return [y[:, 0] if ordered.to_step is None else y[:, 0][mx.argsort(ordered.to_step)]]
+
+    def _logits(self, logits: mx.array, parts: Sequence[Part], ordered: _Ordered) -> list[mx.array]:
+        """In the order of the plan."""
+        if ordered.to_step is None:
+            return [logits]
+        found, at = {}, 0
+        for part in ordered.step.parts:
+            found[id(part)] = range(at, at := at + part.num_logits)
+        order = [row for part in parts for row in found[id(part)]]
+        return [logits if order == sorted(order) else logits[mx.array(order)]]
+
+    # -- who attends with whom ---------------------------------------------------------------
+
+    def _arrange(self, parts: Sequence[Part]) -> _Ordered:
+        """Parts that may share attention calls side by side; the others each alone."""
+        able = [i for i, p in enumerate(parts) if p.count == 1 and self._places and can_join(p.caches, self._places)]
+        shared = share_calls([parts[i].start for i in able], exact=self._exact)
+        together = [[able[i] for i in group] for group in shared if len(group) > 1]
+        taken = {i for group in together for i in group}
+        order = sorted([*together, *([i] for i in range(len(parts)) if i not in taken)])
+        groups, at = [], 0
+        for group in order:
+            members = tuple(parts[i] for i in group)
+            rows = sum(part.count for part in members)
+            groups.append(Group(members, at, at := at + rows, self._cohort(members)))
+        return _Ordered(RowStep(tuple(groups)), _moved(parts, [i for group in order for i in group]))
+
+    def _cohort(self, parts: Sequence[Part]) -> Cohort | None:
+        members = [part.caches for part in parts]
+        if len(members) == 1:
+            members[0].release()
+            return None
+        cohort = members[0].cohort
+        if cohort is None or not cohort.consists_of(members) or any(m.cohort is not cohort for m in members):
+            cohort = Cohort(members, self._places)
+        cohort.begin_step()
+        return cohort
+
+    # -- can it? -----------------------------------------------------------------------------
+
+    def _trial(self) -> list[float]:
+        """Small steps of three sequences by rows and one by one: each row's relative error."""
+        # sequence and rows: chunks; chunks beside decodes; decodes of unequal and then of equal length
+        steps = [
+            [(0, 5), (1, 3), (2, 4)],
+            [(0, 1), (1, 2), (2, 3)],
+            [(0, 1), (1, 1), (2, 1)],
+            [(1, 2), (2, 1), (0, 2)],
+            [(0, 1), (1, 1), (2, 1)],
+        ]
+        errors: list[float] = []
+        together, alone = ([self.stage.make_caches() for _ in range(3)] for _ in range(2))
+        for number, step in enumerate(steps):
+            count = sum(n for _, n in step)
+            ids, hidden = self._sample(number, count)
+            both = [
+                run([Part(c[i], c[i].place.position, n, n) for i, n in step], ids, hidden)
+                for run, c in ((self._by_rows, together), (self._one_by_one, alone))
+            ]
+            errors += _row_errors(*(mx.concatenate(outputs).astype(mx.float32) for outputs in both))
+        return errors
+
+    def _sample(self, number: int, count: int) -> tuple[list[int], mx.array | None]:
+        width = self.stage.hidden_spec
+        ids = [(7 * i + 3 * number) % 32 for i in range(count)]
+        if width is None:
+            return ids, None
+        return ids, mx.random.normal((count, width[0]), key=mx.random.key(number)).astype(width[1])
+
+
+def arrays_to_evaluate(parts: Sequence[Part]) -> list[mx.array]:
+    """What a step wrote: the arrays of its sequences' caches and cohorts."""
+    cohorts = {id(p.caches.cohort): p.caches.cohort for p in parts if p.caches.cohort is not None}
+    found = [array for cohort in cohorts.values() for array in cohort.arrays()]
+    return found + [array for part in parts for cache in part.caches.own for array in arrays_of(cache)]
+
+
+def nbytes(sequences: Sequence[SequenceCaches]) -> int:
+    """Bytes that sequences' caches and cohorts hold."""
+    cohorts = {id(s.cohort): s.cohort for s in sequences if s.cohort is not None}
+    shared = sum(array.nbytes for cohort in cohorts.values() for array in cohort.arrays())
+    return shared + sum(array.nbytes for s in sequences for cache in s.own for array in arrays_of(cache))
+
+
+def _moved(parts: Sequence[Part], order: Sequence[int]) -> mx.array | None:
+    """For each row of the step, the row of the plan it is."""
+    if list(order) == list(range(len(parts))):
+        return None
+    starts = [sum(part.count for part in parts[:i]) for i in range(len(parts))]
+    return mx.array([starts[i] + n for i in order for n in range(parts[i].count)], dtype=mx.int32)
+
+
+def _row_errors(a: mx.array, b: mx.array) -> list[float]:
+    """Each row's distance, relative to its length; not a number counts as wrong."""
+    error = mx.linalg.norm(a - b, axis=-1) / (mx.linalg.norm(b, axis=-1) + 1e-9)
+    return cast(list[float], mx.where(mx.isnan(error), mx.inf, error).tolist())

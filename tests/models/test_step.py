@@ -1,0 +1,203 @@
+"""Steps of many sequences: each row is what its sequence alone would have, whoever else is in the step."""
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import mlx.core as mx
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.models.cohort import Cohort, SequenceCaches, share_calls
+from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.rows import Part
+from splitinfer.models.step import StepModel, Way, nbytes
+
+ROUNDING = 2e-5  # relative, float32
+
+
+@dataclass
+class Alone:
+    """A sequence by itself: the reference. Its tokens are arbitrary, and so is what is done to it."""
+
+    number: int
+    caches: list[SequenceCaches]
+    tokens: list[int] = field(default_factory=list)
+
+    def next_tokens(self, count: int) -> list[int]:
+        return [(31 * self.number + 7 * (len(self.tokens) + i)) % 150 for i in range(count)]
+
+
+class Both:
+    """The same steps on the stages of a model, together and one sequence at a time."""
+
+    def __init__(self, name: str, borders: tuple[int, ...] = (2,), *, exact: bool = True) -> None:
+        model, _ = tiny.build(name)
+        ends = [0, *borders, len(model.layers)]
+        self.stages = [StageModel(model, a, b) for a, b in pairwise(ends)]
+        self.steps = [StepModel(stage, exact=exact) for stage in self.stages]
+        self.pools = [KVPool(stage) for stage in self.stages]
+        self.alone: dict[int, Alone] = {}
+        self.opened = 0
+
+    def open(self) -> int:
+        number, self.opened = self.opened, self.opened + 1
+        for pool in self.pools:
+            pool.open(number)
+        self.alone[number] = Alone(number, [stage.make_caches() for stage in self.stages])
+        return number
+
+    def close(self, number: int) -> None:
+        del self.alone[number]
+        for pool in self.pools:
+            pool.free(number)
+
+    def rewind(self, number: int, back: int) -> None:
+        one = self.alone[number]
+        one.tokens = one.tokens[: len(one.tokens) - back]
+        one.caches = [stage.make_caches() for stage in self.stages]
+        if one.tokens:
+            self.run_alone(one, one.tokens)
+
+    def run_alone(self, one: Alone, tokens: list[int]) -> mx.array:
+        y = None
+        for stage, caches in zip(self.stages, one.caches, strict=True):
+            y = stage(mx.array([tokens]), caches, y, len(tokens))
+        assert y is not None
+        mx.eval(y)
+        return y[0]
+
+    def step(self, *wanted: tuple[int, int]) -> float:
+        """Run (sequence, rows) and compare: the largest difference, in units of the largest logit."""
+        expected, ids = [], []
+        starts = [len(self.alone[number].tokens) for number, _ in wanted]
+        for number, count in wanted:
+            one = self.alone[number]
+            new = one.next_tokens(count)
+            expected.append(self.run_alone(one, new))
+            one.tokens += new
+            ids += new
+        hidden, outputs = None, []
+        for step, pool in zip(self.steps, self.pools, strict=True):
+            parts = [
+                Part(pool.at(number, start), start, count, count)
+                for (number, count), start in zip(wanted, starts, strict=True)
+            ]
+            outputs = step.run(parts, ids, hidden)
+            hidden = mx.concatenate(outputs)
+        assert hidden is not None
+        reference = mx.concatenate(expected)
+        return float((mx.abs(hidden - reference).max() / mx.abs(reference).max()).item())
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3_text", "qwen3_moe"])
+def test_usual_models_run_rows_together(name: str):
+    both = Both(name)
+    assert [step.way for step in both.steps] == [Way.ROWS, Way.ROWS]
+
+
+@settings(max_examples=12, deadline=None)
+@given(data=st.data(), name=st.sampled_from(["llama", "qwen3", "gemma3_text", "qwen3_moe"]))
+def test_any_steps_are_exact(data: st.DataObject, name: str):
+    """Sequences join, leave, go back and share steps in every way; not a bit changes."""
+    both = Both(name)
+    numbers = [both.open() for _ in range(3)]
+    for _ in range(data.draw(st.integers(4, 9))):
+        match data.draw(
+            st.sampled_from(["step", "step", "step", "decode", "decode", "decode", "open", "close", "back"])
+        ):
+            case "open":
+                numbers.append(both.open())
+            case "close" if len(numbers) > 2:
+                both.close(numbers.pop(data.draw(st.integers(0, len(numbers) - 1))))
+            case "back":
+                number = data.draw(st.sampled_from(numbers))
+                both.rewind(number, min(3, len(both.alone[number].tokens)))
+            case "decode":
+                assert both.step(*[(n, 1) for n in data.draw(st.permutations(numbers))]) == 0
+            case _:
+                some = data.draw(st.lists(st.sampled_from(numbers), min_size=1, unique=True))
+                assert both.step(*[(n, data.draw(st.sampled_from([1, 1, 2, 5, 17]))) for n in some]) == 0
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "padded"])
+def test_cohorts_over_many_lengths(exact: bool):
+    """Long enough that arrays grow, with members of equal and of unequal length."""
+    both = Both("llama", exact=exact)
+    a, b, c, d = (both.open() for _ in range(4))
+    assert both.step((a, 250), (b, 250), (c, 130), (d, 40)) <= ROUNDING
+    worst = 0.0
+    for _ in range(12):
+        worst = max(worst, both.step((a, 1), (b, 1), (c, 1), (d, 1)))
+    assert both.pools[0].at(a, 262).cohort is both.pools[0].at(b, 262).cohort is not None
+    both.close(b)
+    worst = max([worst, *(both.step((d, 1), (c, 1), (a, 1)) for _ in range(3))])
+    assert worst == 0 if exact else worst <= ROUNDING
+
+
+def test_padding_is_seen_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch):
+    """The comparison can fail: without the mask, a padded member attends to nothing that is there."""
+    both = Both("llama", exact=False)
+    a, b = both.open(), both.open()
+    both.step((a, 20), (b, 130))
+    assert both.step((a, 1), (b, 1)) <= ROUNDING
+    attend = Cohort.attend
+
+    def unmasked(cohort: Cohort, *args: mx.array) -> mx.array:
+        cohort._mask = None
+        return attend(cohort, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Cohort, "attend", unmasked)
+    assert both.step((a, 1), (b, 1)) > 10 * ROUNDING
+
+
+@pytest.mark.parametrize(
+    ("lengths", "exact", "groups"),
+    [
+        ([5, 5, 5], True, [[0, 1, 2]]),
+        ([5, 6, 5], True, [[0, 2], [1]]),
+        ([5, 200, 255], False, [[0, 1, 2]]),
+        ([300, 600, 500, 1100], False, [[0, 2], [1], [3]]),
+        ([], False, []),
+    ],
+)
+def test_who_shares_a_call(lengths: list[int], exact: bool, groups: list[list[int]]):
+    assert share_calls(lengths, exact=exact) == groups
+
+
+def test_a_member_that_is_freed_takes_its_bytes_along():
+    both = Both("llama", ())
+    numbers = [both.open() for _ in range(4)]
+    both.step(*[(n, 20) for n in numbers])
+    both.step(*[(n, 1) for n in numbers])
+    held = both.pools[0].nbytes
+    for number in numbers[1:]:
+        both.close(number)
+    both.step((numbers[0], 1))
+    assert both.pools[0].nbytes == held / 4
+    both.close(numbers[0])
+    assert both.pools[0].nbytes == 0
+
+
+def test_a_member_left_behind_does_not_keep_the_others_bytes():
+    """As a session that is held while the others go on."""
+    both = Both("llama", ())
+    numbers = [both.open() for _ in range(4)]
+    both.step(*[(n, 20) for n in numbers])
+    both.step(*[(n, 1) for n in numbers])
+    both.step(*[(n, 1) for n in numbers[1:]])
+    left = both.pools[0].at(numbers[0], 21)
+    assert left.cohort is None
+    assert nbytes([left]) == both.pools[0].nbytes / 4
+    assert both.step((numbers[0], 1), (numbers[1], 1)) == 0
+
+
+def test_a_model_that_does_not_fit_runs_one_by_one(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """Rows whose results differ are found out by the trial, whatever the reason."""
+    attend = Cohort.attend
+    monkeypatch.setattr(Cohort, "attend", lambda *args: attend(*args) * -1)
+    with caplog.at_level("DEBUG"):
+        assert Both("llama").steps[0].way is Way.MODULES
+    assert "rows differ" in caplog.text
