@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Generic, TypeVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 from transports.address import split_scheme
 from transports.base import (
@@ -60,7 +60,7 @@ from transports.base import (
 )
 from transports.framing import PRELUDE_BYTES, Kind, Packet, Sequencer, as_bytes, decode, encode, flatten, reason_bytes
 from transports.inbox import Inbox
-from transports.registry import wrap_connected
+from transports.registry import connected_wrap, wrap_connected
 
 _QUEUE_FRAMES = 512  # on a wire before `send` waits, as in tcp://
 _PR_SET_TIMERSLACK = 29
@@ -637,30 +637,45 @@ def install(profile: LinkProfile | str | None) -> None:
     """From now on every link that `connect` makes in this process is emulated, both ways; None: no longer.
 
     One side is enough, the peers are as they always are. Links that a listener accepts are left alone, and so are those
-    that two other processes make between themselves: they have to install it too. Raises ValueError as `emulate` does.
+    that two other processes make between themselves: whoever sends them to each other does so by `address_for_others`.
+    Raises ValueError as `emulate` does.
     """
-    wrap_connected(None if profile is None else _both_ways(profile))
+    wrap_connected(None if profile is None else _BothWays(profile))
 
 
 @contextlib.contextmanager
 def installed(profile: LinkProfile | str) -> Iterator[None]:
     """`install` for the length of a `with` block; links made in it stay emulated."""
-    before = wrap_connected(_both_ways(profile))
+    before = wrap_connected(_BothWays(profile))
     try:
         yield
     finally:
         wrap_connected(before)
 
 
-def _both_ways(profile: LinkProfile | str) -> Callable[[Link, LinkOptions], Link]:
-    chosen = preset(profile)
-    if chosen.needs_packets:
-        raise ValueError(f"{', '.join(_PACKET_FAULTS)} cannot be emulated from one side")
+def address_for_others(address: str) -> str:
+    """By this address another process makes the link that `connect(address)` makes in this one: as emulated as here."""
+    wrap = connected_wrap()
+    return wrap.address(address) if isinstance(wrap, _BothWays) else address
 
-    def wrap(link: Link, options: LinkOptions) -> Link:
-        return link if isinstance(link, EmulatedLink) else emulate(link, chosen, both_ways=True, options=options)
 
-    return wrap
+class _BothWays:
+    """What `install` does to a link, and the address that says the same."""
+
+    def __init__(self, profile: LinkProfile | str) -> None:
+        self._profile = preset(profile)
+        if self._profile.needs_packets:
+            raise ValueError(f"{', '.join(_PACKET_FAULTS)} cannot be emulated from one side")
+
+    def __call__(self, link: Link, options: LinkOptions) -> Link:
+        return link if isinstance(link, EmulatedLink) else emulate(link, self._profile, both_ways=True, options=options)
+
+    def address(self, address: str) -> str:
+        if address.startswith("emulated+"):
+            return address
+        values = ((field.name, getattr(self._profile, field.name), field.default) for field in fields(LinkProfile))
+        query = {name: repr(value) for name, value, default in values if value != default}
+        return f"emulated+{address}?{urlencode({**query, 'both_ways': 1})}"
 
 
 # -- by address --------------------------------------------------------------------------------------------------------

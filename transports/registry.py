@@ -36,6 +36,11 @@ def wrap_connected(wrap: LinkWrap | None) -> LinkWrap | None:
     return before
 
 
+def connected_wrap() -> LinkWrap | None:
+    """What `wrap_connected` has set."""
+    return _wraps[0] if _wraps else None
+
+
 def known() -> tuple[str, ...]:
     """The registered schemes, sorted."""
     return tuple(sorted(_transports))

@@ -129,6 +129,18 @@ def causes(spent: Counters, seconds_per_token: float) -> Causes:
     return Causes(compute, rest, hops, rest - hops)
 
 
+def prefill_share(num_chunks: int, num_stages: int) -> float:
+    """The least part of one stage's time that a prompt of C chunks takes on S equal stages.
+
+    A chunk takes 1 of C parts of the time on one stage, and 1 of C * S on each of S. The last chunk enters the
+    first stage after C - 1 of those, and leaves the last one S later.
+
+    >>> prefill_share(4, 2), prefill_share(1, 3)
+    (0.625, 1.0)
+    """
+    return (num_chunks + num_stages - 1) / (num_chunks * num_stages)
+
+
 def decode_bytes(spent: Counters) -> float:
     """Bytes of hidden states that crossed all links for one generated token."""
     return sum(spent.sent) / spent.tokens

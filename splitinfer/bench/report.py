@@ -1,5 +1,6 @@
 """The findings: one JSON document with every figure, and a table of its medians. Pure.
 
+figures       what each figure is, by its path; * stands for a name or a number
 measured_on   machine, versions, BLAS of every process, who was pinned where
 layout, model, workload
 contenders    by name: decode and prefill, each figure a summary with the values of all trials
@@ -7,20 +8,70 @@ ratios        by pair: trial by trial, the first to the second
 same_tokens   in how many trials a contender gave the pipeline's tokens
 notes         what to mind when reading the figures
 trials        the raw clock readings and counters
+
+A *limit* stands beside the two figures that have one. One stream passes the stages one after another, so it is at
+best as fast as their computing added up, which is one machine's speed. A prompt of C chunks keeps S equal stages busy
+at once but for the beginning and the end: at best (C + S - 1) / (C * S) of their computing added up.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
-from splitinfer.bench.measure import Run, Summary, causes, decode_bytes, prefill_bytes, ratios, shares, summarize
+from splitinfer.bench.measure import (
+    Run,
+    Summary,
+    causes,
+    decode_bytes,
+    prefill_bytes,
+    prefill_share,
+    ratios,
+    shares,
+    summarize,
+)
 from splitinfer.bench.workload import KINDS, Kind
 
 PIPELINE, WHOLE, BASELINE, BASELINE_BEST = "pipeline", "whole", "baseline", "baseline_best"
 FORMAT = 1
 _PAIRS = ((PIPELINE, BASELINE), (PIPELINE, BASELINE_BEST), (PIPELINE, WHOLE), (WHOLE, BASELINE), (WHOLE, BASELINE_BEST))
+
+FIGURES = {
+    "*.median": "of all trials; *.low, *.high and *.values are the least, the greatest, and each trial's",
+    "*.spread_percent": "distance of the quartiles in percent of the median",
+    "contenders.*.decode.tokens_per_second": "tokens after the first, by the seconds they took; one stream",
+    "contenders.*.decode.ms_per_token": "the same, turned over",
+    "contenders.*.decode.ttft_seconds": "from submission to the first token; short prompt",
+    "contenders.*.decode.limit.tokens_per_second": "physical limit: the stages' computing alone, one after the other",
+    "contenders.*.decode.limit.ratio_to_one_machine": "physical limit of decode_speed against one equal machine",
+    "contenders.*.decode.bytes_per_token": "hidden states over all links for one token",
+    "contenders.*.decode.steps_per_token": "passes through the stages for one token",
+    "contenders.*.decode.ms_per_token_by_cause.compute.*": "of a token's time, what the stage computed",
+    "contenders.*.decode.ms_per_token_by_cause.hops": "of a token's time, between the stages and back",
+    "contenders.*.decode.ms_per_token_by_cause.host": "of a token's time, the coordinator's loop",
+    "contenders.*.decode.ms_per_token_by_cause.hops_and_host": "both, which is all that is no computing",
+    "contenders.*.prefill.ttft_seconds": "from submission to the first token; long prompt",
+    "contenders.*.prefill.prompt_tokens_per_second": "the long prompt's tokens by ttft_seconds",
+    "contenders.*.prefill.limit.ttft_seconds": "physical limit: share_of_one_stage of the stages' computing added up",
+    "contenders.*.prefill.limit.share_of_one_stage": "(C + S - 1) / (C * S): C chunks on S equal stages, by one stage",
+    "contenders.*.prefill.limit.chunks": "C, the steps that the long prompt goes in",
+    "contenders.*.prefill.limit.stages": "S, the stages it goes through",
+    "contenders.*.prefill.bytes_per_token": "hidden states over all links for one prompt token",
+    "contenders.*.prefill.busy_percent.*": "of ttft_seconds, the percentage that the stage computed",
+    "ratios.*.decode_speed": "tokens_per_second, the first to the second, trial by trial; over 1 is faster",
+    "ratios.*.ttft": "ttft_seconds of the long prompt, the first to the second, trial by trial; under 1 is faster",
+    "same_tokens.*.*.same": "trials in which the tokens are the pipeline's",
+    "same_tokens.*.*.of": "trials",
+    "trials.*.trial": "its number, from 0",
+    "trials.*.token_times.*": "seconds from submission to each token",
+    "trials.*.spent.busy.*": "seconds that each stage computed; of a decode, for the tokens but the first and the last",
+    "trials.*.spent.steps.*": "steps of each stage meanwhile",
+    "trials.*.spent.sent.*": "bytes of hidden states that each stage sent on meanwhile",
+    "trials.*.spent.tokens": "tokens generated meanwhile",
+    "trials.*.spent.away": "seconds from the ends of steps on the coordinator's layers to their results",
+}
 
 Runs = Mapping[tuple[str, Kind], Sequence[Run]]  # who and what -> one for each trial
 
@@ -34,6 +85,7 @@ class Findings:
     model: Mapping[str, Any]
     workload: Mapping[str, Any]
     prompt_tokens: int
+    chunk: int
     stages: Mapping[str, Sequence[str]]
     runs: Runs
     notes: Sequence[str] = ()
@@ -45,6 +97,7 @@ def document(found: Findings) -> dict[str, Any]:
     written = {
         "tool": "splitinfer bench",
         "format": FORMAT,
+        "figures": FIGURES,
         "measured_on": found.measured_on,
         "layout": found.layout,
         "model": found.model,
@@ -68,7 +121,7 @@ def _contender(found: Findings, name: str) -> dict[str, Any]:
     decodes, prefills = found.runs.get((name, "decode")), found.runs.get((name, "prefill"))
     return {
         "decode": None if decodes is None else _decode(decodes, stages),
-        "prefill": None if prefills is None else _prefill(prefills, stages, found.prompt_tokens),
+        "prefill": None if prefills is None else _prefill(prefills, stages, found.prompt_tokens, found.chunk),
     }
 
 
@@ -84,6 +137,7 @@ def _decode(runs: Sequence[Run], stages: Sequence[str] | None) -> dict[str, Any]
     found = [causes(run.spent, run.counted_seconds_per_token) for run in runs if run.spent is not None]
     split = all(c.hops is not None for c in found)
     return figures | {
+        "limit": {"tokens_per_second": _over(1 / sum(c.compute) for c in found), "ratio_to_one_machine": 1.0},
         "bytes_per_token": _over(decode_bytes(s) for s in spent),
         "steps_per_token": _over(s.steps[0] / s.tokens for s in spent),
         "ms_per_token_by_cause": {
@@ -95,7 +149,7 @@ def _decode(runs: Sequence[Run], stages: Sequence[str] | None) -> dict[str, Any]
     }
 
 
-def _prefill(runs: Sequence[Run], stages: Sequence[str] | None, prompt_tokens: int) -> dict[str, Any]:
+def _prefill(runs: Sequence[Run], stages: Sequence[str] | None, prompt_tokens: int, chunk: int) -> dict[str, Any]:
     figures = {
         "ttft_seconds": _over(run.ttft for run in runs),
         "prompt_tokens_per_second": _over(prompt_tokens / run.ttft for run in runs),
@@ -103,7 +157,15 @@ def _prefill(runs: Sequence[Run], stages: Sequence[str] | None, prompt_tokens: i
     if stages is None:
         return figures
     spent = [(run.spent, run.ttft) for run in runs if run.spent is not None]
+    num_chunks = math.ceil(prompt_tokens / chunk)
+    share = prefill_share(num_chunks, len(stages))
     return figures | {
+        "limit": {
+            "ttft_seconds": _over(share * sum(s.busy) for s, _ in spent),
+            "share_of_one_stage": share,
+            "chunks": num_chunks,
+            "stages": len(stages),
+        },
         "bytes_per_token": _over(prefill_bytes(s, prompt_tokens) for s, _ in spent),
         "busy_percent": {stage: _over(shares(s, seconds)[i] for s, seconds in spent) for i, stage in enumerate(stages)},
     }
@@ -172,12 +234,14 @@ _TITLES = {
 
 _ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("decode, tokens/s", ("decode", "tokens_per_second"), "decode_speed"),
+    ("  physical limit", ("decode", "limit", "tokens_per_second"), ""),
     ("  ms per token", ("decode", "ms_per_token"), ""),
     ("  hops", ("decode", "ms_per_token_by_cause", "hops"), ""),
     ("  host", ("decode", "ms_per_token_by_cause", "host"), ""),
     ("  hops and host", ("decode", "ms_per_token_by_cause", "hops_and_host"), ""),
     ("  bytes per token", ("decode", "bytes_per_token"), ""),
     ("prefill, TTFT in s", ("prefill", "ttft_seconds"), "ttft"),
+    ("  physical limit", ("prefill", "limit", "ttft_seconds"), ""),
     ("  prompt tokens/s", ("prefill", "prompt_tokens_per_second"), ""),
     ("  bytes per token", ("prefill", "bytes_per_token"), ""),
 )
@@ -210,7 +274,7 @@ def _rows(pipeline: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...], str]]
     stages = list(pipeline["decode"]["ms_per_token_by_cause"]["compute"])
     split = pipeline["decode"]["ms_per_token_by_cause"]["hops"] is not None
     rows = [row for row in _ROWS if not (split and row[1][-1] == "hops_and_host")]
-    rows[2:2] = [(f"  compute on {stage}", (*by_cause, stage), "") for stage in stages]
+    rows[3:3] = [(f"  compute on {stage}", (*by_cause, stage), "") for stage in stages]
     return [*rows, *((f"  busy % of {stage}", ("prefill", "busy_percent", stage), "") for stage in stages)]
 
 
@@ -252,12 +316,24 @@ def _title(found: Mapping[str, Any]) -> str:
     )
 
 
+def _limits(pipeline: Mapping[str, Any]) -> list[str]:
+    """The physical limits in words."""
+    prefill = pipeline["prefill"]["limit"]
+    chunks, stages = prefill["chunks"], prefill["stages"]
+    return [
+        "limit of decoding: the stages' computing, one after the other, so at best 1 of one machine's speed",
+        f"limit of TTFT: ({chunks} + {stages} - 1) / ({chunks} x {stages}) = {prefill['share_of_one_stage']:.3g} of "
+        f"their computing added up, for {chunks} chunks on {stages} equal stages",
+    ]
+
+
 def _caption(found: Mapping[str, Any]) -> list[str]:
     on = found["measured_on"]
     pinned = ", ".join(f"{who} on {'none' if cpu is None else cpu}" for who, cpu in on["pinned"].items())
     lines = [
         "medians, ± half the distance of the quartiles; ratios trial by trial"
         + (", TTFT against mlx-lm's faster step" if BASELINE_BEST in found["contenders"] else ""),
+        *_limits(found["contenders"][PIPELINE]),
         f"{on['processor']}, {on['processors']} processors, {on['device']}; {on['platform']}",
         f"pinned: {pinned}" if on["is_pinned"] else "not pinned: this system has no way to do it",
     ]

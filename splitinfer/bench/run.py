@@ -108,6 +108,7 @@ def _measure(order: Order) -> Findings:
             "baseline_ttft_by_step_size": {str(size): seconds for size, seconds in tried.items()},
         },
         prompt_tokens=workload.prompt_tokens,
+        chunk=order.chunk,
         stages={c.name: [s.name for s in c.llm.layout.stages] for c in contenders if isinstance(c, Stages)},
         runs=runs,
         notes=_notes(order, on, pinned, blas_by_process),
@@ -130,12 +131,10 @@ def _check_context(order: Order) -> None:
 
 
 def _link(order: Order) -> LinkProfile:
-    """The link to emulate. This process can do that to the links it makes, so to all of two stages."""
-    num_stages = find_layout(order.layout).num_stages
-    if num_stages != 2:
+    """The link to emulate: each that the coordinator makes, and by the addresses it hands out those between workers."""
+    if find_layout(order.layout).num_stages == 1:
         raise ConfigError(
-            f"--link-preset emulates the coordinator's own links, which are all there are with 2 stages; "
-            f"layout {order.layout} has {num_stages}"
+            f"--link-preset emulates the links between stages; layout {order.layout} has 1 stage, so none"
         )
     try:
         return preset(str(order.link_preset))

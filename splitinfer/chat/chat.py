@@ -49,13 +49,15 @@ class Chat:
         self.params = params
         self.has_refused = False
         self._llm, self._screen = llm, screen
+        self._held = 0  # tokens of the conversation whose KV the stages keep
+        self._looked: figures.Stats | None = None  # the counters at the last /layout
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.say(help_text()),
             "reset": self._reset,
             "temp": self._temp,
             "system": self._system,
             "stats": lambda _: screen.say(figures.stats_table(llm.layout, llm.stats())),
-            "layout": lambda _: screen.say(figures.layout_table(llm.layout)),
+            "layout": self._layout,
             "save": self._save,
             "load": self._load,
         }
@@ -114,6 +116,8 @@ class Chat:
         output = request.result()
         if output.error is not None:
             raise SplitinferError(output.error)
+        if output.token_ids:
+            self._held = output.num_prompt_tokens + len(output.token_ids) - 1  # the last one was not computed
         self._keep(asked, output)
         self._screen.set_status(figures.status(output, before, self._llm.stats()))
 
@@ -124,7 +128,7 @@ class Chat:
         request = self._llm.submit(fitted.tokens, self.params, session=SESSION)
         if fitted.num_dropped:
             self.conversation = fitted.conversation
-            self._screen.say(figures.dropped(fitted.num_dropped))
+            self._screen.say(figures.dropped(fitted.num_dropped, context))
         return request
 
     @property
@@ -162,6 +166,11 @@ class Chat:
         system = self.conversation.system
         self._screen.say("there is no system message" if system is None else f"the system message is: {system}")
 
+    def _layout(self, _: str) -> None:
+        now = self._llm.stats()
+        self._screen.say(figures.layout_table(self._llm.layout, now, self._looked, self._held))
+        self._looked = now
+
     def _save(self, name: str) -> None:
         try:
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
@@ -187,6 +196,7 @@ class Chat:
 
     def _go_on_with(self, conversation: Conversation) -> None:
         self.conversation = conversation
+        self._held = 0
         self._llm.forget(SESSION)
 
 

@@ -19,7 +19,7 @@ COMMANDS = {
     "temp": Usage("[VALUE]", "show or set the temperature; 0 always takes the likeliest token"),
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),
-    "layout": Usage("", "which stage holds which layers, and where"),
+    "layout": Usage("", "which stage holds which layers, where, its memory and how busy it is"),
     "save": Usage("FILE", "write the conversation as JSON to a new file"),
     "load": Usage("FILE", "go on with a conversation from such a file"),
     "quit": Usage("", "leave; so does Ctrl-D"),

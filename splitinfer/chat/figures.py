@@ -1,9 +1,13 @@
 """Numbers as a person reads them: the status line after an answer, and the tables of /stats and /layout."""
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.engine.requests import RequestOutput
@@ -34,12 +38,15 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
 
 
 def _busy(before: Stats, after: Stats) -> str:
+    shares = zip(after["stages"], _shares(before, after), strict=True)
+    return " ".join(f"{stage['name']} {percent(share)}" for stage, share in shares)
+
+
+def _shares(before: Stats, after: Stats) -> list[float]:
+    """The share of the time at work in between that each stage computed."""
     active = after["active_seconds"] - before["active_seconds"]
-    parts = []
-    for was, now in zip(before["stages"], after["stages"], strict=True):
-        busy = now["busy_seconds"] - was["busy_seconds"]
-        parts.append(f"{now['name']} {percent(busy / active if active > 0 else 0.0)}")
-    return " ".join(parts)
+    both = zip(before["stages"], after["stages"], strict=True)
+    return [(now["busy_seconds"] - was["busy_seconds"]) / active if active > 0 else 0.0 for was, now in both]
 
 
 def _sent(stats: Stats) -> float:
@@ -67,14 +74,62 @@ def stats_table(layout: Layout, stats: Stats) -> str:
     return f"{table(rows)}\n{totals}"
 
 
-def layout_table(layout: Layout) -> str:
-    """What /layout shows."""
-    rows = [("stage", "layers", "where")]
-    rows += [
-        (spec.name, f"{layers(spec)} ({spec.num_layers} of {layout.num_layers})", where(spec)) for spec in layout.stages
-    ]
+def layout_table(layout: Layout, now: Stats, before: Stats | None, held: int, width: int = 80) -> str:
+    """What /layout shows: who holds what and how busy it is. ``before``: the counters at the last look.
+
+    ``held``: tokens whose KV the stages keep. Names and addresses that are too long go on below themselves.
+    """
+    lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
+    columns = _layout_columns(layout, now, before if lately > 0 else None, held)
     extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
-    return f"{table(rows)}\n" + ", ".join(f"{key} {value}" for key, value in extras.items() if value is not None)
+    legend = {
+        "KV": f"KV of the conversation's {held:,} tokens",
+        "free": "free when loaded",
+        "busy": f"busy of {seconds(now['active_seconds'])} at work since the start",
+        "lately": f"lately of {seconds(lately)} since the last look",
+    }
+    about = [f"{key} {value}" for key, value in extras.items() if value is not None] + [f"{layout.num_layers:,} layers"]
+    about += [words for heading, words in legend.items() if heading in columns]
+    return f"{_drawn(columns, width)}\n{wrap(about, width, '; ')}"
+
+
+def _layout_columns(layout: Layout, now: Stats, before: Stats | None, held: int) -> dict[str, list[str]]:
+    """By heading, a cell for each stage; what no stage tells is no column."""
+    stages = now["stages"]
+    columns = {
+        "stage": [spec.name for spec in layout.stages],
+        "layers": [f"{layers(spec)} ({spec.num_layers})" for spec in layout.stages],
+        "where": [
+            ", ".join(filter(None, (where(spec), stage.get("device"))))
+            for spec, stage in zip(layout.stages, stages, strict=True)
+        ],
+        "weights": [_size(stage.get("weight_bytes")) for stage in stages],
+        "KV": [_size(stage.get("kv_bytes_per_token"), held) for stage in stages],
+        "free": [_size(stage.get("free_bytes_when_loaded")) for stage in stages],
+        "busy": [percent(stage["busy_percent"] / 100) for stage in stages],
+    }
+    if before is not None:
+        columns["lately"] = [percent(share) for share in _shares(before, now)]
+    return {heading: cells for heading, cells in columns.items() if any(cells)}
+
+
+def _size(num_bytes: float | None, times: int = 1) -> str:
+    return "" if num_bytes is None else size(num_bytes * times)
+
+
+def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
+    """Columns side by side in so many cells: names and places on as many lines as they need, figures on one."""
+    drawn = Table(box=None, pad_edge=False, header_style="", padding=(0, 1))
+    for heading in columns:
+        if heading in ("stage", "where"):
+            drawn.add_column(heading, overflow="fold")
+        else:
+            drawn.add_column(heading, justify="left" if heading == "layers" else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        drawn.add_row(*map(Text, row))
+    paper = io.StringIO()
+    Console(file=paper, width=width, force_terminal=False, color_system=None).print(drawn)
+    return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
 
 
 def greeting(layout: Layout, context: int) -> str:
@@ -83,10 +138,10 @@ def greeting(layout: Layout, context: int) -> str:
     return f"{layout.model}: layers {parts}; context {context:,} tokens. /help lists the commands."
 
 
-def dropped(count: int) -> str:
-    """Says which turns are gone."""
+def dropped(count: int, context: int) -> str:
+    """Says which turns are gone, and what they did not fit."""
     what = "the oldest turn was" if count == 1 else f"the {count:,} oldest turns were"
-    return f"{what} dropped: the conversation had outgrown the model's context"
+    return f"{what} dropped: the conversation had outgrown the {context:,} tokens of context"
 
 
 def layers(spec: StageSpec) -> str:
@@ -102,7 +157,7 @@ def where(spec: StageSpec) -> str:
     """A stage's place in words."""
     if spec.address is None:
         return "here"
-    return "a worker on this machine" if spec.is_local else spec.address
+    return "local worker" if spec.is_local else spec.address
 
 
 def percent(share: float) -> str:

@@ -57,7 +57,7 @@ class LineScreen:
         _write("\n")
 
     def say(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(_text(text))
 
     def set_status(self, phrases: list[str]) -> None:
         """A pipe has no status line."""
@@ -127,13 +127,13 @@ class TerminalScreen:
         _write(_ERASE if last is WAITING else "" if last == "\n" else "\n")
 
     def say(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(_text(text))
 
     def set_status(self, phrases: list[str]) -> None:
         self._status = phrases
 
     def greet(self, text: str) -> None:
-        self._console.print(Text(text))
+        self._console.print(_text(text))
 
     # -- the prompt --------------------------------------------------------------------------
 
@@ -269,6 +269,11 @@ def _no_echo() -> Iterator[None]:
         yield
     finally:
         termios.tcsetattr(fd, termios.TCSANOW, before)
+
+
+def _text(text: str) -> Text:
+    """To be shown; without what would command the terminal, which names and messages from files may hold."""
+    return Text(text.translate(_CONTROLS))
 
 
 def _write(text: str) -> None:

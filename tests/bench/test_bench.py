@@ -20,8 +20,8 @@ from splitinfer.errors import ConfigError, ModelError
 
 SIZES = ("--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "6", "--chunk", "64")
 TOP = {
-    "tool", "format", "measured_on", "layout", "model", "workload", "contenders", "ratios", "same_tokens", "notes",
-    "trials",
+    "tool", "format", "figures", "measured_on", "layout", "model", "workload", "contenders", "ratios", "same_tokens",
+    "notes", "trials",
 }  # fmt: skip
 
 
@@ -97,6 +97,22 @@ def test_json_alone_without_baseline_over_a_slow_link(layout_file: Path) -> None
     assert by_cause["hops_and_host"]["low"] >= there_and_back > 0
 
 
+def test_the_links_between_workers_are_emulated_too(layout_file: Path, tmp_path: Path) -> None:
+    thirds = tmp_path / "thirds.yaml"
+    stages = [{"name": "a", "layers": 2}, *({"name": n, "layers": 1, "address": "local"} for n in "bc")]
+    thirds.write_text(yaml.safe_dump({"model": str(layout_file.parent / "model"), "stages": stages}))
+    program = f"""
+from splitinfer.bench.run import Order, bench
+from transports.emulated import PRESETS, LinkProfile
+PRESETS["pigeon"] = LinkProfile(latency=0.05)
+bench(Order({str(thirds)!r}, None, True, 1, 20, 4, baseline=False, link_preset="pigeon"))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    decode = json.loads(done.stdout)["contenders"]["pipeline"]["decode"]
+    assert decode["ms_per_token_by_cause"]["hops"]["low"] >= 150  # to the second stage, to the third, the token back
+
+
 def test_ctrl_c_leaves_nobody_behind(layout_file: Path) -> None:
     running = start(layout_file, *SIZES, "--trials", "10000")
     assert running.stderr is not None
@@ -124,7 +140,7 @@ def test_a_link_that_cannot_be_emulated_is_refused(layout_file: Path, tmp_path: 
     alone.write_text(
         yaml.safe_dump({"model": str(layout_file.parent / "model"), "stages": [{"name": "s", "layers": 4}]})
     )
-    with pytest.raises(ConfigError, match=r"2 stages; layout .*alone.yaml has 1"):
+    with pytest.raises(ConfigError, match=r"links between stages; layout .*alone.yaml has 1 stage"):
         bench(Order(str(alone), link_preset="wifi"))
 
 

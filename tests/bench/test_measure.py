@@ -1,11 +1,13 @@
 """Figures from clock readings: known ones, and what must hold for any."""
 
+import doctest
 import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from splitinfer.bench import measure
 from splitinfer.bench.measure import (
     Counters,
     Run,
@@ -94,3 +96,15 @@ def test_causes_add_up_to_the_whole(busy: list[float], tokens: int, away: float,
     assert found.host is not None
     assert sum(found.compute) + found.hops + found.host == pytest.approx(wall, abs=1e-6)
     assert found.hops + found.host == pytest.approx(found.hops_and_host, abs=1e-6)
+
+
+def test_examples_in_the_text() -> None:
+    assert doctest.testmod(measure).failed == 0
+
+
+@given(st.integers(1, 10**6), st.integers(1, 100))
+def test_the_least_share_of_a_prompt(num_chunks: int, num_stages: int) -> None:
+    share = measure.prefill_share(num_chunks, num_stages)
+    assert 1 / num_stages <= share <= 1
+    assert share == pytest.approx(1) or min(num_chunks, num_stages) > 1
+    assert measure.prefill_share(2 * num_chunks, num_stages) <= share

@@ -2,13 +2,14 @@
 
 import io
 import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from splitinfer.bench.measure import Counters, Run
-from splitinfer.bench.report import BASELINE, BASELINE_BEST, PIPELINE, WHOLE, Findings, document, table
+from splitinfer.bench.report import BASELINE, BASELINE_BEST, FIGURES, PIPELINE, WHOLE, Findings, document, table
 
 
 def decode(step: float, *, stages: int = 0, away: float | None = None) -> Run:
@@ -38,6 +39,7 @@ def findings(**changes: Any) -> Findings:
         "model": {"name": "m", "dtype": "float32"},
         "workload": {"trials": 3, "prompt_tokens": 100, "decode_tokens": 5},
         "prompt_tokens": 100,
+        "chunk": 30,
         "stages": {PIPELINE: ["front", "back"]},
         "runs": runs,
         "notes": ["this is made up"],
@@ -65,6 +67,43 @@ def test_the_document_has_the_figures() -> None:
     assert found["same_tokens"] == {BASELINE: {"decode": {"same": 3, "of": 3}, "prefill": {"same": 3, "of": 3}}}
     assert len(found["trials"]) == 12
     assert found == json.loads(json.dumps(found))
+
+
+def test_the_limits_stand_beside_the_figures() -> None:
+    found = document(findings())
+    ours = found["contenders"][PIPELINE]
+    assert ours["decode"]["limit"]["tokens_per_second"]["values"] == [6.25, 12.5, 3.125]  # 160, 80 and 320 ms computing
+    limit = ours["prefill"]["limit"]
+    assert (limit["chunks"], limit["stages"], limit["share_of_one_stage"]) == (4, 2, 0.625)
+    assert limit["ttft_seconds"]["values"] == [1.25, 1.25, 1.875]
+    assert "limit" not in found["contenders"][BASELINE]["decode"]
+    text = shown(found)
+    assert [line.split("│")[2].split()[0] for line in text.splitlines() if "physical limit" in line] == ["6.25", "1.25"]
+    assert "(4 + 2 - 1) / (4 x 2) = 0.625" in text
+
+
+def test_the_document_says_what_each_figure_is() -> None:
+    found = document(findings(runs={**findings().runs, (PIPELINE, "decode"): [decode(0.1, stages=2, away=0.2)] * 3}))
+    assert found["figures"] == FIGURES
+    paths = set(numbers({key: found[key] for key in ("contenders", "ratios", "same_tokens", "trials")}))
+    explained = [pattern.split(".") for pattern in FIGURES if not pattern.startswith("*")]
+    assert [path for path in paths if not any(matches(path, pattern) for pattern in explained)] == []
+    assert [p for p in explained if not any(matches(path, p) for path in paths)] == [], "what is not there"
+
+
+def numbers(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all figures; one with several trials is one."""
+    if isinstance(value, dict) and {"median", "values"} <= set(value):
+        yield path
+    elif isinstance(value, dict | list):
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from numbers(each, (*path, str(key)))
+    elif isinstance(value, int | float):
+        yield path
+
+
+def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
+    return len(path) == len(pattern) and all(b in ("*", a) for a, b in zip(path, pattern, strict=True))
 
 
 def test_hops_and_host_are_told_apart_where_they_can_be() -> None:

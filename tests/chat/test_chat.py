@@ -1,6 +1,7 @@
 """Inputs carried out: with a made-up model for what must happen, with the demo for what really does."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,6 +105,7 @@ class MadeUpLLM:
 
     def stats(self) -> dict[str, Any]:
         stage = {"name": "a", "busy_seconds": 0.0, "busy_percent": 0.0, "steps": 0, "bytes_sent": 0}
+        stage["kv_bytes_per_token"] = 10
         counts = dict.fromkeys(("computed_tokens", "prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         return {"active_seconds": 0.0, "bytes_per_token": 0.0, "finished": {}, "stages": [stage], **counts}
 
@@ -165,7 +167,7 @@ def test_the_oldest_turns_are_dropped_and_it_is_said():
     assert code == 0
     assert all(prompt.startswith("S|") and len(prompt) <= 90 for prompt in llm.prompts)
     assert [line for line in screen.said if "dropped" in line] == [
-        "the 2 oldest turns were dropped: the conversation had outgrown the model's context"
+        "the 2 oldest turns were dropped: the conversation had outgrown the 100 tokens of context"
     ]
 
 
@@ -234,6 +236,13 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path):
         "No such file or directory",
     ]
     assert (chat.conversation, chat.has_refused, code) == (Conversation(), True, 0)
+
+
+def test_layout_knows_the_tokens_held_and_the_last_look():
+    llm = MadeUpLLM()
+    _, screen, _ = run("/layout", "one", "/layout", "/reset", "/layout", llm=llm)
+    held = [re.findall(r"KV of the conversation's (\d+) tokens", said) for said in screen.said if "model" in said]
+    assert held == [["0"], ["6"], ["0"]]  # "one" and what was sampled, but for the last token, which none has computed
 
 
 # -- the demo ----------------------------------------------------------------------------------------

@@ -1,10 +1,13 @@
 """Numbers as a person reads them."""
 
 import doctest
+import re
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from splitinfer.chat import figures
 from splitinfer.core.layout import Layout, lay_out
@@ -67,14 +70,73 @@ def test_stats_table():
     ]
 
 
-def test_layout_table():
-    assert figures.layout_table(LAYOUT).splitlines() == [
-        "stage  layers          where",
-        "front  0-5 (6 of 12)   here",
-        "back   6 (1 of 12)     a worker on this machine",
-        "last   7-11 (5 of 12)  tcp://a:1",
-        "model m",
+def loaded(active: float, *busy: float) -> dict[str, Any]:
+    """What three stages say of themselves once they are loaded."""
+    known = {"device": "M4 Max", "weight_bytes": 5_000_000, "kv_bytes_per_token": 2000, "free_bytes_when_loaded": 7e9}
+    stages = [
+        {"name": spec.name, "busy_seconds": seconds, "busy_percent": 100 * seconds / active if active else 0.0, **known}
+        for spec, seconds in zip(LAYOUT.stages, busy, strict=True)
     ]
+    return {"active_seconds": active, "stages": stages}
+
+
+def test_layout_table():
+    assert figures.layout_table(LAYOUT, loaded(2.0, 1.0, 0.5, 0.1), None, 1500).splitlines() == [
+        "stage  layers    where                 weights    KV  free  busy",
+        "front  0-5 (6)   here, M4 Max             5 MB  3 MB  7 GB   50%",
+        "back   6 (1)     local worker, M4 Max     5 MB  3 MB  7 GB   25%",
+        "last   7-11 (5)  tcp://a:1, M4 Max        5 MB  3 MB  7 GB    5%",
+        "model m; 12 layers; KV of the conversation's 1,500 tokens; free when loaded",
+        "busy of 2.0 s at work since the start",
+    ]
+
+
+def test_layout_table_since_the_last_look():
+    before, now = loaded(2.0, 1.0, 0.5, 0.1), loaded(4.0, 2.8, 1.5, 0.1)
+    lines = figures.layout_table(LAYOUT, now, before, 0).splitlines()
+    assert lines[0].endswith("busy  lately")
+    assert [line.split()[-2:] for line in lines[1:4]] == [["70%", "90%"], ["38%", "50%"], ["2%", "0%"]]
+    assert "lately of 2.0 s since the last look" in lines[-1]
+    assert "lately" not in figures.layout_table(LAYOUT, now, now, 0), "nothing was done since then"
+
+
+def test_layout_table_of_stages_that_say_nothing_of_themselves():
+    bare = {"active_seconds": 0.0, "stages": [{"name": n, "busy_seconds": 0.0, "busy_percent": 0.0} for n in "abc"]}
+    lines = figures.layout_table(LAYOUT, bare, None, 0).splitlines()
+    assert lines[0].split() == ["stage", "layers", "where", "busy"]
+    assert lines[-1] == "model m; 12 layers; busy of 0 ms at work since the start"
+
+
+@pytest.mark.parametrize("name", ["studio-in-the-cellar", "書斎のとても古い計算機", "n" * 60])
+def test_layout_table_fits_a_terminal(name: str):
+    address = "tcp://a-machine-with-a-long-name.office.example.org:55777"
+    stages = lay_out([(name, 40, None), ("back", 26, address)])
+    figures_of = loaded(900.0, 412.0, 5.0, 0.0)
+    now = figures_of | {"stages": figures_of["stages"][:2]}
+    before = {"active_seconds": 1.0, "stages": now["stages"]}
+    lines = figures.layout_table(Layout(stages, model="m"), now, before, 10**6).splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    words = "".join(line.split("  ")[0] for line in lines if not line.startswith(" "))
+    assert name in words, "all of it is there, on more lines"
+    assert re.findall(r"\d+%|\d \wB", "\n".join(lines)) == [
+        "5 MB",
+        "2 GB",
+        "7 GB",
+        "46%",
+        "0%",
+        "5 MB",
+        "2 GB",
+        "7 GB",
+        "1%",
+        "0%",
+    ]
+
+
+def test_dropped_names_the_context():
+    assert (
+        figures.dropped(1, 300)
+        == "the oldest turn was dropped: the conversation had outgrown the 300 tokens of context"
+    )
 
 
 @given(

@@ -153,7 +153,7 @@ def test_lines_of_a_pipe():
     done = subprocess.run(command, input=lines, capture_output=True, timeout=100)
     assert done.returncode == 1, "one line could not be carried out"
     assert len(done.stdout.decode().split()) > 8
-    assert b"front  0-5 (6 of 12)" in done.stderr
+    assert b"front  0-5 (6) " in done.stderr
     assert b"there is no command /nonsense" in done.stderr
     assert b"\x1b" not in done.stdout + done.stderr
 
@@ -164,6 +164,12 @@ def test_lines_of_a_pipe():
 def test_lines_are_read_without_their_ends():
     screen = screens.LineScreen(io.StringIO("a\r\n\n b "))
     assert [screen.read() for _ in range(4)] == ["a", "", " b ", None]
+
+
+def test_what_came_from_a_file_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]):
+    for screen in (screens.TerminalScreen(None), screens.LineScreen(io.StringIO())):
+        screen.say("the system message is: \x1b]0;title\x07\x9b31mred\nand more")
+        assert capsys.readouterr().err == "the system message is: ]0;title31mred\nand more\n"
 
 
 def test_enter():

@@ -500,6 +500,22 @@ def test_install_and_uninstall() -> None:
     assert latency() < 0.05
 
 
+def test_an_address_makes_the_same_link_elsewhere() -> None:
+    assert emulated.address_for_others("inproc://elsewhere") == "inproc://elsewhere"
+    with emulated.installed(LinkProfile(latency=0.05, bytes_per_second=1e16)):
+        address = emulated.address_for_others("inproc://elsewhere")
+        assert emulated.address_for_others(address) == address
+    with transports.listen("inproc://elsewhere") as listener:
+        there = transports.connect(address, timeout=SECONDS)
+        here = listener.accept(SECONDS)
+        for sender, receiver in ((here, there), (there, here)):
+            started = time.monotonic()
+            sender.send(Frame(b"ping"))
+            receiver.recv(SECONDS)
+            assert time.monotonic() - started >= 0.05
+        there.close()
+
+
 @pytest.mark.parametrize(
     "bad",
     [
