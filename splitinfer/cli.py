@@ -1,6 +1,7 @@
 """The command line: parse, build settings, call one function; errors become one sentence.
 
-Exit codes: 0 done, 1 it could not be done (the sentence says why), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM.
+Exit codes: 0 done, 1 it could not be done (the sentence says why), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM
+(after the answer under way, if that ends soon: `show.DRAIN_SECONDS`).
 Answers go to standard output; everything else goes to standard error.
 """
 
@@ -77,7 +78,7 @@ def coord(
     chunk: Chunk = 256,
     context: Context = None,
     connect_timeout: Timeout = 10.0,
-    rejoin_timeout: Rejoin = 0.0,
+    rejoin_timeout: Rejoin = 60.0,
     verbose: Verbose = False,
 ) -> None:
     """Hold the first layers, reach the workers, then chat or answer."""
@@ -116,7 +117,7 @@ def chat(
     chunk: Chunk = 256,
     context: Context = None,
     connect_timeout: Timeout = 10.0,
-    rejoin_timeout: Rejoin = 0.0,
+    rejoin_timeout: Rejoin = 60.0,
     verbose: Verbose = False,
 ) -> None:
     """Open the REPL: what `coord` does on a terminal."""
@@ -245,12 +246,32 @@ def _prompt_text(prompt: str | None, chat: bool) -> str | None:
 
 def _set_up(verbose: bool, *, info: bool = False) -> None:
     level = logging.DEBUG if verbose else logging.INFO if info else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(
+        level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines(among_answers=not info)]
+    )
     for noisy in ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    # SIGTERM takes the way of Ctrl-C, so that everything is closed on both.
+    # SIGTERM takes the way of Ctrl-C, so that everything is closed on both; `open_llm` lets answers end first.
     signal.signal(signal.SIGTERM, _terminated)
+
+
+class _Lines(logging.Handler):
+    """The log on standard error: whatever that is at the moment, because a live display takes its place.
+
+    ``among_answers``: standard output is an answer; on a terminal, a line of the log begins below its last words.
+    """
+
+    def __init__(self, *, among_answers: bool) -> None:
+        super().__init__()
+        self._before = "\n" if among_answers and sys.stdout.isatty() and sys.stderr.isatty() else ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            sys.stderr.write(f"{self._before}{self.format(record)}\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):  # nobody reads it any more
+            self.handleError(record)
 
 
 def _terminated(_signal: int, _frame: FrameType | None) -> None:

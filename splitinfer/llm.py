@@ -59,7 +59,7 @@ class Settings:
     max_running: int | None = None
     max_sessions: int = 1
     connect_timeout: float = 10.0
-    rejoin_timeout: float = 0.0
+    rejoin_timeout: float = 60.0
 
     def context_of(self, model_context: int) -> int:
         """The context for a model made for ``model_context`` tokens."""

@@ -1,36 +1,85 @@
-"""What a person sees while the stages load, and the few words around it.
+"""A model opened for a person at the command line: what is seen while the stages load, and how SIGTERM ends it.
 
 One line per stage: what it needs and what is free, then how far it is. On a terminal it is live; elsewhere
 each phase is one line on standard error.
+
+SIGTERM drains a coordinator, as it does a worker: the answer under way may end, nothing new begins, then
+everything is closed and every worker hears a goodbye. A second SIGTERM, or Ctrl-C, does not wait.
 """
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from splitinfer.errors import SplitinferError
 from splitinfer.llm import LLM, Settings
 from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "download": "downloading", "load": "reading"}
+
+DRAIN_SECONDS = 5.0
+"""What an answer may still take after SIGTERM. The end of a paragraph fits in; and with the two seconds of
+closing it stays below the ten after which the most impatient of those who send it (containers) kill."""
+
+_LEAVE = 0.3  # seconds to print the end of a drained answer; who still waits for input then is interrupted
 
 errors = Console(stderr=True, highlight=False)
 
 
 @contextmanager
 def open_llm(layout: str, model: str | None, settings: Settings) -> Iterator[LLM]:
-    """An LLM whose loading is shown on standard error."""
+    """An LLM whose loading is shown on standard error, and which SIGTERM drains once it is loaded."""
     board = _Board()
     with board.live():
         llm = LLM(layout, model=model, settings=settings, notice=board.notice)
-    with llm:
+    board.is_over = True
+    with llm, _draining(llm):
         yield llm
 
 
+@contextmanager
+def _draining(llm: LLM) -> Iterator[None]:
+    """While this is open, SIGTERM does what it did only after the answer under way has ended or been cut.
+
+    The program goes on reading its answer and leaves by itself, or is interrupted where it waits for input.
+    """
+    at_once = signal.getsignal(signal.SIGTERM)
+    told, left = threading.Event(), threading.Event()
+
+    def terminated(_signal: int, _frame: FrameType | None) -> None:
+        told.set()
+        signal.signal(signal.SIGTERM, at_once)
+        threading.Thread(target=drain, name="drain", daemon=True).start()
+
+    def drain() -> None:
+        llm._engine.drain(DRAIN_SECONDS)
+        if not left.wait(_LEAVE):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    except SplitinferError:  # such as a request that came too late
+        if not told.is_set():
+            raise
+    finally:
+        left.set()
+        signal.signal(signal.SIGTERM, at_once)
+    if told.is_set():
+        signal.raise_signal(signal.SIGTERM)
+
+
 class _Board:
-    """Progress of all stages. ``notice`` is called from several threads."""
+    """Progress of all stages. ``notice`` is called from several threads.
+
+    ``is_over``: everything was loaded once; what is loaded again, after a loss, must not break into an answer.
+    """
 
     def __init__(self) -> None:
         self._progress = Progress(
@@ -43,6 +92,7 @@ class _Board:
         )
         self._tasks: dict[str, TaskID] = {}
         self._lock = threading.Lock()
+        self.is_over = False
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -50,6 +100,8 @@ class _Board:
             yield
 
     def notice(self, stage: str, progress: messages.Progress) -> None:
+        if self.is_over:
+            return
         with self._lock:
             if progress.phase == "survey":
                 errors.print(f"stage {stage} {progress.text}", soft_wrap=True)

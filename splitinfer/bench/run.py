@@ -76,7 +76,10 @@ def _measure(order: Order) -> Findings:
     link = None if order.link_preset is None else _link(order)
     processors = machine.free_processors()
     on = machine.describe()  # before anything of ours loads the machine
-    settings = Settings(chunk_size=order.chunk, context=_longest(order), connect_timeout=order.connect_timeout)
+    # A worker that is lost ends a measurement: figures with a pause in them mean nothing.
+    settings = Settings(
+        chunk_size=order.chunk, context=_longest(order), connect_timeout=order.connect_timeout, rejoin_timeout=0.0
+    )
     with ExitStack() as stack:
         if link is not None:
             stack.enter_context(installed(link))

@@ -18,8 +18,11 @@ from splitinfer.wire import codec
 from splitinfer.wire.messages import Connect, Connected, Fault, Hello, Load, Message, Progress, Ready, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import AddressError, Frame, Link, LinkClosed, LinkTimeout, TransportError, connect
+from transports.emulated import address_for_others
 
 Notice = Callable[[int, Progress], None]  # stage number, how far it is
+
+_STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +34,17 @@ class Peer:
     address: str
     link: Link
     session: Session = field(default_factory=lambda: Session(opened=True))
+    silence_at_end: float | None = None  # seconds since anything was heard of it when its link ended
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the process at the other end seems to stand still: no word of it, not even a goodbye."""
+        silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
+        return silence >= _STANDS_STILL
+
+    def lost(self, reason: str) -> WorkerLost:
+        """The error for this worker being gone."""
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
 
     def say(self, message: Message) -> None:
         """Send one message. Raises LinkClosed, ProtocolError."""
@@ -46,7 +60,7 @@ class Peer:
             ProtocolError: it said something that may not follow.
         """
         if isinstance(item, LinkClosed):
-            raise WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {item.reason or 'it closed the link'}")
+            raise self.lost(item.reason)
         message = codec.decode(item.header)
         self.session.received(message)
         if isinstance(message, Refuse):
@@ -121,7 +135,7 @@ class Crew:
     def join(self) -> None:
         """Every worker but the last opens its data link to the next."""
         for peer, following in zip(self.peers, self.peers[1:], strict=False):
-            peer.say(Connect(following.address))
+            peer.say(Connect(address_for_others(following.address)))
         waiting = {peer.stage for peer in self.peers[:-1]}
         while waiting:
             peer, message = self._next_message()
@@ -146,9 +160,16 @@ class Crew:
         return peer, peer.hear(item)
 
     def _deliver(self, peer: Peer, item: Frame | LinkClosed) -> None:
+        if isinstance(item, LinkClosed):
+            peer.silence_at_end = peer.link.silent_for
         with self._handing_over:
             put = self._put if self._opening is None else self._opening.put
             put((peer, item))
+
+
+def start_command(address: str) -> str:
+    """What a person types on a worker's machine so that it waits at this address."""
+    return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
 
 
 def _connect(spec: StageSpec, address: str, timeout: float) -> Link:
@@ -157,7 +178,7 @@ def _connect(spec: StageSpec, address: str, timeout: float) -> Link:
     except (LinkTimeout, LinkClosed) as error:
         raise WorkerUnreachable(
             f"worker {spec.name} is not at {address} (tried for {timeout:.0f} s); "
-            f"start it there with: splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
+            f"start it there with: {start_command(address)}"
         ) from error
     except AddressError as error:
         raise WorkerUnreachable(f"worker {spec.name}: {error}") from error

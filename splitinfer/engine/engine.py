@@ -39,6 +39,7 @@ Call = Callable[[], None]
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 _RECONNECT = 1.0  # seconds one attempt to reach a worker takes, so that aborts are heard in between
 _RETRY_EVERY = 0.25  # seconds between attempts
+_ABORT = 0.5  # seconds for aborts to be carried out, between two steps
 
 
 class _Stop(Exception):
@@ -66,6 +67,7 @@ class Engine:
         self._started = threading.Event()
         self._closing = threading.Lock()
         self._is_closing = False
+        self._drained: threading.Event | None = None  # set once nothing is under way, when that is wanted
         self.failure: SplitinferError | None = None
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
@@ -90,11 +92,13 @@ class Engine:
         """Hand a request in; its events begin to come.
 
         Raises:
-            SplitinferError: the pipeline has failed or was closed.
+            SplitinferError: the pipeline has failed, was closed, or is being drained.
         """
         with self._closing:
             if self.failure is not None:
                 raise self.failure
+            if self._drained is not None:
+                raise PeerError("no new request is taken: the coordinator was told to end")
             self._inbox.put(lambda: self._add(state))
 
     def abort(self, seq_id: int) -> None:
@@ -104,6 +108,19 @@ class Engine:
     def drop_session(self, session: str) -> None:
         """Free what a session keeps."""
         self._inbox.put(lambda: self.scheduler.drop(session))
+
+    def drain(self, seconds: float) -> None:
+        """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
+        Returns when none is left, or a moment later than that."""
+        drained = threading.Event()
+        with self._closing:
+            self._drained = drained
+            self._inbox.put(self._check_drained)
+            if self.failure is not None:
+                return
+        if not drained.wait(seconds):
+            self._inbox.put(self._abort_all)
+            drained.wait(_ABORT)
 
     def close(self, timeout: float) -> None:
         """End the loop, then the pipeline; requests under way end as aborted."""
@@ -218,10 +235,10 @@ class Engine:
         """
         if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
             raise loss
-        log.warning("%s; waiting up to %.0f s for it to come back", loss, self._rejoin_timeout)
+        log.warning("%s; waiting up to %.0f s for it: %s", loss, self._rejoin_timeout, self.pipeline.remedy)
         self._under_way = None
         self._watch.reset()
-        self.pipeline.leave(str(loss))
+        self.pipeline.regroup(str(loss))
         patience, reason = Patience(self._rejoin_timeout), self._try_again()
         while reason is not None:
             self._take_calls()
@@ -272,6 +289,15 @@ class Engine:
         self.totals.cached_tokens += sequence.num_reused
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
         self.totals.is_active(bool(self._requests), time.monotonic())
+        self._check_drained()
+
+    def _abort_all(self) -> None:
+        for seq_id in list(self._requests):
+            self._abort(seq_id)
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._requests:
+            self._drained.set()
 
     def _end_all(self, reason: FinishReason) -> None:
         """Nobody waits for a pipeline that is gone: who was in it, and who was still on the way in, hears so."""
@@ -284,3 +310,4 @@ class Engine:
             for state in self._requests.values():
                 state.end(reason, error)
             self._requests.clear()
+            self._check_drained()

@@ -66,15 +66,26 @@ class LocalWorker:
         lines = self._log.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
+    def ends_within(self, seconds: float) -> bool:
+        """Whether the process is gone by then: its connections end a moment before it does."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=seconds)
+        return not self.is_alive
+
     def stop(self) -> None:
         """Let the child go, and make sure that it does: at most 2 seconds."""
+        self._end(patience=1.5)
+
+    def kill(self) -> None:
+        """End a child that hears nothing any more, at once."""
+        self._end(patience=0.0)
+
+    def _end(self, patience: float) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        try:
-            self._process.wait(timeout=1.5)
-        except subprocess.TimeoutExpired:
+        if not self.ends_within(patience):
             self._process.kill()
-            self._process.wait(timeout=0.5)
+            self.ends_within(0.5)  # a large one may take longer to give its memory back; nobody needs to wait for it
         self._process.stdout.close()
         self._log.close()

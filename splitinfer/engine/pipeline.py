@@ -6,10 +6,13 @@ layers at the same time), wait until all are ready, join each worker to the next
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
 Opening it again after a loss is the same thing with what is still there: the own layers stay loaded, so
-do those of the workers that live, and local workers that died are started anew.
+do those of the workers that live. Local workers that died are started anew, and so are those that froze:
+a process of ours that stands still is killed, not asked. That comes first, because a new process takes
+longer than all the rest.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,14 +20,17 @@ from splitinfer.core.identity import Fingerprint
 from splitinfer.core.kv import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
-from splitinfer.engine.crew import Crew, Event, Notice, Peer
+from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
 from splitinfer.engine.local import LocalWorker
 from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Launched
 from splitinfer.engine.worker import send_step
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.wire.messages import Load, Progress, Ready, Result
-from transports import Frame, LinkClosed, TransportError
+from transports import LinkClosed, TransportError
+
+_DYING = 0.05  # seconds a process may outlive its connections
+_GOSSIP = 0.1  # seconds by which a neighbour may tell of a loss before it is seen here
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Pipeline:
         self._locals: dict[str, LocalWorker] = {}
         self._crew = Crew(put, notice)
         self._own: LoadedStage | None = None
+        self._lost: Peer | None = None  # what the last loss was about
+        self._stuck: Peer | None = None  # beats, but its engine stands still
         self._closing = threading.Lock()
         self.ready: tuple[Ready, ...] = ()
 
@@ -59,7 +67,8 @@ class Pipeline:
         Raises:
             PeerError, ModelError: with one sentence; the links are closed again.
         """
-        crew = self._crew = Crew(self._put, self._notice)
+        self.regroup("the pipeline is being opened again")
+        crew = self._crew
         try:
             self._reach_workers(crew, connect_timeout or self._order.connect_timeout)
             crew.order([self._load_order(peer.stage) for peer in crew.peers])
@@ -74,10 +83,30 @@ class Pipeline:
             raise
         crew.hand_over()
 
+    def regroup(self, reason: str) -> None:
+        """Part with the workers as they are: a new process for each local one that is none any more or
+        stands still, a goodbye to the others, which stay loaded."""
+        crew, self._crew = self._crew, Crew(self._put, self._notice)
+        self._kill_lost(crew)
+        self._stuck = None
+        self._start_locals()
+        crew.close(reason)
+
+    def _kill_lost(self, crew: Crew) -> None:
+        for peer in crew.peers:
+            worker = self._locals.get(peer.spec.name)
+            if worker is not None and self._is_lost(peer, worker):
+                self._locals.pop(peer.spec.name, None)
+                worker.kill()
+
+    def _is_lost(self, peer: Peer, worker: LocalWorker) -> bool:
+        """Whether a local worker is past being asked. One that only told of another's loss is not."""
+        if peer is self._stuck or peer.is_silent:
+            return True
+        return peer.link.closed is not None and worker.ends_within(_DYING)
+
     def _reach_workers(self, crew: Crew, timeout: float) -> None:
-        workers = list(enumerate(self._order.layout.stages))[1:]
-        self._start_locals([spec.name for _, spec in workers if spec.is_local])
-        for stage, spec in workers:
+        for stage, spec in list(enumerate(self._order.layout.stages))[1:]:
             if spec.is_local:
                 self._reach_local(crew, stage, spec, timeout)
             else:
@@ -92,12 +121,12 @@ class Pipeline:
         except WorkerUnreachable:
             worker = self._locals.pop(spec.name, None)  # it is ours to end; the next attempt starts another
             if worker is not None:  # else the pipeline was closed meanwhile, and the worker with it
-                worker.stop()
+                worker.kill()
             raise
 
-    def _start_locals(self, names: list[str]) -> None:
+    def _start_locals(self) -> None:
         """Start those that do not run; all begin before the first is waited for."""
-        for name in names:
+        for name in (spec.name for spec in self._order.layout.stages[1:] if spec.is_local):
             if name in self._locals and not self._locals[name].is_alive:
                 self._locals.pop(name).stop()
             if name not in self._locals:
@@ -153,7 +182,7 @@ class Pipeline:
         """Wait for the own layers and send the step on; with one stage alone, its result.
 
         Raises:
-            WorkerLost: the link to the next stage is gone.
+            WorkerLost: the step cannot be sent.
         """
         assert self._own is not None
         done = self._own.runner.finish(launched)
@@ -162,8 +191,11 @@ class Pipeline:
         peer = self._crew.peers[0]
         try:
             send_step(peer.link, peer.session, done.plan, (), done)
+        except LinkClosed:
+            return None  # why it ended is the next thing to be heard of it, and may be another's fault
         except TransportError as error:
-            raise WorkerLost(f"worker {peer.spec.name} ({peer.address}) is gone: {error}") from error
+            self._lost = peer
+            raise peer.lost(str(error)) from error
         for each in self._crew.peers:
             each.link.beat(done.plan.step + 1)
         return None
@@ -180,19 +212,27 @@ class Pipeline:
         try:
             message = peer.hear(item)
         except WorkerLost as loss:
-            raise self._cause(peer, item) or loss from None
+            self._lost = peer if isinstance(item, LinkClosed) else self._missed_by(peer)
+            if self._lost is None or self._lost is peer:
+                raise
+            raise self._lost.lost(_reason(self._lost)) from loss
         if isinstance(message, Result):
             if peer is not self._crew.peers[-1]:
                 raise ProtocolError(f"worker {peer.spec.name} sent a result, but is not the last stage")
             return message.result
         return None
 
-    def _cause(self, messenger: Peer, item: Frame | LinkClosed) -> WorkerLost | None:
+    def _missed_by(self, messenger: Peer) -> Peer | None:
         """Another worker that is gone, where the messenger's last words tell only what followed from it."""
-        others = (p for p in self._crew.peers if isinstance(item, Frame) and p is not messenger)
-        for peer in others:
-            if peer.link.closed is not None:
-                return WorkerLost(f"worker {peer.spec.name} ({peer.address}) is gone: {peer.link.closed.reason}")
+        give_up = time.monotonic() + _GOSSIP
+        others = [peer for peer in self._crew.peers if peer is not messenger]
+        while others:
+            for peer in others:
+                if peer.link.closed is not None or peer.is_silent:
+                    return peer
+            if time.monotonic() >= give_up:
+                break
+            time.sleep(0.01)
         return None
 
     def stuck_worker(self, seconds: float) -> WorkerLost:
@@ -201,20 +241,31 @@ class Pipeline:
         peers = self._crew.peers
         done = [peer.link.peer_progress for peer in peers]
         late = next((i for i in range(1, len(peers)) if done[i] < done[i - 1]), 0)
-        spec, address = peers[late].spec, peers[late].address
-        return WorkerLost(f"worker {spec.name} ({address}) has made no progress for {seconds:.0f} s")
+        peer = self._lost = self._stuck = peers[late]
+        return WorkerLost(f"worker {peer.spec.name} ({peer.address}) has made no progress for {seconds:.0f} s")
+
+    @property
+    def remedy(self) -> str:
+        """What brings the worker back that was lost last."""
+        if self._lost is None:
+            return "it lives, and is being asked again"
+        if self._lost.spec.is_local:
+            return "it is being started again"
+        return f"start it there again with: {start_command(self._lost.address)}"
 
     # -- closing -----------------------------------------------------------------------------
 
-    def leave(self, reason: str) -> None:
-        """Say goodbye to the workers; everything stays loaded."""
-        self._crew.close(reason)
-
     def close(self, reason: str) -> None:
         """Say goodbye to all and end the local workers. At most about 2 seconds."""
-        self.leave(reason)
         with self._closing:  # who comes second waits, or the process could end before its children
+            self._kill_lost(self._crew)
+            self._crew.close(reason)
             for worker in list(self._locals.values()):
                 worker.stop()
             self._locals.clear()
             self._own = None
+
+
+def _reason(peer: Peer) -> str:
+    """Why a worker counts as gone."""
+    return peer.link.closed.reason if peer.link.closed is not None else f"silent for {peer.link.silent_for:.1f} s"

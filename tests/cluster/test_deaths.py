@@ -1,6 +1,6 @@
 """Processes that die or freeze: one sentence, soon, and nobody left behind.
 
-``kills.py`` has what follows when requests are to wait for a worker; here they are not.
+``test_rejoin.py`` and ``kills.py`` have what follows when requests wait for a worker; here they do not.
 """
 
 import re
@@ -18,6 +18,7 @@ from processes import Running, are_gone, coordinator, figure, until, worker, wri
 from splitinfer.llm import LLM
 
 LONG = ("--raw", "--prompt", "Once upon a time", "--max-tokens", "4000", "--temp", "0.9", "--seed", "1")
+NOT_WAITING = ("--rejoin-timeout", "0")
 SOON = 3.0  # seconds; what a dead connection takes is milliseconds, the rest is ending and a busy machine
 FROZEN = 3.0 + 2.0  # the transport's limit of silence, and the same
 
@@ -25,7 +26,7 @@ FROZEN = 3.0 + 2.0  # the transport's limit of silence, and the same
 @contextmanager
 def generating(folder: Path, addresses: Sequence[str]) -> Iterator[Running]:
     """A coordinator in the middle of a long answer."""
-    with coordinator(write_layout(folder, addresses), *LONG) as running:
+    with coordinator(write_layout(folder, addresses), *LONG, *NOT_WAITING) as running:
         running.prints(".{60}")
         yield running
 

@@ -19,7 +19,7 @@ LONG = splitinfer.SamplingParams(max_tokens=3000, ignore_eos=True)
 
 
 def test_a_worker_dies_under_requests():
-    with LLM(LAYOUT) as llm:
+    with LLM(LAYOUT, settings=Settings(rejoin_timeout=0.0)) as llm:
         reader, waiting = llm.submit("Once upon a time", LONG), llm.submit([5, 6, 7], LONG)
         events = iter(reader)
         for _ in range(5):

@@ -1,8 +1,10 @@
 """Ctrl-C and SIGTERM on either side, in every phase: it ends soon, says so by its exit code, and leaves nobody.
 
-130 is Ctrl-C and 143 SIGTERM, for the coordinator and for the worker, whatever they were doing.
+130 is Ctrl-C and 143 SIGTERM, for the coordinator and for the worker, whatever they were doing. SIGTERM lets an
+answer go on for a while.
 """
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -13,20 +15,24 @@ import pytest
 import tiny
 from processes import Running, are_gone, coordinator, figure, until, worker, write_layout
 
-LONG = ("--raw", "--prompt", "Once upon a time", "--max-tokens", "4000", "--temp", "0.9", "--seed", "1")
+from splitinfer.show import DRAIN_SECONDS
+
+TALE = ("--raw", "--prompt", "Once upon a time", "--temp", "0.9", "--seed", "1")
+LONG = (*TALE, "--max-tokens", "8000")
+NOT_WAITING = ("--rejoin-timeout", "0")
 SOON = 3.0
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 both = pytest.mark.parametrize("number", CODES, ids=lambda number: signal.Signals(number).name)
 
 
-def ends(running: Running, number: int) -> None:
+def ends(running: Running, number: int, within: float = SOON) -> None:
     children = running.children()
     struck = running.signal(number)
-    code = running.wait(SOON + 5)
+    code = running.wait(within + 5)
     took = time.monotonic() - struck
     figure(f"ended {took:.2f} s after {signal.Signals(number).name}: {code} {running.complaints[-1:]}")
     assert code == CODES[number]
-    assert took < SOON
+    assert took < within
     assert "Traceback" not in running.err
     until(lambda: are_gone(children), "its children are gone", SOON)
 
@@ -59,8 +65,57 @@ def phase(name: str, folder: Path, address: str) -> Iterator[Running]:
 @both
 @pytest.mark.parametrize("name", ["connecting", "loading", "answering", "chatting"])
 def test_the_coordinator_is_told_to_end(number: int, name: str, tmp_path: Path, remote: str):
+    drains = number == signal.SIGTERM and name in ("answering", "chatting")
     with phase(name, tmp_path, remote) as running:
+        ends(running, number, SOON + DRAIN_SECONDS * drains)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_sigterm_lets_a_short_answer_end(as_json: bool, tmp_path: Path, remote: str):
+    layout, short = write_layout(tmp_path, ["local", remote]), (*TALE, "--max-tokens", "80")
+    with coordinator(layout, *short) as undisturbed:
+        assert undisturbed.wait(60) == 0
+    # A document is written at the end; that the answer is under way shows in nothing but the time.
+    with coordinator(layout, *short, *(["--json"] if as_json else [])) as running:
+        if as_json:
+            running.sees("stage b needs")
+            time.sleep(0.7)
+        else:
+            running.prints(".{20}")
+        ends(running, signal.SIGTERM, SOON + DRAIN_SECONDS)
+        if as_json and not running.out:
+            pytest.skip("told before the answer began")
+        assert (json.loads(running.out)["text"] + "\n" if as_json else running.out) == undisturbed.out
+
+
+def test_sigterm_cuts_a_long_answer_and_keeps_its_text(tmp_path: Path, remote: str):
+    with coordinator(write_layout(tmp_path, ["local", remote]), *LONG) as running:
+        running.prints(".{40}")
+        before = len(running.out)
+        began = time.monotonic()
+        ends(running, signal.SIGTERM, SOON + DRAIN_SECONDS)
+        assert time.monotonic() - began >= DRAIN_SECONDS
+        assert len(running.out) > before
+        assert running.out.endswith("\n"), "it was printed to its end, as any answer"
+        assert running.complaints == []
+
+
+@both
+def test_the_second_signal_does_not_wait(number: int, tmp_path: Path, remote: str):
+    with phase("answering", tmp_path, remote) as running:
+        running.signal(signal.SIGTERM)
+        written = len(running.out)
+        until(lambda: len(running.out) > written + 40, "it goes on")
         ends(running, number)
+
+
+def test_sigterm_after_an_answer_ends_the_chat(tmp_path: Path, remote: str):
+    """Nobody closes its standard input: it is interrupted there, and has no further turn."""
+    with coordinator(write_layout(tmp_path, [remote]), "--chat", "--max-tokens", "60") as running:
+        running.types("Hello\n")
+        running.prints(r"\w")
+        running.types("And then?\n")
+        ends(running, signal.SIGTERM, SOON + DRAIN_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +131,7 @@ def test_a_worker_is_told_to_end(number: int, is_serving: bool, tmp_path: Path):
     with worker() as remote, ExitStack() as stack:
         address = remote.address
         if is_serving:
-            running = stack.enter_context(coordinator(write_layout(tmp_path, [address]), *LONG))
+            running = stack.enter_context(coordinator(write_layout(tmp_path, [address]), *LONG, *NOT_WAITING))
             running.prints(".{40}")
         ends(remote, number)
         if is_serving:
@@ -88,7 +143,7 @@ def test_a_worker_is_told_to_end(number: int, is_serving: bool, tmp_path: Path):
 
 def test_a_local_worker_is_told_to_end(tmp_path: Path):
     """Somebody ends the child instead of the coordinator."""
-    with coordinator(write_layout(tmp_path, ["local"]), *LONG) as running:
+    with coordinator(write_layout(tmp_path, ["local"]), *LONG, *NOT_WAITING) as running:
         running.prints(".{40}")
         (child,) = running.children()
         child.send_signal(signal.SIGTERM)
