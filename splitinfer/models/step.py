@@ -199,7 +199,7 @@ class StepModel:
         # sequence and rows: chunks; chunks beside decodes; decodes of unequal and then of equal length
         steps = [
             [(0, 5), (1, 3), (2, 4)],
-            [(0, 1), (1, 2), (2, 3)],
+            [(0, 1), (1, 3), (2, 2)],
             [(0, 1), (1, 1), (2, 1)],
             [(1, 2), (2, 1), (0, 2)],
             [(0, 1), (1, 1), (2, 1)],
