@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from splitinfer.config import Layout
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.errors import SplitinferError
+from splitinfer.errors import QueueFull, RequestError, SplitinferError
 
 if TYPE_CHECKING:
     from splitinfer.engine.requests import RequestOutput, StreamEvent, TokenLogprobs
@@ -39,7 +39,9 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "LLM",
     "Layout",
+    "QueueFull",
     "Request",
+    "RequestError",
     "RequestOutput",
     "SamplingParams",
     "Settings",

@@ -38,7 +38,19 @@ MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens less like
 Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.")]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
-Chunk = Annotated[int, typer.Option("--chunk", min=1, help="Prompt tokens in one step through the stages.")]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        "--token-budget",
+        "--chunk",
+        min=1,
+        help="Tokens in one step, prompts and answers together; 512 on a GPU and 128 else if not given.",
+    ),
+]
+KVMemory = Annotated[
+    float | None,
+    typer.Option("--kv-gb", min=0, help="GB for KV on each stage; half of what is free if not given."),
+]
 Context = Annotated[
     int | None,
     typer.Option(
@@ -75,8 +87,9 @@ def coord(
     logprobs: Annotated[
         int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
     ] = None,
-    chunk: Chunk = 256,
+    token_budget: Budget = None,
     context: Context = None,
+    kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
     rejoin_timeout: Rejoin = 60.0,
     verbose: Verbose = False,
@@ -90,7 +103,11 @@ def coord(
     from splitinfer.show import open_llm
 
     settings = Settings(
-        chunk_size=chunk, context=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
+        token_budget=token_budget,
+        context=context,
+        kv_bytes=_bytes(kv_gb),
+        connect_timeout=connect_timeout,
+        rejoin_timeout=rejoin_timeout,
     )
 
     def run() -> int:
@@ -114,8 +131,9 @@ def chat(
     min_p: MinP = 0.0,
     repetition_penalty: Penalty = 1.0,
     seed: Seed = None,
-    chunk: Chunk = 256,
+    token_budget: Budget = None,
     context: Context = None,
+    kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
     rejoin_timeout: Rejoin = 60.0,
     verbose: Verbose = False,
@@ -128,7 +146,11 @@ def chat(
     from splitinfer.show import open_llm
 
     settings = Settings(
-        chunk_size=chunk, context=context, connect_timeout=connect_timeout, rejoin_timeout=rejoin_timeout
+        token_budget=token_budget,
+        context=context,
+        kv_bytes=_bytes(kv_gb),
+        connect_timeout=connect_timeout,
+        rejoin_timeout=rejoin_timeout,
     )
 
     def run() -> int:
@@ -170,12 +192,12 @@ def bench(
     trials: Annotated[int, typer.Option("--trials", min=1, help="How often everything is measured.")] = 5,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt.")] = 2048,
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", min=4, help="Tokens of the single stream.")] = 64,
-    chunk: Chunk = 256,
+    token_budget: Budget = None,
     baseline: Annotated[bool, typer.Option(help="Measure plain mlx-lm in one process, too.")] = True,
     whole: Annotated[bool, typer.Option("--whole", help="Measure splitinfer with one stage, too.")] = False,
     seed: Annotated[int, typer.Option("--seed", help="Where the random prompts come from.")] = 1,
     link_preset: Annotated[
-        str | None, typer.Option("--link-preset", help="Emulate a link between two stages, such as 1gbe or wifi.")
+        str | None, typer.Option("--link-preset", help="Emulate every link between stages: 1gbe, wifi, ...")
     ] = None,
     connect_timeout: Timeout = 10.0,
     verbose: Verbose = False,
@@ -189,7 +211,7 @@ def bench(
     from splitinfer.bench.run import bench as measure
 
     order = Order(
-        layout, model, as_json, trials, prompt_tokens, decode_tokens, chunk, baseline, whole, seed, link_preset,
+        layout, model, as_json, trials, prompt_tokens, decode_tokens, token_budget, baseline, whole, seed, link_preset,
         connect_timeout,
     )  # fmt: skip
     _finish(lambda: measure(order), verbose)
@@ -228,6 +250,10 @@ def _params(
         )  # fmt: skip
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _bytes(gigabytes: float | None) -> int | None:
+    return None if gigabytes is None else int(gigabytes * 1e9)
 
 
 def _prompt_text(prompt: str | None, chat: bool) -> str | None:

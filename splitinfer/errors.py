@@ -12,6 +12,7 @@
     │   ├── WorkerLost          it was there, and is gone
     │   └── ProtocolError       it sent what the protocol does not allow
     └── RequestError            one request cannot be carried out
+        └── QueueFull           ... now: too many wait already
 
 The text of each is one sentence that a person can act on: it names the numbers, the file or the
 address. The command line prints it and nothing else; ``--verbose`` adds the traceback. Errors of
@@ -65,3 +66,7 @@ class ProtocolError(PeerError):
 
 class RequestError(SplitinferError):
     """One request cannot be carried out; the others can."""
+
+
+class QueueFull(RequestError):
+    """As many requests wait as may wait; the same one may be handed in later."""

@@ -11,7 +11,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from splitinfer.config import Layout, find_layout
 from splitinfer.core import sequence as core
+from splitinfer.core.kv_budget import KVBudget, StageKV
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler import SchedulerConfig
 from splitinfer.core.sequence import SamplingParams
@@ -31,12 +32,14 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.text.tokenizer import Tokenizer
-from splitinfer.wire.messages import Progress
+from splitinfer.wire.messages import Progress, Ready
 
 Prompt = str | Sequence[int]
 Notice = Callable[[str, Progress], None]  # a stage's name, how far its loading is
 
 DEFAULT_CONTEXT = 8192  # tokens
+_GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
+_KV_SHARE = 0.5  # of the free memory; the rest is for activations, and for cohorts while they are made anew
 NO_DRAFT_MODEL = frozenset({"ngram"})  # drafters that are no model
 
 
@@ -44,20 +47,26 @@ NO_DRAFT_MODEL = frozenset({"ngram"})  # drafters that are no model
 class Settings:
     """How a pipeline is run; every default in one place.
 
-    chunk_size: prompt tokens in one step.
+    token_budget: tokens in one step; prompts are read in chunks of what answers under way leave of it.
+        ``None``: 512 where a stage computes on a GPU, else 128.
     context: tokens a prompt and its answer may have together; ``None``: the model's own, at most 8,192,
-        because every stage must have room for the KV of all requests and sessions at that length.
-    max_running: requests that share the stages at a time; ``None``: one for each stage.
+        because every stage must have room for the KV of one request at that length.
+    max_running: requests that share the stages at a time, if their KV fits.
+    max_waiting: requests that may wait; one more is refused.
+    kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
+        of one machine.
     max_sessions: sessions whose KV is kept for their next request.
     connect_timeout: seconds to reach a worker.
     rejoin_timeout: seconds that requests wait for a lost worker to come back, to go on where they were;
         0 ends them at once.
     """
 
-    chunk_size: int = 256
+    token_budget: int | None = None
     context: int | None = None
-    max_running: int | None = None
-    max_sessions: int = 1
+    max_running: int = 32
+    max_waiting: int = 1024
+    max_sessions: int = 4
+    kv_bytes: int | None = None
     connect_timeout: float = 10.0
     rejoin_timeout: float = 60.0
 
@@ -65,9 +74,9 @@ class Settings:
         """The context for a model made for ``model_context`` tokens."""
         return min(model_context, self.context or DEFAULT_CONTEXT)
 
-    def running_of(self, num_stages: int) -> int:
-        """The requests that run at a time on so many stages."""
-        return self.max_running or num_stages
+    def budget_of(self, devices: Iterable[str]) -> int:
+        """Tokens in one step. Short chunks fill the stages sooner; on a GPU they would leave it idle."""
+        return self.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
 
 
 class Request:
@@ -172,14 +181,25 @@ class LLM:
         """Answer one prompt, event by event. Closing the iterator aborts the request."""
         return iter(self.submit(prompt, params, session=session))
 
-    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None) -> Request:
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        session: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+    ) -> Request:
         """Hand one prompt in and return at once.
 
         ``session``: a name under which the request's KV is kept; the next request of that name computes
-        only the tokens after those both begin with.
+        only the tokens after those both begin with. ``priority``: higher goes first where not all can go at
+        once. ``timeout``: seconds after which it is ended with "abort", wherever it is; of equal priority,
+        whoever has less time goes first.
 
         Raises:
-            RequestError: the prompt is empty, too long, or has ids outside the vocabulary.
+            RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit.
+            QueueFull: as many requests wait as may wait; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
         params = params or SamplingParams()
@@ -192,6 +212,8 @@ class LLM:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             end_tokens=self._end_tokens(params),
             session=session,
+            priority=priority,
+            deadline=None if timeout is None else time.monotonic() + timeout,
         )
         state = RequestState(sequence, self._detokenizer(), time.monotonic)
         self._engine.submit(state)
@@ -235,28 +257,39 @@ class LLM:
     # -- inside ------------------------------------------------------------------------------
 
     def _build(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
-        num_stages = self.layout.num_stages
         order = PipelineOrder(
             layout=self.layout,
             model=_absolute(_model_of(self.layout)),
             fingerprint=self._checkpoint.fingerprint(),
             vocab_size=self._vocab_size(),
-            kv_tokens=self.context_length * (self.settings.running_of(num_stages) + self.settings.max_sessions),
+            kv_tokens=self.context_length,
             connect_timeout=self.settings.connect_timeout,
         )
         names = [spec.name for spec in self.layout.stages]
         return lambda put: Pipeline(order, put, lambda stage, progress: notice(names[stage], progress))
 
     def _configure(self, pipeline: Pipeline) -> SchedulerConfig:
-        stages = pipeline.num_stages
+        stages, settings = pipeline.num_stages, self.settings
         return SchedulerConfig(
+            num_groups=stages,
             max_in_flight=stages + 1,
-            chunk_size=self.settings.chunk_size,
-            max_running=self.settings.running_of(stages),
+            token_budget=settings.budget_of(ready.device for ready in pipeline.ready),
+            max_running=settings.max_running,
             max_len=self.context_length,
-            max_held=self.settings.max_sessions,
+            max_held=settings.max_sessions,
+            max_waiting=settings.max_waiting,
             rewind=pipeline.rewind,
+            kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
         )
+
+    def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
+        """A stage's memory for KV, by default a share of what is free where it runs."""
+        here = [i for i, spec in enumerate(pipeline.layout.stages) if i == 0 or spec.is_local]
+        sharing = len(here) if ready.stage in here else 1
+        budget = self.settings.kv_bytes
+        if budget is None:
+            budget = int(ready.free_bytes * _KV_SHARE / sharing)
+        return StageKV(budget, ready.kv_bytes_per_token, ready.kv_bytes_fixed)
 
     def _vocab_size(self) -> int:
         return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings()

@@ -48,7 +48,7 @@ class Order:
     trials: int = 5
     prompt_tokens: int = 2048
     decode_tokens: int = 64
-    chunk: int = 256
+    token_budget: int | None = None
     baseline: bool = True
     whole: bool = False
     seed: int = 1
@@ -78,7 +78,10 @@ def _measure(order: Order) -> Findings:
     on = machine.describe()  # before anything of ours loads the machine
     # A worker that is lost ends a measurement: figures with a pause in them mean nothing.
     settings = Settings(
-        chunk_size=order.chunk, context=_longest(order), connect_timeout=order.connect_timeout, rejoin_timeout=0.0
+        token_budget=order.token_budget,
+        context=_longest(order),
+        connect_timeout=order.connect_timeout,
+        rejoin_timeout=0.0,
     )
     with ExitStack() as stack:
         if link is not None:
@@ -106,12 +109,12 @@ def _measure(order: Order) -> Findings:
         model=_model(checkpoint, str(llm.layout.model), dtype),
         workload={
             **asdict(workload),
-            "chunk": order.chunk,
+            "chunk": llm.stats()["token_budget"],
             "baseline_step_size": STEP_SIZES[0] if plain else None,
             "baseline_ttft_by_step_size": {str(size): seconds for size, seconds in tried.items()},
         },
         prompt_tokens=workload.prompt_tokens,
-        chunk=order.chunk,
+        chunk=llm.stats()["token_budget"],
         stages={c.name: [s.name for s in c.llm.layout.stages] for c in contenders if isinstance(c, Stages)},
         runs=runs,
         notes=_notes(order, on, pinned, blas_by_process),

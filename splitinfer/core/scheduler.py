@@ -1,48 +1,81 @@
 """Decides what every stage does next: events in, plans out.
 
-The life of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its
-tokens still to compute into slices; ``update`` takes what the last stage sampled and appends it, so
-there is one more token to compute; ``finish`` (or an end token, or a full length) ends it; its KV is
-freed by the next plan, or held for the session's next request.
+The life of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
+compute into slices; ``update`` takes what the last stage sampled and appends it, so there is one more token to
+compute; ``finish`` (or an end token, or a full length) ends it; its KV is freed by the next plan, or held for the
+session's next request.
 
-Two rules keep the stages busy without any of them knowing the others. At most ``max_in_flight``
-plans are under way: one for each stage to compute and one received and waiting (double buffering).
-And chunks of one prompt need no result of each other, so they follow each other through the stages;
-only decode waits for the token it needs.
+A running sequence reads its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
+consecutive steps that are all in flight; a decode waits for the last token. Whoever has its first token joins a
+group (``core.microbatch``), and a step is
 
-A plan holds one slice today. Mixing many sequences in one step changes ``_next_slices`` and nothing
-else here.
+    [ every member of one group, one token each | chunks of prompts, with what is left of token_budget ]
+
+so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. While
+somebody decodes, as many plans are under way as there are groups: one more would only stand in front of the next
+decode. While nobody does, ``max_in_flight`` keep a plan waiting in front of each stage.
+
+KV is bounded (``core.kv_budget``). A sequence is admitted when its whole prompt and the beginning of its answer
+fit beside what all others have or were promised. Where growing answers fill the memory nevertheless, the ledger
+(``core.ledger``) says who gives up its KV: that sequence waits, keeps its tokens, and is computed again later. A
+token's random key depends on its position alone, so nobody can see from the tokens that it happened.
+
+``_decide`` computes what the next plan would do and changes nothing; ``can_schedule`` asks it, ``schedule``
+carries it out.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
 from splitinfer.core.kv import reusable
+from splitinfer.core.kv_budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
+from splitinfer.core.ledger import Ledger
+from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.sequence import FinishReason, Sequence, common_prefix
+from splitinfer.core.waiting import Deadlines, QueueFull, WaitingQueue
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """The scheduler's bounds.
 
-    ``max_in_flight`` plans under way; ``chunk_size`` tokens at most in a slice; ``max_running``
-    sequences with KV that is growing; ``max_len`` tokens in a sequence (the model's context);
-    ``rewind`` tokens the caches go back (``None``: any number); ``max_held`` sessions kept.
+    ``num_groups`` micro-batches that decode in turn, as many as stages; ``max_in_flight`` plans under way while
+    nobody decodes; ``token_budget`` tokens at most in a step; ``max_running`` sequences with KV that is growing;
+    ``max_len`` tokens in a sequence (the model's context); ``rewind`` tokens the caches go back (``None``: any
+    number); ``max_held`` sessions kept; ``max_waiting`` requests in the queue; ``kv`` the stages' memory
+    (``None``: no bound).
     """
 
+    num_groups: int
     max_in_flight: int
-    chunk_size: int
+    token_budget: int
     max_running: int
     max_len: int
     rewind: int | None = None
     max_held: int = 4
+    max_waiting: int = 1024
+    kv: KVBudget | None = None
 
     def __post_init__(self) -> None:
-        for name in ("max_in_flight", "chunk_size", "max_running", "max_len", "max_held"):
+        for name in (
+            "num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_held", "max_waiting",
+        ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    def check_fits(self, seq: Sequence) -> None:
+        """Raise ``NeverFits`` if the KV of ``seq`` at its longest is too large for a stage even when alone.
+
+        May be called from any thread: it looks at nothing but its arguments.
+        """
+        if self.kv is not None:
+            self.kv.check(self.longest(seq))
+
+    def longest(self, seq: Sequence) -> int:
+        """Tokens that a sequence has at most."""
+        return max(seq.num_prompt_tokens, min(seq.num_prompt_tokens + seq.params.max_tokens, self.max_len))
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +87,102 @@ class TokenEvent:
     finish_reason: FinishReason | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Admission:
+    """A sequence that begins to run, with the KV of ``parent`` as far as ``num_reused`` tokens."""
+
+    seq: Sequence
+    parent: Sequence | None = None
+    num_reused: int = 0
+    furthest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A sequence that could have a slice: its tokens from ``start``; its KV has place for ``kv_tokens``."""
+
+    seq: Sequence
+    start: int
+    kv_tokens: int
+    decodes: bool
+
+    @property
+    def left(self) -> int:
+        """Tokens still to compute."""
+        return len(self.seq.tokens) - self.start
+
+
+@dataclass(slots=True)
+class _Draft:
+    """What the next plan will do; nothing of it has happened."""
+
+    ledger: Ledger
+    group: int = 0
+    admissions: list[_Admission] = field(default_factory=list)
+    decodes: list[Sequence] = field(default_factory=list)
+    late: list[Sequence] = field(default_factory=list)  # members of the group for whom the step has no place
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with their numbers of tokens
+    share: int = 0
+    share_left: int = 0
+
+    @property
+    def has_slices(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+
 class Scheduler:
     """Pure: no clock, no threads, no arrays. ``check`` states what must always hold."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.waiting: deque[Sequence] = deque()
-        self.running: deque[Sequence] = deque()  # least recently scheduled first
+        self.waiting = WaitingQueue()
+        self.running: dict[int, Sequence] = {}
         self.held: OrderedDict[str, Sequence] = OrderedDict()  # session -> finished sequence, oldest first
+        self.batches = MicroBatches(config.num_groups)
+        self._budget = config.kv or KVBudget()
+        self._used = NOTHING  # by all that run or are held
+        self._deadlines = Deadlines()
         self._freed: list[int] = []
         self._plans: deque[StepPlan] = deque()  # under way, oldest first
         self._next_step = 0
+        self._num_arrived = 0
+        self._share, self._share_left = 0, 0  # prompt tokens for each step of this round; steps it has left
 
     # -- events in ---------------------------------------------------------------------------
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence, first come first served."""
-        self.waiting.append(seq)
+        """Queue a sequence.
+
+        Raises:
+            QueueFull: ``max_waiting`` wait already.
+            NeverFits: its KV is too large for a stage even when alone.
+        """
+        if not self.has_room:
+            raise QueueFull(f"{len(self.waiting)} requests wait already, and no more may")
+        self.config.check_fits(seq)
+        seq.arrival = self._num_arrived
+        self._num_arrived += 1
+        self.waiting.add(seq)
+        self._deadlines.add(seq)
 
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
         """End a sequence from outside (abort, a stop string). False if it is not here any more.
 
         What is under way for it still runs and is ignored; its KV goes with the next plan.
         """
-        seq = self._find(seq_id)
+        seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
             return False
         self._end(seq, reason)
+        self.batches.balance()
         return True
+
+    def expire(self, now: float) -> list[int]:
+        """End every sequence whose deadline is over (``ABORT``); their ids. ``now``: seconds on the caller's clock."""
+        seq_ids = self._deadlines.over(now)
+        for seq_id in seq_ids:
+            self.finish(seq_id, FinishReason.ABORT)
+        return seq_ids
 
     def update(self, result: StepResult) -> list[TokenEvent]:
         """Learn what came of the oldest plan under way.
@@ -93,11 +194,18 @@ class Scheduler:
         plan = self._take_plan(result)
         sampled = {s.seq_id: s.tokens for s in result.sampled}
         events: list[TokenEvent] = []
+        newcomers: list[Sequence] = []
         for part in plan.slices:
-            seq = self._find(part.seq_id)
-            if seq is not None:  # else it ended while this step was under way
-                seq.num_in_flight -= 1
-                events += self._append(seq, sampled.get(part.seq_id, ()))
+            seq = self.running.get(part.seq_id)
+            if seq is None:
+                continue  # it ended while this step was under way
+            seq.num_in_flight -= 1
+            events += self._append(seq, sampled.get(part.seq_id, ()))
+            if part.num_logits and seq.finish_reason is None and seq not in self.batches:
+                newcomers.append(seq)
+        for seq in newcomers:  # after the endings, so that they fill the places
+            self.batches.join(seq)
+        self.batches.balance()
         return events
 
     def replay(self) -> None:
@@ -109,39 +217,38 @@ class Scheduler:
         self._plans.clear()
         self._freed.clear()
         self.held.clear()
-        for seq in self.running:
+        self.batches.clear()
+        self._used, self._share_left = NOTHING, 0
+        for seq in self.running.values():
             seq.forget_stages()
 
     def drop(self, session: str) -> None:
         """Forget a session: its KV is freed by the next plan."""
         seq = self.held.pop(session, None)
         if seq is not None:
-            self._freed.append(seq.seq_id)
+            self._release(seq)
 
     # -- plans out ---------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or ``None`` when there is nothing to do or no stage could take it."""
-        if len(self._plans) >= self.config.max_in_flight:
-            return None
-        self._admit()
-        parts = list(self._next_slices())
-        if not parts and not self._freed:
-            return None
-        new = tuple(self._introduce(seq) for seq, _ in parts if not seq.is_known)
-        plan = StepPlan(self._next_step, new, tuple(part for _, part in parts), tuple(self._freed))
-        self._freed.clear()
-        self._next_step += 1
-        self._plans.append(plan)
-        return plan
+        draft = self._decide()
+        return None if draft is None else self._carry_out(draft)
 
     @property
     def can_schedule(self) -> bool:
         """Whether ``schedule`` would return a plan now."""
-        if len(self._plans) >= self.config.max_in_flight:
-            return False
-        has_room = bool(self.waiting) and len(self.running) < self.config.max_running
-        return has_room or bool(self._freed) or any(seq.num_to_compute > 0 for seq in self.running)
+        return self._decide() is not None
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more request may wait."""
+        return len(self.waiting) < self.config.max_waiting
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When ``expire`` will end a sequence, in seconds on the caller's clock; ``None``: not at all."""
+        return self._deadlines.next
 
     @property
     def num_in_flight(self) -> int:
@@ -153,46 +260,168 @@ class Scheduler:
         """Nothing runs, waits, or is still to be freed."""
         return not (self.waiting or self.running or self._plans or self._freed)
 
-    # -- inside ------------------------------------------------------------------------------
+    # -- deciding ----------------------------------------------------------------------------
 
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.config.max_running:
-            seq = self.waiting.popleft()
-            self._reuse(seq)
-            self.running.append(seq)
+    def _decide(self) -> _Draft | None:
+        """What the next plan does. Changes nothing."""
+        if len(self._plans) >= self._limit:
+            return None
+        for group in self.batches.in_turn():
+            if not self.batches.is_in_flight(group):
+                draft = self._draft(group)
+                if draft.has_slices:
+                    return draft
+        # What is freed travels with the next slices, and alone only where none will come.
+        return _Draft(self._ledger()) if self._freed and not self.running else None
 
-    def _reuse(self, seq: Sequence) -> None:
-        """Take over the KV that the session's last request left, as far as the tokens agree."""
-        held = self.held.pop(seq.session, None) if seq.session is not None else None
-        if held is None:
+    @property
+    def _limit(self) -> int:
+        """Plans that may be under way now."""
+        most = self.config.max_in_flight
+        return min(most, self.config.num_groups) if len(self.batches) else most
+
+    def _ledger(self) -> Ledger:
+        return Ledger(self._budget, self._used, self.held.values(), self.running.values())
+
+    def _draft(self, group: int) -> _Draft:
+        """The step of one group: its decodes, then chunks, as far as there are tokens and KV for them."""
+        draft = _Draft(self._ledger(), group)
+        members = self.batches.members(group)
+        draft.admissions = list(self._admissions(draft.ledger))
+        candidates = [*self._ready(), *map(_newcomer, draft.admissions)]
+        self._set_share(draft, sum(one.left for one in candidates if not one.decodes))
+        budget = self.config.token_budget
+        granted = self._reserve(draft, candidates, min(budget - len(members), max(draft.share, MIN_CHUNK)))
+        # Cut after asking for KV: who lacks it must not take the place of one that could go.
+        able = [seq for seq in members if seq.seq_id in granted]
+        draft.decodes, draft.late = able[:budget], able[budget:]
+        return draft
+
+    def _admissions(self, ledger: Ledger) -> Iterator[_Admission]:
+        """Who begins to run, in the order of the queue: nobody passes one that does not fit, so all get in."""
+        num_places = self.config.max_running - len(self.running)
+        if not self.waiting or num_places <= 0:
             return
-        computed = held.tokens[: held.num_scheduled]
-        furthest = max(held.furthest, len(computed))
-        kept = reusable(furthest, common_prefix(computed, seq.tokens), len(seq.tokens), self.config.rewind)
-        if kept == 0:
-            self._freed.append(held.seq_id)
-            return
-        seq.parent, seq.num_reused, seq.num_scheduled = held.seq_id, kept, kept
-        seq.furthest = furthest
-
-    def _next_slices(self) -> Iterator[tuple[Sequence, Slice]]:
-        for seq in self.running:
-            if seq.num_to_compute > 0:
-                self.running.remove(seq)
-                self.running.append(seq)
-                yield seq, self._slice(seq)
+        promised = NOTHING
+        for seq in self.running.values():
+            promised += use_of(self._promise(seq))
+        for seq, _ in zip(self.waiting, range(num_places), strict=False):
+            own = None if seq.session is None else self.held.get(seq.session)
+            own = own if own is not None and ledger.is_held(own) else None
+            new = self._admission(seq, own)
+            promised += use_of(max(new.furthest, self._promise(seq)))
+            if not ledger.admit(promised, own, keeps_own=new.parent is not None):
                 return
+            yield new
 
-    def _slice(self, seq: Sequence) -> Slice:
-        start = seq.num_scheduled
-        end = min(start + self.config.chunk_size, len(seq.tokens))
+    def _promise(self, seq: Sequence) -> int:
+        """Tokens of KV that are kept free for a sequence: all it has now and, before it decodes, a block more."""
+        if seq in self.batches:
+            return max(seq.kv_tokens, len(seq.tokens))
+        return max(seq.kv_tokens, min(len(seq.tokens) + BLOCK, self.config.longest(seq)))
+
+    def _admission(self, seq: Sequence, held: Sequence | None) -> _Admission:
+        """With the KV that the session's last request left, as far as the tokens agree."""
+        if held is None:
+            return _Admission(seq)
+        computed = held.tokens[: held.num_scheduled]
+        furthest = held.kv_tokens
+        kept = reusable(furthest, common_prefix(computed, seq.tokens), len(seq.tokens), self.config.rewind)
+        return _Admission(seq, held, kept, furthest) if kept else _Admission(seq)
+
+    def _ready(self) -> Iterator[_Candidate]:
+        """Who runs and has tokens to compute. Members of all groups: juniors do not take the KV they need next."""
+        for seq in self.running.values():
+            if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
+                yield _Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self.batches)
+
+    def _set_share(self, draft: _Draft, remaining: int) -> None:
+        """Kept for a round, or for a prompt while nobody decodes, so that its steps are alike; newcomers end it."""
+        if self._share_left and not draft.admissions:
+            draft.share, draft.share_left = self._share, self._share_left - 1
+            return
+        num_groups, rounds = self.config.num_groups, len(self.batches) > 0
+        # The largest group says how many tokens every step of the round has left.
+        most = max(self.config.token_budget - self.batches.largest, min(MIN_CHUNK, self.config.token_budget))
+        draft.share = even_share(remaining, most, num_groups, rounds=rounds)
+        steps = num_groups if rounds else -(-remaining // max(draft.share, 1))
+        draft.share_left = max(steps - 1, 0)
+
+    def _reserve(self, draft: _Draft, candidates: Iterable[_Candidate], room: int) -> set[int]:
+        """Give KV by rank, and cut chunks; the ids of those who may decode."""
+        granted: set[int] = set()
+        for one in sorted(candidates, key=lambda one: one.seq.rank):
+            if draft.ledger.has_given_up(one.seq):
+                continue
+            if one.decodes:
+                if draft.ledger.reserve(one.seq, one.kv_tokens, one.start + 1):
+                    granted.add(one.seq.seq_id)
+                continue
+            size = min(one.left, room)
+            if size < min(one.left, MIN_CHUNK) and draft.chunks:
+                room = 0  # a crumb of a further prompt costs more than it brings
+            if room <= 0:
+                continue
+            if not draft.ledger.reserve(one.seq, one.kv_tokens, one.start + size):
+                room = 0  # juniors do not take what this one lacks
+                continue
+            draft.chunks.append((one.seq, size))
+            room -= size
+        return granted
+
+    # -- carrying out ------------------------------------------------------------------------
+
+    def _carry_out(self, draft: _Draft) -> StepPlan:
+        for seq in draft.ledger.given_up:
+            self._give_up(seq)
+        for new in draft.admissions:
+            self._admit(new)
+        work = [*((seq, 1) for seq in draft.decodes), *draft.chunks]
+        new_ones = tuple(self._introduce(seq) for seq, _ in work if not seq.is_known)
+        plan = StepPlan(self._next_step, new_ones, tuple(self._slice(*one) for one in work), tuple(self._freed))
+        self._freed.clear()
+        self._next_step += 1
+        self._plans.append(plan)
+        if work:
+            self._share, self._share_left = draft.share, draft.share_left
+            self.batches.had_turn(draft.group, draft.late)
+            self.batches.balance()
+        return plan
+
+    def _give_up(self, seq: Sequence) -> None:
+        """A session's KV, or that of a running sequence, which waits from now on with its tokens."""
+        if seq.session is not None and self.held.get(seq.session) is seq:
+            self.drop(seq.session)
+            return
+        del self.running[seq.seq_id]
+        self.batches.leave(seq)
+        self._release(seq)
+        seq.forget_stages()
+        seq.num_preemptions += 1
+        self.waiting.add(seq)
+
+    def _admit(self, new: _Admission) -> None:
+        seq = new.seq
+        self.waiting.remove(seq)
+        self.running[seq.seq_id] = seq
+        if new.parent is not None and seq.session is not None:
+            del self.held[seq.session]
+            seq.parent, seq.num_reused, seq.num_scheduled = new.parent.seq_id, new.num_reused, new.num_reused
+            seq.furthest = new.furthest  # and so takes as much as its parent did
+
+    def _slice(self, seq: Sequence, size: int) -> Slice:
+        start, before = seq.num_scheduled, seq.kv_tokens
+        end = start + size
         seq.num_scheduled = end
         seq.num_in_flight += 1
+        self._used += growth(before, seq.kv_tokens)
         return Slice(seq.seq_id, start, tuple(seq.tokens[start:end]), int(end == len(seq.tokens)))
 
     def _introduce(self, seq: Sequence) -> NewSequence:
         seq.is_known = True
         return NewSequence(seq.seq_id, seq.params, seq.seed, seq.parent, tuple(seq.tokens[: seq.num_reused]))
+
+    # -- learning ----------------------------------------------------------------------------
 
     def _take_plan(self, result: StepResult) -> StepPlan:
         expected = self._plans[0].step if self._plans else None
@@ -216,10 +445,12 @@ class Scheduler:
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq.finish_reason = reason
-        if seq in self.waiting:
+        self._deadlines.remove(seq)
+        if self.waiting.get(seq.seq_id) is seq:
             self.waiting.remove(seq)
             return
-        self.running.remove(seq)
+        del self.running[seq.seq_id]
+        self.batches.leave(seq)
         if seq.session is not None and seq.is_known and reason is not FinishReason.ERROR:
             self._hold(seq.session, seq)
         else:
@@ -232,24 +463,63 @@ class Scheduler:
             self.drop(next(iter(self.held)))
 
     def _release(self, seq: Sequence) -> None:
+        """The KV of a sequence is not needed any more: the next plan says so, before it says anything else."""
+        self._used -= use_of(seq.kv_tokens)
         if seq.is_known:
             self._freed.append(seq.seq_id)
         elif seq.parent is not None:  # admitted, never introduced: the stages still know the parent
             self._freed.append(seq.parent)
 
-    def _find(self, seq_id: int) -> Sequence | None:
-        return next((s for s in (*self.running, *self.waiting) if s.seq_id == seq_id), None)
+    # -- invariants --------------------------------------------------------------------------
 
     def check(self) -> None:
         """Assert what must hold between any two events; tests call it after each."""
-        ids = [s.seq_id for s in (*self.waiting, *self.running, *self.held.values())]
+        self._check_places()
+        self._check_plans()
+        self._check_memory()
+        self.batches.check()
+        for seq in self.running.values():
+            self._check_running(seq)
+        assert self._plans or self.is_idle or self.can_schedule, "something waits for ever"
+
+    def _check_places(self) -> None:
+        ids = [seq.seq_id for seq in (*self.waiting, *self.running.values(), *self.held.values())]
         assert len(ids) == len(set(ids)), "a sequence is in two places"
-        assert len(self._plans) <= self.config.max_in_flight
         assert len(self.running) <= self.config.max_running
         assert len(self.held) <= self.config.max_held
+        assert len(self.waiting) <= self.config.max_waiting + self.config.max_running
         assert not set(self._freed) & set(ids), "a living sequence is to be freed"
-        for seq in self.running:
-            assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens)
+        assert len(self._freed) == len(set(self._freed)), "a sequence is to be freed twice"
+        members = {seq.seq_id for group in self.batches.groups for seq in group}
+        assert members <= set(self.running), "somebody decodes who does not run"
+        for seq in self.waiting:
+            assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "KV of one that waits"
             assert seq.finish_reason is None
-            in_plans = sum(part.seq_id == seq.seq_id for plan in self._plans for part in plan.slices)
-            assert seq.num_in_flight == in_plans
+        alive = (*self.waiting, *self.running.values())
+        assert self.next_deadline == min((s.deadline for s in alive if s.deadline is not None), default=None)
+
+    def _check_plans(self) -> None:
+        assert len(self._plans) <= max(self.config.max_in_flight, self.config.num_groups)
+        for plan in self._plans:
+            assert plan.num_tokens <= self.config.token_budget, "a step is too large"
+            assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
+
+    def _check_memory(self) -> None:
+        use = KVUse()
+        for seq in (*self.running.values(), *self.held.values()):
+            use += use_of(seq.kv_tokens)
+        assert use == self._used, f"{self._used} is counted, {use} is used"
+        assert self._budget.fits(use), "more KV is used than there is"
+
+    def _check_running(self, seq: Sequence) -> None:
+        assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens)
+        assert seq.finish_reason is None
+        in_plans = sum(part.seq_id == seq.seq_id for plan in self._plans for part in plan.slices)
+        assert seq.num_in_flight == in_plans
+        if seq in self.batches:
+            assert seq.num_in_flight <= 1, "a sequence decodes twice at a time"
+            assert seq.num_in_flight + seq.num_to_compute == 1, "a token was computed twice or got lost"
+
+
+def _newcomer(new: _Admission) -> _Candidate:
+    return _Candidate(new.seq, new.num_reused, new.furthest, decodes=False)

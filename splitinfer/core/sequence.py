@@ -7,6 +7,9 @@ tokens still to compute.
     tokens      [ reused | prompt, in chunks ......... | generated ... ]
                          ^ first slice starts here      ^ num_prompt_tokens
     num_scheduled ------------------------> moves right with every plan
+
+A sequence that gave up its KV goes back to ``num_scheduled = 0`` and keeps its tokens, also the generated ones:
+they are computed again like a prompt.
 """
 
 import math
@@ -83,9 +86,9 @@ def _within(value: float, low: float, high: float) -> bool:
     return math.isfinite(value) and low <= value <= high
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Sequence:
-    """One request's tokens and how far they have been scheduled. Owned by the scheduler."""
+    """One request's tokens and how far they have been scheduled. Owned by the scheduler; equal only to itself."""
 
     seq_id: int
     tokens: list[int]
@@ -96,7 +99,11 @@ class Sequence:
     parent: int | None = None  # the sequence whose KV this one takes over
     num_reused: int = 0  # tokens whose KV came with the parent
     furthest: int = 0  # most tokens the KV taken over ever held: how far caches go back counts from there
+    priority: int = 0  # higher goes first
+    deadline: float | None = None  # seconds on the caller's clock
+    arrival: int = 0  # counts submissions; filled by the scheduler
     num_scheduled: int = 0
+    num_preemptions: int = 0  # times it gave up its KV to another
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
     is_known: bool = False  # whether the stages have been told its static data
     finish_reason: FinishReason | None = None
@@ -116,9 +123,20 @@ class Sequence:
         """Tokens sampled so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens its KV has place for: caches that went back keep the memory of the furthest they ever came."""
+        return max(self.furthest, self.num_scheduled)
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Smaller goes first where not all can go: the higher priority, then the earlier arrival."""
+        return -self.priority, self.arrival
+
     def forget_stages(self) -> None:
         """Start over on stages that know nothing of this sequence; its tokens stay."""
         self.parent, self.num_reused, self.num_scheduled, self.num_in_flight = None, 0, 0, 0
+        self.furthest = 0
         self.is_known = False
 
     def append(self, token_id: int, max_len: int) -> FinishReason | None:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler import Scheduler, SchedulerConfig
 from splitinfer.core.sequence import FinishReason
@@ -28,9 +29,10 @@ from splitinfer.engine.crew import Event
 from splitinfer.engine.figures import StageTotals, Totals
 from splitinfer.engine.pipeline import Pipeline
 from splitinfer.engine.requests import RequestState
-from splitinfer.engine.stage_runner import Launched
+from splitinfer.engine.stage_runner import Launched, launches_ahead
 from splitinfer.engine.threads import join
-from splitinfer.errors import PeerError, SplitinferError, WorkerLost
+from splitinfer.errors import PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
+from splitinfer.models.memory import size
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ class Engine:
         self._requests: dict[int, RequestState] = {}
         self._under_way: Launched | None = None
         self._watch, self._losses, self._rejoin_timeout = StallWatch(), Losses(), rejoin_timeout
+        self._num_arriving = 0  # requests handed in that the loop has not seen yet
         self._started = threading.Event()
         self._closing = threading.Lock()
         self._is_closing = False
@@ -92,6 +95,8 @@ class Engine:
         """Hand a request in; its events begin to come.
 
         Raises:
+            QueueFull: too many wait already.
+            RequestError: its KV can never fit.
             SplitinferError: the pipeline has failed, was closed, or is being drained.
         """
         with self._closing:
@@ -99,7 +104,23 @@ class Engine:
                 raise self.failure
             if self._drained is not None:
                 raise PeerError("no new request is taken: the coordinator was told to end")
+            self._check_room(state)
+            self._num_arriving += 1
             self._inbox.put(lambda: self._add(state))
+
+    def _check_room(self, state: RequestState) -> None:
+        """Refuse here, in the caller's thread, what the scheduler would refuse."""
+        config, num_waiting = self.scheduler.config, len(self.scheduler.waiting) + self._num_arriving
+        if num_waiting >= config.max_waiting:
+            raise QueueFull(f"{num_waiting:,} requests wait already, and no more may; try again later")
+        try:
+            config.check_fits(state.sequence)
+        except NeverFits as error:
+            name = self.pipeline.layout.stages[error.stage].name
+            raise RequestError(
+                f"a prompt and answer of {error.num_tokens:,} tokens can never fit: they need {size(error.needed)} of "
+                f"KV on stage {name}, which has {size(error.there)} for it; shorten them, or give the stage fewer layers"
+            ) from error
 
     def abort(self, seq_id: int) -> None:
         """End a request where it is; nothing happens if it has ended."""
@@ -133,6 +154,9 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers."""
         stats = self.totals.as_dict([spec.name for spec in self.pipeline.layout.stages], time.monotonic())
+        if self._scheduler is not None:
+            config = self._scheduler.config
+            stats |= {"token_budget": config.token_budget, "max_running": config.max_running}
         for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
             stage |= {
                 "device": ready.device,
@@ -178,15 +202,17 @@ class Engine:
     def _turn(self) -> None:
         """Take in, plan, run, learn: one step goes out at most."""
         self._take_events()
+        self._expire()
         plan = self.scheduler.schedule()
         launched = None
         if plan is not None:
             self.totals.computed_tokens += plan.num_tokens
             self._watch.waiting(time.monotonic())
             launched = self.pipeline.launch(plan)
-        under_way, self._under_way = self._under_way, launched
-        if under_way is not None:
-            self._learn(self.pipeline.pass_on(under_way))
+        for step in (self._under_way, None if launches_ahead() else launched):
+            if step is not None:
+                self._learn(self.pipeline.pass_on(step))
+        self._under_way = launched if launches_ahead() else None
 
     def _take_events(self) -> None:
         """Everything that has come; waits for the first only when there is nothing else to do."""
@@ -205,6 +231,7 @@ class Engine:
             except queue.Empty:
                 if not wait:
                     return None
+                self._expire()
                 if self._watch.is_stuck(time.monotonic()):
                     raise self.pipeline.stuck_worker(self._watch.limit) from None
 
@@ -274,6 +301,8 @@ class Engine:
         raise _Stop
 
     def _add(self, state: RequestState) -> None:
+        with self._closing:
+            self._num_arriving -= 1
         self._requests[state.seq_id] = state
         self.totals.is_active(True, time.monotonic())
         self.scheduler.add(state.sequence)
@@ -290,6 +319,12 @@ class Engine:
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
         self.totals.is_active(bool(self._requests), time.monotonic())
         self._check_drained()
+
+    def _expire(self) -> None:
+        """End the requests whose time is over."""
+        for seq_id in self.scheduler.expire(time.monotonic()):
+            self._requests[seq_id].end(FinishReason.ABORT, "its time was over")
+            self._forget(seq_id, FinishReason.ABORT)
 
     def _abort_all(self) -> None:
         for seq_id in list(self._requests):

@@ -62,8 +62,11 @@ def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None,
         stage=order.stage,
         weight_bytes=need.weights,
         kv_bytes_per_token=need.kv_per_token,
+        kv_bytes_fixed=need.kv_fixed,
         free_bytes=free_bytes(),
         rewind=found.rewind,
         device=device_name(),
     )
-    return LoadedStage(order, StageRunner(model, order.stage, order.vocab_size), ready)
+    runner = StageRunner(model, order.stage, order.vocab_size)
+    runner.prepare()
+    return LoadedStage(order, runner, ready)

@@ -5,9 +5,11 @@ device, ``finish`` waits for it. Between the two the loop may launch the next st
 never waits for Python.
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 import mlx.core as mx
 
@@ -17,8 +19,21 @@ from splitinfer.engine.sampler import Choice, Row, Sampler, read
 from splitinfer.errors import ProtocolError
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.memory import on_gpu
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def launches_ahead() -> bool:
+    """Whether a loop gains by launching the next step before it waits for the one under way.
+
+    A GPU computes while Python goes on. MLX's CPU backend holds ``async_eval`` until most of the work is done,
+    so there the result of one step would be sent on only after the next was computed.
+    """
+    return on_gpu()
 
 
 @dataclass(slots=True)
@@ -74,6 +89,10 @@ class StageRunner:
     def pool(self) -> KVPool:
         """This stage's caches."""
         return self._pool
+
+    def prepare(self) -> None:
+        """Find out how steps of many sequences run here, so that the first of them need not."""
+        log.info("many sequences run by %s", self._step.way.value)
 
     def reset(self) -> None:
         """Forget every sequence."""

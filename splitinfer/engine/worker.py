@@ -24,7 +24,7 @@ from splitinfer.core.layout import DTYPES
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult
 from splitinfer.engine.door import Door, Visitor, one_line
 from splitinfer.engine.stage_loader import LoadedStage, load
-from splitinfer.engine.stage_runner import Finished, Launched
+from splitinfer.engine.stage_runner import Finished, Launched, launches_ahead
 from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, SplitinferError
@@ -109,6 +109,9 @@ class Worker:
                     self._pass_on(self._under_way)
                     self._under_way = None
                 self._under_way = following or self._under_way
+                if self._under_way is not None and not launches_ahead():
+                    self._pass_on(self._under_way)
+                    self._under_way = None
             except _Abandoned:
                 self._end("the coordinator is gone")
             except (SplitinferError, TransportError) as error:

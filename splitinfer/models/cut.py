@@ -113,7 +113,9 @@ class _Tap(StandIn):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result, keep = self._real(*args, **kwargs), self._relay.keep
-        for path, axis in self._rows if keep is not None else ():
+        if keep is None:
+            return result
+        for path, axis in self._rows:
             result = put_at(result, path, keep(get_at(result, path), axis))
         return result
 

@@ -13,7 +13,8 @@ sequences, and that is one call in each layer:
 The cache list holds ``RowCache`` objects, which know every sequence of the step; what they return for
 keys and values is no array but a note of where those are, so a model that does anything else with them
 fails while the graph is built, and no wrong number is ever computed. The function that a model's module
-imported as ``scaled_dot_product_attention`` is replaced during the call by one that knows those notes.
+imported as ``scaled_dot_product_attention`` is replaced by one that knows those notes and hands everything
+else to mlx-lm's.
 
     rows      0 1 2 3 | 4 | 5 6 7 8 9 ...
     attention cohort  one  a chunk              several sequences of one position each: one call (``cohort``)
@@ -28,8 +29,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from types import ModuleType
+from functools import cached_property, partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -88,7 +88,8 @@ class RowStep:
     @cached_property
     def logit_rows(self) -> mx.array | None:
         """[R] rows that want logits; of none, the last one, whose logits nobody reads."""
-        rows, at = [], 0
+        rows: list[int] = []
+        at = 0
         for part in self.parts:
             at += part.count
             rows += range(at - part.num_logits, at)
@@ -231,23 +232,17 @@ def _attention(
     return cast(mx.array, _original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks))
 
 
-def modules_of(model: nn.Module) -> list[ModuleType]:
-    """The modules of a model's classes that have imported mlx-lm's attention."""
+def attend_by_rows(model: nn.Module) -> bool:
+    """Put our attention in the place of mlx-lm's in the modules of a model's classes; whether any has it.
+
+    It stays there: other models, and other threads' calls, find mlx-lm's own behind it.
+    """
     names = {cls.__module__ for _, module in model.named_modules() for cls in type(module).__mro__}
-    found = [sys.modules[name] for name in sorted(names) if name.startswith("mlx_lm.models.")]
-    return [module for module in found if getattr(module, _SDPA, None) is _original and module is not base]
-
-
-@contextmanager
-def attention_by_rows(modules: Sequence[ModuleType]) -> Iterator[None]:
-    """Our attention in the place of mlx-lm's, in these modules."""
-    try:
-        for module in modules:
-            setattr(module, _SDPA, _attention)
-        yield
-    finally:
-        for module in modules:
-            setattr(module, _SDPA, _original)
+    modules = [sys.modules[name] for name in sorted(names) if name.startswith("mlx_lm.models.")]
+    found = [m for m in modules if m is not base and getattr(m, _SDPA, None) in (_original, _attention)]
+    for module in found:
+        setattr(module, _SDPA, _attention)
+    return bool(found)
 
 
 # -- sub-modules that are called for each sequence ---------------------------------------------------
@@ -261,13 +256,12 @@ class EachSequence(StandIn):
         step = next(value.step for value in (*args, *kwargs.values()) if type(value) is RowCache)
         count, first, results = sum(part.count for part in step.parts), 0, []
         for number, part in enumerate(step.parts):
-            rows = slice(first, first := first + part.count)
-            own = lambda value, at=(number, part, rows): _own(value, *at, count)  # noqa: E731
+            own = partial(_own, number, part, slice(first, first := first + part.count), count)
             results.append(self._real(*map(own, args), **{key: own(value) for key, value in kwargs.items()}))
         return _together(results)
 
 
-def _own(value: Any, number: int, part: Part, rows: slice, count: int) -> Any:
+def _own(number: int, part: Part, rows: slice, count: int, value: Any) -> Any:
     """An argument as one sequence would have it: [1, n, ...] of its own rows, its own cache and mask."""
     if type(value) is RowCache:
         return value.of(part)

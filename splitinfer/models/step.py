@@ -27,10 +27,9 @@ from splitinfer.models.rows import (
     RowCache,
     RowStep,
     Taker,
-    attention_by_rows,
+    attend_by_rows,
     children_replaced,
     find_takers,
-    modules_of,
 )
 
 log = logging.getLogger(__name__)
@@ -69,7 +68,6 @@ class StepModel:
         self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
         self._plain_places = [i for i in model.own_places if type(fresh[i]) is KVCache]
         self._places = self._plain_places
-        self._modules = modules_of(model.whole)
         self._each: list[tuple[Any, str, EachSequence]] = []
 
     @cached_property
@@ -77,6 +75,7 @@ class StepModel:
         """How rows of many sequences are run. The first look computes a small step in each way until one is right."""
         if not self.stage.may_go_by_rows:
             return Way.SEQUENCES
+        attend_by_rows(self.stage.whole)
         for way in (Way.ROWS, Way.MIXED, Way.MODULES):
             reason = self._try(way)
             if reason is None:
@@ -145,7 +144,7 @@ class StepModel:
         wants = any(part.num_logits for part in parts)
         for cache in self._caches:
             cache.bind(ordered.step)
-        with attention_by_rows(self._modules), children_replaced(self._each):
+        with children_replaced(self._each):
             y = self.stage.by_rows(
                 ids[:, None], self._caches, None if hidden is None else hidden[:, None], ordered.step.logit_rows
             )

@@ -112,6 +112,7 @@ class Ready:
     stage: int
     weight_bytes: int
     kv_bytes_per_token: int
+    kv_bytes_fixed: int  # per sequence, whatever its length
     free_bytes: int
     rewind: int | None  # tokens its caches go back; None: any number
     device: str

@@ -68,7 +68,7 @@ def layout(num_stages: int) -> dict[str, object]:
 
 def disturb(num_stages: int, kinds: Sequence[str], first_seed: int) -> list[Trial]:
     """One pipeline, one request at a time, one disturbance each."""
-    settings = Settings(rejoin_timeout=60.0, chunk_size=32)
+    settings = Settings(rejoin_timeout=60.0, token_budget=32)
     with LLM(layout(num_stages), settings=settings) as llm, _listening() as ear:
         expected = [_run(llm, index) for index in range(len(PROMPTS) * 2)]
         return [_trial(llm, ear, kind, num_stages, first_seed + i, expected) for i, kind in enumerate(kinds)]

@@ -54,11 +54,12 @@ def alone(tokens: list[int]) -> list[int]:
     losses=st.lists(st.integers(0, 12), max_size=6),
     chunk=st.integers(1, 5),
     sessions=st.booleans(),
+    num_groups=st.integers(1, 3),
 )
 def test_losing_the_stages_changes_no_token(
-    prompts: list[list[int]], losses: list[int], chunk: int, sessions: bool
+    prompts: list[list[int]], losses: list[int], chunk: int, sessions: bool, num_groups: int
 ) -> None:
-    scheduler = Scheduler(SchedulerConfig(max_in_flight=3, chunk_size=chunk, max_running=2, max_len=1000))
+    scheduler = Scheduler(SchedulerConfig(num_groups, max_in_flight=3, token_budget=chunk, max_running=4, max_len=1000))
     stages, under_way, due = ToyStages(), list[StepPlan](), list(losses)
     sequences = [make(i, tokens, "s" if sessions else None) for i, tokens in enumerate(prompts)]
     for seq in sequences:

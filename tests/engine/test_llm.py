@@ -9,7 +9,7 @@ from stages import layout, pipeline, plain_greedy, prompt, tokens_of, worker
 
 import splitinfer
 from splitinfer.demo import TARGET
-from splitinfer.errors import CannotFit, LayoutError, ModelError, RequestError, SplitinferError
+from splitinfer.errors import CannotFit, LayoutError, ModelError, QueueFull, RequestError, SplitinferError
 from splitinfer.llm import LLM, Settings
 
 TALE = "Once upon a time there was a king who had three sons"
@@ -17,7 +17,7 @@ TALE = "Once upon a time there was a king who had three sons"
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6], chunk_size=8) as running:
+    with pipeline(TARGET, [6, 6], token_budget=8) as running:
         yield running
 
 
@@ -140,7 +140,7 @@ def test_a_session_computes_only_what_is_new(llm: LLM) -> None:
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next", "deepseek_v3"])
 def test_sessions_of_other_caches(name: str, tiny_folder: Callable[..., Path]) -> None:
     """A window goes back by its slack, a recurrent state not at all; the tokens are right all the same."""
-    with pipeline(tiny_folder(name), [2, 2] if name != "gemma3_text" else [2, 4], chunk_size=16) as llm:
+    with pipeline(tiny_folder(name), [2, 2] if name != "gemma3_text" else [2, 4], token_budget=16) as llm:
         ignore = params(ignore_eos=True, temperature=0.8, seed=2)
         start = prompt(50)
         first = llm.submit(start, ignore, session="s").result()
@@ -196,9 +196,43 @@ def test_layouts_that_cannot_be(tmp_path: Path, tiny_folder: Callable[..., Path]
         LLM({**layout("demo", [12], []), "draft": str(tiny_folder("llama"))})
 
 
-def test_what_cannot_fit_is_refused_with_numbers() -> None:
-    with pytest.raises(CannotFit, match=r"stage s0 .* needs 20.5 MB of weights and .* GB free"):
-        LLM(layout("demo", [12], []), settings=Settings(max_running=10**9))
+def test_what_cannot_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splitinfer.models.memory.free_bytes", lambda: 10**7)
+    with pytest.raises(CannotFit, match=r"stage s0 .* needs 20.5 MB of weights and .* 10 MB free"):
+        LLM(layout("demo", [12], []))
+
+
+def test_a_request_that_can_never_fit_is_refused_with_numbers() -> None:
+    """One block of 256 tokens takes 786 kB on 6 of the demo model's layers."""
+    with LLM("demo.yaml", settings=Settings(kv_bytes=10**6)) as llm:
+        with pytest.raises(RequestError, match=r"answer of 303 tokens can never fit: .* 1.57 MB of KV on stage .* 1 MB"):
+            llm.submit([5, 9, 13], params(max_tokens=300))
+        assert len(llm.generate([5, 9, 13], params(max_tokens=200, ignore_eos=True))[0].token_ids) == 200
+
+
+def test_more_requests_than_may_wait_are_refused() -> None:
+    """All 10,000 at once: each is taken or told so, and those taken are answered."""
+    taken, refused = [], 0
+    with LLM("demo.yaml", settings=Settings(max_waiting=50, max_running=4)) as llm:
+        for i in range(10_000):
+            try:
+                taken.append(llm.submit([5, 9, 13 + i % 7], params(max_tokens=2, ignore_eos=True)))
+            except QueueFull as error:
+                refused += 1
+                assert "50 requests wait already" in str(error)
+        assert len(taken) >= 50
+        assert len(taken) + refused == 10_000
+        assert refused > 0
+        assert all(len(request.result().token_ids) == 2 for request in taken)
+
+
+def test_a_request_whose_time_is_over_is_ended() -> None:
+    with LLM("demo.yaml") as llm:
+        late = llm.submit(TALE, params(max_tokens=4000, ignore_eos=True), timeout=0.3)
+        output = late.result()
+        assert (output.finish_reason, output.error) == ("abort", "its time was over")
+        assert 0.3 <= output.token_times[-1] + 0.3
+        assert llm.generate(TALE, params(max_tokens=3))[0].finish_reason == "length"
 
 
 def test_a_closed_llm_says_so() -> None:

@@ -24,7 +24,7 @@ def test_greedy_is_mlx_lm(name: str, tiny_folder: Callable[..., Path]) -> None:
     expected = plain_greedy(folder, PROMPT, NUM)
     assert len(set(expected)) > 5, "a model that repeats itself proves little"
     for num_stages in (1, 2, 3):
-        with pipeline(folder, cuts(name, num_stages), chunk_size=16) as llm:
+        with pipeline(folder, cuts(name, num_stages), token_budget=16) as llm:
             assert tokens_of(llm, PROMPT, max_tokens=NUM) == expected, f"{num_stages} stages"
 
 
@@ -37,7 +37,7 @@ def test_sampling_takes_every_road_alike(name: str, tiny_folder: Callable[..., P
         roads += [(1, "inproc", 512), (2, "tcp", 7), (3, "inproc", 1)]
     outcomes = {}
     for num_stages, scheme, chunk_size in roads:
-        with pipeline(folder, cuts(name, num_stages), scheme, chunk_size=chunk_size) as llm:
+        with pipeline(folder, cuts(name, num_stages), scheme, token_budget=chunk_size) as llm:
             outcomes[num_stages, scheme, chunk_size] = tokens_of(llm, PROMPT, **sampled)
     first = outcomes[roads[0]]
     assert all(tokens == first for tokens in outcomes.values()), outcomes
@@ -48,14 +48,14 @@ def test_sampling_takes_every_road_alike(name: str, tiny_folder: Callable[..., P
 def test_quantised(name: str, tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder(name, bits=4)
     expected = plain_greedy(folder, PROMPT, NUM)
-    with pipeline(folder, cuts(name, 2), chunk_size=16) as llm:
+    with pipeline(folder, cuts(name, 2), token_budget=16) as llm:
         assert tokens_of(llm, PROMPT, max_tokens=NUM) == expected
 
 
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_demo_model(num_stages: int) -> None:
     shapes = {1: [12], 2: [5, 7], 3: [3, 5, 4]}
-    with pipeline(TARGET, shapes[num_stages], "tcp", chunk_size=8) as llm:
+    with pipeline(TARGET, shapes[num_stages], "tcp", token_budget=8) as llm:
         assert llm.tokenizer is not None
         tokens = llm.encode("Once upon a time there was a poor woodcutter who")
         assert tokens_of(llm, tokens, max_tokens=32) == plain_greedy(TARGET, tokens, 32)
@@ -69,6 +69,6 @@ def test_half_precision_crosses_the_link_exactly(dtype: str, tiny_folder: Callab
     folder = tiny_folder("llama")
     outcomes = []
     for shape in ([4], [2, 2], [1, 2, 1]):
-        with pipeline(folder, shape, "tcp", dtype=dtype, chunk_size=16) as llm:
+        with pipeline(folder, shape, "tcp", dtype=dtype, token_budget=16) as llm:
             outcomes.append(tokens_of(llm, PROMPT, max_tokens=NUM, temperature=0.8, seed=1))
     assert outcomes[0] == outcomes[1] == outcomes[2]

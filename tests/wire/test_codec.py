@@ -131,7 +131,7 @@ EXAMPLES: dict[str, Message] = {
             kv_tokens=8192,
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
-        messages.Ready(1, 10**10, 4096, 10**9, None, "gpu"),
+        messages.Ready(1, 10**10, 4096, 512, 10**9, None, "gpu"),
         messages.Connect("tcp://10.0.0.3:5577"),
         messages.Connected(),
         messages.Step(PLAN, TensorSpec("bfloat16", (3, 4096)), (FIGURES,)),

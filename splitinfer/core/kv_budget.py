@@ -1,0 +1,107 @@
+"""How much KV fits on the stages: arithmetic on counts, in bytes only at the edge.
+
+A sequence takes, on each stage, a fixed part (sliding windows and recurrent states, counted as full) and a
+part that grows with its tokens, a block at a time, because that is how caches grow:
+
+    bytes(n) = fixed + per_token * BLOCK * ceil(n / BLOCK)        0 for n = 0: nothing was opened
+
+Stages differ in both factors, but not in the counts: what any set of sequences takes is known everywhere from
+two numbers, how many there are and how many blocks they have together (``KVUse``). So the sums are kept once,
+not once per stage, and the stage that is full first decides.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+BLOCK = 256  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class KVUse:
+    """What some sequences take: ``sequences`` of them with ``blocks`` of ``BLOCK`` tokens in all."""
+
+    sequences: int = 0
+    blocks: int = 0
+
+    def __add__(self, other: Self) -> "KVUse":
+        return KVUse(self.sequences + other.sequences, self.blocks + other.blocks)
+
+    def __sub__(self, other: Self) -> "KVUse":
+        return KVUse(self.sequences - other.sequences, self.blocks - other.blocks)
+
+
+NOTHING = KVUse()
+
+
+def use_of(num_tokens: int) -> KVUse:
+    """What one sequence with KV of ``num_tokens`` tokens takes.
+
+    >>> use_of(0), use_of(1), use_of(257)
+    (KVUse(sequences=0, blocks=0), KVUse(sequences=1, blocks=1), KVUse(sequences=1, blocks=2))
+    """
+    return KVUse(1, -(-num_tokens // BLOCK)) if num_tokens else NOTHING
+
+
+def growth(before: int, after: int) -> KVUse:
+    """What a sequence takes in addition when its KV goes from ``before`` to ``after`` tokens; it never shrinks."""
+    # Nearly every decode stays inside its block, and this is asked for each of them in each step.
+    if after <= before or (before and (after - 1) // BLOCK == (before - 1) // BLOCK):
+        return NOTHING
+    return use_of(after) - use_of(before)
+
+
+@dataclass(frozen=True, slots=True)
+class StageKV:
+    """One stage's memory for KV, in bytes: in all, per token of a sequence, and per sequence whatever its length."""
+
+    budget_bytes: int
+    per_token: int
+    fixed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("budget_bytes", "per_token", "fixed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+    def bytes_of(self, use: KVUse) -> int:
+        """Bytes that ``use`` takes here."""
+        return self.fixed * use.sequences + self.per_token * BLOCK * use.blocks
+
+    def fits(self, use: KVUse) -> bool:
+        """Whether ``use`` is within the budget."""
+        return self.bytes_of(use) <= self.budget_bytes
+
+
+class NeverFits(ValueError):
+    """A request whose KV is too large for a stage even when nobody else is there.
+
+    ``num_tokens`` the request's tokens at its longest; ``needed`` and ``there`` bytes on stage ``stage``.
+    """
+
+    def __init__(self, num_tokens: int, stage: int, needed: int, there: int) -> None:
+        self.num_tokens, self.stage, self.needed, self.there = num_tokens, stage, needed, there
+        super().__init__(
+            f"{num_tokens} tokens (prompt and answer) need {needed} bytes of KV on stage {stage}, which has {there}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """The KV memory of all stages in order. Without stages there is no bound."""
+
+    stages: tuple[StageKV, ...] = ()
+
+    def fits(self, use: KVUse) -> bool:
+        """Whether every stage has room for ``use``."""
+        return all(stage.fits(use) for stage in self.stages)
+
+    def check(self, num_tokens: int) -> None:
+        """Raise ``NeverFits`` unless one sequence of ``num_tokens`` tokens fits when it is alone.
+
+        The error tells of the stage that lacks most.
+        """
+        use = use_of(num_tokens)
+        lacks = [(stage.bytes_of(use) - stage.budget_bytes, index) for index, stage in enumerate(self.stages)]
+        lack, index = max(lacks, default=(0, 0))
+        if lack > 0:
+            raise NeverFits(num_tokens, index, self.stages[index].bytes_of(use), self.stages[index].budget_bytes)

@@ -1,0 +1,136 @@
+"""Which sequences decode together, and whose turn it is.
+
+One sequence cannot fill a pipeline: its next token needs the last one to have passed all stages. S groups that
+take turns can. While stage 0 computes group 0, stage 1 computes group 1 one step before it, and so on:
+
+    stage 0    | 0 | 1 | 0 | 1 | 0 |
+    stage 1        | 0 | 1 | 0 | 1 | 0 |
+
+A cycle is as long as its longest step, so bubbles come from steps that differ. Hence groups of equal size, and
+equal shares of prefill for the steps of one round (``even_share``). Who decodes in which group is sticky, because
+the stages keep the KV of a group together: newcomers go to the smallest group, and one that stays behind is
+filled up from the largest, only as far as needed.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from splitinfer.core.sequence import Sequence
+
+MIN_CHUNK = 32  # tokens of a prompt below which one more chunk costs more than it brings
+
+
+def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool) -> int:
+    """Prompt tokens for the next steps, when ``remaining`` are still to compute and a step takes ``most``.
+
+    As few steps as possible, but one for each group if each gets ``MIN_CHUNK``, and all alike. With ``rounds``
+    (somebody decodes, so there are steps anyway) whole rounds, for a group without its part would be a bubble.
+
+    Alike is right for a lone prompt too: stages of equal speed take the sum of all steps once, and their longest
+    step once more for each further stage. So steps of 257 and 256 tokens end before 512 and 1 do, and a short
+    prompt in two halves ends before a whole one.
+
+    >>> even_share(2200, 512, 2, rounds=False), even_share(2200, 512, 2, rounds=True)
+    (440, 367)
+    >>> even_share(63, 512, 2, rounds=False), even_share(100, 512, 4, rounds=False)
+    (63, 34)
+    """
+    steps = max(1, min(num_groups, remaining // MIN_CHUNK), -(-remaining // most))
+    if rounds and steps > num_groups:
+        steps += -steps % num_groups
+    return -(-remaining // steps)
+
+
+class MicroBatches:
+    """The groups of decoding sequences, each in the order of joining, and the turn."""
+
+    def __init__(self, num_groups: int) -> None:
+        self._groups: list[list[Sequence]] = [[] for _ in range(num_groups)]
+        self._id_to_group: dict[int, int] = {}
+        self._turn = 0
+
+    def __len__(self) -> int:
+        return len(self._id_to_group)
+
+    def __contains__(self, seq: Sequence) -> bool:
+        return seq.seq_id in self._id_to_group
+
+    @property
+    def groups(self) -> tuple[tuple[Sequence, ...], ...]:
+        """The members of each group."""
+        return tuple(map(tuple, self._groups))
+
+    @property
+    def largest(self) -> int:
+        """Members of the largest group."""
+        return max(map(len, self._groups))
+
+    def members(self, group: int) -> list[Sequence]:
+        """A group's members in the order in which they go."""
+        return list(self._groups[group])
+
+    def is_in_flight(self, group: int) -> bool:
+        """Whether a result is due that the group has to wait for."""
+        return any(seq.num_in_flight for seq in self._groups[group])
+
+    def in_turn(self) -> Iterator[int]:
+        """All groups, the one whose turn it is first."""
+        count = len(self._groups)
+        return ((self._turn + i) % count for i in range(count))
+
+    def had_turn(self, group: int, late: Iterable[Sequence]) -> None:
+        """The turn passes on. ``late``: members for whom there was no place; they go first the next time."""
+        ids = {seq.seq_id for seq in late}
+        self._groups[group].sort(key=lambda seq: seq.seq_id not in ids)  # stable: else the order stays
+        self._turn = (group + 1) % len(self._groups)
+
+    def join(self, seq: Sequence) -> None:
+        """A sequence begins to decode, in the smallest group; of equals the one that goes next."""
+        group = self._smallest()
+        self._groups[group].append(seq)
+        self._id_to_group[seq.seq_id] = group
+
+    def leave(self, seq: Sequence) -> None:
+        """A sequence decodes no more; nothing to do if it did not."""
+        group = self._id_to_group.pop(seq.seq_id, None)
+        if group is not None:
+            self._groups[group].remove(seq)
+
+    def clear(self) -> None:
+        """Nobody decodes."""
+        for group in self._groups:
+            group.clear()
+        self._id_to_group.clear()
+
+    def balance(self) -> None:
+        """Move members until no group is larger than another by two or more, as far as results allow.
+
+        Whoever is in flight stays: its result would come in the turn of a group it is not in. The last to
+        join moves, so that the KV of the others stays where it is.
+        """
+        while (seq := self._one_too_many()) is not None:
+            self.leave(seq)
+            self.join(seq)
+
+    def _one_too_many(self) -> Sequence | None:
+        least = min(map(len, self._groups))
+        return next(
+            (
+                seq
+                for group in sorted(self._groups, key=len, reverse=True)
+                if len(group) >= least + 2
+                for seq in reversed(group)
+                if not seq.num_in_flight
+            ),
+            None,
+        )
+
+    def _smallest(self) -> int:
+        return min(self.in_turn(), key=lambda group: len(self._groups[group]))
+
+    def check(self) -> None:
+        """Assert what must hold between any two events."""
+        ids = [seq.seq_id for group in self._groups for seq in group]
+        assert len(ids) == len(set(ids)), "a sequence is in two groups"
+        assert set(ids) == set(self._id_to_group)
+        assert all(self._id_to_group[seq.seq_id] == i for i, group in enumerate(self._groups) for seq in group)
+        assert self._one_too_many() is None, "a group is behind, and somebody could move"

@@ -1,0 +1,267 @@
+"""A toy pipeline whose answers depend on every token of KV it was told to keep, and a house to run it in.
+
+The toy's KV of a sequence is simply the list of tokens that the plans put there, and its next token is a
+number made of that whole list and the seed. A slice that starts at the wrong place, a rollback that was
+forgotten or a takeover of the wrong parent changes every token after it. The toy also obeys like the real
+stages: it refuses to open a sequence twice, to leave gaps, and to go further back than caches of its kind
+can go, which is counted from the most tokens they ever held.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from splitinfer.core import kv_budget, microbatch, scheduler
+from splitinfer.core.kv_budget import KVBudget, KVUse, StageKV, use_of
+from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.scheduler import Scheduler, SchedulerConfig, TokenEvent
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+
+VOCAB = 5  # few, so that different prompts often begin alike
+
+
+@contextmanager
+def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
+    """Blocks of KV and least chunks so small that short sequences meet their borders."""
+    before = kv_budget.BLOCK, microbatch.MIN_CHUNK
+    kv_budget.BLOCK = scheduler.BLOCK = block
+    microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = min_chunk
+    try:
+        yield
+    finally:
+        kv_budget.BLOCK = scheduler.BLOCK = before[0]
+        microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = before[1]
+
+
+def next_token(tokens: Iterable[int], seed: int) -> int:
+    """A polynomial of all tokens: none can change, move or be missing without changing it."""
+    value = seed + 1
+    for token in tokens:
+        value = (value * 1_000_003 + token + 1) % (2**61 - 1)
+    return value // 7 % VOCAB
+
+
+def alone(seq: Sequence, prompt: list[int], max_len: int) -> tuple[list[int], FinishReason]:
+    """What a sequence generates with nobody else there: the definition of right."""
+    tokens = list(prompt)
+    while True:
+        tokens.append(next_token(tokens, seq.seed))
+        if tokens[-1] in seq.end_tokens:
+            return tokens[len(prompt) :], FinishReason.STOP
+        if len(tokens) - len(prompt) >= seq.params.max_tokens or len(tokens) >= max_len:
+            return tokens[len(prompt) :], FinishReason.LENGTH
+
+
+@dataclass
+class Cache:
+    """One sequence on the toy."""
+
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    furthest: int = 0
+
+    def run(self, part: Slice, rewind: int | None) -> None:
+        assert part.start <= len(self.tokens), "a gap in the KV"
+        assert rewind is None or part.start == len(self.tokens) or part.start >= self.furthest - rewind, "too far back"
+        self.tokens[part.start :] = part.token_ids
+        self.furthest = max(self.furthest, len(self.tokens))
+
+
+class ToyStage:
+    """Carries out plans in order, and obeys like the real stages: what a wrong plan asks for fails."""
+
+    def __init__(self, rewind: int | None = None) -> None:
+        self.rewind = rewind
+        self.caches: dict[int, Cache] = {}
+        self.ever: set[int] = set()
+        self.num_computed: dict[int, int] = {}
+        self._next_step: int | None = None
+
+    def run(self, plan: StepPlan) -> StepResult:
+        assert self._next_step is None or plan.step == self._next_step
+        self._next_step = plan.step + 1
+        assert len(plan.freed) == len(set(plan.freed))
+        for seq_id in plan.freed:
+            assert seq_id in self.caches, f"freed {seq_id}, which is not here"
+            del self.caches[seq_id]
+        for new in plan.new:
+            assert new.seq_id not in self.caches, "opened twice"
+            self.ever.add(new.seq_id)
+            cache = Cache(new.seed) if new.parent is None else self.caches.pop(new.parent)
+            first = next(part for part in plan.slices if part.seq_id == new.seq_id)
+            assert tuple(cache.tokens[: first.start]) == new.prefix, "the KV taken over is of other tokens"
+            assert first.start == len(new.prefix)
+            cache.seed = new.seed
+            self.caches[new.seq_id] = cache
+        return StepResult(plan.step, tuple(self._run(plan.slices)))
+
+    def _run(self, slices: Iterable[Slice]) -> Iterable[SampledSlice]:
+        for part in slices:
+            assert part.seq_id in self.caches, "an unknown sequence"
+            cache = self.caches[part.seq_id]
+            cache.run(part, self.rewind)
+            self.num_computed[part.seq_id] = self.num_computed.get(part.seq_id, 0) + len(part.token_ids)
+            if part.num_logits:
+                assert part.num_logits == 1
+                token = SampledToken(next_token(cache.tokens, cache.seed))
+                yield SampledSlice(part.seq_id, (token,))
+
+    def use(self) -> KVUse:
+        """What the caches take, as the stages see it."""
+        use = KVUse()
+        for cache in self.caches.values():
+            use += use_of(cache.furthest)
+        return use
+
+
+class ToyPipeline(ToyStage):
+    """Results wait until they are asked for."""
+
+    def __init__(self, rewind: int | None = None) -> None:
+        super().__init__(rewind)
+        self.under_way: deque[StepResult] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        self.under_way.append(self.run(plan))
+
+
+class House:
+    """A scheduler and a toy, and the account of what each sequence got."""
+
+    def __init__(self, **config: int | KVBudget | None) -> None:
+        bounds = {
+            "num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, "rewind": None,
+            **config,
+        }  # fmt: skip
+        self.scheduler = Scheduler(SchedulerConfig(**bounds))  # type: ignore[arg-type]
+        self.toy = ToyPipeline(bounds["rewind"])
+        self.sequences: dict[int, Sequence] = {}
+        self.prompts: dict[int, list[int]] = {}
+        self.generated: dict[int, list[int]] = {}
+        self.reasons: dict[int, FinishReason] = {}
+        self.cancelled: set[int] = set()
+        self.was_lost = False  # the stages forgot everything once
+
+    def add(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        session: str | None = None,
+        end_tokens: Iterable[int] = (),
+        seed: int = 0,
+        **more: int | float | None,
+    ) -> int:
+        seq_id = len(self.sequences)
+        params = SamplingParams(max_tokens=max_tokens)
+        seq = Sequence(seq_id, list(prompt), params, seed, frozenset(end_tokens), session, **more)
+        self.scheduler.add(seq)
+        self.sequences[seq_id], self.prompts[seq_id], self.generated[seq_id] = seq, list(prompt), []
+        return seq_id
+
+    def step(self) -> StepPlan | None:
+        could = self.scheduler.can_schedule
+        before = {seq.seq_id: i for i, group in enumerate(self.scheduler.batches.groups) for seq in group}
+        in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_in_flight}
+        num_plans = self.scheduler.num_in_flight
+        plan = self.scheduler.schedule()
+        assert (plan is not None) == could, "can_schedule and schedule disagree"
+        if plan is not None:
+            assert plan.slices or plan.freed
+            assert plan.num_tokens <= self.scheduler.config.token_budget
+            assert num_plans < self.limit(bool(before))
+            self.check_group(plan, before, in_flight)
+            self.toy.submit(plan)
+            if self.scheduler.config.kv is not None:
+                assert self.scheduler.config.kv.fits(self.toy.use()), "the stages hold more than they can"
+        assert len(self.toy.under_way) == self.scheduler.num_in_flight
+        return plan
+
+    def limit(self, anybody_decodes: bool) -> int:
+        config = self.scheduler.config
+        return min(config.num_groups, config.max_in_flight) if anybody_decodes else config.max_in_flight
+
+    def check_group(self, plan: StepPlan, before: dict[int, int], in_flight: set[int]) -> None:
+        """The step is of one group, whole, and its decodes come first, one token each."""
+        decodes = [part for part in plan.slices if part.seq_id in before]
+        assert list(plan.slices[: len(decodes)]) == decodes
+        assert all(len(part.token_ids) == part.num_logits == 1 for part in decodes)
+        groups = {before[part.seq_id] for part in decodes}
+        assert len(groups) <= 1
+        for group in groups:
+            members = [seq_id for seq_id in before if before[seq_id] == group]
+            assert not in_flight & set(members), "a group that waits for results"
+            if self.scheduler.config.kv is None:
+                assert len(decodes) == min(len(members), self.scheduler.config.token_budget), "a decode was skipped"
+
+    def deliver(self) -> list[TokenEvent]:
+        events = self.scheduler.update(self.toy.under_way.popleft())
+        for event in events:
+            assert event.seq_id not in self.reasons, "a token after the end"
+            self.generated[event.seq_id].append(event.token.token_id)
+            if event.finish_reason is not None:
+                self.reasons[event.seq_id] = event.finish_reason
+        return events
+
+    def finish(self, seq_id: int, reason: FinishReason = FinishReason.ABORT) -> None:
+        was_live = seq_id not in self.reasons
+        assert self.scheduler.finish(seq_id, reason) == was_live
+        if was_live:
+            self.reasons[seq_id] = reason
+            self.cancelled.add(seq_id)
+
+    def run(self) -> None:
+        for _ in range(10_000):
+            if self.step() is None:
+                if not self.toy.under_way:
+                    return
+                self.deliver()
+            self.scheduler.check()
+        raise AssertionError("it never ends")
+
+    def expire(self, now: float) -> list[int]:
+        seq_ids = self.scheduler.expire(now)
+        for seq_id in seq_ids:
+            assert seq_id not in self.reasons
+            self.reasons[seq_id] = FinishReason.ABORT
+            self.cancelled.add(seq_id)
+        return seq_ids
+
+    def tokens(self, seq_id: int) -> list[int]:
+        return self.prompts[seq_id] + self.generated[seq_id]
+
+    def check_answers(self) -> None:
+        for seq_id, seq in self.sequences.items():
+            tokens, reason = alone(seq, self.prompts[seq_id], self.scheduler.config.max_len)
+            if seq_id in self.cancelled:
+                assert self.generated[seq_id] == tokens[: len(self.generated[seq_id])]
+            else:
+                assert (self.generated[seq_id], self.reasons[seq_id]) == (tokens, reason)
+            assert seq.finish_reason == self.reasons[seq_id]
+            if seq.is_known and not seq.num_preemptions and not self.was_lost:
+                assert self.toy.num_computed[seq_id] == seq.num_scheduled - seq.num_reused, "computed twice"
+
+    def check_kv(self) -> None:
+        """Nothing is lost: what the toy still has is what sessions hold."""
+        assert self.scheduler.is_idle
+        assert set(self.toy.caches) == {seq.seq_id for seq in self.scheduler.held.values()}
+        for seq in self.scheduler.held.values():
+            assert self.toy.caches[seq.seq_id].tokens == seq.tokens[: seq.num_scheduled]
+
+
+def drain(house: House) -> list[Slice]:
+    """Run to the end; every slice that was planned."""
+    parts: list[Slice] = []
+    while True:
+        plan = house.step()
+        if plan is not None:
+            parts += plan.slices
+        elif house.toy.under_way:
+            house.deliver()
+        else:
+            return parts
+
+
+def blocks(*counts: int, per_token: int = 1) -> KVBudget:
+    """Stages with room for so many blocks of KV."""
+    return KVBudget(tuple(StageKV(count * kv_budget.BLOCK * per_token, per_token) for count in counts))
