@@ -1,6 +1,7 @@
 """Kill and freeze workers at random moments and compare every token with the undisturbed run.
 
 python tests/cluster/kills.py --kills 100 --freezes 25
+python tests/cluster/kills.py --kills 100 --freezes 0 --streams 8        # eight requests at a time
 """
 
 import argparse
@@ -31,6 +32,7 @@ class Trial:
 
     kind: str
     num_stages: int
+    num_streams: int
     seed: int
     same: bool
     to_notice: float
@@ -66,12 +68,18 @@ def layout(num_stages: int) -> dict[str, object]:
     return {"model": "demo", "stages": stages}
 
 
-def disturb(num_stages: int, kinds: Sequence[str], first_seed: int) -> list[Trial]:
-    """One pipeline, one request at a time, one disturbance each."""
+def disturb(num_stages: int, kinds: Sequence[str], first_seed: int, num_streams: int = 1) -> list[Trial]:
+    """One pipeline, so many requests at a time, one disturbance for each lot of them."""
     settings = Settings(rejoin_timeout=60.0, token_budget=32)
     with LLM(layout(num_stages), settings=settings) as llm, _listening() as ear:
-        expected = [_run(llm, index) for index in range(len(PROMPTS) * 2)]
-        return [_trial(llm, ear, kind, num_stages, first_seed + i, expected) for i, kind in enumerate(kinds)]
+        expected = [_run(llm, index) for index in range(max(len(PROMPTS) * 2, num_streams))]
+        return [
+            _trial(llm, ear, kind, num_stages, first_seed + i, expected, num_streams) for i, kind in enumerate(kinds)
+        ]
+
+
+def _prompt(index: int) -> str:
+    return PROMPTS[index // 2 % len(PROMPTS)]
 
 
 def _params(index: int) -> splitinfer.SamplingParams:
@@ -80,16 +88,22 @@ def _params(index: int) -> splitinfer.SamplingParams:
 
 
 def _run(llm: LLM, index: int) -> tuple[list[int], float]:
-    out = llm.generate(PROMPTS[index // 2], _params(index))[0]
+    out = llm.generate(_prompt(index), _params(index))[0]
     return out.token_ids, out.token_times[-1]
 
 
 def _trial(
-    llm: LLM, ear: _Ear, kind: str, num_stages: int, seed: int, expected: list[tuple[list[int], float]]
+    llm: LLM,
+    ear: _Ear,
+    kind: str,
+    num_stages: int,
+    seed: int,
+    expected: list[tuple[list[int], float]],
+    num_streams: int,
 ) -> Trial:
     chance = random.Random(seed)
-    index = chance.randrange(len(expected))
-    tokens, usual = expected[index]
+    indices = chance.sample(range(len(expected)), num_streams)
+    usual = max(expected[index][1] for index in indices)
     ear.heard.clear()
     struck: list[float] = []
 
@@ -99,18 +113,21 @@ def _trial(
         victim.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
 
     timer = threading.Timer(chance.uniform(0, 0.8 * usual), strike)
-    request = llm.submit(PROMPTS[index // 2], _params(index))
+    began = time.monotonic()
+    requests = [llm.submit(_prompt(index), _params(index)) for index in indices]
     timer.start()
-    arrivals = []
-    for event in request:
-        arrivals += [time.monotonic()] * len(event.token_ids)
+    outputs = [request.result() for request in requests]
     timer.join()
+    arrivals = sorted(began + t for output in outputs for t in output.token_times)
     after = [t for t in arrivals if ear.heard and t > ear.heard[0]]
     return Trial(
         kind,
         num_stages,
+        num_streams,
         seed,
-        request.output.token_ids == tokens and request.output.finish_reason == "length",
+        all(
+            o.token_ids == expected[i][0] and o.finish_reason == "length" for o, i in zip(outputs, indices, strict=True)
+        ),
         (ear.heard[0] if ear.heard else float("nan")) - struck[0],
         (after[0] if after else float("nan")) - struck[0],
     )
@@ -136,13 +153,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--freezes", type=int, default=25)
+    parser.add_argument("--streams", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     trials: list[Trial] = []
     for i, num_stages in enumerate(SHAPES):
         share = lambda n, i=i: n // 2 + (n % 2 if i == 0 else 0)  # noqa: E731
         kinds = ["kill"] * share(args.kills) + ["freeze"] * share(args.freezes)
-        trials += disturb(num_stages, kinds, args.seed + 1000 * num_stages)
+        trials += disturb(num_stages, kinds, args.seed + 1000 * num_stages, args.streams)
         print(json.dumps(summary(trials), indent=1), flush=True)
     bad = [asdict(t) for t in trials if not t.same]
     print(json.dumps({"summary": summary(trials), "wrong": bad}))

@@ -4,9 +4,12 @@ import pytest
 from kills import disturb
 
 
-@pytest.mark.parametrize(("num_stages", "kinds"), [(2, ["kill", "kill", "freeze"]), (3, ["kill", "kill"])])
-def test_a_lost_worker_changes_no_token(num_stages: int, kinds: list[str]) -> None:
-    trials = disturb(num_stages, kinds, first_seed=num_stages)
+@pytest.mark.parametrize(
+    ("num_stages", "kinds", "num_streams"),
+    [(2, ["kill", "kill", "freeze"], 1), (3, ["kill", "kill"], 1), (3, ["kill", "kill"], 8)],
+)
+def test_a_lost_worker_changes_no_token(num_stages: int, kinds: list[str], num_streams: int) -> None:
+    trials = disturb(num_stages, kinds, first_seed=num_stages, num_streams=num_streams)
     assert all(trial.same for trial in trials), trials
     # The transport's limit is 3 s of silence; the rest is for a machine that is busy with other tests.
     assert all(trial.to_notice < 5 for trial in trials), trials

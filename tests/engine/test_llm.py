@@ -205,7 +205,9 @@ def test_what_cannot_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch
 def test_a_request_that_can_never_fit_is_refused_with_numbers() -> None:
     """One block of 256 tokens takes 786 kB on 6 of the demo model's layers."""
     with LLM("demo.yaml", settings=Settings(kv_bytes=10**6)) as llm:
-        with pytest.raises(RequestError, match=r"answer of 303 tokens can never fit: .* 1.57 MB of KV on stage .* 1 MB"):
+        with pytest.raises(
+            RequestError, match=r"answer of 303 tokens can never fit: .* 1.57 MB of KV on stage .* 1 MB"
+        ):
             llm.submit([5, 9, 13], params(max_tokens=300))
         assert len(llm.generate([5, 9, 13], params(max_tokens=200, ignore_eos=True))[0].token_ids) == 200
 
