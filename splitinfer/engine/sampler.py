@@ -5,10 +5,14 @@ trick), which draws from their softmax. The noise of a row comes from the key of
 (``core.chance``) and is drawn at the *tokenizer's* vocabulary size, so neither the other rows of the
 batch, nor the cut, nor a model's padding of its vocabulary can change it. Filters are mlx-lm's own
 functions in mlx-lm's order.
+
+What follows the head is a dozen small operations on one row a sequence. On a GPU each would be a launch of its
+own, so there they are compiled into one call. MLX's CPU backend has no launches to save, and its compiler takes
+seconds for the first token of each kind; there they stay as they are.
 """
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -19,6 +23,11 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repe
 from splitinfer.core.chance import position_key
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.models.memory import on_gpu
+
+
+_Tail = Callable[[mx.array, mx.array | None], tuple[mx.array, mx.array]]
+_MAX_TAILS = 64  # settings whose compiled functions are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +50,12 @@ class Choice:
 
 
 class Sampler:
-    """``vocab_size``: the number of values noise is drawn for."""
+    """``vocab_size``: the number of values noise is drawn for. ``compiled``: by default where a GPU computes."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
         self._vocab_size = vocab_size
+        self._compiled = on_gpu() if compiled is None else compiled
+        self._tails: OrderedDict[tuple[object, ...], _Tail] = OrderedDict()  # by settings, last used last
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
 
     def choose(self, logits: mx.array, rows: Sequence[Row]) -> list[Choice]:
@@ -60,15 +71,32 @@ class Sampler:
         params = mine[0].params
         if params.repetition_penalty != 1.0:
             picked = _penalized(picked, mine)
-        logprobs = picked - mx.logsumexp(picked, axis=-1, keepdims=True)
-        tokens = mx.argmax(logprobs if params.temperature == 0 else self._perturbed(logprobs, mine), axis=-1)
+        keys = None
+        if params.temperature > 0:
+            keys = mx.array([position_key(row.seed, row.position) for row in mine], dtype=mx.uint32)
+        tokens, logprobs = self._tail(params)(picked, keys)
         return Choice(tuple(indices), tokens, None if params.logprobs is None else logprobs)
 
-    def _perturbed(self, logprobs: mx.array, rows: list[Row]) -> mx.array:
-        params = rows[0].params
-        keys = mx.array([position_key(row.seed, row.position) for row in rows], dtype=mx.uint32)
-        noise = self._fit(self._noise(keys), logprobs.shape[-1])
-        return _filtered(logprobs, params) * (1.0 / params.temperature) + noise
+    def _tail(self, params: SamplingParams) -> _Tail:
+        """The function for rows with these settings."""
+        settings = _settings(params)
+        if settings not in self._tails:
+            tail = self._make_tail(params)
+            self._tails[settings] = mx.compile(tail) if self._compiled else tail
+        self._tails.move_to_end(settings)
+        while len(self._tails) > _MAX_TAILS:
+            self._tails.popitem(last=False)
+        return self._tails[settings]
+
+    def _make_tail(self, params: SamplingParams) -> _Tail:
+        def tail(logits: mx.array, keys: mx.array | None) -> tuple[mx.array, mx.array]:
+            logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+            if keys is None:
+                return mx.argmax(logprobs, axis=-1), logprobs
+            noise = self._fit(self._noise(keys), logprobs.shape[-1])
+            return mx.argmax(_filtered(logprobs, params) * (1.0 / params.temperature) + noise, axis=-1), logprobs
+
+        return tail
 
     def _fit(self, noise: mx.array, width: int) -> mx.array:
         """Noise for a model whose vocabulary is padded (never chosen there) or narrower than the tokenizer's."""

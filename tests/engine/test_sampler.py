@@ -224,3 +224,17 @@ def test_choosing_computes_nothing_until_it_is_read():
 def test_no_rows():
     assert Sampler(VOCAB).choose(mx.zeros((0, VOCAB)), []) == []
     assert read([], []) == []
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "top_k": 12}], ids=str)
+def test_compiled_into_one_call_the_tokens_are_the_same(filters: dict[str, Any]):
+    """As on a GPU; MLX's CPU backend compiles it, too, if it is told to."""
+    kinds = [replace(WARM, **filters), GREEDY, replace(WARM, logprobs=2, **filters)]
+    rows = [row(kinds[i % 3], position=i, seed=i) for i in range(9)]
+    logits = made_up(9)
+    eager, compiled = (Sampler(VOCAB, compiled=flag) for flag in (False, True))
+    for _ in range(2):
+        chosen = read(compiled.choose(logits, rows), rows)
+        assert [t.token_id for t in chosen] == [t.token_id for t in read(eager.choose(logits, rows), rows)]
+    assert chosen[2].top == read(eager.choose(logits, rows), rows)[2].top
+    assert chosen[2].logprob == pytest.approx(float(log_softmax(logits)[2, chosen[2].token_id].item()), abs=1e-6)
