@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -62,6 +63,9 @@ Rejoin = Annotated[
     float,
     typer.Option("--rejoin-timeout", min=0, help="Seconds to wait for a lost worker to come back; 0 gives up at once."),
 ]
+Tracing = Annotated[
+    Path | None, typer.Option("--trace", help="Write a picture of every step to this file, for ui.perfetto.dev.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
 
 
@@ -92,6 +96,7 @@ def coord(
     kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
     rejoin_timeout: Rejoin = 60.0,
+    trace: Tracing = None,
     verbose: Verbose = False,
 ) -> None:
     """Hold the first layers, reach the workers, then chat or answer."""
@@ -108,6 +113,7 @@ def coord(
         kv_bytes=_bytes(kv_gb),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
+        trace=trace,
     )
 
     def run() -> int:
@@ -136,6 +142,7 @@ def chat(
     kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
     rejoin_timeout: Rejoin = 60.0,
+    trace: Tracing = None,
     verbose: Verbose = False,
 ) -> None:
     """Open the REPL: what `coord` does on a terminal."""
@@ -151,6 +158,7 @@ def chat(
         kv_bytes=_bytes(kv_gb),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
+        trace=trace,
     )
 
     def run() -> int:
@@ -200,6 +208,7 @@ def bench(
         str | None, typer.Option("--link-preset", help="Emulate every link between stages: 1gbe, wifi, ...")
     ] = None,
     connect_timeout: Timeout = 10.0,
+    trace: Tracing = None,
     verbose: Verbose = False,
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
@@ -212,7 +221,7 @@ def bench(
 
     order = Order(
         layout, model, as_json, trials, prompt_tokens, decode_tokens, token_budget, baseline, whole, seed, link_preset,
-        connect_timeout,
+        connect_timeout, trace,
     )  # fmt: skip
     _finish(lambda: measure(order), verbose)
 

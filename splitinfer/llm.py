@@ -27,6 +27,7 @@ from splitinfer.engine.crew import Event
 from splitinfer.engine.engine import Engine
 from splitinfer.engine.pipeline import Pipeline, PipelineOrder
 from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
+from splitinfer.engine.trace import Trace
 from splitinfer.errors import LayoutError, ModelError, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
@@ -56,9 +57,13 @@ class Settings:
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.
     max_sessions: sessions whose KV is kept for their next request.
+    micro_batches: groups of requests that decode in turn; ``None``: one for each stage. One more keeps a step
+        waiting in front of every stage, and reads all weights once more in every round; that pays only where the
+        link and the host take longer than a step of few rows.
     connect_timeout: seconds to reach a worker.
     rejoin_timeout: seconds that requests wait for a lost worker to come back, to go on where they were;
         0 ends them at once.
+    trace: a file that every step is drawn in, for ui.perfetto.dev; it is written anew.
     """
 
     token_budget: int | None = None
@@ -67,8 +72,10 @@ class Settings:
     max_waiting: int = 1024
     max_sessions: int = 4
     kv_bytes: int | None = None
+    micro_batches: int | None = None
     connect_timeout: float = 10.0
     rejoin_timeout: float = 60.0
+    trace: Path | None = None
 
     def context_of(self, model_context: int) -> int:
         """The context for a model made for ``model_context`` tokens."""
@@ -133,19 +140,22 @@ class LLM:
     ) -> None:
         self.settings = settings or Settings()
         self.layout = _as_layout(layout, model)
+        self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
+        try:
+            self._open(notice or (lambda _name, _progress: None))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(_model_of(self.layout))
         self.layout.check(count_layers(self._checkpoint))
         self.tokenizer = _tokenizer_of(self._checkpoint)
         _check_draft(self.layout, self.tokenizer)
         self._ids = itertools.count(1)
         self._text_lock = threading.Lock()  # a Hugging Face tokenizer is for one thread at a time
-        build = self._build(notice or (lambda _name, _progress: None))
-        self._engine = Engine(build, self._configure, self.settings.rejoin_timeout)
-        try:
-            self._engine.wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
+        self._engine = Engine(self._build(notice), self._configure, self.settings.rejoin_timeout, self._trace)
+        self._engine.wait_until_ready()
 
     @property
     def context_length(self) -> int:
@@ -237,9 +247,12 @@ class LLM:
         """Free what a session keeps."""
         self._engine.drop_session(session)
 
-    def stats(self) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; the README explains each."""
-        return self._engine.stats()
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """Counters and per-stage figures, as a plain dictionary; the README explains each.
+
+        ``reset``: what is under "window" begins anew after this; the counters never do.
+        """
+        return self._engine.stats(reset=reset)
 
     # -- ending ------------------------------------------------------------------------------
 
@@ -247,6 +260,8 @@ class LLM:
         """End all requests and all stages; local workers are gone afterwards. At most about 2 seconds."""
         if hasattr(self, "_engine"):
             self._engine.close(timeout=1.0)
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> Self:
         return self
@@ -270,9 +285,10 @@ class LLM:
 
     def _configure(self, pipeline: Pipeline) -> SchedulerConfig:
         stages, settings = pipeline.num_stages, self.settings
+        groups = settings.micro_batches or stages
         return SchedulerConfig(
-            num_groups=stages,
-            max_in_flight=stages + 1,
+            num_groups=groups,
+            max_in_flight=max(stages + 1, groups),
             token_budget=settings.budget_of(ready.device for ready in pipeline.ready),
             max_running=settings.max_running,
             max_len=self.context_length,

@@ -32,7 +32,20 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ProtocolError
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
-from splitinfer.wire.messages import Fault, Hello, Load, Message, Progress, Refuse, Result, Step, Versions, Welcome
+from splitinfer.wire.messages import (
+    ClockAsk,
+    ClockTell,
+    Fault,
+    Hello,
+    Load,
+    Message,
+    Progress,
+    Refuse,
+    Result,
+    Step,
+    Versions,
+    Welcome,
+)
 from transports import FrameError, LinkOptions
 from transports.framing import Kind, decode, encode
 
@@ -47,6 +60,8 @@ MESSAGES: list[Message] = [
     Refuse("no"),
     Load("demo", "auto", 1, (0, 6, 12), Fingerprint("c", {"f": FilePrint(9, "t", None)}), 2048, 4096),
     Progress("load", 3, 9, "file"),
+    ClockAsk(),
+    ClockTell(5.25, 5.5),
     Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48),)),
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
     Fault("broken"),

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Order:
     seed: int = 1
     link_preset: str | None = None
     connect_timeout: float = 10.0
+    trace: Path | None = None
 
 
 def bench(order: Order) -> int:
@@ -82,6 +83,7 @@ def _measure(order: Order) -> Findings:
         context=_longest(order),
         connect_timeout=order.connect_timeout,
         rejoin_timeout=0.0,
+        trace=order.trace,
     )
     with ExitStack() as stack:
         if link is not None:
@@ -92,7 +94,7 @@ def _measure(order: Order) -> Findings:
         dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
         contenders: list[Contender] = [Stages(PIPELINE, llm)]
         if order.whole:
-            contenders.append(Stages(WHOLE, stack.enter_context(_whole(llm, settings))))
+            contenders.append(Stages(WHOLE, stack.enter_context(_whole(llm, replace(settings, trace=None)))))
         plain = stack.enter_context(_plain_mlx_lm(llm, checkpoint, dtype)) if order.baseline else None
         pinned, blas_by_process = _pin(llm.layout, plain, processors), _blas(plain)
         _warm_up(contenders, workload)

@@ -98,14 +98,16 @@ class SampledSlice:
 class StageFigures:
     """What one step cost one stage. Seconds on that stage's own monotonic clock.
 
-    ``waited`` is the time between the end of its previous step and the arrival of this one's work.
+    ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
+    sent on, but for the message around it.
     """
 
     stage: int
     started: float
     ended: float
-    waited: float
+    received: float = 0.0
     bytes_sent: int = 0
+    sent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

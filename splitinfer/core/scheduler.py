@@ -141,6 +141,7 @@ class Scheduler:
         self.batches = MicroBatches(config.num_groups)
         self._budget = config.kv or KVBudget()
         self._used = NOTHING  # by all that run or are held
+        self.num_preemptions = 0  # times a running sequence gave up its KV
         self._deadlines = Deadlines()
         self._freed: list[int] = []
         self._plans: deque[StepPlan] = deque()  # under way, oldest first
@@ -254,6 +255,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         """Plans under way."""
         return len(self._plans)
+
+    @property
+    def kv_used(self) -> KVUse:
+        """The KV of all that run or are held."""
+        return self._used
 
     @property
     def is_idle(self) -> bool:
@@ -398,6 +404,7 @@ class Scheduler:
         self._release(seq)
         seq.forget_stages()
         seq.num_preemptions += 1
+        self.num_preemptions += 1
         self.waiting.add(seq)
 
     def _admit(self, new: _Admission) -> None:

@@ -44,6 +44,28 @@ class StallWatch:
         return self._since is not None and now - self._since > self.limit
 
 
+_SURE = 0.7  # share of a step's usual time in which it is surely not done
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long a loop may look for more work before it waits for the step under way.
+
+    Waiting for a device is deaf: what arrives meanwhile could have been launched behind the step, so that the
+    device goes from one to the next. Most of a step's usual time is therefore spent listening. Seconds.
+    """
+
+    usual: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        """A step is done, so long after it was launched."""
+        self.usual += _SMOOTHING * (seconds - self.usual)
+
+    def spare(self, since_launch: float) -> float:
+        """Seconds that are left to listen."""
+        return max(0.0, _SURE * self.usual - since_launch)
+
+
 MAX_LOSSES_IN_A_ROW = 3
 
 

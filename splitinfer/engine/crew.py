@@ -5,23 +5,41 @@ pipeline that goes on after that makes a new crew; what the old one's links stil
 nobody.
 """
 
+import math
 import queue
 import threading
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+from splitinfer.core.clocks import ClockReading, best, exchange
 from splitinfer.core.layout import StageSpec
 from splitinfer.engine.versions import machine_name, own_versions
-from splitinfer.errors import PeerError, Refused, WorkerLost, WorkerUnreachable
+from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.wire import codec
-from splitinfer.wire.messages import Connect, Connected, Fault, Hello, Load, Message, Progress, Ready, Refuse, Welcome
+from splitinfer.wire.messages import (
+    ClockAsk,
+    ClockTell,
+    Connect,
+    Connected,
+    Fault,
+    Hello,
+    Load,
+    Message,
+    Progress,
+    Ready,
+    Refuse,
+    Welcome,
+)
 from splitinfer.wire.session import Session
 from transports import AddressError, Frame, Link, LinkClosed, LinkTimeout, TransportError, connect
 from transports.emulated import address_for_others
 
 Notice = Callable[[int, Progress], None]  # stage number, how far it is
 
+_CLOCK_SECONDS, _CLOCK_QUESTIONS = 0.003, 8  # to read one worker's clock; at least one question is asked
 _STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
 
 
@@ -70,7 +88,12 @@ class Peer:
         return message
 
 
-Event = tuple[Peer, Frame | LinkClosed]
+class Event(NamedTuple):
+    """Something a worker said, or its link's end, and when that had arrived, in seconds on the monotonic clock."""
+
+    peer: Peer
+    item: Frame | LinkClosed
+    at: float
 
 
 class Crew:
@@ -142,6 +165,29 @@ class Crew:
             if isinstance(message, Connected):
                 waiting.discard(peer.stage)
 
+    def read_clocks(self) -> list[ClockReading]:
+        """Ask every worker for the time: for a few milliseconds each, or one question where that takes longer."""
+        return [self._read_clock(peer) for peer in self.peers]
+
+    def _read_clock(self, peer: Peer) -> ClockReading:
+        readings: list[ClockReading] = []
+        give_up = time.monotonic() + _CLOCK_SECONDS
+        while not readings or (len(readings) < _CLOCK_QUESTIONS and time.monotonic() < give_up):
+            readings.append(self._ask_clock(peer))
+        return best(readings)
+
+    def _ask_clock(self, peer: Peer) -> ClockReading:
+        assert self._opening is not None
+        asked = time.monotonic()
+        peer.say(ClockAsk())
+        while True:
+            event = self._opening.get()
+            message = event.peer.hear(event.item)
+            if isinstance(message, ClockTell):
+                if not math.isfinite(message.received) or not math.isfinite(message.told):
+                    raise ProtocolError(f"worker {peer.spec.name} told a time that is none")
+                return exchange(asked, message.received, message.told, event.at)
+
     def hand_over(self) -> None:
         """From now on everything goes to ``put``; what came in between goes first."""
         with self._handing_over:
@@ -156,15 +202,16 @@ class Crew:
 
     def _next_message(self) -> tuple[Peer, Message]:
         assert self._opening is not None
-        peer, item = self._opening.get()
+        peer, item, _ = self._opening.get()
         return peer, peer.hear(item)
 
     def _deliver(self, peer: Peer, item: Frame | LinkClosed) -> None:
         if isinstance(item, LinkClosed):
             peer.silence_at_end = peer.link.silent_for
+        event = Event(peer, item, time.monotonic())
         with self._handing_over:
             put = self._put if self._opening is None else self._opening.put
-            put((peer, item))
+            put(event)
 
 
 def start_command(address: str) -> str:

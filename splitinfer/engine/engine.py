@@ -24,13 +24,14 @@ from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler import Scheduler, SchedulerConfig
 from splitinfer.core.sequence import FinishReason
-from splitinfer.core.watch import Losses, Patience, StallWatch
+from splitinfer.core.watch import Losses, Pace, Patience, StallWatch
 from splitinfer.engine.crew import Event
-from splitinfer.engine.figures import StageTotals, Totals
+from splitinfer.engine.figures import Record, StageTotals, Totals
 from splitinfer.engine.pipeline import Pipeline
 from splitinfer.engine.requests import RequestState
 from splitinfer.engine.stage_runner import Launched, launches_ahead
 from splitinfer.engine.threads import join
+from splitinfer.engine.trace import Trace
 from splitinfer.errors import PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
 from splitinfer.models.memory import size
 
@@ -53,7 +54,7 @@ class Engine:
 
     ``build`` makes the pipeline, given where to put its events; ``configure`` makes the scheduler's
     bounds once the stages are known. Both run on the engine's thread. ``rejoin_timeout``: seconds that
-    requests wait for a lost worker to come back; 0 ends them at once.
+    requests wait for a lost worker to come back; 0 ends them at once. ``trace``: where every step is drawn.
     """
 
     def __init__(
@@ -61,11 +62,13 @@ class Engine:
         build: Callable[[Callable[[Event], None]], Pipeline],
         configure: Callable[[Pipeline], SchedulerConfig],
         rejoin_timeout: float,
+        trace: Trace | None = None,
     ) -> None:
         self._inbox: queue.SimpleQueue[Event | Call] = queue.SimpleQueue()
         self._requests: dict[int, RequestState] = {}
         self._under_way: Launched | None = None
         self._watch, self._losses, self._rejoin_timeout = StallWatch(), Losses(), rejoin_timeout
+        self._pace = Pace()
         self._num_arriving = 0  # requests handed in that the loop has not seen yet
         self._started = threading.Event()
         self._closing = threading.Lock()
@@ -74,6 +77,10 @@ class Engine:
         self.failure: SplitinferError | None = None
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
+        names = [spec.name for spec in self.pipeline.layout.stages]
+        if trace is not None:
+            trace.begin(names)
+        self.record = Record(names, time.monotonic(), trace)
         self._scheduler: Scheduler | None = None
         self._thread = threading.Thread(target=self._run, args=(configure,), name="engine", daemon=True)
         self._thread.start()
@@ -106,7 +113,8 @@ class Engine:
                 raise PeerError("no new request is taken: the coordinator was told to end")
             self._check_room(state)
             self._num_arriving += 1
-            self._inbox.put(lambda: self._add(state))
+            submitted = time.monotonic()
+            self._inbox.put(lambda: self._add(state, submitted))
 
     def _check_room(self, state: RequestState) -> None:
         """Refuse here, in the caller's thread, what the scheduler would refuse."""
@@ -118,8 +126,8 @@ class Engine:
         except NeverFits as error:
             name = self.pipeline.layout.stages[error.stage].name
             raise RequestError(
-                f"a prompt and answer of {error.num_tokens:,} tokens can never fit: they need {size(error.needed)} of "
-                f"KV on stage {name}, which has {size(error.there)} for it; shorten them, or give the stage fewer layers"
+                f"a prompt and answer of {error.num_tokens:,} tokens can never fit: they need {size(error.needed)} "
+                f"of KV on stage {name}, which has {size(error.there)} for it; shorten them, or give it fewer layers"
             ) from error
 
     def abort(self, seq_id: int) -> None:
@@ -151,12 +159,16 @@ class Engine:
             # The loop is inside a long step; the links can be ended from here.
             self.pipeline.close("the coordinator was stopped")
 
-    def stats(self) -> dict[str, Any]:
-        """Counters and per-stage figures, as plain numbers."""
-        stats = self.totals.as_dict([spec.name for spec in self.pipeline.layout.stages], time.monotonic())
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
+        now = time.monotonic()
+        stats = self.totals.as_dict([spec.name for spec in self.pipeline.layout.stages], now)
+        stats["window"] = self.record.snapshot(now, reset=reset)
         if self._scheduler is not None:
-            config = self._scheduler.config
-            stats |= {"token_budget": config.token_budget, "max_running": config.max_running}
+            stats |= _queue_stats(self._scheduler)
+            kv = self._scheduler.config.kv
+            for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
+                stage["kv_bytes"] = memory.bytes_of(self._scheduler.kv_used)
         for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
             stage |= {
                 "device": ready.device,
@@ -178,6 +190,7 @@ class Engine:
         reason = FinishReason.ERROR
         try:
             self.pipeline.open()
+            self.record.opened(self.pipeline.clocks, time.monotonic())
             self._scheduler = Scheduler(configure(self.pipeline))
             self.totals = Totals([StageTotals() for _ in range(self.pipeline.num_stages)])
             self._started.set()
@@ -205,48 +218,67 @@ class Engine:
         self._expire()
         plan = self.scheduler.schedule()
         launched = None
-        if plan is not None:
+        if plan is None:
+            self.record.blocked()
+        else:
+            self.record.launched(plan)
             self.totals.computed_tokens += plan.num_tokens
             self._watch.waiting(time.monotonic())
             launched = self.pipeline.launch(plan)
         for step in (self._under_way, None if launches_ahead() else launched):
             if step is not None:
-                self._learn(self.pipeline.pass_on(step))
+                self._learn(self.pipeline.pass_on(step), time.monotonic())
+                self._pace.took(time.monotonic() - step.started)
         self._under_way = launched if launches_ahead() else None
 
     def _take_events(self) -> None:
         """Everything that has come; waits for the first only when there is nothing else to do."""
-        nothing_to_do = self._under_way is None and not self.scheduler.can_schedule
-        while (event := self._next_event(wait=nothing_to_do)) is not None:
+        can_schedule = self.scheduler.can_schedule
+        nothing_to_do = self._under_way is None and not can_schedule
+        if nothing_to_do:
+            self.record.blocked()
+        spare = 0.0 if self._under_way is None or can_schedule else self._spare(self._under_way)
+        while (event := self._next_event(spare, for_ever=nothing_to_do)) is not None:
             if isinstance(event, tuple):
-                self._learn(self.pipeline.hear(event))
+                self._learn(self.pipeline.hear(event), event.at)
             else:
+                self.record.heard(time.monotonic())
                 event()
-            nothing_to_do = False
+            nothing_to_do, spare = False, 0.0
 
-    def _next_event(self, *, wait: bool) -> Event | Call | None:
+    def _spare(self, under_way: Launched) -> float:
+        return self._pace.spare(time.monotonic() - under_way.started)
+
+    def _next_event(self, seconds: float, *, for_ever: bool) -> Event | Call | None:
         while True:
             try:
-                return self._inbox.get(block=wait, timeout=_WATCH_EVERY)
+                return self._inbox.get(timeout=self._until_next_look() if for_ever else seconds)
             except queue.Empty:
-                if not wait:
+                if not for_ever:
                     return None
                 self._expire()
                 if self._watch.is_stuck(time.monotonic()):
                     raise self.pipeline.stuck_worker(self._watch.limit) from None
 
-    def _learn(self, result: StepResult | None) -> None:
+    def _until_next_look(self) -> float:
+        """Seconds until a step may be stuck, or a request's time over."""
+        deadline = None if self._scheduler is None else self.scheduler.next_deadline
+        return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
+
+    def _learn(self, result: StepResult | None, heard: float) -> None:
         if result is None:
             return
         now = time.monotonic()
+        self.record.returned(result, heard)
         events = self.scheduler.update(result)
         self._watch.answered(now, more=self.scheduler.num_in_flight > 0)
-        self.totals.step(result, now)
+        self.totals.step(result, heard)
         for event in events:
             state = self._requests.get(event.seq_id)
             if state is None:
                 continue  # a stop string ended it with an earlier token of this step
             self.totals.generated_tokens += 1
+            self.record.token(event.seq_id, now)
             reason = state.take(event.token, event.finish_reason)
             if reason is not None:
                 self.scheduler.finish(event.seq_id, reason)
@@ -264,6 +296,7 @@ class Engine:
             raise loss
         log.warning("%s; waiting up to %.0f s for it: %s", loss, self._rejoin_timeout, self.pipeline.remedy)
         self._under_way = None
+        self.record.lost(time.monotonic())
         self._watch.reset()
         self.pipeline.regroup(str(loss))
         patience, reason = Patience(self._rejoin_timeout), self._try_again()
@@ -273,6 +306,7 @@ class Engine:
                 raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
             reason = self._try_again()
         self.scheduler.replay()
+        self.record.resumed(self.pipeline.clocks, time.monotonic())
         self.totals.rejoins += 1
         log.warning("all stages are back; going on where it stopped")
 
@@ -300,11 +334,13 @@ class Engine:
     def _raise_stop(self) -> None:
         raise _Stop
 
-    def _add(self, state: RequestState) -> None:
+    def _add(self, state: RequestState, submitted: float) -> None:
         with self._closing:
             self._num_arriving -= 1
         self._requests[state.seq_id] = state
-        self.totals.is_active(True, time.monotonic())
+        now = time.monotonic()
+        self.totals.is_active(True, now)
+        self.record.submitted(state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
         self.scheduler.add(state.sequence)
 
     def _abort(self, seq_id: int) -> None:
@@ -317,7 +353,9 @@ class Engine:
         self.totals.prompt_tokens += sequence.num_prompt_tokens
         self.totals.cached_tokens += sequence.num_reused
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
-        self.totals.is_active(bool(self._requests), time.monotonic())
+        now = time.monotonic()
+        self.totals.is_active(bool(self._requests), now)
+        self.record.ended(seq_id, now)
         self._check_drained()
 
     def _expire(self) -> None:
@@ -346,3 +384,15 @@ class Engine:
                 state.end(reason, error)
             self._requests.clear()
             self._check_drained()
+
+
+def _queue_stats(scheduler: Scheduler) -> dict[str, int]:
+    """The scheduler's bounds, and how many are where now."""
+    return {
+        "token_budget": scheduler.config.token_budget,
+        "max_running": scheduler.config.max_running,
+        "waiting": len(scheduler.waiting),
+        "running": len(scheduler.running),
+        "held_sessions": len(scheduler.held),
+        "preemptions": scheduler.num_preemptions,
+    }

@@ -1,7 +1,8 @@
 """The coordinator's view of all stages: open them, send a step through them, hear what came of it.
 
 Opening: start the local workers, say hello to all, order all to load (the coordinator loads its own
-layers at the same time), wait until all are ready, join each worker to the next. Then a step goes
+layers at the same time), wait until all are ready, join each worker to the next, read their clocks. Then a
+step goes
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from splitinfer.core.clocks import Clocks
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.kv import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
@@ -57,6 +59,7 @@ class Pipeline:
         self._stuck: Peer | None = None  # beats, but its engine stands still
         self._closing = threading.Lock()
         self.ready: tuple[Ready, ...] = ()
+        self.clocks = Clocks(())
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -75,6 +78,7 @@ class Pipeline:
             own = self._load_own()
             self.ready = (own.ready, *crew.await_ready())
             crew.join()
+            self.clocks = Clocks(crew.read_clocks())
         except TransportError as error:
             crew.close("the pipeline could not be opened")
             raise WorkerLost(str(error)) from error
@@ -190,7 +194,7 @@ class Pipeline:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
         peer = self._crew.peers[0]
         try:
-            send_step(peer.link, peer.session, done.plan, (), done)
+            send_step(peer.link, peer.session, (), done)
         except LinkClosed:
             return None  # why it ended is the next thing to be heard of it, and may be another's fault
         except TransportError as error:
@@ -206,7 +210,7 @@ class Pipeline:
         Raises:
             WorkerLost, ProtocolError: the pipeline cannot go on.
         """
-        peer, item = event
+        peer, item, _ = event
         if peer not in self._crew.peers:
             return None  # the last words of an earlier crew
         try:

@@ -25,7 +25,6 @@ from splitinfer.core.plan import SampledToken
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.models.memory import on_gpu
 
-
 _Tail = Callable[[mx.array, mx.array | None], tuple[mx.array, mx.array]]
 _MAX_TAILS = 64  # settings whose compiled functions are kept
 

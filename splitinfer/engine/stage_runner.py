@@ -149,7 +149,7 @@ class StageRunner:
         tokens = read(launched.choices, launched.rows)
         # A step launched before the one before it was done began, for the device, when that was done.
         started, ended = max(launched.started, self._idle_since), time.monotonic()
-        figures = StageFigures(self._stage, started, ended, started - self._idle_since)
+        figures = StageFigures(self._stage, started, ended)
         self._idle_since = ended
         return Finished(launched.plan, figures, launched.hidden, _by_slice(launched.plan, tokens))
 

@@ -6,6 +6,7 @@ launched before this one is sent on, so neither the device nor the link waits fo
 
     inbox -> Load      -> survey, fetch, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
+          -> ClockAsk  -> ClockTell
           -> Step      -> launch ... finish -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
@@ -16,12 +17,14 @@ both sides. The weights stay in memory, so the same coordinator coming back find
 import logging
 import queue
 import threading
+import time
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from splitinfer.core.layout import DTYPES
-from splitinfer.core.plan import StageFigures, StepPlan, StepResult
+from splitinfer.core.plan import StageFigures, StepResult
+from splitinfer.core.watch import Pace
 from splitinfer.engine.door import Door, Visitor, one_line
 from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Finished, Launched, launches_ahead
@@ -32,6 +35,8 @@ from splitinfer.models.memory import free_bytes
 from splitinfer.models.tensors import from_buffer, spec_of, to_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
+    ClockAsk,
+    ClockTell,
     Connect,
     Connected,
     Fault,
@@ -52,13 +57,14 @@ CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
 _STOP = "stop"
 _LONGEST_PATH = 4096  # characters of a model's name
 
-Event = tuple[Visitor, Frame | LinkClosed]
+Event = tuple[Visitor, Frame | LinkClosed, float]  # and when it had arrived, in seconds
 
 
 @dataclass(slots=True)
 class _UnderWay:
     launched: Launched
     step: Step
+    received: float
 
 
 class _Abandoned(Exception):
@@ -79,9 +85,10 @@ class Worker:
         self._stage: LoadedStage | None = None
         self._under_way: _UnderWay | None = None
         self._num_steps = 0
+        self._pace = Pace()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-        self._door = Door(listener, lambda visitor, item: self._inbox.put((visitor, item)), self.name)
+        self._door = Door(listener, self._deliver, self.name)
 
     def stop(self, timeout: float) -> bool:
         """End: finish the step under way, say goodbye. Whether that was done within ``timeout`` seconds."""
@@ -99,19 +106,14 @@ class Worker:
 
     def _serve(self) -> None:
         while True:
-            event = self._next_event(wait=self._under_way is None)
-            if event is _STOP:
-                self._end("the worker was stopped")
-                return
+            event = self._next_event()
             try:
                 following = self._handle(*event) if isinstance(event, tuple) else None
-                if self._under_way is not None and (event is None or following is not None):
-                    self._pass_on(self._under_way)
-                    self._under_way = None
+                if following is not None or not isinstance(event, tuple):
+                    self._pass_on_what_is_under_way()
                 self._under_way = following or self._under_way
-                if self._under_way is not None and not launches_ahead():
-                    self._pass_on(self._under_way)
-                    self._under_way = None
+                if not launches_ahead():
+                    self._pass_on_what_is_under_way()
             except _Abandoned:
                 self._end("the coordinator is gone")
             except (SplitinferError, TransportError) as error:
@@ -119,14 +121,24 @@ class Worker:
             except Exception as error:
                 log.exception("the stage failed")
                 self._give_up(f"{self.name} failed ({type(error).__name__}: {error})")
+            if event is _STOP:
+                self._end("the worker was stopped")
+                return
 
-    def _next_event(self, *, wait: bool) -> Event | str | None:
+    def _deliver(self, visitor: Visitor, item: Frame | LinkClosed) -> None:
+        self._inbox.put((visitor, item, time.monotonic()))
+
+    def _next_event(self) -> Event | str | None:
+        """What comes next; ``None`` if that is only the end of the step under way."""
+        timeout = None
+        if self._under_way is not None:
+            timeout = self._pace.spare(time.monotonic() - self._under_way.launched.started)
         try:
-            return self._inbox.get(block=wait)
+            return self._inbox.get(timeout=timeout)
         except queue.Empty:
             return None
 
-    def _handle(self, visitor: Visitor, item: Frame | LinkClosed) -> _UnderWay | None:
+    def _handle(self, visitor: Visitor, item: Frame | LinkClosed, received: float) -> _UnderWay | None:
         """Act on one event; a step launched is returned, to be passed on when it is done."""
         if isinstance(item, LinkClosed):
             self._left(visitor, item)
@@ -139,8 +151,10 @@ class Worker:
                 self._load(visitor, message)
             case Connect():
                 self._join(visitor, message)
+            case ClockAsk():
+                visitor.say(ClockTell(received, time.monotonic()))
             case Step():
-                return self._launch(message, item)
+                return self._launch(message, item, received)
         return None
 
     def _belongs(self, visitor: Visitor) -> bool:
@@ -203,13 +217,13 @@ class Worker:
         if self._downstream is not None:
             self._downstream[0].close("another next stage was named")
         next_stage = Visitor(link, "downstream", answer.name, visitor.session_id, session)
-        link.deliver_to(lambda item: self._inbox.put((next_stage, item)))
+        link.deliver_to(lambda item: self._deliver(next_stage, item))
         self._downstream = (link, session)
         visitor.say(Connected())
 
     # -- steps -------------------------------------------------------------------------------
 
-    def _launch(self, step: Step, frame: Frame) -> _UnderWay:
+    def _launch(self, step: Step, frame: Frame, received: float) -> _UnderWay:
         if self._stage is None:
             raise ProtocolError("a step came before the stage was loaded")
         if (step.tensor is not None) != (len(frame.parts) == 1):
@@ -220,7 +234,13 @@ class Worker:
         if any(part.end > room for part in step.plan.slices) or step.plan.num_tokens > room:
             raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
         hidden = None if step.tensor is None else from_buffer(step.tensor, memoryview(frame.parts[0]))
-        return _UnderWay(self._stage.runner.launch(step.plan, hidden), step)
+        return _UnderWay(self._stage.runner.launch(step.plan, hidden), step, received)
+
+    def _pass_on_what_is_under_way(self) -> None:
+        if self._under_way is not None:
+            self._pass_on(self._under_way)
+            self._pace.took(time.monotonic() - self._under_way.launched.started)
+            self._under_way = None
 
     def _pass_on(self, under_way: _UnderWay) -> None:
         """Wait for a step and send what came of it to the next stage, or to the coordinator."""
@@ -230,13 +250,13 @@ class Worker:
         self._num_steps += 1
         self._owner.link.beat(self._num_steps)
         if self._stage.order.is_last:
-            figures = (*under_way.step.figures, done.figures)
-            self._owner.say(Result(StepResult(done.plan.step, done.sampled, figures)))
+            own = replace(done.figures, received=under_way.received, sent=time.monotonic())
+            self._owner.say(Result(StepResult(done.plan.step, done.sampled, (*under_way.step.figures, own))))
         elif self._downstream is None:
             raise ProtocolError("a step came before the next stage was joined")
         else:
             try:
-                send_step(*self._downstream, done.plan, under_way.step.figures, done)
+                send_step(*self._downstream, under_way.step.figures, done, under_way.received)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
 
@@ -285,10 +305,13 @@ def _check_order(order: Load) -> None:
         )
 
 
-def send_step(link: Link, session: Session, plan: StepPlan, earlier: tuple[StageFigures, ...], done: Finished) -> None:
+def send_step(
+    link: Link, session: Session, earlier: tuple[StageFigures, ...], done: Finished, received: float = 0.0
+) -> None:
     """Send hidden states and their plan to the next stage, with what this stage reports of itself."""
     spec, parts = (None, ()) if done.hidden is None else (spec_of(done.hidden), (to_buffer(done.hidden),))
-    figures = replace(done.figures, bytes_sent=sum(part.nbytes for part in parts))
-    message = Step(plan, spec, (*earlier, figures))
+    bytes_sent = sum(part.nbytes for part in parts)
+    figures = replace(done.figures, received=received, bytes_sent=bytes_sent, sent=time.monotonic())
+    message = Step(done.plan, spec, (*earlier, figures))
     session.sending(message)
     link.send(Frame(codec.encode(message), parts))

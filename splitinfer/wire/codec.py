@@ -24,6 +24,8 @@ _CLASSES: dict[str, type[Message]] = {
         messages.Ready,
         messages.Connect,
         messages.Connected,
+        messages.ClockAsk,
+        messages.ClockTell,
         messages.Step,
         messages.Result,
         messages.Fault,

@@ -1,7 +1,7 @@
 """The words on a link, grouped by who receives them.
 
-    coordinator -> worker      Hello, Load, Connect, Step
-    worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, Result, Fault
+    coordinator -> worker      Hello, Load, Connect, ClockAsk, Step
+    worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Result, Fault
     worker -> next worker      Hello, Step          (answered by Welcome, Refuse or Fault)
 
 A hidden state is not in a message: it is the frame's only part, raw, and ``Step.tensor`` says how to
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,19 @@ class Connected:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockAsk:
+    """What time is it there?"""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockTell:
+    """Seconds on the worker's monotonic clock: when the question had arrived, and when this was said."""
+
+    received: float
+    told: float
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One micro-batch on its way down the pipeline, with what the stages before report of it.
 
@@ -161,4 +174,7 @@ class Fault:
     reason: str
 
 
-Message = Hello | Welcome | Refuse | Load | Progress | Ready | Connect | Connected | Step | Result | Fault
+Message = (
+    Hello | Welcome | Refuse | Load | Progress | Ready | Connect | Connected
+    | ClockAsk | ClockTell | Step | Result | Fault
+)  # fmt: skip

@@ -6,6 +6,7 @@ table, so a word that is illegal to send is also illegal to receive.
 
     control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Progress*, Ready-> READY
                    READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
+                   READY -ClockAsk-> TIMING -ClockTell-> READY        (some times, before the first step)
                    READY -Step, Result-> READY                        (first worker; last worker)
     data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
     anywhere later -Refuse or Fault-> OVER
@@ -27,6 +28,7 @@ class State(Enum):
     LOADING = "loading"
     READY = "ready"
     JOINING = "joining"
+    TIMING = "timing"
     STREAM = "stream"  # a data link that carries steps
     OVER = "over"
 
@@ -52,6 +54,9 @@ _TABLE: dict[Move, State] = {
     (State.READY, "up", "fault"): State.OVER,
     (State.JOINING, "up", "connected"): State.READY,
     (State.JOINING, "up", "fault"): State.OVER,
+    (State.READY, "down", "clockask"): State.TIMING,
+    (State.TIMING, "up", "clocktell"): State.READY,
+    (State.TIMING, "up", "fault"): State.OVER,
 }
 
 

@@ -14,7 +14,7 @@ from processes import RunningWorker, coordinator, figure, worker, write_layout
 
 from splitinfer.errors import LayoutError, Refused, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
-from splitinfer.wire.messages import Ready, Refuse, Welcome
+from splitinfer.wire.messages import PROTOCOL_VERSION, Ready, Refuse, Welcome
 
 ONCE = ("--raw", "--prompt", "Once", "--max-tokens", "4")
 
@@ -29,7 +29,7 @@ def remote() -> Iterator[RunningWorker]:
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [
-        ("protocol", 99, "protocol 1 here, protocol 99 there"),
+        ("protocol", 99, f"protocol {PROTOCOL_VERSION} here, protocol 99 there"),
         ("splitinfer", "9.9", "splitinfer .* here, splitinfer 9.9 there"),
         ("mlx", "0.1", "mlx .* here, mlx 0.1 there"),
         ("mlx_lm", "0.1", "mlx-lm .* here, mlx-lm 0.1 there"),

@@ -214,17 +214,16 @@ def test_a_request_that_can_never_fit_is_refused_with_numbers() -> None:
 
 def test_more_requests_than_may_wait_are_refused() -> None:
     """All 10,000 at once: each is taken or told so, and those taken are answered."""
-    taken, refused = [], 0
+    taken, refused = [], list[str]()
     with LLM("demo.yaml", settings=Settings(max_waiting=50, max_running=4)) as llm:
         for i in range(10_000):
             try:
                 taken.append(llm.submit([5, 9, 13 + i % 7], params(max_tokens=2, ignore_eos=True)))
             except QueueFull as error:
-                refused += 1
-                assert "50 requests wait already" in str(error)
+                refused.append(str(error))
         assert len(taken) >= 50
-        assert len(taken) + refused == 10_000
-        assert refused > 0
+        assert len(taken) + len(refused) == 10_000
+        assert refused[0] == "50 requests wait already, and no more may; try again later"
         assert all(len(request.result().token_ids) == 2 for request in taken)
 
 
@@ -233,7 +232,6 @@ def test_a_request_whose_time_is_over_is_ended() -> None:
         late = llm.submit(TALE, params(max_tokens=4000, ignore_eos=True), timeout=0.3)
         output = late.result()
         assert (output.finish_reason, output.error) == ("abort", "its time was over")
-        assert 0.3 <= output.token_times[-1] + 0.3
         assert llm.generate(TALE, params(max_tokens=3))[0].finish_reason == "length"
 
 

@@ -68,14 +68,18 @@ def wishes(seed: int, count: int, *, longest: int, greedy: bool = False) -> list
     """Requests of many lengths, temperatures, seeds and priorities."""
     chance, found = random.Random(seed), []
     for i in range(count):
-        temperature = 0.0 if greedy else chance.choice([0.0, 0.0, 0.7, 1.3])
+        long = i % 8 == 7 and not greedy
         params = SamplingParams(
-            max_tokens=320 if i % 8 == 7 and not greedy else chance.choice([1, 5, 20, 45]), temperature=temperature, seed=chance.getrandbits(40),
-            top_p=chance.choice([1.0, 0.9]), top_k=chance.choice([0, 0, 20]), ignore_eos=True,
-            repetition_penalty=chance.choice([1.0, 1.0, 1.2]) if not greedy else 1.0,
-        )  # fmt: skip
+            max_tokens=320 if long else chance.choice([1, 5, 20, 45]),
+            temperature=0.0 if greedy else chance.choice([0.0, 0.0, 0.7, 1.3]),
+            seed=chance.getrandbits(40),
+            top_p=chance.choice([1.0, 0.9]),
+            top_k=chance.choice([0, 0, 20]),
+            repetition_penalty=1.0 if greedy else chance.choice([1.0, 1.0, 1.2]),
+            ignore_eos=True,
+        )
         # Long answers outgrow what was kept free for them when they began.
-        tokens = prompt(chance.randint(1, 180 if params.max_tokens == 320 else longest), seed=i)
+        tokens = prompt(chance.randint(1, 180 if long else longest), seed=i)
         abort = chance.choice([None, None, None, None, chance.randint(0, 10)])
         found.append(Wish(tokens, params, chance.choice([0, 0, 1, -1]), abort))
     return found
@@ -131,6 +135,21 @@ def test_each_gets_the_tokens_it_gets_alone(name: str, tiny_folder: Callable[...
         for request, wish, tokens in zip(requests, wished, alone, strict=True):
             check(request, wish, tokens)
         assert sum(request._state.sequence.num_preemptions for request in requests) > 0, "nobody gave up its KV"
+        _until_empty(running)
+
+
+def test_launching_ahead_changes_no_token(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU: the next step is launched before the one under way is waited for."""
+    folder = tiny_folder("llama")
+    wished = wishes(7, 16, longest=120)
+    with cluster(folder, [2, 2], Settings(token_budget=48)) as running:
+        alone = [running.llm.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
+    for module in ("engine", "worker"):
+        monkeypatch.setattr(f"splitinfer.engine.{module}.launches_ahead", lambda: True)
+    with cluster(folder, [2, 2], Settings(token_budget=48)) as running:
+        for request, wish, tokens in zip(submit_all(running.llm, wished), wished, alone, strict=True):
+            check(request, wish, tokens)
+        assert running.llm.generate(wished[0].tokens, wished[0].params)[0].token_ids == alone[0]
         _until_empty(running)
 
 

@@ -28,6 +28,7 @@ from splitinfer.models.anatomy import Anatomy
 from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.models.step import StepModel, Way
 from splitinfer.models.trace import arrays_read
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -45,12 +46,14 @@ Stages = Sequence[StageModel]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What holds for one configuration. ``refused``: the reason for each cut that is."""
+    """What holds for one configuration. ``refused``: the reason for each cut that is; ``together``: how steps of
+    many sequences are run."""
 
     num_cuts: int
     refused: dict[int, str]
     any_chunking: bool
     rollback: str
+    together: str
     notes: tuple[str, ...]
 
     @property
@@ -102,12 +105,12 @@ def examine(config: Config) -> Finding:
     others = {chunk: _run(whole, tokens, chunk) for chunk in OTHER_CHUNKS}
     any_chunking = all(_equal(straight, other) for other in others.values())
     num_cuts = len(model.layers) - 1
-    rollback = _rollback(whole)
+    rollback, together = _rollback(whole), _together(whole[0])
     try:
         anatomy = Anatomy(model)
     except CannotCut as error:
         refused = dict.fromkeys(range(1, num_cuts + 1), str(error))
-        return Finding(num_cuts, refused, any_chunking, rollback, tuple(notes))
+        return Finding(num_cuts, refused, any_chunking, rollback, together, tuple(notes))
     pairs, refused = _cut_everywhere(anatomy)
     right = list(pairs)
     for borders in _all_borders(right):
@@ -119,9 +122,11 @@ def examine(config: Config) -> Finding:
         for chunk, other in others.items():
             assert _equal(_run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
         _check_rows(stages, whole, tokens)
+        for stage in stages:
+            _together(stage)
         if rollback != "none":
             _check_rollback(stages, tokens, straight)
-    return Finding(num_cuts, refused, any_chunking, rollback, (*notes, *_notes(anatomy, right)))
+    return Finding(num_cuts, refused, any_chunking, rollback, together, (*notes, *_notes(anatomy, right)))
 
 
 def cut(anatomy: Anatomy, borders: Sequence[int]) -> Stages:
@@ -215,6 +220,14 @@ def _leaves(stage: StageModel) -> list[Any]:
 def _rollback(whole: Stages) -> str:
     limit = least_rewind(rewind_limit(cache) for cache in whole[0].make_caches().own)
     return "any" if limit is None else "none" if limit == 0 else f"{limit} tokens"
+
+
+def _together(stage: StageModel) -> str:
+    """How the rows of many sequences are run; to the last bit what each has alone, or the way would be wrong."""
+    step = StepModel(stage, exact=True)
+    if step.way is not Way.SEQUENCES:
+        assert max(step._trial()) == 0, f"{step.way}: rows of many sequences differ from those of each"
+    return step.way.value
 
 
 def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:

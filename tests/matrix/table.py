@@ -25,11 +25,15 @@ random weights, and run whole by plain mlx-lm and cut into two at every layer, a
 - **any chunking**: whether the logits are the same to the last bit however the prompt is cut into chunks
   (seen on these small models, on Linux with MLX's CPU backend; otherwise they differ by rounding).
 - **rollback**: how many tokens can be taken back after a rejected draft, or for a shared prefix.
+- **many sequences**: how a step of many is run, to the last bit as each alone. *rows*: together, only the attention
+  itself sees sequences; *modules*: a sub-module that takes a cache is called for each, everything around it is
+  together; *rows and modules*: the one where there are keys and values, the other for recurrent states;
+  *sequences*: one after the other.
 
 A name after `/` is a variant of the configuration; an architecture counts as right if all of its variants are.
 
-| architecture | right / cuts | any chunking | rollback | notes |
-|---|---|---|---|---|
+| architecture | right / cuts | any chunking | rollback | many sequences | notes |
+|---|---|---|---|---|---|
 {rows}
 """
 
@@ -40,12 +44,13 @@ def row(name: str, finding: compare.Finding) -> str:
     """One line of the table."""
     chunking = "yes" if finding.any_chunking else "no"
     cuts = f"{finding.num_right} / {finding.num_cuts}"
-    return f"| {name} | {cuts} | {chunking} | {finding.rollback} | {'; '.join([*_refusals(finding), *finding.notes])} |"
+    notes = "; ".join([*_refusals(finding), *finding.notes])
+    return f"| {name} | {cuts} | {chunking} | {finding.rollback} | {finding.together} | {notes} |"
 
 
 def left_out_row(name: str) -> str:
     """The line of an architecture that plain mlx-lm does not run."""
-    return f"| {name} | not run | | | {configs.LEFT_OUT[name]} |"
+    return f"| {name} | not run | | | | {configs.LEFT_OUT[name]} |"
 
 
 def _refusals(finding: compare.Finding) -> list[str]:

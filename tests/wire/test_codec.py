@@ -106,7 +106,7 @@ def _loads(draw: st.DrawFn) -> messages.Load:
 
 _CAREFUL = {SamplingParams: _params, Slice: _slices, messages.Step: _steps, messages.Load: _loads}
 
-FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, waited=0.0, bytes_sent=512)
+FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
 VERSIONS = messages.Versions(1, "0.1.0", "0.32.4", "0.32.2")
 PARAMS = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("\n", "é"), stop_token_ids=(2,), logprobs=3)
 PLAN = StepPlan(
@@ -134,6 +134,8 @@ EXAMPLES: dict[str, Message] = {
         messages.Ready(1, 10**10, 4096, 512, 10**9, None, "gpu"),
         messages.Connect("tcp://10.0.0.3:5577"),
         messages.Connected(),
+        messages.ClockAsk(),
+        messages.ClockTell(5.25, 5.5),
         messages.Step(PLAN, TensorSpec("bfloat16", (3, 4096)), (FIGURES,)),
         messages.Result(
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))

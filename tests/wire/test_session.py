@@ -14,6 +14,7 @@ WORDS: tuple[Word, ...] = tuple(itertools.product(("down", "up"), EXAMPLES))
 
 HELLO = [("down", "hello"), ("up", "welcome")]
 LOADED = [*HELLO, ("down", "load"), ("up", "progress"), ("up", "progress"), ("up", "ready")]
+CLOCK = [("down", "clockask"), ("up", "clocktell")]
 JOINED = [*LOADED, ("down", "connect"), ("up", "connected")]
 STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "step"), ("up", "result"), ("up", "result")]
 STREAM = [*HELLO, ("down", "step"), ("down", "step")]
@@ -23,6 +24,8 @@ CONVERSATIONS = {
     "control link of the last worker, in which steps arrive on the data link": [
         *LOADED, ("up", "result"), ("up", "result"), ("up", "fault"),
     ],
+    "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
+    "failed when asked for the time": [*LOADED, ("down", "clockask"), ("up", "fault")],
     "two stages: steps and results on one link": [*LOADED, *STEPS, ("up", "fault")],
     "a step may be sent before the link to the next stage stands": [
         *LOADED, ("down", "step"), ("down", "connect"), ("up", "connected"), ("down", "step"),
@@ -101,7 +104,8 @@ LEGAL: dict[State, set[Word]] = {
     State.GREETED: {("up", "welcome"), ("up", "refuse")},
     State.FREE: {("down", "load"), ("down", "step"), ("up", "fault")},
     State.LOADING: {("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault")},
-    State.READY: {("down", "connect"), ("down", "step"), ("up", "result"), ("up", "fault")},
+    State.READY: {("down", "connect"), ("down", "clockask"), ("down", "step"), ("up", "result"), ("up", "fault")},
+    State.TIMING: {("up", "clocktell"), ("up", "fault")},
     State.JOINING: {("up", "connected"), ("up", "fault")},
     State.STREAM: {("down", "step"), ("up", "fault")},
     State.OVER: set(),
