@@ -56,12 +56,17 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch for all stages: first ``freed`` goes, then ``new`` comes, then ``slices`` run."""
+    """One micro-batch for all stages: first ``freed`` goes, then ``new`` comes, then ``slices`` run, each of
+    another sequence."""
 
     step: int
     new: tuple[NewSequence, ...] = ()
     slices: tuple[Slice, ...] = ()
     freed: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len({part.seq_id for part in self.slices}) != len(self.slices):
+            raise ValueError(f"step {self.step} has two slices of one sequence")
 
     @property
     def num_tokens(self) -> int:

@@ -138,6 +138,14 @@ def test_each_gets_the_tokens_it_gets_alone(name: str, tiny_folder: Callable[...
         _until_empty(running)
 
 
+def test_a_step_may_hold_more_tokens_than_the_context(tiny_folder: Callable[..., Path]):
+    with cluster(tiny_folder("llama"), [2, 2], Settings(token_budget=200, context=40)) as running:
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        alone = [running.llm.generate(prompt(36, seed=i), params)[0].token_ids for i in range(6)]
+        together = running.llm.generate([prompt(36, seed=i) for i in range(6)], params)
+        assert [output.token_ids for output in together] == alone
+
+
 def test_launching_ahead_changes_no_token(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     """As on a GPU: the next step is launched before the one under way is waited for."""
     folder = tiny_folder("llama")

@@ -1,0 +1,19 @@
+"""What a plan may say."""
+
+import pytest
+
+from splitinfer.core.plan import Slice, StepPlan
+
+
+def test_a_slice_has_rows_and_wants_no_more_logits_than_those():
+    assert Slice(1, 4, (7, 8, 9), 1).end == 7
+    for tokens, start, logits in (((), 0, 0), ((1,), -1, 0), ((1,), 0, 2), ((1,), 0, -1)):
+        with pytest.raises(ValueError, match="wants"):
+            Slice(1, start, tokens, logits)
+
+
+def test_a_step_has_one_slice_of_a_sequence():
+    """Two would share caches, and neither would know what the other stores."""
+    assert StepPlan(3, slices=(Slice(1, 0, (5, 6), 0), Slice(2, 9, (5,), 1))).num_tokens == 3
+    with pytest.raises(ValueError, match="step 3 has two slices of one sequence"):
+        StepPlan(3, slices=(Slice(1, 0, (5, 6), 0), Slice(1, 2, (5,), 1)))
