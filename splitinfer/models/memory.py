@@ -72,9 +72,9 @@ def check_fit(need: Need, kv_tokens: int, who: str) -> int:
 
 
 def set_limits(need: Need, kv_tokens: int) -> None:
-    """Keep the stage's own bytes resident on a GPU, and MLX's cache of freed buffers small."""
+    """Keep what a stage holds resident on a GPU, and MLX's cache of freed buffers small."""
     wanted = need.total(kv_tokens) + _MARGIN
     recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None
     if isinstance(recommended, int):
-        mx.set_wired_limit(min(wanted, recommended))
+        mx.set_wired_limit(recommended)  # KV grows into all of what is free
     mx.set_cache_limit(max(64 * 2**20, min(wanted // 8, 2 * 2**30)))
