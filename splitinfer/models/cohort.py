@@ -26,6 +26,7 @@ import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
 
 from splitinfer.models.caches import Cache, Place
+from splitinfer.models.memory import on_gpu
 
 STEP = 256  # tokens of room by which a cohort's arrays grow, as mlx-lm's caches do
 
@@ -99,8 +100,11 @@ class Cohort:
 
     def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
         """[B, heads, 1, d] of one query each, over what ``store`` returned."""
+        if sinks is None and not on_gpu():
+            # Heads that share keys become rows of one product: MLX's CPU backend would read the keys for each.
+            q = q.reshape(k.shape[0], k.shape[1], -1, q.shape[-1])
         y: mx.array = scaled_dot_product_attention(q, k, v, cache=None, scale=scale, mask=self._mask, sinks=sinks)
-        return y
+        return y.reshape(y.shape[0], -1, 1, y.shape[-1])
 
     def arrays(self) -> list[mx.array]:
         """Everything kept here."""

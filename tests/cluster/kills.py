@@ -7,6 +7,7 @@ python tests/cluster/kills.py --kills 100 --freezes 0 --streams 8        # eight
 import argparse
 import json
 import logging
+import math
 import random
 import signal
 import statistics
@@ -73,9 +74,13 @@ def disturb(num_stages: int, kinds: Sequence[str], first_seed: int, num_streams:
     settings = Settings(rejoin_timeout=60.0, token_budget=32)
     with LLM(layout(num_stages), settings=settings) as llm, _listening() as ear:
         expected = [_run(llm, index) for index in range(max(len(PROMPTS) * 2, num_streams))]
-        return [
-            _trial(llm, ear, kind, num_stages, first_seed + i, expected, num_streams) for i, kind in enumerate(kinds)
-        ]
+        trials = []
+        for i, kind in enumerate(kinds):
+            trial = _trial(llm, ear, kind, num_stages, first_seed + i, expected, num_streams)
+            while math.isnan(trial.to_resume):  # it struck when all was said already
+                trial = _trial(llm, ear, kind, num_stages, trial.seed + 500, expected, num_streams)
+            trials.append(trial)
+        return trials
 
 
 def _prompt(index: int) -> str:
