@@ -95,7 +95,7 @@ def test_latency_is_the_profile_s(name: str, capsys: pytest.CaptureFixture[str])
     assert delays[0] >= profile.latency
     median, late = statistics.median(delays), delays[int(0.95 * len(delays))]
     expected = profile.latency + profile.jitter / 2
-    assert median < expected + 0.002 + profile.jitter / 4
+    assert median < expected + 0.01 + profile.jitter / 4  # a machine that is busy with other tests
     with capsys.disabled():
         print(  # noqa: T201
             f"\n  {name}: one way {microseconds(expected)} us in the profile, median {microseconds(median)},"

@@ -104,7 +104,15 @@ def _loads(draw: st.DrawFn) -> messages.Load:
     )  # fmt: skip
 
 
-_CAREFUL = {SamplingParams: _params, Slice: _slices, messages.Step: _steps, messages.Load: _loads}
+def _plans() -> st.SearchStrategy[StepPlan]:
+    """A sequence has one slice."""
+    each = st.lists(_slices(), max_size=4, unique_by=lambda part: part.seq_id).map(tuple)
+    return st.builds(StepPlan, values(int), values(tuple[NewSequence, ...]), each, values(tuple[int, ...]))
+
+
+_CAREFUL = {
+    SamplingParams: _params, Slice: _slices, StepPlan: _plans, messages.Step: _steps, messages.Load: _loads,
+}  # fmt: skip
 
 FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
 VERSIONS = messages.Versions(1, "0.1.0", "0.32.4", "0.32.2")
