@@ -207,11 +207,23 @@ def bench(
     link_preset: Annotated[
         str | None, typer.Option("--link-preset", help="Emulate every link between stages: 1gbe, wifi, ...")
     ] = None,
+    streams: Annotated[
+        str, typer.Option("--streams", help="Sequences at once for each stage, as in 8,16,32; 0 leaves this out.")
+    ] = "8",
+    stream_prompt_tokens: Annotated[
+        int, typer.Option("--stream-prompt-tokens", min=1, help="Length of each of their prompts.")
+    ] = 128,
+    stream_tokens: Annotated[int, typer.Option("--stream-tokens", min=5, help="Tokens of each of them.")] = 64,
+    peers: Annotated[
+        bool,
+        typer.Option("--peers", help="Measure mlx-lm's own pipeline and mlx-lm on all processors with --streams, too."),
+    ] = False,
     connect_timeout: Timeout = 10.0,
     trace: Tracing = None,
     verbose: Verbose = False,
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
+    counts = _counts(streams)
     from splitinfer.bench.blas import prefer_openblas
 
     prefer_openblas()  # starts anew, so before anything else
@@ -221,7 +233,7 @@ def bench(
 
     order = Order(
         layout, model, as_json, trials, prompt_tokens, decode_tokens, token_budget, baseline, whole, seed, link_preset,
-        connect_timeout, trace,
+        connect_timeout, trace, counts, stream_prompt_tokens, stream_tokens, peers,
     )  # fmt: skip
     _finish(lambda: measure(order), verbose)
 
@@ -263,6 +275,17 @@ def _params(
 
 def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 1e9)
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    """The n of a comma-separated list, each once; none for 0."""
+    try:
+        counts = tuple(dict.fromkeys(int(each) for each in text.split(",")))
+        if min(counts) < 0:
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(f"--streams takes numbers with commas between them, not {text!r}") from None
+    return tuple(count for count in counts if count > 0)
 
 
 def _prompt_text(prompt: str | None, chat: bool) -> str | None:

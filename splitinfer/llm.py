@@ -8,6 +8,7 @@ that touches MLX. Requests may be submitted from any thread.
 """
 
 import itertools
+import math
 import secrets
 import threading
 import time
@@ -28,7 +29,7 @@ from splitinfer.engine.engine import Engine
 from splitinfer.engine.pipeline import Pipeline, PipelineOrder
 from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.trace import Trace
-from splitinfer.errors import LayoutError, ModelError, RequestError
+from splitinfer.errors import LayoutError, ModelError, QueueFull, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
@@ -40,7 +41,7 @@ Notice = Callable[[str, Progress], None]  # a stage's name, how far its loading 
 
 DEFAULT_CONTEXT = 8192  # tokens
 _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
-_KV_SHARE = 0.5  # of the free memory; the rest is for activations, and for cohorts while they are made anew
+_KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for cohorts being made anew
 NO_DRAFT_MODEL = frozenset({"ngram"})  # drafters that are no model
 
 
@@ -117,6 +118,24 @@ class Request:
         self._engine.abort(self._state.seq_id)
 
 
+class _Events(Iterator[StreamEvent]):
+    """A request's events; whoever drops it, even unread, aborts the request."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._events = request, iter(request)
+
+    def __next__(self) -> StreamEvent:
+        return next(self._events)
+
+    def close(self) -> None:
+        """Abort the request if it has not ended."""
+        if self._request.output.finish_reason is None:
+            self._request.abort()
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class LLM:
     """A model cut by layers over the stages of a layout, ready for requests.
 
@@ -177,19 +196,33 @@ class LLM:
         """
         several = _as_prompts(prompts)
         each = _as_params(params, len(several))
-        requests = [self.submit(prompt, p) for prompt, p in zip(several, each, strict=True)]
+        requests: list[Request] = []
         try:
+            for prompt, p in zip(several, each, strict=True):
+                requests.append(self._submit_when_there_is_room(prompt, p, requests))
             return [request.result() for request in requests]
         except BaseException:  # Ctrl-C, mostly: what nobody will read must not go on
             for request in requests:
                 request.abort()
             raise
 
+    def _submit_when_there_is_room(self, prompt: Prompt, params: SamplingParams, before: list[Request]) -> Request:
+        """Any number of prompts may be given at once: where the queue is full, the answers before it are waited for."""
+        unread = (request for request in before if request.output.finish_reason is None)
+        while True:
+            try:
+                return self.submit(prompt, params)
+            except QueueFull:
+                earlier = next(unread, None)
+                if earlier is None:
+                    raise
+                earlier.result()
+
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
     ) -> Iterator[StreamEvent]:
         """Answer one prompt, event by event. Closing the iterator aborts the request."""
-        return iter(self.submit(prompt, params, session=session))
+        return _Events(self.submit(prompt, params, session=session))
 
     def submit(
         self,
@@ -213,6 +246,7 @@ class LLM:
             SplitinferError: the pipeline has failed, or was closed.
         """
         params = params or SamplingParams()
+        _check_handling(session, priority, timeout)
         tokens = self.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         self._check_prompt(tokens)
         sequence = core.Sequence(
@@ -346,6 +380,16 @@ class LLM:
         if self.tokenizer is None:
             raise ModelError(f"{self._checkpoint.folder} holds no tokenizer, so prompts must be token ids")
         return self.tokenizer
+
+
+def _check_handling(session: str | None, priority: int, timeout: float | None) -> None:
+    """Refuse here what would fail in the engine's thread, and everybody with it."""
+    if session is not None and not isinstance(session, str):
+        raise RequestError(f"session must be a string, not {session!r}")
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise RequestError(f"priority must be a whole number, not {priority!r}")
+    if timeout is not None and not (isinstance(timeout, int | float) and math.isfinite(timeout) and timeout > 0):
+        raise RequestError(f"timeout must be seconds over 0, not {timeout!r}")
 
 
 class _Locked:

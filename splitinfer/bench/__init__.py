@@ -2,9 +2,14 @@
 
 workload    what is run, from a seed                    pure
 measure     medians, spread, ratios, time by cause      pure
-report      one JSON document, and a table of it        pure
-contenders  those who run it: an LLM, or plain mlx-lm
-baseline    plain mlx-lm, in a process of its own
+throughput  many sequences: the window in which all decode, and its figures    pure
+report      one JSON document                           pure
+tables      ... for people                              pure
+contenders  those who run it: an LLM, or mlx-lm
+child       a process that obeys line by line
+baseline    plain mlx-lm, in such a process
+peers       mlx-lm's own pipeline, in several
+nodes       how large the graph of a step is
 machine     what it is measured on; processes pinned to processors
 blas        which BLAS computes, on Linux
 run         the conductor

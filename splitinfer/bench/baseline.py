@@ -3,46 +3,53 @@
 One JSON line in, one out. The first order names the model, each further one is a task; the end of standard
 input is the end. Between the orders it waits for input and computes nothing.
 
-    {"folder": ..., "dtype": ...}                       -> {"device": ..., "blas": ...}
-    {"prompt": [...], "max_tokens": 64, "step_size": 2048} -> {"token_ids": [...], "token_times": [...]}
+    {"folder": ..., "dtype": ...}                            -> {"device": ..., "blas": ...}
+    {"prompt": [...], "max_tokens": 64, "step_size": 2048}   -> {"token_ids": [...], "token_times": [...]}
+    {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
+    {"prompts": [[...], ...], "max_tokens": 64, "count": true} -> {"nodes": 900, "kernels": 400} of one step
 """
 
 import json
-import os
 import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import generate_step, generation_stream, wired_limit
+from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, wired_limit
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.blas import computed_by
+from splitinfer.bench.child import orders, own_output
+from splitinfer.bench.nodes import CountedModel, usual
 from splitinfer.engine.versions import device_name
+
+_LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by default
 
 
 def main() -> None:
     """Obey until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not come between the answers
+    answers = own_output()
     order = json.loads(sys.stdin.readline())
     model, _ = load_model(Path(order["folder"]))
     if order["dtype"] is not None:
         model.set_dtype(getattr(mx, order["dtype"]))
     mx.eval(model.parameters())
-    answer: dict[str, Any] = {"device": device_name(), "blas": computed_by()}
+    answers.write(json.dumps({"device": device_name(), "blas": computed_by()}) + "\n")
+    answers.flush()
     with wired_limit(model, [generation_stream]):
-        while True:
-            answers.write(json.dumps(answer) + "\n")
-            answers.flush()
-            line = sys.stdin.readline()
-            if not line:
-                return
-            answer = run(model, json.loads(line))
+        orders(answers, lambda order: obey(model, order))
+
+
+def obey(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+    """One task of whichever kind."""
+    if "prompt" in order:
+        return run(model, order)
+    return count(model, order) if order.get("count") else run_batch(model, order)
 
 
 def run(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +65,36 @@ def run(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     # The loop has one more step under way than it was asked for; the next contender must not feel it.
     mx.synchronize(generation_stream)
     return {"token_ids": token_ids, "token_times": token_times}
+
+
+def run_batch(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Many sequences through mlx-lm's batch generator as it comes, greedily; all of them decode at once."""
+    prompts = order["prompts"]
+    start = time.monotonic()
+    generator = BatchGenerator(
+        model, max_tokens=order["max_tokens"], completion_batch_size=max(_LEAST_BATCH, len(prompts))
+    )
+    token_ids: dict[int, list[int]] = {uid: [] for uid in generator.insert(prompts)}
+    token_times: dict[int, list[float]] = {uid: [] for uid in token_ids}
+    going = len(token_ids)
+    while going:
+        _, responses = generator.next()
+        now = time.monotonic() - start
+        for response in responses:
+            token_ids[response.uid].append(int(response.token))
+            token_times[response.uid].append(now)
+            going -= response.finish_reason is not None
+    mx.synchronize(generation_stream)
+    generator.close()
+    return {"token_ids": list(token_ids.values()), "token_times": list(token_times.values())}
+
+
+def count(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+    """The graph of one step of the batch generator: its call of the model alone."""
+    counted = CountedModel(model, len(order["prompts"]))
+    run_batch(counted, order)
+    found = usual(counted.found)
+    return {} if found is None else asdict(found)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,43 @@
-"""Those who run the tasks, each in its own way: an ``LLM``, or plain mlx-lm in a child process."""
+"""Those who run the tasks, each in its own way: an ``LLM``, plain mlx-lm in a child process, or mlx-lm's pipeline."""
 
-import json
-import subprocess
-import sys
-import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
+from splitinfer.bench.child import Child
 from splitinfer.bench.measure import Counters, Run
-from splitinfer.bench.workload import Kind, Task
+from splitinfer.bench.nodes import Nodes, counted, usual
+from splitinfer.bench.peers import Peers
+from splitinfer.bench.throughput import BEGINS_AT, BatchRun
+from splitinfer.bench.workload import Batch, Kind, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError, WorkerLost
-from splitinfer.llm import LLM
-
-_GRACE = 5.0  # seconds for the child to end by itself
+from splitinfer.llm import LLM, Request
 
 
 class Contender(Protocol):
-    """One column of the table. ``does``: the kinds of task it takes part in."""
+    """One column of the table.
+
+    does: the kinds of task of one stream that it takes part in.
+    num_stages: with how many stages it takes part in a throughput; 0 if it does not.
+    """
 
     name: str
     does: tuple[Kind, ...]
+    num_stages: int
 
     def run(self, task: Task) -> Run:
         """Do one task; the machine is idle again when this returns."""
+        ...
+
+    def run_batch(self, batch: Batch) -> BatchRun:
+        """Do many at once."""
+        ...
+
+    def count_nodes(self, batch: Batch) -> Nodes | None:
+        """The graph of one step of ``batch.streams`` sequences, where it can be seen."""
         ...
 
 
@@ -32,7 +47,7 @@ class Stages:
     does: tuple[Kind, ...] = ("decode", "prefill")
 
     def __init__(self, name: str, llm: LLM) -> None:
-        self.name, self.llm = name, llm
+        self.name, self.llm, self.num_stages = name, llm, llm.layout.num_stages
 
     def run(self, task: Task) -> Run:
         """One request, read as it comes."""
@@ -49,16 +64,70 @@ class Stages:
             raise WorkerLost(output.error)
         return Run(tuple(output.token_ids), tuple(output.token_times), readings[-1] - readings[-2])
 
+    def run_batch(self, batch: Batch) -> BatchRun:
+        """A request for each prompt, each with a reader of its own, as a server has."""
+        params = SamplingParams(max_tokens=batch.max_tokens, ignore_eos=True)
+        watch = _Watch(self.llm, len(batch.prompts))
+        start = time.monotonic()
+        requests = [self.llm.submit(prompt, params) for prompt in batch.prompts]
+        with ThreadPoolExecutor(len(requests)) as readers:
+            try:
+                token_times = list(readers.map(watch.read, requests))
+            except BaseException:  # Ctrl-C, mostly: the readers wait for as long as there is anything to read
+                for request in requests:
+                    request.abort()
+                raise
+        return BatchRun(
+            tuple(tuple(request.output.token_ids) for request in requests),
+            tuple(tuple(at - start for at in times) for times in token_times),
+            watch.window,
+        )
+
+    def count_nodes(self, batch: Batch) -> Nodes | None:
+        """Of the first stage, which is in this process."""
+        with counted(batch.streams) as found:
+            self.run_batch(batch)
+        return usual(found)
+
+
+class _Watch:
+    """Reads many requests, and the statistics of the window in which all of them decode."""
+
+    def __init__(self, llm: LLM, num_requests: int) -> None:
+        self._llm, self._to_begin = llm, num_requests
+        self._lock = threading.Lock()
+        self.window: Mapping[str, Any] | None = None
+
+    def read(self, request: Request) -> list[float]:
+        """One request to its end; when each of its tokens came to the reader."""
+        times: list[float] = []
+        for _ in request:
+            now, before = time.monotonic(), len(times)
+            times += [now] * (len(request.output.token_ids) - before)
+            if before < BEGINS_AT <= len(times):
+                self._begins()
+        if request.output.error is not None:
+            raise WorkerLost(request.output.error)
+        self._ends()
+        return times
+
+    def _begins(self) -> None:
+        with self._lock:
+            self._to_begin -= 1
+            if self._to_begin == 0:
+                self._llm.stats(reset=True)
+
+    def _ends(self) -> None:
+        with self._lock:
+            if self.window is None:
+                self.window = self._llm.stats()["window"]
+
 
 class PlainMlxLm:
-    """mlx-lm's own loop on the whole model, in a child process that sleeps between tasks."""
+    """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks."""
 
-    def __init__(self, folder: str, dtype: str | None) -> None:
-        self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-baseline-")  # noqa: SIM115 - lives as long as the child
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "splitinfer.bench.baseline"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True,
-        )  # fmt: skip
+    def __init__(self, folder: str, dtype: str | None, environment: Mapping[str, str] | None = None) -> None:
+        self._child = Child("splitinfer.bench.baseline", environment)
         try:
             self.is_on: dict[str, Any] = self._ask({"folder": folder, "dtype": dtype})
         except BaseException:
@@ -68,7 +137,7 @@ class PlainMlxLm:
     @property
     def pid(self) -> int:
         """The child's process id."""
-        return self._process.pid
+        return self._child.pid
 
     def run(self, task: Task, step_size: int) -> Run:
         """One task, with so many prompt tokens at once."""
@@ -76,45 +145,69 @@ class PlainMlxLm:
         answer = self._ask(order)
         return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
-    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-            return answer
-        except (OSError, ValueError):
-            raise ModelError(
-                f"plain mlx-lm cannot run this model here ({self._last_words()}); --no-baseline leaves it out"
-            ) from None
+    def run_batch(self, batch: Batch) -> BatchRun:
+        """Many at once, in the batch generator."""
+        answer = self._ask({"prompts": batch.prompts, "max_tokens": batch.max_tokens})
+        return BatchRun(_rows(answer["token_ids"]), _rows(answer["token_times"]))
 
-    def _last_words(self) -> str:
-        self._process.wait()
-        self._log.seek(0)
-        lines = self._log.read().strip().splitlines()
-        return lines[-1] if lines else f"exit code {self._process.returncode}"
+    def count_nodes(self, batch: Batch) -> Nodes | None:
+        """Of the batch generator's call of the model."""
+        answer = self._ask({"prompts": batch.prompts, "max_tokens": batch.max_tokens, "count": True})
+        return Nodes(**answer) if answer else None
+
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        self._child.tell(order)
+        try:
+            return self._child.hear()
+        except ModelError as error:
+            raise ModelError(
+                f"plain mlx-lm cannot run this model here ({error}); --no-baseline leaves it out"
+            ) from None
 
     def close(self) -> None:
         """End the child."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        try:
-            self._process.stdin.close()
-            self._process.wait(timeout=_GRACE)
-        except (subprocess.TimeoutExpired, OSError):
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._log.close()
+        self._child.close()
 
 
 class Baseline:
-    """Plain mlx-lm at one step size."""
+    """Plain mlx-lm at one step size. ``num_stages``: 1 if it takes part in throughputs, which have none."""
 
-    def __init__(self, name: str, plain: PlainMlxLm, step_size: int, does: tuple[Kind, ...]) -> None:
-        self.name, self.plain, self.step_size, self.does = name, plain, step_size, does
+    def __init__(self, name: str, plain: PlainMlxLm, step_size: int, does: tuple[Kind, ...], num_stages: int) -> None:
+        self.name, self.plain, self.step_size, self.does, self.num_stages = name, plain, step_size, does, num_stages
 
     def run(self, task: Task) -> Run:
         """One task, in the child process."""
         return self.plain.run(task, self.step_size)
+
+    def run_batch(self, batch: Batch) -> BatchRun:
+        """Many at once, in the child process."""
+        return self.plain.run_batch(batch)
+
+    def count_nodes(self, batch: Batch) -> Nodes | None:
+        """Of its call of the model."""
+        return self.plain.count_nodes(batch)
+
+
+class MlxLmPipeline:
+    """mlx-lm's own pipeline, which decodes many sequences or none."""
+
+    does: tuple[Kind, ...] = ()
+
+    def __init__(self, name: str, peers: Peers, num_stages: int) -> None:
+        self.name, self.peers, self.num_stages = name, peers, num_stages
+
+    def run(self, task: Task) -> Run:
+        """It does not."""
+        raise NotImplementedError(task.kind)
+
+    def run_batch(self, batch: Batch) -> BatchRun:
+        """Many at once, in all the processes."""
+        return self.peers.run(batch)
+
+    def count_nodes(self, batch: Batch) -> Nodes | None:
+        """Nobody looks."""
+        return None
+
+
+def _rows(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(tuple(each) for each in lists)

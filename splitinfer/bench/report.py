@@ -1,25 +1,24 @@
-"""The findings: one JSON document with every figure, and a table of its medians. Pure.
+"""The findings as one JSON document with every figure. Pure.
 
 figures       what each figure is, by its path; * stands for a name or a number
 measured_on   machine, versions, BLAS of every process, who was pinned where
 layout, model, workload
-contenders    by name: decode and prefill, each figure a summary with the values of all trials
+contenders    by name: decode, prefill and throughput, each figure a summary with the values of all trials
 ratios        by pair: trial by trial, the first to the second
 same_tokens   in how many trials a contender gave the pipeline's tokens
 notes         what to mind when reading the figures
-trials        the raw clock readings and counters
+trials        the raw clock readings and counters of single streams
 
-A *limit* stands beside the two figures that have one. One stream passes the stages one after another, so it is at
+A *limit* stands beside the figures that have one. One stream passes the stages one after another, so it is at
 best as fast as their computing added up, which is one machine's speed. A prompt of C chunks keeps S equal stages busy
-at once but for the beginning and the end: at best (C + S - 1) / (C * S) of their computing added up.
+at once but for the beginning and the end: at best (C + S - 1) / (C * S) of their computing added up. Many streams
+keep all stages busy; a step of them comes out whenever the slowest stage is done.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-from rich.table import Table
 
 from splitinfer.bench.measure import (
     Run,
@@ -32,11 +31,17 @@ from splitinfer.bench.measure import (
     shares,
     summarize,
 )
+from splitinfer.bench.nodes import Nodes
+from splitinfer.bench.throughput import BatchRun, best_ratio, quantile, step_seconds
 from splitinfer.bench.workload import KINDS, Kind
 
 PIPELINE, WHOLE, BASELINE, BASELINE_BEST = "pipeline", "whole", "baseline", "baseline_best"
-FORMAT = 1
-_PAIRS = ((PIPELINE, BASELINE), (PIPELINE, BASELINE_BEST), (PIPELINE, WHOLE), (WHOLE, BASELINE), (WHOLE, BASELINE_BEST))
+BASELINE_ALL, PEERS = "baseline_all_processors", "mlx_lm_pipeline"
+FORMAT = 2
+_PAIRS = (
+    (PIPELINE, BASELINE), (PIPELINE, BASELINE_BEST), (PIPELINE, BASELINE_ALL), (PIPELINE, PEERS), (PIPELINE, WHOLE),
+    (WHOLE, BASELINE), (WHOLE, BASELINE_BEST), (PEERS, BASELINE),
+)  # fmt: skip
 
 FIGURES = {
     "*.median": "of all trials; *.low, *.high and *.values are the least, the greatest, and each trial's",
@@ -60,10 +65,34 @@ FIGURES = {
     "contenders.*.prefill.limit.stages": "S, the stages it goes through",
     "contenders.*.prefill.bytes_per_token": "hidden states over all links for one prompt token",
     "contenders.*.prefill.busy_percent.*": "of ttft_seconds, the percentage that the stage computed",
+    "contenders.*.throughput.*.sequences": "decoded at once: n for each stage",
+    "contenders.*.throughput.*.tokens_per_second": "of all sequences, while all decode: from the last one's third "
+    "token to the first one's last; each sequence's own rate, added up",
+    "contenders.*.throughput.*.window_seconds": "how long all decode",
+    "contenders.*.throughput.*.itl_ms.p50": "between two tokens of a sequence meanwhile, at their reader: the median",
+    "contenders.*.throughput.*.itl_ms.p99": "the same: what 99 % do not exceed",
+    "contenders.*.throughput.*.last_ttft_seconds": "from the first submission to the first token of the last sequence",
+    "contenders.*.throughput.*.seconds": "from the first submission to the last token of all",
+    "contenders.*.throughput.*.step_ms.*": "what the stage computes for one step of n rows, while all decode",
+    "contenders.*.throughput.*.limit.ratio": "physical limit: step_ms of all stages by that of the slowest, which is "
+    "the best ratio of stages that compute at once to the same stages one after the other",
+    "contenders.*.throughput.*.limit.tokens_per_second": "physical limit: n rows whenever the slowest stage is done",
+    "contenders.*.throughput.*.duty_percent.*": "of the time in which all decode, what the stage computed",
+    "contenders.*.throughput.*.goodput_duty_percent.*": "the same for rows whose result was kept",
+    "contenders.*.throughput.*.gaps.*.*.percent": "of that time, what the stage stood still for this cause",
+    "contenders.*.throughput.*.gaps.*.*.p50_ms": "the median of single gaps of this cause; 0 if there were none",
+    "contenders.*.throughput.*.gaps.*.*.p99_ms": "the same: what 99 % do not exceed",
+    "contenders.*.throughput.*.gaps.*.*.max_ms": "the same: the longest",
+    "contenders.*.graph.*.nodes": "of the graph of one decode step of so many rows: on the first stage; of mlx-lm, of "
+    "its call of the model",
+    "contenders.*.graph.*.kernels": "those of the nodes that compute, and not only look at an array in another way",
     "ratios.*.decode_speed": "tokens_per_second, the first to the second, trial by trial; over 1 is faster",
     "ratios.*.ttft": "ttft_seconds of the long prompt, the first to the second, trial by trial; under 1 is faster",
-    "same_tokens.*.*.same": "trials in which the tokens are the pipeline's",
-    "same_tokens.*.*.of": "trials",
+    "ratios.*.throughput.*.tokens_per_second": "many sequences, the first to the second, trial by trial; over 1 is "
+    "faster",
+    "ratios.*.throughput.*.itl": "itl_ms.p50, the first to the second, trial by trial; under 1 is faster",
+    "same_tokens.*.*.same": "trials in which the tokens are the pipeline's; of a throughput, sequences",
+    "same_tokens.*.*.of": "trials; of a throughput, the sequences that both had",
     "trials.*.trial": "its number, from 0",
     "trials.*.token_times.*": "seconds from submission to each token",
     "trials.*.spent.busy.*": "seconds that each stage computed; of a decode, for the tokens but the first and the last",
@@ -74,11 +103,16 @@ FIGURES = {
 }
 
 Runs = Mapping[tuple[str, Kind], Sequence[Run]]  # who and what -> one for each trial
+Batches = Mapping[tuple[str, int], Sequence[BatchRun]]  # who and how many for each stage -> one for each trial
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything that was found out. ``stages``: the names of a contender's stages, where it has any."""
+    """Everything that was found out.
+
+    stages: the names of a contender's stages, where it has any.
+    graphs: by contender and rows of a step.
+    """
 
     measured_on: Mapping[str, Any]
     layout: Mapping[str, Any]
@@ -89,11 +123,13 @@ class Findings:
     stages: Mapping[str, Sequence[str]]
     runs: Runs
     notes: Sequence[str] = ()
+    batches: Batches = field(default_factory=dict)
+    graphs: Mapping[tuple[str, int], Nodes] = field(default_factory=dict)
 
 
 def document(found: Findings) -> dict[str, Any]:
     """Everything, as JSON can hold it."""
-    names = list(dict.fromkeys(name for name, _ in found.runs))
+    names = list(dict.fromkeys(name for name, _ in (*found.runs, *found.batches)))
     written = {
         "tool": "splitinfer bench",
         "format": FORMAT,
@@ -103,8 +139,8 @@ def document(found: Findings) -> dict[str, Any]:
         "model": found.model,
         "workload": found.workload,
         "contenders": {name: _contender(found, name) for name in names},
-        "ratios": {f"{a}/{b}": _ratios(found.runs, a, b) for a, b in _PAIRS if {a, b} <= set(names)},
-        "same_tokens": {name: _same(found.runs, name) for name in names if name != PIPELINE},
+        "ratios": {f"{a}/{b}": _ratios(found, a, b) for a, b in _PAIRS if {a, b} <= set(names)},
+        "same_tokens": {name: _same(found, name) for name in names if name != PIPELINE},
         "notes": list(found.notes),
         "trials": [
             {"contender": name, "kind": kind, "trial": trial, **_raw(run)}
@@ -122,6 +158,10 @@ def _contender(found: Findings, name: str) -> dict[str, Any]:
     return {
         "decode": None if decodes is None else _decode(decodes, stages),
         "prefill": None if prefills is None else _prefill(prefills, stages, found.prompt_tokens, found.chunk),
+        "throughput": {
+            str(n): _throughput(n, batches, stages) for (who, n), batches in found.batches.items() if who == name
+        },
+        "graph": {str(rows): asdict(nodes) for (who, rows), nodes in found.graphs.items() if who == name},
     }
 
 
@@ -171,6 +211,45 @@ def _prefill(runs: Sequence[Run], stages: Sequence[str] | None, prompt_tokens: i
     }
 
 
+def _throughput(n: int, runs: Sequence[BatchRun], stages: Sequence[str] | None) -> dict[str, Any]:
+    figures = {
+        "sequences": len(runs[0].token_times),
+        "tokens_per_second": _over(run.tokens_per_second for run in runs),
+        "window_seconds": _over(run.end - run.start for run in runs),
+        "itl_ms": {f"p{p}": _over(1000 * quantile(run.itl, p / 100) for run in runs) for p in (50, 99)},
+        "last_ttft_seconds": _over(run.last_ttft for run in runs),
+        "seconds": _over(run.seconds for run in runs),
+    }
+    windows = [run.window for run in runs if run.window is not None]
+    if stages is None or not windows:
+        return figures
+    steps = [step_seconds(window) for window in windows]
+    return figures | {
+        "step_ms": {stage: _over(1000 * step[i] for step in steps) for i, stage in enumerate(stages)},
+        "limit": {
+            "ratio": _over(map(best_ratio, steps)),
+            "tokens_per_second": _over(n / max(step) for step in steps),
+        },
+        **{
+            key: {stage: _over(window["stages"][i][key] for window in windows) for i, stage in enumerate(stages)}
+            for key in ("duty_percent", "goodput_duty_percent")
+        },
+        "gaps": {stage: _gaps([window["stages"][i] for window in windows]) for i, stage in enumerate(stages)},
+    }
+
+
+def _gaps(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One stage's gaps by cause, from its windows of all trials."""
+    whole = [window["busy_seconds"] + window["gap_seconds"] for window in windows]
+    return {
+        cause: {
+            "percent": _over(100 * w["gaps"][cause]["seconds"] / all_ for w, all_ in zip(windows, whole, strict=True)),
+            **{f"{key}_ms": _over(1000 * w["gaps"][cause][key] for w in windows) for key in ("p50", "p99", "max")},
+        }
+        for cause in windows[0]["gaps"]
+    }
+
+
 def _over(values: Any) -> dict[str, Any]:
     return _plain(summarize(list(values)))
 
@@ -185,27 +264,40 @@ def _plain(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _ratios(runs: Runs, a: str, b: str) -> dict[str, Any]:
-    """Speed of decoding (over 1: the first is faster) and TTFT of the long prompt (under 1: it is faster)."""
-    figures: dict[str, Any] = {"decode_speed": None, "ttft": None}
+def _ratios(found: Findings, a: str, b: str) -> dict[str, Any]:
+    """Speeds (over 1: the first is faster), TTFT of the long prompt and ITL (under 1: it is faster)."""
+    runs, batches = found.runs, found.batches
+    figures: dict[str, Any] = {"decode_speed": None, "ttft": None, "throughput": {}}
     if (a, "decode") in runs and (b, "decode") in runs:
         speeds = ([1 / run.seconds_per_token for run in runs[(who, "decode")]] for who in (a, b))
         figures["decode_speed"] = _plain(ratios(*speeds))
     if (a, "prefill") in runs and (b, "prefill") in runs:
         figures["ttft"] = _plain(ratios(*([run.ttft for run in runs[(who, "prefill")]] for who in (a, b))))
+    for n in (n for who, n in batches if who == a and (b, n) in batches):
+        ours, theirs = batches[(a, n)], batches[(b, n)]
+        figures["throughput"][str(n)] = {
+            "tokens_per_second": _plain(ratios(*([run.tokens_per_second for run in each] for each in (ours, theirs)))),
+            "itl": _plain(ratios(*([quantile(run.itl, 0.5) for run in each] for each in (ours, theirs)))),
+        }
     return figures
 
 
-def _same(runs: Runs, name: str) -> dict[str, Any]:
-    """In how many trials the tokens are the pipeline's, of how many."""
+def _same(found: Findings, name: str) -> dict[str, Any]:
+    """In how many trials the tokens are the pipeline's, of how many; of a throughput, sequences."""
     agreed: dict[str, Any] = {}
     for kind in KINDS:
-        ours, theirs = runs[(PIPELINE, kind)], runs.get((name, kind), ())
-        agreed[kind] = {
-            "same": sum(a.token_ids == b.token_ids for a, b in zip(ours, theirs, strict=False)),
-            "of": len(theirs),
-        }
+        pairs = zip(found.runs[(PIPELINE, kind)], found.runs.get((name, kind), ()), strict=False)
+        agreed[kind] = _count([ours.token_ids == theirs.token_ids for ours, theirs in pairs])
+    for n in (n for who, n in found.batches if who == name):
+        trials = zip(found.batches[(PIPELINE, n)], found.batches[(name, n)], strict=True)
+        agreed[f"throughput_{n}"] = _count(
+            [a == b for ours, theirs in trials for a, b in zip(ours.token_ids, theirs.token_ids, strict=False)]
+        )
     return agreed
+
+
+def _count(same: Sequence[bool]) -> dict[str, int]:
+    return {"same": sum(same), "of": len(same)}
 
 
 def _raw(run: Run) -> dict[str, Any]:
@@ -221,122 +313,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return value
-
-
-# -- for people ----------------------------------------------------------------------------------
-
-_TITLES = {
-    PIPELINE: "pipeline",
-    BASELINE: "mlx-lm",
-    BASELINE_BEST: "mlx-lm, other step",
-    WHOLE: "splitinfer, one stage",
-}
-
-_ROWS: tuple[tuple[str, tuple[str, ...], str], ...] = (
-    ("decode, tokens/s", ("decode", "tokens_per_second"), "decode_speed"),
-    ("  physical limit", ("decode", "limit", "tokens_per_second"), ""),
-    ("  ms per token", ("decode", "ms_per_token"), ""),
-    ("  hops", ("decode", "ms_per_token_by_cause", "hops"), ""),
-    ("  host", ("decode", "ms_per_token_by_cause", "host"), ""),
-    ("  hops and host", ("decode", "ms_per_token_by_cause", "hops_and_host"), ""),
-    ("  bytes per token", ("decode", "bytes_per_token"), ""),
-    ("prefill, TTFT in s", ("prefill", "ttft_seconds"), "ttft"),
-    ("  physical limit", ("prefill", "limit", "ttft_seconds"), ""),
-    ("  prompt tokens/s", ("prefill", "prompt_tokens_per_second"), ""),
-    ("  bytes per token", ("prefill", "bytes_per_token"), ""),
-)
-
-
-def table(found: Mapping[str, Any]) -> Table:
-    """The document's medians, each with its spread."""
-    contenders: Mapping[str, Any] = found["contenders"]
-    against = _against(contenders)
-    drawn = Table(title=_title(found), caption="\n".join(_caption(found)), caption_justify="left", title_justify="left")
-    drawn.add_column("")
-    for name in contenders:
-        drawn.add_column(_TITLES.get(name, name), justify="right")
-    if against:
-        drawn.add_column(f"pipeline / {_TITLES[against]}", justify="right")
-    for label, path, ratio in _rows(contenders[PIPELINE]):
-        figures = [_at(contenders[name], path) for name in contenders]
-        if not any(figures):
-            continue
-        cells = [_cell(figure) for figure in figures]
-        if against:
-            cells.append(_cell(_at(found["ratios"], (_pair(contenders, ratio), ratio))) if ratio else "")
-        drawn.add_row(label, *cells)
-    return drawn
-
-
-def _rows(pipeline: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...], str]]:
-    """The rows, with those of the single stages where they belong."""
-    by_cause = ("decode", "ms_per_token_by_cause", "compute")
-    stages = list(pipeline["decode"]["ms_per_token_by_cause"]["compute"])
-    split = pipeline["decode"]["ms_per_token_by_cause"]["hops"] is not None
-    rows = [row for row in _ROWS if not (split and row[1][-1] == "hops_and_host")]
-    rows[3:3] = [(f"  compute on {stage}", (*by_cause, stage), "") for stage in stages]
-    return [*rows, *((f"  busy % of {stage}", ("prefill", "busy_percent", stage), "") for stage in stages)]
-
-
-def _against(contenders: Mapping[str, Any]) -> str | None:
-    return next((name for name in (BASELINE, WHOLE) if name in contenders), None)
-
-
-def _pair(contenders: Mapping[str, Any], ratio: str) -> str:
-    """Whom a ratio in the table compares. For the long prompt that is mlx-lm at its faster step size: the one
-    tried out as best may have been so by chance."""
-    other = _against(contenders)
-    if ratio == "ttft" and BASELINE_BEST in contenders:
-        other = min((BASELINE, BASELINE_BEST), key=lambda name: contenders[name]["prefill"]["ttft_seconds"]["median"])
-    return f"{PIPELINE}/{other}"
-
-
-def _at(value: Any, path: Sequence[str]) -> Any:
-    for key in path:
-        value = None if value is None else value.get(key)
-    return value
-
-
-def _cell(figure: Mapping[str, Any] | None) -> str:
-    if figure is None:
-        return ""
-    spread = f" ±{figure['spread_percent'] / 2:.1f}%" if len(figure["values"]) > 1 else ""
-    return _number(figure["median"]) + spread
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def _title(found: Mapping[str, Any]) -> str:
-    model, work = found["model"], found["workload"]
-    return (
-        f"{model['name']}, {model['dtype']}, cut {' + '.join(str(s['layers']) for s in found['layout']['stages'])}; "
-        f"{work['trials']} trials, prompt of {work['prompt_tokens']:,}, {work['decode_tokens']} tokens decoded"
-    )
-
-
-def _limits(pipeline: Mapping[str, Any]) -> list[str]:
-    """The physical limits in words."""
-    prefill = pipeline["prefill"]["limit"]
-    chunks, stages = prefill["chunks"], prefill["stages"]
-    return [
-        "limit of decoding: the stages' computing, one after the other, so at best 1 of one machine's speed",
-        f"limit of TTFT: ({chunks} + {stages} - 1) / ({chunks} x {stages}) = {prefill['share_of_one_stage']:.3g} of "
-        f"their computing added up, for {chunks} chunks on {stages} equal stages",
-    ]
-
-
-def _caption(found: Mapping[str, Any]) -> list[str]:
-    on = found["measured_on"]
-    pinned = ", ".join(f"{who} on {'none' if cpu is None else cpu}" for who, cpu in on["pinned"].items())
-    lines = [
-        "medians, ± half the distance of the quartiles; ratios trial by trial"
-        + (", TTFT against mlx-lm's faster step" if BASELINE_BEST in found["contenders"] else ""),
-        *_limits(found["contenders"][PIPELINE]),
-        f"{on['processor']}, {on['processors']} processors, {on['device']}; {on['platform']}",
-        f"pinned: {pinned}" if on["is_pinned"] else "not pinned: this system has no way to do it",
-    ]
-    lines += [f"BLAS: {' and '.join(sorted({str(blas) for blas in on['blas'].values()}))}"] if on["blas"] else []
-    lines += [f"link: emulated {on['link']['preset']}, on top of what the real one takes"] if on["link"] else []
-    return [*lines, *(f"note: {note}" for note in found["notes"])]

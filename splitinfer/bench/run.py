@@ -6,22 +6,35 @@ This process is the coordinator. Plain mlx-lm and the local workers are its chil
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from splitinfer.bench import blas, machine
-from splitinfer.bench.contenders import Baseline, Contender, PlainMlxLm, Stages
+from splitinfer.bench.contenders import Baseline, Contender, MlxLmPipeline, PlainMlxLm, Stages
 from splitinfer.bench.measure import Run
-from splitinfer.bench.report import BASELINE, BASELINE_BEST, PIPELINE, WHOLE, Findings, document, table
-from splitinfer.bench.workload import KINDS, STEP_SIZES, Kind, Workload, step_sizes, turns
+from splitinfer.bench.nodes import Nodes
+from splitinfer.bench.peers import Peers
+from splitinfer.bench.report import (
+    BASELINE,
+    BASELINE_ALL,
+    BASELINE_BEST,
+    PEERS,
+    PIPELINE,
+    WHOLE,
+    Findings,
+    document,
+)
+from splitinfer.bench.tables import gap_tables, table
+from splitinfer.bench.throughput import BatchRun
+from splitinfer.bench.workload import KINDS, STEP_SIZES, Kind, Turn, Workload, step_sizes, turns
 from splitinfer.config import find_layout
 from splitinfer.core.layout import Layout
-from splitinfer.errors import ConfigError
+from splitinfer.errors import ConfigError, ModelError
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
@@ -30,8 +43,9 @@ from splitinfer.models.memory import on_gpu
 from splitinfer.show import errors, open_llm
 from transports.emulated import LinkProfile, installed, preset
 
+_COUNTED_TOKENS = 12  # of prompts and answers whose steps are counted, not timed
 _SETTLE = 0.05  # seconds of peace before each turn: what the one before left over is done by then
-_WIDTH = 118  # columns, where there is no terminal
+_WIDTH = 150  # columns, where there is no terminal
 _SHAPE = (
     "model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
     "intermediate_size", "vocab_size", "quantization",
@@ -55,6 +69,10 @@ class Order:
     link_preset: str | None = None
     connect_timeout: float = 10.0
     trace: Path | None = None
+    streams: tuple[int, ...] = (8,)
+    stream_prompt_tokens: int = 128
+    stream_tokens: int = 64
+    peers: bool = False
 
 
 def bench(order: Order) -> int:
@@ -67,7 +85,7 @@ def bench(order: Order) -> int:
     out = Console(highlight=False)
     if not order.as_json:
         out.width = max(out.width, _WIDTH) if not out.is_terminal else out.width
-        out.print(table(found))
+        out.print(table(found), *gap_tables(found), sep="\n")
     out.file.write(json.dumps(found, ensure_ascii=False) + "\n")
     return 0
 
@@ -77,14 +95,7 @@ def _measure(order: Order) -> Findings:
     link = None if order.link_preset is None else _link(order)
     processors = machine.free_processors()
     on = machine.describe()  # before anything of ours loads the machine
-    # A worker that is lost ends a measurement: figures with a pause in them mean nothing.
-    settings = Settings(
-        token_budget=order.token_budget,
-        context=_longest(order),
-        connect_timeout=order.connect_timeout,
-        rejoin_timeout=0.0,
-        trace=order.trace,
-    )
+    settings = _settings(order)
     with ExitStack() as stack:
         if link is not None:
             stack.enter_context(installed(link))
@@ -92,17 +103,26 @@ def _measure(order: Order) -> Findings:
         checkpoint = open_model(str(llm.layout.model))
         workload = _workload(order, llm, checkpoint)
         dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
-        contenders: list[Contender] = [Stages(PIPELINE, llm)]
+        cast = _Cast([Stages(PIPELINE, llm)])
         if order.whole:
-            contenders.append(Stages(WHOLE, stack.enter_context(_whole(llm, replace(settings, trace=None)))))
-        plain = stack.enter_context(_plain_mlx_lm(llm, checkpoint, dtype)) if order.baseline else None
-        pinned, blas_by_process = _pin(llm.layout, plain, processors), _blas(plain)
-        _warm_up(contenders, workload)
+            cast.contenders.append(Stages(WHOLE, stack.enter_context(_whole(llm, replace(settings, trace=None)))))
+        folder = str(checkpoint.folder.resolve())
+        if order.baseline or order.peers:
+            fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+        if order.baseline:
+            cast.plain = stack.enter_context(_plain_mlx_lm(folder, dtype))
+        if order.peers and workload.streams:
+            _invite_peers(stack, cast, folder, dtype, llm.layout)
+        pinned, blas_by_process = _pin(llm.layout, cast, processors), _blas(cast.plain)
+        graphs = _count_nodes(cast, workload)
+        _warm_up(cast.contenders, workload)
         tried: dict[int, float] = {}
-        if plain is not None:
-            tried = _try_step_sizes(plain, workload)
-            contenders[1:1] = _baselines(plain, min(tried, key=lambda size: tried[size]))
-        runs = _take_turns(contenders, workload)
+        if cast.plain is not None:
+            tried = _try_step_sizes(cast.plain, workload)
+            baselines = _baselines(cast.plain, min(tried, key=lambda size: tried[size]))
+            _warm_up_batches(baselines[0], workload)
+            cast.contenders[1:1] = baselines
+        runs, batches = _take_turns(cast.contenders, workload)
     where = {"pinned": pinned, "is_pinned": bool(processors), "blas": blas_by_process}
     where["link"] = None if link is None else {"preset": order.link_preset, **asdict(link)}
     return Findings(
@@ -112,19 +132,57 @@ def _measure(order: Order) -> Findings:
         workload={
             **asdict(workload),
             "chunk": llm.stats()["token_budget"],
-            "baseline_step_size": STEP_SIZES[0] if plain else None,
+            "baseline_step_size": STEP_SIZES[0] if cast.plain else None,
             "baseline_ttft_by_step_size": {str(size): seconds for size, seconds in tried.items()},
         },
         prompt_tokens=workload.prompt_tokens,
         chunk=llm.stats()["token_budget"],
-        stages={c.name: [s.name for s in c.llm.layout.stages] for c in contenders if isinstance(c, Stages)},
+        stages={c.name: [s.name for s in c.llm.layout.stages] for c in cast.contenders if isinstance(c, Stages)},
         runs=runs,
-        notes=_notes(order, on, pinned, blas_by_process),
+        notes=[*_notes(order, on, pinned, blas_by_process, llm.layout), *cast.notes],
+        batches=batches,
+        graphs=graphs,
+    )
+
+
+@dataclass(slots=True)
+class _Cast:
+    """Who takes part: ``contenders`` in the order of their turns, and ``plain``, which plays several of them."""
+
+    contenders: list[Contender]
+    plain: PlainMlxLm | None = None
+    peers: Peers | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def _settings(order: Order) -> Settings:
+    """A worker that is lost ends a measurement: figures with a pause in them mean nothing."""
+    num_stages = find_layout(order.layout).num_stages
+    return Settings(
+        token_budget=order.token_budget,
+        context=_longest(order),
+        max_running=max([Settings().max_running, *(n * num_stages for n in order.streams)]),
+        connect_timeout=order.connect_timeout,
+        rejoin_timeout=0.0,
+        trace=order.trace,
     )
 
 
 def _longest(order: Order) -> int:
-    return Workload(order.trials, order.prompt_tokens, order.decode_tokens, 2).longest
+    return _plan(order, 2).longest
+
+
+def _plan(order: Order, vocab_size: int) -> Workload:
+    return Workload(
+        order.trials,
+        order.prompt_tokens,
+        order.decode_tokens,
+        vocab_size,
+        order.seed,
+        order.streams,
+        order.stream_prompt_tokens,
+        order.stream_tokens,
+    )
 
 
 def _check_context(order: Order) -> None:
@@ -134,7 +192,7 @@ def _check_context(order: Order) -> None:
     if context is not None and _longest(order) > context:
         raise ConfigError(
             f"the tasks need {_longest(order):,} tokens, but the model's context is {context:,}; "
-            "give fewer with --prompt-tokens or --decode-tokens"
+            "give fewer with --prompt-tokens, --decode-tokens or --stream-tokens"
         )
 
 
@@ -154,7 +212,7 @@ def _workload(order: Order, llm: LLM, checkpoint: Checkpoint) -> Workload:
     text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
     sizes = [text.get("vocab_size"), llm.tokenizer.vocab_size if llm.tokenizer else None]
     vocab_size = min((size for size in sizes if size is not None), default=2)
-    return Workload(order.trials, order.prompt_tokens, order.decode_tokens, vocab_size, order.seed)
+    return _plan(order, vocab_size)
 
 
 # -- contenders ----------------------------------------------------------------------------------
@@ -170,10 +228,9 @@ def _whole(llm: LLM, settings: Settings) -> Iterator[LLM]:
 
 
 @contextmanager
-def _plain_mlx_lm(llm: LLM, checkpoint: Checkpoint, dtype: str | None) -> Iterator[PlainMlxLm]:
+def _plain_mlx_lm(folder: str, dtype: str | None, environment: Mapping[str, str] | None = None) -> Iterator[PlainMlxLm]:
     errors.print("loading the whole model in plain mlx-lm", soft_wrap=True)
-    fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
-    plain = PlainMlxLm(str(checkpoint.folder.resolve()), dtype)
+    plain = PlainMlxLm(folder, dtype, environment)
     try:
         yield plain
     finally:
@@ -182,17 +239,38 @@ def _plain_mlx_lm(llm: LLM, checkpoint: Checkpoint, dtype: str | None) -> Iterat
 
 def _baselines(plain: PlainMlxLm, best: int) -> list[Contender]:
     """mlx-lm as it comes; and for prompts also at its best, where that is another step size."""
-    default: Contender = Baseline(BASELINE, plain, STEP_SIZES[0], KINDS)
-    return [default] if best == STEP_SIZES[0] else [default, Baseline(BASELINE_BEST, plain, best, ("prefill",))]
+    default: Contender = Baseline(BASELINE, plain, STEP_SIZES[0], KINDS, 1)
+    if best == STEP_SIZES[0]:
+        return [default]
+    return [default, Baseline(BASELINE_BEST, plain, best, ("prefill",), 0)]
 
 
-def _pin(layout: Layout, plain: PlainMlxLm | None, processors: Sequence[int]) -> dict[str, int | None]:
+def _invite_peers(stack: ExitStack, cast: _Cast, folder: str, dtype: str | None, layout: Layout) -> None:
+    """mlx-lm's own pipeline with the layout's cut; and mlx-lm in one process on all processors of this machine."""
+    errors.print("loading the model in mlx-lm's own pipeline", soft_wrap=True)
+    try:
+        if layout.num_stages == 1:
+            raise ModelError("the layout has 1 stage")
+        cast.peers = stack.enter_context(Peers(folder, dtype, [stage.num_layers for stage in layout.stages]))
+        cast.contenders.append(MlxLmPipeline(PEERS, cast.peers, layout.num_stages))
+    except ModelError as error:
+        cast.notes.append(f"mlx-lm's own pipeline was not measured: {error}")
+    count = str(len(machine.free_processors()) or os.cpu_count() or 1)
+    threads = {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
+    everywhere = stack.enter_context(_plain_mlx_lm(folder, dtype, threads))
+    cast.contenders.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
+
+
+def _pin(layout: Layout, cast: _Cast, processors: Sequence[int]) -> dict[str, int | None]:
     """A processor for each stage here; whoever runs while the stages sleep shares the coordinator's."""
     given = machine.assign(layout.stages, processors)
     here = {layout.stages[0].name: os.getpid(), **machine.local_workers()}
-    if plain is not None:
-        here[BASELINE] = plain.pid
+    if cast.plain is not None:
+        here[BASELINE] = cast.plain.pid
         given[BASELINE] = processors[0] if processors else None
+    for i, pid in enumerate(cast.peers.pids if cast.peers else ()):
+        here[f"{PEERS} {i}"] = pid
+        given[f"{PEERS} {i}"] = processors[i % len(processors)] if processors else None
     for name, processor in given.items():
         if processor is not None:
             machine.pin(here[name], processor)
@@ -213,11 +291,35 @@ def _blas(plain: PlainMlxLm | None) -> dict[str, str]:
 # -- turns ---------------------------------------------------------------------------------------
 
 
+def _count_nodes(cast: _Cast, workload: Workload) -> dict[tuple[str, int], Nodes]:
+    """The graphs of steps of one row and of the first throughput's rows, where they can be seen."""
+    found: dict[tuple[str, int], Nodes] = {}
+    if not workload.streams:
+        return found
+    short = replace(workload, stream_prompt_tokens=_COUNTED_TOKENS, stream_tokens=_COUNTED_TOKENS)
+    seen: list[Contender] = [c for c in cast.contenders if isinstance(c, Stages)]
+    seen += _baselines(cast.plain, STEP_SIZES[0]) if cast.plain is not None else []
+    for contender in seen:
+        for rows in dict.fromkeys((1, workload.streams[0])):
+            nodes = contender.count_nodes(short.batch(rows, -1, contender.num_stages))
+            if nodes is not None:
+                found[(contender.name, rows)] = nodes
+    return found
+
+
 def _warm_up(contenders: Sequence[Contender], workload: Workload) -> None:
     for contender in contenders:
         errors.print(f"warming up: {contender.name}", soft_wrap=True)
         for kind in contender.does:
             contender.run(workload.warm_up(kind))
+        if contender.num_stages:
+            _warm_up_batches(contender, workload)
+
+
+def _warm_up_batches(contender: Contender, workload: Workload) -> None:
+    """Whole ones: those that turn out too short should do so before anything is timed."""
+    for streams in workload.streams:
+        _batch(contender, workload, streams, -1)
 
 
 def _try_step_sizes(plain: PlainMlxLm, workload: Workload) -> dict[int, float]:
@@ -230,17 +332,38 @@ def _try_step_sizes(plain: PlainMlxLm, workload: Workload) -> dict[int, float]:
     return tried
 
 
-def _take_turns(contenders: Sequence[Contender], workload: Workload) -> dict[tuple[str, Kind], list[Run]]:
+def _take_turns(
+    contenders: Sequence[Contender], workload: Workload
+) -> tuple[dict[tuple[str, Kind], list[Run]], dict[tuple[str, int], list[BatchRun]]]:
     runs: dict[tuple[str, Kind], list[Run]] = {(c.name, kind): [] for c in contenders for kind in c.does}
-    for trial, kind, contender in turns(contenders, workload.trials):
-        if kind not in contender.does:
+    batches: dict[tuple[str, int], list[BatchRun]] = {
+        (c.name, n): [] for c in contenders if c.num_stages for n in workload.streams
+    }
+    for trial, turn, contender in turns(contenders, workload.trials, workload.streams):
+        if not _takes_part(contender, turn):
             continue
         time.sleep(_SETTLE)
-        run = contender.run(workload.task(kind, trial))
-        runs[(contender.name, kind)].append(run)
-        figure = f"{1 / run.seconds_per_token:.3g} tokens/s" if kind == "decode" else f"{run.ttft:.3g} s"
-        errors.print(f"trial {trial + 1} of {workload.trials}: {kind}, {contender.name}: {figure}", soft_wrap=True)
-    return runs
+        if isinstance(turn, int):
+            batch = _batch(contender, workload, turn, trial)
+            batches[(contender.name, turn)].append(batch)
+            what, figure = f"throughput at {turn}", f"{batch.tokens_per_second:.3g} tokens/s"
+        else:
+            run = contender.run(workload.task(turn, trial))
+            runs[(contender.name, turn)].append(run)
+            what = turn
+            figure = f"{1 / run.seconds_per_token:.3g} tokens/s" if turn == "decode" else f"{run.ttft:.3g} s"
+        errors.print(f"trial {trial + 1} of {workload.trials}: {what}, {contender.name}: {figure}", soft_wrap=True)
+    return runs, batches
+
+
+def _takes_part(contender: Contender, turn: Turn) -> bool:
+    return contender.num_stages > 0 if isinstance(turn, int) else turn in contender.does
+
+
+def _batch(contender: Contender, workload: Workload, streams: int, trial: int) -> BatchRun:
+    run = contender.run_batch(workload.batch(streams, trial, contender.num_stages))
+    run.check()
+    return run
 
 
 # -- what it was ---------------------------------------------------------------------------------
@@ -270,11 +393,15 @@ def _count(shape: tuple[int, ...]) -> int:
 
 
 def _notes(
-    order: Order, on: dict[str, Any], pinned: dict[str, int | None], blas_by_process: dict[str, str]
+    order: Order,
+    on: dict[str, Any],
+    pinned: dict[str, int | None],
+    blas_by_process: dict[str, str],
+    layout: Layout,
 ) -> list[str]:
     """What a reader of the figures must know."""
     notes = []
-    shared = [cpu for name, cpu in pinned.items() if cpu is not None and name != BASELINE]
+    shared = [cpu for stage in layout.stages if (cpu := pinned[stage.name]) is not None]
     if len(shared) > len(set(shared)):
         notes.append(f"{len(shared)} stages share {len(set(shared))} processors")
     if on["load_average"] > 0.5:

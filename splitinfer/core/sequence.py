@@ -65,9 +65,18 @@ class SamplingParams:
 
     def _checks(self) -> list[tuple[bool, str]]:
         top = self.logprobs
+        for name in ("max_tokens", "top_k", "seed", "logprobs"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise ValueError(f"{name} must be a whole number, not {value!r}")
+        if not all(isinstance(token, int) for token in self.stop_token_ids):
+            raise ValueError(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
         return [
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
-            (_within(self.temperature, 0, math.inf), f"temperature must be 0 or more, not {self.temperature}"),
+            (
+                _within(self.temperature, 0, math.inf),
+                f"temperature must be 0 or more and finite, not {self.temperature}",
+            ),
             (_within(self.top_p, 0, 1) and self.top_p > 0, f"top_p must be over 0 and at most 1, not {self.top_p}"),
             (self.top_k >= 0, f"top_k must be 0 (off) or more, not {self.top_k}"),
             (_within(self.min_p, 0, 1), f"min_p must be between 0 and 1, not {self.min_p}"),

@@ -69,7 +69,7 @@ class Engine:
         self._under_way: Launched | None = None
         self._watch, self._losses, self._rejoin_timeout = StallWatch(), Losses(), rejoin_timeout
         self._pace = Pace()
-        self._num_arriving = 0  # requests handed in that the loop has not seen yet
+        self._arriving: dict[int, RequestState] = {}  # handed in, and not yet seen by the loop
         self._started = threading.Event()
         self._closing = threading.Lock()
         self._is_closing = False
@@ -112,13 +112,13 @@ class Engine:
             if self._drained is not None:
                 raise PeerError("no new request is taken: the coordinator was told to end")
             self._check_room(state)
-            self._num_arriving += 1
+            self._arriving[state.seq_id] = state
             submitted = time.monotonic()
             self._inbox.put(lambda: self._add(state, submitted))
 
     def _check_room(self, state: RequestState) -> None:
         """Refuse here, in the caller's thread, what the scheduler would refuse."""
-        config, num_waiting = self.scheduler.config, len(self.scheduler.waiting) + self._num_arriving
+        config, num_waiting = self.scheduler.config, len(self.scheduler.waiting) + len(self._arriving)
         if num_waiting >= config.max_waiting:
             raise QueueFull(f"{num_waiting:,} requests wait already, and no more may; try again later")
         try:
@@ -141,9 +141,8 @@ class Engine:
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
         Returns when none is left, or a moment later than that."""
-        drained = threading.Event()
         with self._closing:
-            self._drained = drained
+            drained = self._drained = self._drained or threading.Event()
             self._inbox.put(self._check_drained)
             if self.failure is not None:
                 return
@@ -302,6 +301,7 @@ class Engine:
         patience, reason = Patience(self._rejoin_timeout), self._try_again()
         while reason is not None:
             self._take_calls()
+            self._expire()
             if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
                 raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
             reason = self._try_again()
@@ -335,13 +335,18 @@ class Engine:
         raise _Stop
 
     def _add(self, state: RequestState, submitted: float) -> None:
-        with self._closing:
-            self._num_arriving -= 1
+        try:
+            self.scheduler.add(state.sequence)
+        except ValueError as error:  # sequences that gave up their KV have filled the queue since it was let in
+            state.end(FinishReason.ERROR, str(error))
+            return
+        finally:
+            with self._closing:
+                self._arriving.pop(state.seq_id, None)
         self._requests[state.seq_id] = state
         now = time.monotonic()
         self.totals.is_active(True, now)
         self.record.submitted(state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
-        self.scheduler.add(state.sequence)
 
     def _abort(self, seq_id: int) -> None:
         if self.scheduler.finish(seq_id, FinishReason.ABORT):
@@ -369,20 +374,17 @@ class Engine:
             self._abort(seq_id)
 
     def _check_drained(self) -> None:
-        if self._drained is not None and not self._requests:
+        if self._drained is not None and not self._requests and not self._arriving:
             self._drained.set()
 
     def _end_all(self, reason: FinishReason) -> None:
         """Nobody waits for a pipeline that is gone: who was in it, and who was still on the way in, hears so."""
         with self._closing:
             error = str(self.failure) if reason is FinishReason.ERROR else None
-            while not self._inbox.empty():
-                event = self._inbox.get()
-                if not isinstance(event, tuple) and self._scheduler is not None and event != self._raise_stop:
-                    event()
-            for state in self._requests.values():
+            for state in (*self._requests.values(), *self._arriving.values()):
                 state.end(reason, error)
             self._requests.clear()
+            self._arriving.clear()
             self._check_drained()
 
 

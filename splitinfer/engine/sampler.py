@@ -26,6 +26,7 @@ from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.models.memory import on_gpu
 
 _Tail = Callable[[mx.array, mx.array | None], tuple[mx.array, mx.array]]
+_COLDEST = 1e-6  # greedy but for ties; colder ones would leave the range of float32
 _MAX_TAILS = 64  # settings whose compiled functions are kept
 
 
@@ -93,7 +94,9 @@ class Sampler:
             if keys is None:
                 return mx.argmax(logprobs, axis=-1), logprobs
             noise = self._fit(self._noise(keys), logprobs.shape[-1])
-            return mx.argmax(_filtered(logprobs, params) * (1.0 / params.temperature) + noise, axis=-1), logprobs
+            return mx.argmax(
+                _filtered(logprobs, params) * (1.0 / max(params.temperature, _COLDEST)) + noise, axis=-1
+            ), logprobs
 
         return tail
 

@@ -82,6 +82,7 @@ class StageRunner:
         self._step = StepModel(model)
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
+        self._num_ids = model.num_embeddings
         self._histories: dict[int, _History] = {}
         self._idle_since = time.monotonic()
 
@@ -134,6 +135,10 @@ class StageRunner:
             raise ProtocolError(
                 f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
             )
+        known = range(self._num_ids if self._num_ids is not None else 2**31)
+        stray = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
+        if stray is not None:
+            raise ProtocolError(f"step {plan.step} has token id {stray}, and the model has {len(known):,}")
         for seq_id in plan.freed:
             self._pool.free(seq_id)
             self._histories.pop(seq_id, None)

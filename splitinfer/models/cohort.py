@@ -20,6 +20,7 @@ While a sequence is in a cohort its own caches are empty shells that know only t
 gives them their arrays back, and everything else that can be done with a sequence begins with that.
 """
 
+import math
 from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
@@ -47,14 +48,16 @@ class SequenceCaches:
 def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
     """Which of several decoding sequences attend in one call: indices, in groups.
 
-    ``exact``: only equal lengths, else those within a factor of two (padding costs at most that much).
+    ``exact``: only equal lengths, else those within a quarter of each other, so that padding costs no more than
+    that in memory and in time; up to ``STEP`` tokens all have the same room anyway.
 
     >>> share_calls([9, 9, 12, 9], exact=True), share_calls([9, 9, 12, 40], exact=False)
-    ([[0, 1, 3], [2]], [[0, 1, 2], [3]])
+    ([[0, 1, 3], [2]], [[0, 1, 2, 3]])
     """
     groups: dict[Hashable, list[int]] = {}
     for i, length in enumerate(lengths):
-        groups.setdefault(length if exact else max(length, STEP).bit_length(), []).append(i)
+        key = length if exact else int(math.log(max(length, STEP)) / math.log(1.25))
+        groups.setdefault(key, []).append(i)
     return list(groups.values())
 
 
@@ -116,10 +119,17 @@ class Cohort:
         for place in self.places:
             cache = member.full[place]
             room = -(-max(cache.offset, 1) // STEP) * STEP
-            cache.keys, cache.values = (_fit(array[row : row + 1], room) for array in self._kv[place])
+            # Gathered, not sliced: a slice would keep the arrays of the whole cohort.
+            cache.keys, cache.values = (_fit(array[mx.array([row])], room) for array in self._kv[place])
         member.cohort = None
-        # Unevaluated, they would keep the whole cohort's arrays alive.
         mx.async_eval([a for place in self.places for a in (member.full[place].keys, member.full[place].values)])  # type: ignore[no-untyped-call]
+
+    def forget(self, member: SequenceCaches) -> None:
+        """A member is gone for good. Where few are left, they take what is theirs and the rest goes."""
+        member.cohort = None
+        left = sum(one.cohort is self for one in self.members)
+        if 2 * left < len(self.members):
+            self.dissolve()
 
     def dissolve(self) -> None:
         """Release who is still here: one of them would keep the bytes of all."""

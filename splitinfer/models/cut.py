@@ -52,6 +52,7 @@ from splitinfer.models.caches import Place, arrays_of, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.trace import Graph, uncompiled
 
+_TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many
 
 
@@ -166,6 +167,12 @@ class StageModel:
     def whole(self) -> nn.Module:
         """The model whose layers these are."""
         return self._model
+
+    @property
+    def num_embeddings(self) -> int | None:
+        """Rows of the largest table of embeddings: token ids beyond are in nobody's. MLX does not look."""
+        tables = [m.weight.shape[0] for _, m in self._model.named_modules() if isinstance(m, _TABLES)]
+        return max(tables, default=None)
 
     @property
     def own_places(self) -> list[int]:

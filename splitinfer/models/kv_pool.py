@@ -65,8 +65,8 @@ class KVPool:
     def free(self, seq_id: int) -> None:
         """Forget a sequence; unknown ones are no error, because freeing twice is the same as once."""
         entry = self._entries.pop(seq_id, None)
-        if entry is not None:
-            entry.caches.cohort = None  # nobody will ask for what it kept there
+        if entry is not None and entry.caches.cohort is not None:
+            entry.caches.cohort.forget(entry.caches)
 
     def clear(self) -> None:
         """Forget every sequence."""

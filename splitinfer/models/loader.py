@@ -43,7 +43,7 @@ _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 _LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
 _seam = threading.Lock()  # two stages of one process may load at a time
-_LONG = 2049  # tokens, to tell the KV that grows from what does not
+_CHUNK, _LONG = 1024, 16384  # tokens, to tell the KV that grows from what does not: in its second half, by chunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,15 +159,15 @@ def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
 
 
 def _kv_need(stage: StageModel) -> tuple[int, int]:
-    """Bytes of caches that do not grow, and bytes per token of those that do."""
-    sizes = []
-    for rows in (1, _LONG):
-        caches = stage.make_caches()
-        with uncompiled():
-            stage(mx.zeros((1, rows), mx.int32), caches, None, 1)
-        sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
-    per_token = -(-(sizes[1] - sizes[0]) // (_LONG - 1))
-    return max(0, sizes[0] - 256 * per_token), per_token
+    """Bytes of caches that do not grow (states, full sliding windows), and bytes per token of those that do."""
+    caches, sizes = stage.make_caches(), []
+    with uncompiled():
+        for _ in range(_LONG // _CHUNK):
+            stage(mx.zeros((1, _CHUNK), mx.int32), caches, None, 1)
+            sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
+    half = len(sizes) // 2
+    per_token = -(-(sizes[-1] - sizes[half - 1]) // (_CHUNK * half))
+    return max(0, sizes[-1] - _LONG * per_token), per_token
 
 
 def _placeholder(info: TensorInfo) -> mx.array:

@@ -120,7 +120,7 @@ class RowCache:
     """
 
     def __init__(self, index: int, like: Cache, within: int | None = None) -> None:
-        self._index, self._within, self._like = index, within, type(like)
+        self._index, self._within, self._like = index, within, like.__class__
         self._step: RowStep | None = None
         inner = like.caches if within is None and isinstance(like, CacheList) else ()
         self._inner = [RowCache(index, cache, i) for i, cache in enumerate(inner)]
@@ -170,6 +170,8 @@ class RowCache:
             rows, first = slice(group.first, group.last), group.first
             cohort = group.cohort
             if cohort is not None and self._index in cohort.places:
+                if any(one is not None for one in own):
+                    raise NotByRows("the model masks single rows over plain keys and values")
                 if rows.start not in keys.fetched:
                     keys.fetched[rows.start] = cohort.store(self._index, keys.array[rows], values.array[rows])
                 outputs.append(cohort.attend(queries[rows], *keys.fetched[rows.start], scale, sinks))

@@ -7,18 +7,25 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import typer
 import yaml
 
 from splitinfer.bench.contenders import PlainMlxLm
 from splitinfer.bench.model import Shape, make
+from splitinfer.bench.peers import Peers
 from splitinfer.bench.run import Order, bench
-from splitinfer.bench.workload import Task
+from splitinfer.bench.workload import Batch, Task
+from splitinfer.cli import _counts
 from splitinfer.errors import ConfigError, ModelError
 
-SIZES = ("--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "6", "--chunk", "64")
+SIZES = (
+    "--trials", "2", "--prompt-tokens", "200", "--decode-tokens", "6", "--chunk", "64",
+    "--streams", "3", "--stream-prompt-tokens", "16", "--stream-tokens", "20",
+)  # fmt: skip
 TOP = {
     "tool", "format", "figures", "measured_on", "layout", "model", "workload", "contenders", "ratios", "same_tokens",
     "notes", "trials",
@@ -48,7 +55,7 @@ def offspring(of: int) -> list[psutil.Process]:
 
 
 def test_a_table_then_one_json_document(layout_file: Path) -> None:
-    running = start(layout_file, *SIZES, "--whole")
+    running = start(layout_file, *SIZES, "--whole", "--peers")
     family: dict[int, psutil.Process] = {}
     assert running.stderr is not None
     for line in running.stderr:
@@ -59,7 +66,7 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     assert running.wait(timeout=20) == 0
     running.stdout.close()
     running.stderr.close()
-    assert len(family) == 2  # the worker and plain mlx-lm
+    assert len(family) == 5  # the worker, plain mlx-lm twice, and two of mlx-lm's pipeline
     assert not any(child.is_running() for child in family.values())
 
     found = json.loads(lines[-1])
@@ -80,9 +87,47 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     assert {"pipeline/baseline", "pipeline/whole", "whole/baseline"} <= set(found["ratios"])
     assert found["model"]["hidden_size"] == 64
     assert found["measured_on"]["versions"]["mlx_lm"]
+    widths = {"pipeline": 6, "mlx_lm_pipeline": 6, "baseline": 3, "whole": 3, "baseline_all_processors": 3}
+    assert {n: each["throughput"]["3"]["sequences"] for n, each in found["contenders"].items()} == widths
+    check_throughput(ours["throughput"]["3"])
+    assert all(each["graph"]["3"]["kernels"] > 0 for n, each in found["contenders"].items() if each["graph"])
+    assert set(found["contenders"]["whole"]["graph"]) == {"1", "3"}
     if sys.platform == "linux":
-        assert set(found["measured_on"]["pinned"]) == {"front", "back", "baseline"}
+        peers = {"mlx_lm_pipeline 0", "mlx_lm_pipeline 1"}
+        assert set(found["measured_on"]["pinned"]) == {"front", "back", "baseline"} | peers
         assert set(found["measured_on"]["blas"]) == {"coordinator", "back", "baseline"}
+
+
+def check_throughput(ours: dict[str, Any]) -> None:
+    assert ours["tokens_per_second"]["low"] > 0
+    assert 1 <= ours["limit"]["ratio"]["low"] <= ours["limit"]["ratio"]["high"] <= 2
+    assert ours["itl_ms"]["p50"]["low"] <= ours["itl_ms"]["p99"]["low"]
+    assert 0 < ours["goodput_duty_percent"]["back"]["low"] <= ours["duty_percent"]["back"]["high"] <= 100.001
+    shares = [sum(cause["percent"]["median"] for cause in causes.values()) for causes in ours["gaps"].values()]
+    assert all(0 < share < 100 for share in shares)
+
+
+def test_the_demo_model_without_what_mlx_lm_cannot_do() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "splitinfer",
+        "bench",
+        "--layout",
+        "demo.yaml",
+        "--trials",
+        "1",
+        "--json",
+        "--peers",
+    ]
+    sizes = ["--prompt-tokens", "40", "--decode-tokens", "4", "--streams", "1,2", "--stream-prompt-tokens", "12"]
+    done = subprocess.run([*command, *sizes, "--stream-tokens", "12"], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "mlx-lm's own pipeline was not measured: its llama has no pipeline" in found["notes"]
+    assert set(found["contenders"]["pipeline"]["throughput"]) == {"1", "2"}
+    ratios = found["ratios"]["pipeline/baseline"]["throughput"]["2"]
+    assert ratios["tokens_per_second"]["median"] > 0
 
 
 def test_json_alone_without_baseline_over_a_slow_link(layout_file: Path) -> None:
@@ -105,7 +150,7 @@ def test_the_links_between_workers_are_emulated_too(layout_file: Path, tmp_path:
 from splitinfer.bench.run import Order, bench
 from transports.emulated import PRESETS, LinkProfile
 PRESETS["pigeon"] = LinkProfile(latency=0.05)
-bench(Order({str(thirds)!r}, None, True, 1, 20, 4, baseline=False, link_preset="pigeon"))
+bench(Order({str(thirds)!r}, None, True, 1, 20, 4, baseline=False, link_preset="pigeon", streams=()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -160,3 +205,43 @@ def test_plain_mlx_lm_serves_task_after_task(layout_file: Path) -> None:
     finally:
         plain.close()
     assert not psutil.pid_exists(plain.pid)
+
+
+def test_mlx_lm_has_the_same_tokens_alone_and_in_a_pipeline(layout_file: Path) -> None:
+    folder, batch = str(layout_file.parent / "model"), Batch(3, 0, tuple(tuple(range(i, i + 9)) for i in range(3)), 6)
+    plain = PlainMlxLm(folder, "float32")
+    try:
+        alone = plain.run_batch(batch)
+        nodes = plain.count_nodes(batch)
+    finally:
+        plain.close()
+    with Peers(folder, "float32", [1, 3]) as peers:
+        split = peers.run(batch)
+        pids = peers.pids
+    assert split.token_ids == alone.token_ids
+    assert [len(times) for times in split.token_times] == [6, 6, 6]
+    assert nodes is not None
+    assert nodes.nodes > nodes.kernels > 0
+    assert not any(map(psutil.pid_exists, pids))
+
+
+def test_mlx_lm_says_what_it_cannot_cut(tmp_path: Path) -> None:
+    make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
+    with pytest.raises(ModelError, match="its llama has no pipeline"):
+        Peers(str(tmp_path / "model"), "float32", [1, 1])
+
+
+def test_streams_are_a_list() -> None:
+    assert _counts("8,16,8") == (8, 16)
+    assert _counts("0") == ()
+    for wrong in ("", "8,", "-1", "many"):
+        with pytest.raises(typer.BadParameter, match="--streams takes numbers"):
+            _counts(wrong)
+
+
+def test_answers_too_short_to_be_measured_are_refused(layout_file: Path) -> None:
+    short = ["--streams", "16", "--stream-prompt-tokens", "200", "--stream-tokens", "5", "--no-baseline", "--json"]
+    running = start(layout_file, *SIZES, *short)
+    _, err = running.communicate(timeout=60)
+    assert running.returncode == 1
+    assert "give more with --stream-tokens" in err

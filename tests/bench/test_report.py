@@ -7,9 +7,23 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from splitinfer.bench.measure import Counters, Run
-from splitinfer.bench.report import BASELINE, BASELINE_BEST, FIGURES, PIPELINE, WHOLE, Findings, document, table
+from splitinfer.bench.nodes import Nodes
+from splitinfer.bench.report import (
+    BASELINE,
+    BASELINE_ALL,
+    BASELINE_BEST,
+    FIGURES,
+    PEERS,
+    PIPELINE,
+    WHOLE,
+    Findings,
+    document,
+)
+from splitinfer.bench.tables import gap_tables, table
+from splitinfer.bench.throughput import BatchRun
 
 
 def decode(step: float, *, stages: int = 0, away: float | None = None) -> Run:
@@ -20,6 +34,33 @@ def decode(step: float, *, stages: int = 0, away: float | None = None) -> Run:
 def prefill(ttft: float, *, stages: int = 0) -> Run:
     spent = Counters((ttft / 2,) * stages, (1,) * stages, (2000, 0, 0)[:stages], 1)
     return Run((7,), (ttft,), spent if stages else None)
+
+
+def batch(step: float, sequences: int, *, busy: Sequence[float] = ()) -> BatchRun:
+    """A token of each sequence every ``step`` seconds; stages that compute ``busy`` seconds in each of 10 steps."""
+    times = tuple(tuple(1 + i / 100 + step * token for token in range(8)) for i in range(sequences))
+    waits = {"seconds": 0.25, "count": 5, "p50": 0.05, "p99": 0.06, "max": 0.07}
+    idle = {"seconds": 0.0, "count": 0, "p50": 0.0, "p99": 0.0, "max": 0.0}
+    stages = [
+        {
+            "busy_seconds": 10 * each, "gap_seconds": 1.0, "duty_percent": 80.0, "goodput_duty_percent": 60.0,
+            "gaps": {"link": waits, "nothing_to_do": idle},
+        }
+        for each in busy
+    ]  # fmt: skip
+    return BatchRun(((1, 2),) * sequences, times, {"steps": 10, "stages": stages} if busy else None)
+
+
+def together() -> dict[str, Any]:
+    """Findings of throughputs at 2, of all who can have any."""
+    batches = {
+        (PIPELINE, 2): [batch(0.25, 4, busy=(0.1, 0.3)), batch(0.5, 4, busy=(0.2, 0.2))],
+        (BASELINE, 2): [batch(0.25, 2), batch(0.25, 2)],
+        (BASELINE_ALL, 2): [batch(0.125, 2), batch(0.125, 2)],
+        (PEERS, 2): [batch(1.0, 4), batch(1.0, 4)],
+    }
+    graphs = {(PIPELINE, 1): Nodes(90, 40), (PIPELINE, 2): Nodes(95, 44), (BASELINE, 2): Nodes(200, 1000)}
+    return {"batches": batches, "graphs": graphs}
 
 
 def findings(**changes: Any) -> Findings:
@@ -37,7 +78,13 @@ def findings(**changes: Any) -> Findings:
         "measured_on": on,
         "layout": {"stages": [{"layers": 2}, {"layers": 3}]},
         "model": {"name": "m", "dtype": "float32"},
-        "workload": {"trials": 3, "prompt_tokens": 100, "decode_tokens": 5},
+        "workload": {
+            "trials": 3,
+            "prompt_tokens": 100,
+            "decode_tokens": 5,
+            "stream_prompt_tokens": 7,
+            "stream_tokens": 8,
+        },
         "prompt_tokens": 100,
         "chunk": 30,
         "stages": {PIPELINE: ["front", "back"]},
@@ -83,7 +130,8 @@ def test_the_limits_stand_beside_the_figures() -> None:
 
 
 def test_the_document_says_what_each_figure_is() -> None:
-    found = document(findings(runs={**findings().runs, (PIPELINE, "decode"): [decode(0.1, stages=2, away=0.2)] * 3}))
+    runs = {**findings().runs, (PIPELINE, "decode"): [decode(0.1, stages=2, away=0.2)] * 3}
+    found = document(findings(runs=runs, **together()))
     assert found["figures"] == FIGURES
     paths = set(numbers({key: found[key] for key in ("contenders", "ratios", "same_tokens", "trials")}))
     explained = [pattern.split(".") for pattern in FIGURES if not pattern.startswith("*")]
@@ -114,9 +162,59 @@ def test_hops_and_host_are_told_apart_where_they_can_be() -> None:
     assert by_cause["hops_and_host"]["median"] == pytest.approx(20)
 
 
+def test_throughputs_have_their_figures() -> None:
+    found = document(findings(**together()))
+    ours = found["contenders"][PIPELINE]["throughput"]["2"]
+    assert ours["sequences"] == 4
+    assert ours["tokens_per_second"]["values"] == [16, 8]
+    assert ours["itl_ms"]["p50"]["values"] == [250, 500]
+    assert ours["last_ttft_seconds"]["median"] == 1.03
+    assert ours["step_ms"]["front"]["values"] == [100, 200]
+    assert ours["limit"]["ratio"]["values"] == pytest.approx([4 / 3, 2])
+    assert ours["limit"]["tokens_per_second"]["values"] == pytest.approx([2 / 0.3, 10])
+    assert ours["goodput_duty_percent"]["back"]["median"] == 60
+    assert ours["gaps"]["front"]["link"]["percent"]["values"] == pytest.approx([12.5, 100 / 12])
+    assert ours["gaps"]["back"]["link"]["p99_ms"]["median"] == 60
+    assert "limit" not in found["contenders"][PEERS]["throughput"]["2"]
+    assert found["contenders"][PEERS]["decode"] is None
+    assert found["contenders"][BASELINE]["graph"] == {"2": {"nodes": 200, "kernels": 1000}}
+    pair = found["ratios"][f"{PIPELINE}/{BASELINE}"]["throughput"]["2"]
+    assert pair["tokens_per_second"]["values"] == [2, 1]
+    assert pair["itl"]["values"] == [1, 2]
+    assert found["ratios"][f"{PIPELINE}/{PEERS}"]["throughput"]["2"]["tokens_per_second"]["values"] == [4, 2]
+    assert found["same_tokens"][BASELINE]["throughput_2"] == {"same": 4, "of": 4}
+    assert found == json.loads(json.dumps(found))
+
+
+def test_the_table_shows_throughputs() -> None:
+    text = shown(document(findings(**together())))
+    rows = {cells[1].strip(): cells for line in text.splitlines() if len(cells := line.split("│")) > 3}
+    assert rows["throughput at 2, tokens/s"][-2].split()[0] == "1.5"
+    assert rows["pipeline / mlx-lm's pipeline"][-2].split()[0] == "3"
+    assert [cell.strip() for cell in rows["sequences"][2:-2]] == ["4", "2", "4"]
+    assert rows["physical limit"][-2].split()[0] == "1.67"  # the last row of that name
+    assert rows["graph nodes of a step of 2"][2].strip() == "95"
+    assert rows["that compute"][3].strip() == "1,000"
+    assert "(150 + 250) / 250 ms" in text
+    assert "on all 2 processors, throughput at 2: 16 ±0.0% tokens/s; the pipeline's is 0.75" in text
+    assert "baseline_all" not in text
+
+
+def test_what_the_stages_stood_still_for_is_a_table_of_its_own() -> None:
+    (gaps,) = gap_tables(document(findings(**together())))
+    text = drawn(gaps)
+    assert text.count("link") == 2
+    assert "nothing to do" not in text  # there was none
+    assert gap_tables(document(findings())) == []
+
+
 def shown(found: dict[str, Any]) -> str:
+    return drawn(table(found))
+
+
+def drawn(picture: Table) -> str:
     paper = io.StringIO()
-    Console(file=paper, width=140).print(table(found))
+    Console(file=paper, width=140).print(picture)
     return paper.getvalue()
 
 

@@ -1,5 +1,7 @@
 """What is run: the same from the same seed, never the same twice within it."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,8 @@ from splitinfer.bench.workload import DECODE_PROMPT, KINDS, STEP_SIZES, Workload
 
 workloads = st.builds(
     Workload,
+    stream_prompt_tokens=st.integers(1, 40),
+    stream_tokens=st.integers(5, 40),
     trials=st.integers(1, 6),
     prompt_tokens=st.integers(1, 300),
     decode_tokens=st.integers(4, 50),
@@ -37,7 +41,31 @@ def test_no_prompt_comes_twice() -> None:
     assert Workload(20, 64, 8, 300, seed=2).task("prefill", 0).prompt not in prompts
 
 
-@pytest.mark.parametrize(("name", "value"), [("trials", 0), ("prompt_tokens", 0), ("decode_tokens", 3)])
+@given(workloads, st.integers(1, 5), st.integers(1, 3))
+def test_more_stages_have_more_of_the_same_prompts(work: Workload, streams: int, stages: int) -> None:
+    few, many = work.batch(streams, 0, 1), work.batch(streams, 0, stages)
+    assert len(many.prompts) == streams * stages
+    assert many.prompts[:streams] == few.prompts
+    assert {len(prompt) for prompt in many.prompts} == {work.stream_prompt_tokens}
+    assert many.max_tokens == work.stream_tokens
+    assert replace(work, streams=(streams,)).longest >= work.stream_prompt_tokens + work.stream_tokens
+
+
+def test_no_prompt_of_a_throughput_comes_twice() -> None:
+    work = Workload(trials=5, prompt_tokens=64, decode_tokens=8, vocab_size=300, streams=(2, 8))
+    prompts = [p for n in work.streams for trial in range(-1, work.trials) for p in work.batch(n, trial, 2).prompts]
+    assert len(set(prompts)) == len(prompts) == 6 * 20
+
+
+def test_nobody_is_no_throughput() -> None:
+    with pytest.raises(ValueError, match="streams must be at least 1"):
+        Workload(1, 1, 4, 2, streams=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("trials", 0), ("prompt_tokens", 0), ("decode_tokens", 3), ("stream_prompt_tokens", 0), ("stream_tokens", 4)],
+)
 def test_too_little_is_refused(name: str, value: int) -> None:
     sizes = {"trials": 1, "prompt_tokens": 1, "decode_tokens": 4, "vocab_size": 2}
     with pytest.raises(ValueError, match=f"{name} must be at least"):
@@ -48,6 +76,7 @@ def test_too_little_is_refused(name: str, value: int) -> None:
 def test_everybody_has_the_same_turns_and_they_alternate(contenders: list[int], trials: int) -> None:
     order = list(turns(contenders, trials))
     assert len(set(order)) == len(order) == trials * len(KINDS) * len(contenders)
+    assert len(list(turns(contenders, trials, (4, 8)))) == len(order) + trials * 2 * len(contenders)
     whose = [contender for _, _, contender in order]
     assert whose == contenders * (trials * len(KINDS))
     assert [trial for trial, _, _ in order] == sorted(trial for trial, _, _ in order)

@@ -204,8 +204,8 @@ def test_temperature():
     assert screen.said == [
         "the temperature is 0",
         "the temperature is 0.7",
-        "temperature must be 0 or more, not -1.0",
-        "temperature must be 0 or more, not nan",
+        "temperature must be 0 or more and finite, not -1.0",
+        "temperature must be 0 or more and finite, not nan",
         "the temperature must be a number, not 'warm'",
     ]
 

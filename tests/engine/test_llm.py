@@ -1,5 +1,6 @@
 """The library's door, on the demo model in two stages: what a caller sees."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,3 +250,45 @@ def test_a_closed_llm_says_so() -> None:
 def test_the_name_of_a_local_worker_is_enough() -> None:
     with LLM("demo.yaml") as llm:
         assert tokens_of(llm, llm.encode(TALE), max_tokens=8) == plain_greedy(TARGET, llm.encode(TALE), 8)
+
+
+@pytest.mark.parametrize(
+    "handling", [{"priority": "high"}, {"session": ["a"]}, {"timeout": math.nan}, {"timeout": -1.0}, {"priority": True}]
+)
+def test_odd_handling_is_refused_before_anybody_is_hurt(llm: LLM, handling: dict[str, object]) -> None:
+    with pytest.raises(RequestError, match=f"{next(iter(handling))} must be"):
+        llm.submit(TALE, params(), **handling)  # type: ignore[arg-type]
+    assert len(llm.generate(TALE, params(max_tokens=2))[0].token_ids) == 2
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "top_k", "seed", "logprobs"])
+def test_counts_are_whole_numbers(field: str) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be a whole number, not 2.5"):
+        params(**{field: 2.5})
+
+
+def test_a_request_that_nobody_has_seen_yet_ends_with_the_engine() -> None:
+    """Handed in while the loop is busy with its last step; nothing may hang, neither its reader nor the next."""
+    for _ in range(10):
+        llm = LLM("demo.yaml")
+        requests = [llm.submit(TALE, params(max_tokens=500, ignore_eos=True)) for _ in range(3)]
+        llm._engine._inbox.put(llm._engine._raise_stop)
+        with contextlib.suppress(SplitinferError):
+            while True:
+                requests.append(llm.submit(TALE, params()))
+        assert {request.result().finish_reason for request in requests} <= {"abort", "length", "stop"}
+        llm.close()
+
+
+def test_more_prompts_than_may_wait_are_all_answered() -> None:
+    with LLM("demo.yaml", settings=Settings(max_waiting=5, max_running=2)) as llm:
+        outputs = llm.generate([[5, 9, i] for i in range(40)], params(max_tokens=2, ignore_eos=True))
+        assert [len(output.token_ids) for output in outputs] == [2] * 40
+
+
+def test_a_stream_that_is_dropped_unread_is_aborted(llm: LLM) -> None:
+    before = llm.stats()["finished"].get("abort", 0)
+    stream = llm.stream(TALE, params(max_tokens=2000, ignore_eos=True))
+    del stream
+    llm.generate(TALE, params(max_tokens=2))
+    assert llm.stats()["finished"]["abort"] == before + 1

@@ -275,3 +275,11 @@ def test_a_later_stage_needs_hidden_states_and_the_first_none(halves: list[Stage
         runner.reset()
     assert "step 0" in refused(halves[1], StepPlan(0, NEW, ONE), None)
     assert "step 0" in refused(halves[0], StepPlan(0, NEW, ONE), mx.zeros((2, 64)))
+
+
+@pytest.mark.parametrize("stray", [160, 2**30, -1])
+def test_a_token_that_the_model_has_not_is_refused(whole: StageRunner, stray: int):
+    """MLX reads whatever lies there."""
+    steps = Steps(whole)
+    with pytest.raises(ProtocolError, match=f"token id {stray}, and the model has 160"):
+        steps.begin(1, [5, stray])

@@ -1,5 +1,6 @@
 """Steps of many sequences: each row is what its sequence alone would have, whoever else is in the step."""
 
+import weakref
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -159,7 +160,7 @@ def test_padding_is_seen_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch):
         ([5, 5, 5], True, [[0, 1, 2]]),
         ([5, 6, 5], True, [[0, 2], [1]]),
         ([5, 200, 255], False, [[0, 1, 2]]),
-        ([300, 600, 500, 1100], False, [[0, 2], [1], [3]]),
+        ([300, 600, 620, 1100], False, [[0], [1, 2], [3]]),
         ([], False, []),
     ],
 )
@@ -201,3 +202,29 @@ def test_a_model_that_does_not_fit_runs_one_by_one(monkeypatch: pytest.MonkeyPat
     with caplog.at_level("DEBUG"):
         assert Both("llama").steps[0].way is Way.MODULES
     assert "rows differ" in caplog.text
+
+
+def test_what_ended_is_held_by_nobody():
+    """Neither by the cache list of the last step, nor by a cohort with one sequence left in it."""
+    both = Both("llama", ())
+    numbers = [both.open() for _ in range(8)]
+    both.step(*[(n, 200) for n in numbers])
+    both.step(*[(n, 1) for n in numbers])
+    pool, gone = both.pools[0], [weakref.ref(both.pools[0].at(numbers[0], 201).cohort)]
+    for number in numbers[1:]:
+        both.close(number)
+    assert pool.at(numbers[0], 201).cohort is None
+    both.close(numbers[0])
+    assert pool.nbytes == 0
+    assert gone[0]() is None
+
+
+def test_a_trial_sees_unequal_members_that_attend_without_a_mask(monkeypatch: pytest.MonkeyPatch):
+    attend = Cohort.attend
+
+    def unmasked(cohort: Cohort, *args: mx.array) -> mx.array:
+        cohort._mask = None
+        return attend(cohort, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Cohort, "attend", unmasked)
+    assert Both("llama", exact=False).steps[0].way is not Way.ROWS
