@@ -79,19 +79,20 @@ class StepModel:
             return Way.SEQUENCES
         attend_by_rows(self.stage.whole)
         for way in (Way.ROWS, Way.MIXED, Way.MODULES):
-            reason = self._try(way)
+            # Without cohorts, too: they know no mask of a model's own over plain keys and values.
+            reason = self._try(way, self._plain_places) and self._try(way, [])
             if reason is None:
                 return way
             log.debug("%s cannot run by %s: %s", type_name(self.stage.whole), way.value, reason)
         return Way.SEQUENCES
 
-    def _try(self, way: Way) -> str | None:
+    def _try(self, way: Way, places: list[int]) -> str | None:
         """Why a way is not right; ``None`` if it is."""
         try:
             takers = [] if way is Way.ROWS else self._takers
             if way is Way.MIXED:
                 takers = [taker for taker in takers if not self._keeps_kv(taker.place)]
-            self._places = [] if way is Way.MODULES else self._plain_places  # a module keeps each sequence's to itself
+            self._places = [] if way is Way.MODULES else places  # a module keeps each sequence's to itself
             self._each = [(t.holder, t.key, EachSequence(t.holder[t.key])) for t in takers]
             errors = self._trial()
         except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
