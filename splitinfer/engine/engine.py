@@ -27,6 +27,7 @@ from splitinfer.core.sequence import FinishReason
 from splitinfer.core.watch import Losses, Pace, Patience, StallWatch
 from splitinfer.engine.crew import Event
 from splitinfer.engine.figures import Record, StageTotals, Totals
+from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.pipeline import Pipeline
 from splitinfer.engine.requests import RequestState
 from splitinfer.engine.stage_runner import Launched, launches_ahead
@@ -64,7 +65,7 @@ class Engine:
         rejoin_timeout: float,
         trace: Trace | None = None,
     ) -> None:
-        self._inbox: queue.SimpleQueue[Event | Call] = queue.SimpleQueue()
+        self._inbox: Mailbox[Event | Call] = Mailbox()
         self._requests: dict[int, RequestState] = {}
         self._under_way: Launched | None = None
         self._watch, self._losses, self._rejoin_timeout = StallWatch(), Losses(), rejoin_timeout
@@ -251,13 +252,17 @@ class Engine:
     def _next_event(self, seconds: float, *, for_ever: bool) -> Event | Call | None:
         while True:
             try:
-                return self._inbox.get(timeout=self._until_next_look() if for_ever else seconds)
+                return self._inbox.get(self._until_next_look() if for_ever else seconds, expecting=self._is_waiting)
             except queue.Empty:
                 if not for_ever:
                     return None
                 self._expire()
                 if self._watch.is_stuck(time.monotonic()):
                     raise self.pipeline.stuck_worker(self._watch.limit) from None
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._scheduler is not None and self._scheduler.num_in_flight > 0
 
     def _until_next_look(self) -> float:
         """Seconds until a step may be stuck, or a request's time over."""

@@ -26,6 +26,7 @@ from splitinfer.core.layout import DTYPES
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.watch import Pace
 from splitinfer.engine.door import Door, Visitor, one_line
+from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Finished, Launched, launches_ahead
 from splitinfer.engine.threads import join
@@ -78,7 +79,8 @@ class Worker:
     def __init__(self, listener: Listener, *, name: str | None = None, model: str | None = None) -> None:
         self.name = name or machine_name()
         self._model = model
-        self._inbox: queue.SimpleQueue[Event | str] = queue.SimpleQueue()
+        self._inbox: Mailbox[Event | str] = Mailbox()
+        self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Visitor | None = None
         self._upstream: Visitor | None = None
         self._downstream: tuple[Link, Session] | None = None
@@ -112,6 +114,7 @@ class Worker:
                 if following is not None or not isinstance(event, tuple):
                     self._pass_on_what_is_under_way()
                 self._under_way = following or self._under_way
+                self._expecting = following is not None
                 if not launches_ahead():
                     self._pass_on_what_is_under_way()
             except _Abandoned:
@@ -134,7 +137,7 @@ class Worker:
         if self._under_way is not None:
             timeout = self._pace.spare(time.monotonic() - self._under_way.launched.started)
         try:
-            return self._inbox.get(timeout=timeout)
+            return self._inbox.get(timeout, expecting=self._expecting)
         except queue.Empty:
             return None
 
