@@ -8,7 +8,6 @@ once.
 
 import ctypes
 import os
-import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +24,6 @@ _PLACES = (  # below /usr
     "lib64/libopenblas.so.0",
     "lib/libopenblas.so.0",
 )
-_A_BLAS = re.compile(r"/lib(open)?blas[^/]*\.so[^/]*$")
 
 
 def prefer_openblas() -> None:
@@ -57,18 +55,13 @@ def preloading(environment: Mapping[str, str], found: str | None) -> dict[str, s
 
 def computed_by(pid: int | str = "self") -> str | None:
     """The BLAS in a process of this machine; ``None`` where the system does not tell."""
+    from splitinfer.models.arithmetic import preloaded_blas  # MLX comes with it, and not before this starts anew
+
     try:
-        path = preloaded_in(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))
+        path = preloaded_blas(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))
     except OSError:
         return None
     return WHEEL if path is None else f"{_own_words(path)} ({path})"
-
-
-def preloaded_in(maps: str) -> str | None:
-    """The BLAS that takes the place of the wheel's, from a process's table of mapped files."""
-    paths = {line.split()[-1] for line in maps.splitlines() if "/" in line}
-    found = sorted(path for path in paths if _A_BLAS.search(path) and "/mlx" not in path)
-    return found[0] if found else None
 
 
 def _own_words(path: str) -> str:

@@ -7,14 +7,11 @@ others of that processor go first. A stage on a GPU gains nothing by that, and o
 would take them from those that compute; both sleep.
 """
 
-import ctypes
-import os
 import queue
 import time
-from functools import cache
 from typing import Generic, TypeVar
 
-from splitinfer.models.memory import on_gpu
+from splitinfer.engine.processor import give_way, has_own_processor
 
 AWAKE = 0.5  # seconds without an event after which there is no reason to expect one soon
 T = TypeVar("T")
@@ -38,33 +35,12 @@ class Mailbox(Generic[T]):
         Raises:
             queue.Empty: none came.
         """
-        if expecting and (timeout is None or timeout > 0) and _has_own_processor():
+        if expecting and (timeout is None or timeout > 0) and has_own_processor():
             awake = AWAKE if timeout is None else min(AWAKE, timeout)
             until = time.monotonic() + awake
             while self._queue.empty() and time.monotonic() < until:
-                _give_way()
+                give_way()
             timeout = None if timeout is None else timeout - awake
         if timeout is not None and timeout <= 0:
             return self._queue.get_nowait()
         return self._queue.get(timeout=timeout)
-
-
-def _has_own_processor() -> bool:
-    """Whether this process computes on a processor that was set aside for it: it is pinned to one of several."""
-    return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1 < _processors() and not on_gpu()
-
-
-@cache
-def _processors() -> int:
-    return os.cpu_count() or 1
-
-
-@cache
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _give_way() -> None:
-    """Let other threads of this processor run. Not ``os.sched_yield``: some Pythons hold their lock in it, and the
-    thread that brings the event needs that lock."""
-    _libc().sched_yield()

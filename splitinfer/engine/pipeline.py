@@ -24,6 +24,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
 from splitinfer.engine.local import LocalWorker
+from splitinfer.engine.processor import give_way_if_own
 from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Launched
 from splitinfer.engine.worker import send_step
@@ -202,6 +203,7 @@ class Pipeline:
             raise peer.lost(str(error)) from error
         for each in self._crew.peers:
             each.link.beat(done.plan.step + 1)
+        give_way_if_own()
         return None
 
     def hear(self, event: Event) -> StepResult | None:

@@ -15,6 +15,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, free_bytes, on_gpu, set_limits
+from splitinfer.models.products import turn_products
 from splitinfer.wire.messages import Load, Progress, Ready
 
 Report = Callable[[Progress], None]
@@ -58,6 +59,7 @@ def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None,
     model = load_stage(
         checkpoint, found, order.start, order.end, dtype, lambda done, total: report(Progress("load", done, total))
     )
+    turn_products(model.whole)
     need = found.need
     ready = Ready(
         stage=order.stage,

@@ -27,6 +27,7 @@ from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.watch import Pace
 from splitinfer.engine.door import Door, Visitor, one_line
 from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.processor import give_way_if_own
 from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Finished, Launched, launches_ahead
 from splitinfer.engine.threads import join
@@ -262,6 +263,7 @@ class Worker:
                 send_step(*self._downstream, under_way.step.figures, done, under_way.received)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
+        give_way_if_own()
 
     # -- endings -----------------------------------------------------------------------------
 

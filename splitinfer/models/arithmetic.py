@@ -23,9 +23,21 @@ def preloaded_blas(maps: str) -> str | None:
 
 def is_exact() -> bool:
     """Whether results are the same for any number of rows."""
+    maps = _maps()
+    return maps is not None and preloaded_blas(maps) is None
+
+
+def has_openblas() -> bool:
+    """Whether OpenBLAS computes the products here."""
+    maps = _maps()
+    return maps is not None and "openblas" in (preloaded_blas(maps) or "")
+
+
+def _maps() -> str | None:
+    """The files mapped into this process, where it is a BLAS of Linux that computes and the system tells which."""
     if on_gpu() or sys.platform != "linux":
-        return False
+        return None
     try:
-        return preloaded_blas(Path("/proc/self/maps").read_text(encoding="utf-8")) is None
+        return Path("/proc/self/maps").read_text(encoding="utf-8")
     except OSError:
-        return False
+        return None

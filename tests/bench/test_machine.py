@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from splitinfer.bench import blas, machine
 from splitinfer.core.layout import lay_out
+from splitinfer.models.arithmetic import preloaded_blas
 
 OPENBLAS = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3"
 TWO_THREADS = """
@@ -78,10 +79,10 @@ def test_what_somebody_preloaded_stays() -> None:
 def test_which_blas_is_read_from_the_mapped_files() -> None:
     line = "7f0 r-xp 00000000 fe:00 1    "
     wheel = f"{line}/v/site-packages/mlx_cpu.libs/libblas-bd8a282c.so.3.10.0\n{line}/v/mlx/lib/libmlx.so\n"
-    assert blas.preloaded_in(wheel) is None
-    assert blas.preloaded_in(f"{wheel}{line}{OPENBLAS}\n") == OPENBLAS
-    assert blas.preloaded_in(f"{wheel}{line}/usr/lib64/libopenblas.so.0\n") == "/usr/lib64/libopenblas.so.0"
-    assert blas.preloaded_in(f"{wheel}7f0 rw-p 0 00:00 0 \n{line}/usr/lib/liblapack.so.3\n") is None
+    assert preloaded_blas(wheel) is None
+    assert preloaded_blas(f"{wheel}{line}{OPENBLAS}\n") == OPENBLAS
+    assert preloaded_blas(f"{wheel}{line}/usr/lib64/libopenblas.so.0\n") == "/usr/lib64/libopenblas.so.0"
+    assert preloaded_blas(f"{wheel}7f0 rw-p 0 00:00 0 \n{line}/usr/lib/liblapack.so.3\n") is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from splitinfer.engine import mailbox
+from splitinfer.engine import mailbox, processor
 from splitinfer.engine.mailbox import AWAKE, Mailbox
 
 
@@ -16,19 +16,19 @@ from splitinfer.engine.mailbox import AWAKE, Mailbox
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the waiting thread gave way."""
     times: list[float] = []
-    give_way = mailbox._give_way
+    give_way = mailbox.give_way
 
     def noted() -> None:
         times.append(time.monotonic())
         give_way()
 
-    monkeypatch.setattr(mailbox, "_give_way", noted)
+    monkeypatch.setattr(mailbox, "give_way", noted)
     return times
 
 
 @pytest.fixture
 def own_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mailbox, "_has_own_processor", lambda: True)
+    monkeypatch.setattr(mailbox, "has_own_processor", lambda: True)
 
 
 def put_later(box: Mailbox[str], event: str, seconds: float) -> threading.Timer:
@@ -110,8 +110,8 @@ class TestWhoseProcessorItIs:
         assert not looks
 
     def test_pinned_ones_do_not(self, looks: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mailbox, "_processors", lambda: 2)
-        monkeypatch.setattr(mailbox, "on_gpu", lambda: False)
+        monkeypatch.setattr(processor, "_processors", lambda: 2)
+        monkeypatch.setattr(processor, "on_gpu", lambda: False)
         box = Mailbox[str]()
 
         def pinned() -> None:
@@ -123,7 +123,7 @@ class TestWhoseProcessorItIs:
         assert looks
 
     def test_a_stage_on_a_gpu_sleeps(self, looks: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mailbox, "on_gpu", lambda: True)
+        monkeypatch.setattr(processor, "on_gpu", lambda: True)
         box = Mailbox[str]()
 
         def pinned() -> None:
