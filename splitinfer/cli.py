@@ -21,6 +21,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError, SplitinferError
 
 DEFAULT_PORT = 5577
+_SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -249,6 +250,7 @@ def version() -> None:
 
 def main() -> NoReturn:
     """The entry point of `splitinfer` and `python -m splitinfer`."""
+    sys.setswitchinterval(_SWITCH)
     app()
     sys.exit(0)
 
