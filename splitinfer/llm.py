@@ -57,7 +57,8 @@ class Settings:
     max_waiting: requests that may wait; one more is refused.
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.
-    max_sessions: sessions whose KV is kept for their next request.
+    prefix_cache: keep the KV of what was computed, as long as there is memory, for requests that begin with the same
+        tokens.
     micro_batches: groups of requests that decode in turn; ``None``: one for each stage. One more keeps a step
         waiting in front of every stage, and reads all weights once more in every round; that pays only where the
         link and the host take longer than a step of few rows.
@@ -71,7 +72,7 @@ class Settings:
     context: int | None = None
     max_running: int = 32
     max_waiting: int = 1024
-    max_sessions: int = 4
+    prefix_cache: bool = True
     kv_bytes: int | None = None
     micro_batches: int | None = None
     connect_timeout: float = 10.0
@@ -101,7 +102,7 @@ class Request:
             while self.output.finish_reason is None:
                 event = self._state.events.get()
                 self.output.add(event)
-                self.output.num_cached_tokens = self._state.sequence.num_reused
+                self.output.num_cached_tokens = self._state.sequence.num_cached or 0
                 yield event
         finally:
             if self.output.finish_reason is None:
@@ -235,10 +236,9 @@ class LLM:
     ) -> Request:
         """Hand one prompt in and return at once.
 
-        ``session``: a name under which the request's KV is kept; the next request of that name computes
-        only the tokens after those both begin with. ``priority``: higher goes first where not all can go at
-        once. ``timeout``: seconds after which it is ended with "abort", wherever it is; of equal priority,
-        whoever has less time goes first.
+        ``session``: a name under which what the request leaves can be forgotten (``forget``). ``priority``:
+        higher goes first where not all can go at once. ``timeout``: seconds after which it is ended with "abort",
+        wherever it is; of equal priority, whoever has less time goes first.
 
         Raises:
             RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit.
@@ -326,9 +326,9 @@ class LLM:
             token_budget=settings.budget_of(ready.device for ready in pipeline.ready),
             max_running=settings.max_running,
             max_len=self.context_length,
-            max_held=settings.max_sessions,
+            keeps_blocks=settings.prefix_cache,
+            whole_blocks=pipeline.rewind == 0,
             max_waiting=settings.max_waiting,
-            rewind=pipeline.rewind,
             kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
         )
 
@@ -339,7 +339,7 @@ class LLM:
         budget = self.settings.kv_bytes
         if budget is None:
             budget = int(ready.free_bytes * _KV_SHARE / sharing)
-        return StageKV(budget, ready.kv_bytes_per_token, ready.kv_bytes_fixed)
+        return StageKV(budget, ready.kv_bytes_per_token, ready.kv_bytes_fixed, ready.kv_bytes_stored)
 
     def _vocab_size(self) -> int:
         return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings()

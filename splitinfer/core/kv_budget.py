@@ -5,9 +5,12 @@ part that grows with its tokens, a block at a time, because that is how caches g
 
     bytes(n) = fixed + per_token * BLOCK * ceil(n / BLOCK)        0 for n = 0: nothing was opened
 
-Stages differ in both factors, but not in the counts: what any set of sequences takes is known everywhere from
-two numbers, how many there are and how many blocks they have together (``KVUse``). So the sums are kept once,
-not once per stage, and the stage that is full first decides.
+A block that is kept for whoever begins with the same tokens (``core.prefix``) takes ``stored`` bytes, full or not: its
+tokens' part of everything that grows, sliding windows included, and a copy of the states that do not.
+
+Stages differ in these factors, but not in the counts: what any set of sequences and stored blocks takes is known
+everywhere from three numbers (``KVUse``). So the sums are kept once, not once per stage, and the stage that is full
+first decides.
 """
 
 from dataclasses import dataclass
@@ -18,26 +21,28 @@ BLOCK = 256  # tokens
 
 @dataclass(frozen=True, slots=True)
 class KVUse:
-    """What some sequences take: ``sequences`` of them with ``blocks`` of ``BLOCK`` tokens in all."""
+    """What ``sequences`` with ``blocks`` of ``BLOCK`` tokens in all take, and ``stored`` blocks of nobody's own."""
 
     sequences: int = 0
     blocks: int = 0
+    stored: int = 0
 
     def __add__(self, other: Self) -> "KVUse":
-        return KVUse(self.sequences + other.sequences, self.blocks + other.blocks)
+        return KVUse(self.sequences + other.sequences, self.blocks + other.blocks, self.stored + other.stored)
 
     def __sub__(self, other: Self) -> "KVUse":
-        return KVUse(self.sequences - other.sequences, self.blocks - other.blocks)
+        return KVUse(self.sequences - other.sequences, self.blocks - other.blocks, self.stored - other.stored)
 
 
 NOTHING = KVUse()
+STORED_BLOCK = KVUse(stored=1)
 
 
 def use_of(num_tokens: int) -> KVUse:
     """What one sequence with KV of ``num_tokens`` tokens takes.
 
-    >>> use_of(0), use_of(1), use_of(257)
-    (KVUse(sequences=0, blocks=0), KVUse(sequences=1, blocks=1), KVUse(sequences=1, blocks=2))
+    >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 1), use_of(257) == KVUse(1, 2)
+    (True, True, True)
     """
     return KVUse(1, -(-num_tokens // BLOCK)) if num_tokens else NOTHING
 
@@ -52,20 +57,22 @@ def growth(before: int, after: int) -> KVUse:
 
 @dataclass(frozen=True, slots=True)
 class StageKV:
-    """One stage's memory for KV, in bytes: in all, per token of a sequence, and per sequence whatever its length."""
+    """One stage's memory for KV, in bytes: in all, per token of a sequence, per sequence whatever its length, and per
+    stored block."""
 
     budget_bytes: int
     per_token: int
     fixed: int = 0
+    stored: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("budget_bytes", "per_token", "fixed"):
+        for name in ("budget_bytes", "per_token", "fixed", "stored"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
 
     def bytes_of(self, use: KVUse) -> int:
         """Bytes that ``use`` takes here."""
-        return self.fixed * use.sequences + self.per_token * BLOCK * use.blocks
+        return self.fixed * use.sequences + self.per_token * BLOCK * use.blocks + self.stored * use.stored
 
     def fits(self, use: KVUse) -> bool:
         """Whether ``use`` is within the budget."""

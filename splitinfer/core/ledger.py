@@ -3,7 +3,7 @@
 Nothing happens here: the ledger adds up what would happen, so that asking whether a step can be planned and
 planning it are one computation. Where memory is short, in this order:
 
-    1. sessions that nobody uses give up, the oldest first
+    1. stored blocks go, the least recently used first, but not those that a newcomer of this step begins with
     2. of the running ones that are junior to whoever needs the memory and not in flight, the most junior
     3. else whoever needs it stays where it is, with what it has, and goes on when others have ended
 
@@ -11,20 +11,26 @@ Rank decides (priority, then arrival), and nobody gives up for a junior, so the 
 goes on once results are back, and two never take the memory from each other in turn.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 
-from splitinfer.core.kv_budget import KVBudget, KVUse, growth, use_of
+from splitinfer.core.kv_budget import STORED_BLOCK, KVBudget, KVUse, growth, use_of
+from splitinfer.core.prefix import Block
 from splitinfer.core.sequence import Sequence
 
 
 class Ledger:
-    """``used`` is what all have now; ``held`` come oldest first; ``running`` in any order."""
+    """``used`` is what all have now, stored blocks included; ``evictable`` yields those in the order in which they may
+    go; ``running`` in any order."""
 
-    def __init__(self, budget: KVBudget, used: KVUse, held: Iterable[Sequence], running: Iterable[Sequence]) -> None:
+    def __init__(self, budget: KVBudget, used: KVUse, evictable: Iterator[Block], running: Iterable[Sequence]) -> None:
         self._budget = budget
         self.used = used
         self.given_up: list[Sequence] = []
-        self._held = list(held)
+        self.evicted: list[Block] = []
+        self._pinned: set[Block] = set()
+        self._source = evictable
+        self._next: list[Block] = []  # taken from the source, and still there
         self._running = running
         self._idle: list[Sequence] | None = None  # who may give up, most junior last; sorted only when needed
         self._kept: set[int] = set()
@@ -34,27 +40,20 @@ class Ledger:
         """Whether a sequence makes room for another in this step."""
         return seq in self.given_up
 
-    def is_held(self, seq: Sequence) -> bool:
-        """Whether a session's KV is there for whoever continues it: nobody took it in this step."""
-        return seq in self._held
-
-    def admit(self, promised: KVUse, own: Sequence | None, *, keeps_own: bool) -> bool:
-        """Whether ``promised``, for all that run and one more, fits; sessions give up for it.
-
-        ``own`` is the session that the newcomer continues: with ``keeps_own`` its KV is in ``promised``.
-        """
-        held = [seq for seq in self._held if seq is not own]
-        use = promised + _sum(held)
-        num_dropped = 0
-        while not self._budget.fits(use):
-            if num_dropped == len(held):
-                return False
-            use -= use_of(held[num_dropped].kv_tokens)
-            num_dropped += 1
-        self._held = held
-        self._give_up(held[:num_dropped])
-        if own is not None and not keeps_own:
-            self._give_up([own])
+    def admit(self, promised: KVUse, begins_with: Iterable[Block]) -> bool:
+        """Whether ``promised``, for all that run and one more, fits; blocks go for it, but not its own."""
+        pinned = self._pinned | set(begins_with)
+        use = promised + KVUse(stored=self.used.stored)
+        going: list[Block] = []
+        for block in self._evictable(pinned):
+            if self._budget.fits(use):
+                break
+            going.append(block)
+            use -= STORED_BLOCK
+        if not self._budget.fits(use):
+            return False
+        self._pinned = pinned
+        self._evict(going)
         return True
 
     def reserve(self, seq: Sequence, before: int, after: int) -> bool:
@@ -66,23 +65,40 @@ class Ledger:
                 # The least anybody needs is one block, and juniors have fewer to take it from.
                 self._is_short |= need == KVUse(0, 1)
                 return False
-            self._give_up(leaving)
+            self._evict(leaving.blocks)
+            self._give_up(leaving.sequences)
         self.used += need
         self._kept.add(seq.seq_id)
         return True
 
-    def _enough(self, need: KVUse, seq: Sequence) -> list[Sequence] | None:
-        """The fewest, in order, whose KV makes room for ``need``; ``None`` if all together do not."""
-        used, leaving = self.used, list[Sequence]()
-        for one in self._may_give_up_for(seq):
-            used -= use_of(one.kv_tokens)
-            leaving.append(one)
-            if self._budget.fits(used + need):
+    def _enough(self, need: KVUse, seq: Sequence) -> "_Leaving | None":
+        """The fewest, in order, that make room for ``need``; ``None`` if all together do not."""
+        use, leaving = self.used + need, _Leaving([], [])
+        for block in self._evictable(self._pinned):
+            if self._budget.fits(use):
                 return leaving
-        return None
+            use -= STORED_BLOCK
+            leaving.blocks.append(block)
+        for one in self._may_give_up_for(seq):
+            if self._budget.fits(use):
+                return leaving
+            use -= use_of(one.kv_tokens)
+            leaving.sequences.append(one)
+        return leaving if self._budget.fits(use) else None
+
+    def _evictable(self, pinned: Collection[Block]) -> Iterator[Block]:
+        at = 0
+        while True:
+            if at == len(self._next):
+                block = next(self._source, None)
+                if block is None:
+                    return
+                self._next.append(block)
+            if self._next[at] not in pinned:
+                yield self._next[at]
+            at += 1
 
     def _may_give_up_for(self, seq: Sequence) -> Iterator[Sequence]:
-        yield from self._held
         if self._idle is None:
             idle = (one for one in self._running if not one.num_in_flight and one.kv_tokens)
             self._idle = sorted(idle, key=lambda one: one.rank)
@@ -93,18 +109,23 @@ class Ledger:
             if one.seq_id not in self._kept:
                 yield one
 
+    def _evict(self, going: Iterable[Block]) -> None:
+        for block in going:
+            self._next.remove(block)
+            self.evicted.append(block)
+            self.used -= STORED_BLOCK
+
     def _give_up(self, leaving: list[Sequence]) -> None:
         for seq in leaving:
             self.given_up.append(seq)
             self.used -= use_of(seq.kv_tokens)
-            if seq in self._held:
-                self._held.remove(seq)
-            elif self._idle and seq in self._idle:
+            if self._idle and seq in self._idle:
                 self._idle.remove(seq)
 
 
-def _sum(sequences: Iterable[Sequence]) -> KVUse:
-    use = KVUse()
-    for seq in sequences:
-        use += use_of(seq.kv_tokens)
-    return use
+@dataclass(frozen=True, slots=True)
+class _Leaving:
+    """Who makes room."""
+
+    blocks: list[Block]
+    sequences: list[Sequence]

@@ -18,15 +18,19 @@ from splitinfer.core.sequence import SamplingParams
 class NewSequence:
     """A sequence's static data, sent once. Filled by the scheduler.
 
-    ``prefix`` holds the tokens before the first slice's start, whose KV comes from ``parent``;
-    the last stage needs them because penalties look back.
+    ``prefix`` holds the tokens before the first slice's start, whose KV is copied from stored ``blocks``, in order, as
+    far as there are tokens; the last stage needs them because penalties look back.
     """
 
     seq_id: int
     params: SamplingParams
     seed: int
-    parent: int | None = None
+    blocks: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if bool(self.blocks) != bool(self.prefix):
+            raise ValueError(f"sequence {self.seq_id} begins with {len(self.prefix)} tokens of {self.blocks}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +59,30 @@ class Slice:
 
 
 @dataclass(frozen=True, slots=True)
+class Save:
+    """Keep a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``."""
+
+    block_id: int
+    seq_id: int
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"block {self.block_id} is to hold positions {self.start} to {self.end}")
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch for all stages: first ``freed`` goes, then ``new`` comes, then ``slices`` run, each of
-    another sequence."""
+    """One micro-batch for all stages: first ``saves`` are made, then ``freed`` sequences and ``dropped`` blocks go,
+    then ``new`` comes, then ``slices`` run, each of another sequence."""
 
     step: int
     new: tuple[NewSequence, ...] = ()
     slices: tuple[Slice, ...] = ()
     freed: tuple[int, ...] = ()
+    saves: tuple[Save, ...] = ()
+    dropped: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if len({part.seq_id for part in self.slices}) != len(self.slices):

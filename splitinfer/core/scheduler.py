@@ -2,8 +2,11 @@
 
 The life of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
 compute into slices; ``update`` takes what the last stage sampled and appends it, so there is one more token to
-compute; ``finish`` (or an end token, or a full length) ends it; its KV is freed by the next plan, or held for the
-session's next request.
+compute; ``finish`` (or an end token, or a full length) ends it; its KV is freed by the next plan.
+
+What was computed once is kept, block by block, for whoever begins with the same tokens (``core.prefix``). A block
+is saved by the plan after the one that completes it, before anything else happens in that plan, so every later plan
+may begin a sequence with it. Somebody whose next block is just being computed by another waits for it.
 
 A running sequence reads its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
 consecutive steps that are all in flight; a decode waits for the last token. Whoever has its first token joins a
@@ -25,15 +28,15 @@ carries it out.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from splitinfer.core.kv import reusable
-from splitinfer.core.kv_budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
+from splitinfer.core.kv_budget import BLOCK, NOTHING, STORED_BLOCK, KVBudget, KVUse, growth, use_of
 from splitinfer.core.ledger import Ledger
 from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
-from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
-from splitinfer.core.sequence import FinishReason, Sequence, common_prefix
+from splitinfer.core.plan import NewSequence, SampledToken, Save, Slice, StepPlan, StepResult
+from splitinfer.core.prefix import Block, Key, Match, PrefixIndex, full_keys
+from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.waiting import Deadlines, QueueFull, WaitingQueue
 
 
@@ -43,9 +46,12 @@ class SchedulerConfig:
 
     ``num_groups`` micro-batches that decode in turn, as many as stages; ``max_in_flight`` plans under way while
     nobody decodes; ``token_budget`` tokens at most in a step; ``max_running`` sequences with KV that is growing;
-    ``max_len`` tokens in a sequence (the model's context); ``rewind`` tokens the caches go back (``None``: any
-    number); ``max_held`` sessions kept; ``max_waiting`` requests in the queue; ``kv`` the stages' memory
-    (``None``: no bound).
+    ``max_len`` tokens in a sequence (the model's context); ``max_waiting`` requests in the queue; ``kv`` the stages'
+    memory (``None``: no bound).
+
+    ``keeps_blocks``: keep what was computed for others; ``whole_blocks``: it can only be used up to the end of a
+    block (``core.prefix``), so chunks end there, too; ``kv_root`` what its keys begin with; ``max_sessions`` names
+    under which it can be forgotten.
     """
 
     num_groups: int
@@ -53,14 +59,16 @@ class SchedulerConfig:
     token_budget: int
     max_running: int
     max_len: int
-    rewind: int | None = None
-    max_held: int = 4
     max_waiting: int = 1024
     kv: KVBudget | None = None
+    keeps_blocks: bool = True
+    whole_blocks: bool = False
+    kv_root: Key = b""
+    max_sessions: int = 1024
 
     def __post_init__(self) -> None:
         for name in (
-            "num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_held", "max_waiting",
+            "num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_sessions", "max_waiting",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -89,12 +97,10 @@ class TokenEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Admission:
-    """A sequence that begins to run, with the KV of ``parent`` as far as ``num_reused`` tokens."""
+    """A sequence that begins to run, with stored KV as far as it matches."""
 
     seq: Sequence
-    parent: Sequence | None = None
-    num_reused: int = 0
-    furthest: int = 0
+    match: Match
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +143,16 @@ class Scheduler:
         self.config = config
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
-        self.held: OrderedDict[str, Sequence] = OrderedDict()  # session -> finished sequence, oldest first
+        self.index = PrefixIndex(config.kv_root, whole_blocks=config.whole_blocks)
+        self.sessions: OrderedDict[str, Block] = OrderedDict()  # the last block of each one's last request
         self.batches = MicroBatches(config.num_groups)
         self._budget = config.kv or KVBudget()
-        self._used = NOTHING  # by all that run or are held
+        self._used = NOTHING  # by all that run or is stored
         self.num_preemptions = 0  # times a running sequence gave up its KV
         self._deadlines = Deadlines()
         self._freed: list[int] = []
+        self._saves: list[Save] = []
+        self._dropped: list[int] = []
         self._plans: deque[StepPlan] = deque()  # under way, oldest first
         self._next_step = 0
         self._num_arrived = 0
@@ -162,6 +171,8 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} requests wait already, and no more may")
         self.config.check_fits(seq)
         seq.arrival = self._num_arrived
+        if self.config.keeps_blocks:
+            seq.keys = full_keys(self.index.root, seq.tokens)
         self._num_arrived += 1
         self.waiting.add(seq)
         self._deadlines.add(seq)
@@ -213,21 +224,26 @@ class Scheduler:
         """The stages have forgotten everything: compute every running sequence again from its tokens.
 
         Nothing that was sampled is lost or sampled twice: tokens are here, and those still to come depend
-        on nothing else. Sessions that nobody uses lose their KV and nothing more.
+        on nothing else.
         """
         self._plans.clear()
-        self._freed.clear()
-        self.held.clear()
+        for pending in (self._freed, self._saves, self._dropped):
+            pending.clear()
+        self.index.clear()
+        self.sessions.clear()
         self.batches.clear()
         self._used, self._share_left = NOTHING, 0
         for seq in self.running.values():
             seq.forget_stages()
+            self.waiting.add(seq)
+        self.running.clear()
 
     def drop(self, session: str) -> None:
-        """Forget a session: its KV is freed by the next plan."""
-        seq = self.held.pop(session, None)
-        if seq is not None:
-            self._release(seq)
+        """Forget a session: the KV that nobody else begins with is freed by the next plan."""
+        block = self.sessions.pop(session, None)
+        if block is not None and block.is_here:
+            for one in list(self.index.only_for(block)):
+                self._evict(one)
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -258,13 +274,18 @@ class Scheduler:
 
     @property
     def kv_used(self) -> KVUse:
-        """The KV of all that run or are held."""
-        return self._used
+        """The KV of all that run."""
+        return self._used - KVUse(stored=self._used.stored)
+
+    @property
+    def kv_stored(self) -> KVUse:
+        """The KV that is kept for others."""
+        return KVUse(stored=self._used.stored)
 
     @property
     def is_idle(self) -> bool:
         """Nothing runs, waits, or is still to be freed."""
-        return not (self.waiting or self.running or self._plans or self._freed)
+        return not (self.waiting or self.running or self._plans or self._has_news)
 
     # -- deciding ----------------------------------------------------------------------------
 
@@ -277,8 +298,13 @@ class Scheduler:
                 draft = self._draft(group)
                 if draft.has_slices:
                     return draft
-        # What is freed travels with the next slices, and alone only where none will come.
-        return _Draft(self._ledger()) if self._freed and not self.running else None
+        # What is freed or saved travels with the next slices, and alone only where none will come.
+        return _Draft(self._ledger()) if self._has_news and not self.running else None
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether the stages have something to do even without slices."""
+        return bool(self._freed or self._saves or self._dropped)
 
     @property
     def _limit(self) -> int:
@@ -287,7 +313,7 @@ class Scheduler:
         return min(most, self.config.num_groups) if len(self.batches) else most
 
     def _ledger(self) -> Ledger:
-        return Ledger(self._budget, self._used, self.held.values(), self.running.values())
+        return Ledger(self._budget, self._used, self.index.evictable(), self.running.values())
 
     def _draft(self, group: int) -> _Draft:
         """The step of one group: its decodes, then chunks, as far as there are tokens and KV for them."""
@@ -301,6 +327,8 @@ class Scheduler:
         # Cut after asking for KV: who lacks it must not take the place of one that could go.
         able = [seq for seq in members if seq.seq_id in granted]
         draft.decodes, draft.late = able[:budget], able[budget:]
+        begin = {seq.seq_id for seq, _ in draft.chunks}  # others would sit on blocks that may go before they are used
+        draft.admissions = [new for new in draft.admissions if new.seq.seq_id in begin]
         return draft
 
     def _admissions(self, ledger: Ledger) -> Iterator[_Admission]:
@@ -308,32 +336,42 @@ class Scheduler:
         num_places = self.config.max_running - len(self.running)
         if not self.waiting or num_places <= 0:
             return
-        promised = NOTHING
+        promised, coming = NOTHING, set[Key]()
         for seq in self.running.values():
             promised += use_of(self._promise(seq))
-        for seq, _ in zip(self.waiting, range(num_places), strict=False):
-            own = None if seq.session is None else self.held.get(seq.session)
-            own = own if own is not None and ledger.is_held(own) else None
-            new = self._admission(seq, own)
-            promised += use_of(max(new.furthest, self._promise(seq)))
-            if not ledger.admit(promised, own, keeps_own=new.parent is not None):
+            coming.update(self._coming(seq, len(seq.blocks)))
+        for seq in self.waiting:
+            match = self._match(seq).without(ledger.evicted)
+            if self._comes_soon(seq, match, coming):
+                continue
+            promised += use_of(self._promise(seq))
+            if num_places <= 0:
                 return
-            yield new
+            if not ledger.admit(promised, match.blocks):
+                match = Match()  # where memory is that short, its blocks must go, too
+                if not ledger.admit(promised, ()):
+                    return
+            num_places -= 1
+            coming.update(self._coming(seq, match.num_tokens // BLOCK))
+            yield _Admission(seq, match)
+
+    def _match(self, seq: Sequence) -> Match:
+        return self.index.find(seq.tokens) if self.config.keeps_blocks else Match()
+
+    def _coming(self, seq: Sequence, num_stored: int) -> Iterable[Key]:
+        """The blocks of its prompt that a sequence computes, and that will be stored."""
+        return seq.keys[num_stored:] if seq.is_stored and seq not in self.batches else ()
+
+    def _comes_soon(self, seq: Sequence, match: Match, coming: set[Key]) -> bool:
+        """Whether another computes the block that a sequence lacks first."""
+        at = match.num_tokens // BLOCK
+        return at < len(seq.keys) and seq.keys[at] in coming
 
     def _promise(self, seq: Sequence) -> int:
         """Tokens of KV that are kept free for a sequence: all it has now and, before it decodes, a block more."""
         if seq in self.batches:
             return max(seq.kv_tokens, len(seq.tokens))
         return max(seq.kv_tokens, min(len(seq.tokens) + BLOCK, self.config.longest(seq)))
-
-    def _admission(self, seq: Sequence, held: Sequence | None) -> _Admission:
-        """With the KV that the session's last request left, as far as the tokens agree."""
-        if held is None:
-            return _Admission(seq)
-        computed = held.tokens[: held.num_scheduled]
-        furthest = held.kv_tokens
-        kept = reusable(furthest, common_prefix(computed, seq.tokens), len(seq.tokens), self.config.rewind)
-        return _Admission(seq, held, kept, furthest) if kept else _Admission(seq)
 
     def _ready(self) -> Iterator[_Candidate]:
         """Who runs and has tokens to compute. Members of all groups: juniors do not take the KV they need next."""
@@ -368,6 +406,8 @@ class Scheduler:
                 room = 0  # a crumb of a further prompt costs more than it brings
             if room <= 0:
                 continue
+            if self.config.whole_blocks:
+                size = min(size, BLOCK - one.start % BLOCK)  # the state at the block's end is what is kept of it
             if not draft.ledger.reserve(one.seq, one.kv_tokens, one.start + size):
                 room = 0  # juniors do not take what this one lacks
                 continue
@@ -378,14 +418,25 @@ class Scheduler:
     # -- carrying out ------------------------------------------------------------------------
 
     def _carry_out(self, draft: _Draft) -> StepPlan:
+        for block in draft.ledger.evicted:
+            self._evict(block)
         for seq in draft.ledger.given_up:
             self._give_up(seq)
         for new in draft.admissions:
             self._admit(new)
         work = [*((seq, 1) for seq in draft.decodes), *draft.chunks]
-        new_ones = tuple(self._introduce(seq) for seq, _ in work if not seq.is_known)
-        plan = StepPlan(self._next_step, new_ones, tuple(self._slice(*one) for one in work), tuple(self._freed))
-        self._freed.clear()
+        plan = StepPlan(
+            self._next_step,
+            new=tuple(map(self._introduce, draft.admissions)),
+            slices=tuple(self._slice(*one) for one in work),
+            freed=tuple(self._freed),
+            saves=tuple(self._saves),
+            dropped=tuple(self._dropped),
+        )
+        for pending in (self._freed, self._saves, self._dropped):
+            pending.clear()
+        for seq, _ in work:
+            self._store_full_blocks(seq)
         self._next_step += 1
         self._plans.append(plan)
         if work:
@@ -395,10 +446,7 @@ class Scheduler:
         return plan
 
     def _give_up(self, seq: Sequence) -> None:
-        """A session's KV, or that of a running sequence, which waits from now on with its tokens."""
-        if seq.session is not None and self.held.get(seq.session) is seq:
-            self.drop(seq.session)
-            return
+        """A running sequence's KV: it waits from now on, with its tokens."""
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         self._release(seq)
@@ -408,13 +456,14 @@ class Scheduler:
         self.waiting.add(seq)
 
     def _admit(self, new: _Admission) -> None:
-        seq = new.seq
+        seq, match = new.seq, new.match
         self.waiting.remove(seq)
         self.running[seq.seq_id] = seq
-        if new.parent is not None and seq.session is not None:
-            del self.held[seq.session]
-            seq.parent, seq.num_reused, seq.num_scheduled = new.parent.seq_id, new.num_reused, new.num_reused
-            seq.furthest = new.furthest  # and so takes as much as its parent did
+        seq.num_reused = seq.num_scheduled = match.num_tokens
+        seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
+        seq.blocks = list(match.blocks[: match.num_tokens // BLOCK])
+        self.index.use(match.blocks)
+        self._used += use_of(match.num_tokens)
 
     def _slice(self, seq: Sequence, size: int) -> Slice:
         start, before = seq.num_scheduled, seq.kv_tokens
@@ -424,9 +473,60 @@ class Scheduler:
         self._used += growth(before, seq.kv_tokens)
         return Slice(seq.seq_id, start, tuple(seq.tokens[start:end]), int(end == len(seq.tokens)))
 
-    def _introduce(self, seq: Sequence) -> NewSequence:
+    def _introduce(self, new: _Admission) -> NewSequence:
+        seq = new.seq
         seq.is_known = True
-        return NewSequence(seq.seq_id, seq.params, seq.seed, seq.parent, tuple(seq.tokens[: seq.num_reused]))
+        blocks = tuple(block.block_id for block in new.match.blocks)
+        return NewSequence(seq.seq_id, seq.params, seq.seed, blocks, tuple(seq.tokens[: seq.num_reused]))
+
+    # -- keeping what was computed -------------------------------------------------------------
+
+    def _store_full_blocks(self, seq: Sequence) -> None:
+        """Keep the blocks that a sequence's planned tokens complete. The next plan says so, before anything else."""
+        while (end := (len(seq.blocks) + 1) * BLOCK) <= seq.num_scheduled:
+            if not self._store(seq, end):
+                return
+
+    def _store(self, seq: Sequence, end: int) -> bool:
+        """Keep a sequence's tokens from its last stored block to ``end``; whether there is a place for them."""
+        parent, start = seq.blocks[-1] if seq.blocks else None, len(seq.blocks) * BLOCK
+        seq.is_stored &= self.config.keeps_blocks and (parent is None or parent.is_here)
+        if not seq.is_stored:
+            return False
+        self.index.use(seq.blocks)
+        tokens = seq.tokens[start:end]
+        block = self.index.child(parent, tokens)
+        if block is None:
+            if not self._make_room(seq.blocks):
+                seq.is_stored = False
+                return False
+            block, outdone = self.index.add(parent, tokens)
+            self._dropped += [one.block_id for one in outdone]
+            self._used += KVUse(stored=1 - len(outdone))
+            self._saves.append(Save(block.block_id, seq.seq_id, start, end))
+        seq.blocks.append(block)
+        return True
+
+    def _make_room(self, keep: Collection[Block]) -> bool:
+        """Let blocks go, the least recently used first, until one more fits; those in ``keep`` stay."""
+        going: list[Block] = []
+        use = self._used + STORED_BLOCK
+        candidates = self.index.evictable()
+        while not self._budget.fits(use):
+            block = next(candidates, None)
+            if block is None:
+                return False
+            if block not in keep:
+                going.append(block)
+                use -= STORED_BLOCK
+        for block in going:
+            self._evict(block)
+        return True
+
+    def _evict(self, block: Block) -> None:
+        self.index.remove(block)
+        self._dropped.append(block.block_id)
+        self._used -= STORED_BLOCK
 
     # -- learning ----------------------------------------------------------------------------
 
@@ -458,24 +558,24 @@ class Scheduler:
             return
         del self.running[seq.seq_id]
         self.batches.leave(seq)
-        if seq.session is not None and seq.is_known and reason is not FinishReason.ERROR:
-            self._hold(seq.session, seq)
-        else:
-            self._release(seq)
+        if reason is not FinishReason.ERROR:
+            self._store_rest(seq)
+        self._release(seq)
 
-    def _hold(self, session: str, seq: Sequence) -> None:
-        self.drop(session)
-        self.held[session] = seq
-        while len(self.held) > self.config.max_held:
-            self.drop(next(iter(self.held)))
+    def _store_rest(self, seq: Sequence) -> None:
+        """The last block, though it is not full: a conversation goes on from here."""
+        if seq.num_scheduled > len(seq.blocks) * BLOCK:
+            self._store(seq, seq.num_scheduled)
+        if seq.session is not None and seq.blocks:
+            self.sessions[seq.session] = seq.blocks[-1]
+            self.sessions.move_to_end(seq.session)
+            while len(self.sessions) > self.config.max_sessions:
+                self.sessions.popitem(last=False)
 
     def _release(self, seq: Sequence) -> None:
         """The KV of a sequence is not needed any more: the next plan says so, before it says anything else."""
         self._used -= use_of(seq.kv_tokens)
-        if seq.is_known:
-            self._freed.append(seq.seq_id)
-        elif seq.parent is not None:  # admitted, never introduced: the stages still know the parent
-            self._freed.append(seq.parent)
+        self._freed.append(seq.seq_id)
 
     # -- invariants --------------------------------------------------------------------------
 
@@ -490,10 +590,10 @@ class Scheduler:
         assert self._plans or self.is_idle or self.can_schedule, "something waits for ever"
 
     def _check_places(self) -> None:
-        ids = [seq.seq_id for seq in (*self.waiting, *self.running.values(), *self.held.values())]
+        ids = [seq.seq_id for seq in (*self.waiting, *self.running.values())]
         assert len(ids) == len(set(ids)), "a sequence is in two places"
         assert len(self.running) <= self.config.max_running
-        assert len(self.held) <= self.config.max_held
+        assert len(self.sessions) <= self.config.max_sessions
         assert len(self.waiting) <= self.config.max_waiting + self.config.max_running
         assert not set(self._freed) & set(ids), "a living sequence is to be freed"
         assert len(self._freed) == len(set(self._freed)), "a sequence is to be freed twice"
@@ -512,8 +612,9 @@ class Scheduler:
             assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
 
     def _check_memory(self) -> None:
-        use = KVUse()
-        for seq in (*self.running.values(), *self.held.values()):
+        self.index.check()
+        use = KVUse(stored=len(self.index))
+        for seq in self.running.values():
             use += use_of(seq.kv_tokens)
         assert use == self._used, f"{self._used} is counted, {use} is used"
         assert self._budget.fits(use), "more KV is used than there is"
@@ -529,4 +630,4 @@ class Scheduler:
 
 
 def _newcomer(new: _Admission) -> _Candidate:
-    return _Candidate(new.seq, new.num_reused, new.furthest, decodes=False)
+    return _Candidate(new.seq, new.match.num_tokens, 0, decodes=False)

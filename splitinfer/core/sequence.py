@@ -17,6 +17,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from splitinfer.core.prefix import Block, Key
+
 MAX_LOGPROBS = 20
 REPETITION_CONTEXT = 20  # tokens a repetition penalty looks back on, as in mlx-lm
 
@@ -104,10 +106,12 @@ class Sequence:
     params: SamplingParams
     seed: int
     end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
-    session: str | None = None  # KV is held for the next request of this session
-    parent: int | None = None  # the sequence whose KV this one takes over
-    num_reused: int = 0  # tokens whose KV came with the parent
-    furthest: int = 0  # most tokens the KV taken over ever held: how far caches go back counts from there
+    session: str | None = None  # a name under which its KV can be forgotten
+    num_reused: int = 0  # tokens whose KV came from stored blocks when it began to run
+    num_cached: int | None = None  # the same, when it first began
+    blocks: list[Block] = field(default_factory=list)  # stored, of its tokens, from the first on
+    is_stored: bool = True  # whether its further blocks can be stored: those before them are
+    keys: tuple[Key, ...] = ()  # of the full blocks of its prompt; filled by the scheduler
     priority: int = 0  # higher goes first
     deadline: float | None = None  # seconds on the caller's clock
     arrival: int = 0  # counts submissions; filled by the scheduler
@@ -134,8 +138,8 @@ class Sequence:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens its KV has place for: caches that went back keep the memory of the furthest they ever came."""
-        return max(self.furthest, self.num_scheduled)
+        """Tokens its KV has place for."""
+        return self.num_scheduled
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -144,8 +148,8 @@ class Sequence:
 
     def forget_stages(self) -> None:
         """Start over on stages that know nothing of this sequence; its tokens stay."""
-        self.parent, self.num_reused, self.num_scheduled, self.num_in_flight = None, 0, 0, 0
-        self.furthest = 0
+        self.num_reused, self.num_scheduled, self.num_in_flight = 0, 0, 0
+        self.blocks, self.is_stored = [], True
         self.is_known = False
 
     def append(self, token_id: int, max_len: int) -> FinishReason | None:

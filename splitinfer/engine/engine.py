@@ -169,6 +169,7 @@ class Engine:
             kv = self._scheduler.config.kv
             for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
                 stage["kv_bytes"] = memory.bytes_of(self._scheduler.kv_used)
+                stage["kv_bytes_stored"] = memory.bytes_of(self._scheduler.kv_stored)
         for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
             stage |= {
                 "device": ready.device,
@@ -361,7 +362,7 @@ class Engine:
     def _forget(self, seq_id: int, reason: FinishReason) -> None:
         sequence = self._requests.pop(seq_id).sequence
         self.totals.prompt_tokens += sequence.num_prompt_tokens
-        self.totals.cached_tokens += sequence.num_reused
+        self.totals.cached_tokens += sequence.num_cached or 0
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
         now = time.monotonic()
         self.totals.is_active(bool(self._requests), now)
@@ -400,6 +401,6 @@ def _queue_stats(scheduler: Scheduler) -> dict[str, int]:
         "max_running": scheduler.config.max_running,
         "waiting": len(scheduler.waiting),
         "running": len(scheduler.running),
-        "held_sessions": len(scheduler.held),
+        "stored_blocks": len(scheduler.index),
         "preemptions": scheduler.num_preemptions,
     }

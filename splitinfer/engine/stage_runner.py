@@ -108,14 +108,14 @@ class StageRunner:
             ProtocolError: a plan that does not fit what this stage has.
         """
         started = time.monotonic()
-        self._take_in(plan, hidden)
+        copies = self._take_in(plan, hidden)
         parts = [
             Part(self._pool.at(part.seq_id, part.start), part.start, len(part.token_ids), part.num_logits)
             for part in plan.slices
         ]
         outputs = self._step.run(parts, [t for part in plan.slices for t in part.token_ids], hidden) if parts else []
         # A state that is not on the way to the output would let the graph grow from step to step.
-        pending = arrays_to_evaluate(parts)
+        pending = [*copies, *arrays_to_evaluate(parts)]
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         rows: tuple[Row, ...] = ()
         choices: tuple[Choice, ...] = ()
@@ -129,7 +129,8 @@ class StageRunner:
         )
         return Launched(plan, started, joined, rows, choices, last_write)
 
-    def _take_in(self, plan: StepPlan, hidden: mx.array | None) -> None:
+    def _take_in(self, plan: StepPlan, hidden: mx.array | None) -> list[mx.array]:
+        """Everything a plan says but its slices; arrays that have to be computed for it."""
         rows, wanted = 0 if hidden is None else hidden.shape[0], 0 if self._model.is_first else plan.num_tokens
         if rows != wanted:
             raise ProtocolError(
@@ -139,13 +140,17 @@ class StageRunner:
         stray = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
         if stray is not None:
             raise ProtocolError(f"step {plan.step} has token id {stray}, and the model has {len(known):,}")
+        saved = [self._pool.save(save.block_id, save.seq_id, save.start, save.end) for save in plan.saves]
         for seq_id in plan.freed:
             self._pool.free(seq_id)
             self._histories.pop(seq_id, None)
+        for block_id in plan.dropped:
+            self._pool.drop(block_id)
+        copied: list[mx.array] = []
         for new in plan.new:
-            self._pool.open(new.seq_id, new.parent)
-            self._histories.pop(new.parent, None) if new.parent is not None else None
+            copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
             self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix))
+        return [array for block in saved for array in block.arrays()] + copied
 
     def finish(self, launched: Launched) -> Finished:
         """Wait for a step."""

@@ -75,14 +75,14 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         used = self.offset - self.base
         return self.keys[..., :used, :], self.values[..., :used, :]
 
-    def _first_needed(self) -> int:
-        """The aligned position from which the next row needs keys, ``SLACK`` tokens of rollback included."""
-        oldest = self.offset - self.window - self.SLACK  # some models' masks reach one token past the window
+    def first_needed(self, offset: int) -> int:
+        """The aligned position from which the row at ``offset`` needs keys, ``SLACK`` tokens of rollback included."""
+        oldest = offset - self.window - self.SLACK  # some models' masks reach one token past the window
         return max(self.base, oldest // self.ALIGN * self.ALIGN)
 
     def _drop_old(self) -> None:
         # Waiting until a whole step is useless keeps the copies rare.
-        first = self._first_needed()
+        first = self.first_needed(self.offset)
         if self.keys is not None and self.values is not None and first - self.base >= self.STEP:
             cut, used = first - self.base, self.offset - self.base
             self.keys = mx.contiguous(self.keys[..., cut:used, :])

@@ -25,6 +25,7 @@ from collections.abc import Hashable, Sequence
 
 import mlx.core as mx
 from mlx_lm.models.base import scaled_dot_product_attention
+from mlx_lm.models.cache import KVCache
 
 from splitinfer.models.caches import Cache, Place
 from splitinfer.models.memory import on_gpu
@@ -43,6 +44,12 @@ class SequenceCaches:
         """Take the keys and values back from the cohort, if the sequence is in one."""
         if self.cohort is not None:
             self.cohort.release(self)
+
+    def kv_cache(self, place: int) -> Cache:
+        """The cache at a place of the list, to be read: where a cohort keeps its arrays, a view of them."""
+        if self.cohort is not None and place in self.cohort.places:
+            return self.cohort.view(self, place)
+        return self.full[place]
 
 
 def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
@@ -112,6 +119,14 @@ class Cohort:
     def arrays(self) -> list[mx.array]:
         """Everything kept here."""
         return [array for pair in self._kv.values() for array in pair]
+
+    def view(self, member: SequenceCaches, place: int) -> KVCache:
+        """A member's keys and values at a place, not copied. Not to be written to, nor kept."""
+        row = next(i for i, m in enumerate(self.members) if m is member)
+        cache = KVCache()
+        cache.keys, cache.values = (array[row : row + 1] for array in self._kv[place])
+        cache.offset = member.full[place].offset
+        return cache
 
     def release(self, member: SequenceCaches) -> None:
         """Give a member its keys and values back; the others stay."""

@@ -1,11 +1,15 @@
-"""Every sequence's caches on this stage: opened, rolled back and freed as the plans say."""
+"""Every sequence's caches on this stage, and stored blocks: opened, saved, rolled back and freed as the plans say."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import mlx.core as mx
 
 from splitinfer.errors import ProtocolError
 from splitinfer.models.caches import trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.step import nbytes
 
 
@@ -19,26 +23,56 @@ class _Entry:
 
 
 class KVPool:
-    """Caches by sequence id. Obeys; decides nothing."""
+    """Caches by sequence id, blocks by block id. Obeys; decides nothing."""
 
     def __init__(self, model: StageModel) -> None:
         self._model = model
         self._entries: dict[int, _Entry] = {}
+        self._blocks: dict[int, KVBlock] = {}
 
-    def open(self, seq_id: int, parent: int | None = None) -> None:
-        """Begin a sequence, empty or with the caches of ``parent``, which is then gone.
+    def open(self, seq_id: int, blocks: Sequence[int] = (), length: int = 0) -> list[mx.array]:
+        """Begin a sequence, empty or with the first ``length`` tokens of stored blocks; the arrays copied for it.
 
         Raises:
-            ProtocolError: it is here already, or the parent is not.
+            ProtocolError: it is here already, or a block is not, or they do not hold those tokens.
         """
         if seq_id in self._entries:
             raise ProtocolError(f"sequence {seq_id} was opened twice")
-        if parent is None:
-            self._entries[seq_id] = _Entry(self._model.make_caches())
-            return
-        if parent not in self._entries:
-            raise ProtocolError(f"sequence {seq_id} is to continue {parent}, which is not here")
-        self._entries[seq_id] = self._entries.pop(parent)
+        caches, copied = self._model.make_caches(), list[mx.array]()
+        if blocks:
+            found = [self._block(block_id) for block_id in blocks]
+            try:
+                copied = join(caches, self._model.own_places, found, length)
+            except ValueError as error:
+                raise ProtocolError(f"sequence {seq_id} cannot begin with blocks {list(blocks)}: {error}") from error
+        self._entries[seq_id] = _Entry(caches)
+        return copied
+
+    def save(self, block_id: int, seq_id: int, start: int, end: int) -> KVBlock:
+        """Keep a copy of a sequence's positions [start, end) as a block.
+
+        Raises:
+            ProtocolError: the block is here already, the sequence is not, or has not come that far.
+        """
+        entry = self._entries.get(seq_id)
+        if entry is None or block_id in self._blocks:
+            raise ProtocolError(f"sequence {seq_id} cannot be saved as block {block_id}")
+        if not start < end <= entry.position:
+            raise ProtocolError(
+                f"positions {start} to {end} of sequence {seq_id}, at {entry.position}, cannot be saved"
+            )
+        block = self._blocks[block_id] = cut(entry.caches, self._model.own_places, start, end)
+        return block
+
+    def drop(self, block_id: int) -> None:
+        """Forget a block; an unknown one is no error."""
+        self._blocks.pop(block_id, None)
+
+    def _block(self, block_id: int) -> KVBlock:
+        block = self._blocks.get(block_id)
+        if block is None:
+            raise ProtocolError(f"the plan begins with block {block_id}, which is not here")
+        return block
 
     def at(self, seq_id: int, start: int) -> SequenceCaches:
         """The sequence's caches, rolled back to ``start`` tokens.
@@ -69,13 +103,19 @@ class KVPool:
             entry.caches.cohort.forget(entry.caches)
 
     def clear(self) -> None:
-        """Forget every sequence."""
+        """Forget every sequence and every block."""
         self._entries.clear()
+        self._blocks.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes held for all sequences."""
         return nbytes([entry.caches for entry in self._entries.values()])
+
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes held for blocks."""
+        return sum(block.nbytes for block in self._blocks.values())
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -29,6 +29,7 @@ from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.memory import Need
 from splitinfer.models.trace import arrays_read, uncompiled
 
@@ -158,8 +159,9 @@ def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
     return [array for cache in caches.own for array in arrays_of(cache)]
 
 
-def _kv_need(stage: StageModel) -> tuple[int, int]:
-    """Bytes of caches that do not grow (states, full sliding windows), and bytes per token of those that do."""
+def _kv_need(stage: StageModel) -> tuple[int, int, int]:
+    """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per block that
+    is kept for other sequences."""
     caches, sizes = stage.make_caches(), []
     with uncompiled():
         for _ in range(_LONG // _CHUNK):
@@ -167,7 +169,7 @@ def _kv_need(stage: StageModel) -> tuple[int, int]:
             sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
     half = len(sizes) // 2
     per_token = -(-(sizes[-1] - sizes[half - 1]) // (_CHUNK * half))
-    return max(0, sizes[-1] - _LONG * per_token), per_token
+    return max(0, sizes[-1] - _LONG * per_token), per_token, bytes_of_block(caches, stage.own_places, _LONG)
 
 
 def _placeholder(info: TensorInfo) -> mx.array:

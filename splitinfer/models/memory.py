@@ -21,6 +21,7 @@ class Need:
     weights: int
     kv_fixed: int
     kv_per_token: int
+    kv_stored: int = 0  # a block kept for other sequences
 
     def total(self, kv_tokens: int) -> int:
         """Weights and the KV of ``kv_tokens`` tokens."""

@@ -23,8 +23,8 @@ MAX_ROWS = 64
 def turned_product(weight: mx.array, x: mx.array) -> mx.array:
     """[..., out] from [out, in] weights and [..., in] rows."""
     rows = x.reshape(-1, x.shape[-1])
-    y: mx.array = mx.contiguous((weight @ rows.T).T)
-    return y.reshape(*x.shape[:-1], -1)
+    y: mx.array = mx.contiguous((weight @ rows.T).T).reshape(*x.shape[:-1], -1)
+    return y
 
 
 def _is_for_few_rows(weight: mx.array, x: mx.array) -> bool:
@@ -33,8 +33,10 @@ def _is_for_few_rows(weight: mx.array, x: mx.array) -> bool:
 
 class _Linear(nn.Linear):  # type: ignore[misc]
     def __call__(self, x: mx.array) -> mx.array:
+        y: mx.array
         if not _is_for_few_rows(self.weight, x):
-            return super().__call__(x)
+            y = super().__call__(x)
+            return y
         y = turned_product(self.weight, x)
         return y + self.bias if "bias" in self else y
 

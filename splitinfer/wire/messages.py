@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class Ready:
     weight_bytes: int
     kv_bytes_per_token: int
     kv_bytes_fixed: int  # per sequence, whatever its length
+    kv_bytes_stored: int  # per stored block
     free_bytes: int
     rewind: int | None  # tokens its caches go back; None: any number
     device: str

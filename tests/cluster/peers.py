@@ -81,10 +81,10 @@ def load(**changes: Any) -> Load:
 
 
 def step(
-    *slices: Slice, new: tuple[NewSequence, ...] = (), freed: tuple[int, ...] = (), number: int = 0, width: int = WIDTH
+    *slices: Slice, new: tuple[NewSequence, ...] = (), number: int = 0, width: int = WIDTH, **more: tuple[Any, ...]
 ) -> tuple[Step, np.ndarray[Any, Any]]:
     """A step and its hidden states."""
-    plan = StepPlan(number, new, slices, freed)
+    plan = StepPlan(number, new, slices, **more)
     hidden = np.zeros((plan.num_tokens, width), np.float32)
     return Step(plan, TensorSpec("float32", hidden.shape)), hidden
 

@@ -22,7 +22,7 @@ from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker
 
 import transports
-from splitinfer.core.plan import NewSequence, StepPlan, StepResult, TensorSpec
+from splitinfer.core.plan import NewSequence, Save, StepPlan, StepResult, TensorSpec
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.versions import own_versions
 from splitinfer.wire import codec
@@ -252,7 +252,9 @@ WRONG_STEPS: dict[str, tuple[Message | np.ndarray, ...]] = {
     "beyond its position": step(at(1, 7), new=(new(1),)),
     "beyond all room": step(at(1, 0, *[5] * 20_000), new=(new(1),)),
     "opened twice": step(at(1, 0), new=(new(1), new(1))),
-    "a parent unknown": step(at(1, 0), new=(NewSequence(1, SamplingParams(), 7, parent=9),)),
+    "a block unknown": step(at(1, 1), new=(NewSequence(1, SamplingParams(), 7, blocks=(9,), prefix=(5,)),)),
+    "saving the unknown": step(at(1, 0), new=(new(1),), saves=(Save(1, 9, 0, 1),)),
+    "saving what is not computed": step(at(1, 0), new=(new(1),), saves=(Save(1, 1, 0, 1),)),
     "a token of 40 bits": step(at(1, 0, 2**40), new=(new(1),)),
     "a token of 64 bits": step(at(1, 0, 2**64 - 1), new=(new(1),)),
     "hello again": (hello(),),

@@ -30,8 +30,8 @@ def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dic
             assert tokens == wanted[: len(tokens)]
         else:
             assert (tokens, seq.finish_reason) == (wanted, reason)
-    held = {seq.seq_id for seq in sim.scheduler.held.values()}
-    assert all(set(toy.caches) == held for toy in sim.toys), "KV that belongs to nobody"
+    stored = {block.block_id for block in sim.scheduler.index}
+    assert all(not toy.caches and set(toy.blocks) == stored for toy in sim.toys), "KV that belongs to nobody"
 
 
 @settings(max_examples=60, deadline=None)

@@ -42,30 +42,52 @@ def test_the_lowest_priority_gives_up_before_the_youngest():
         house.check_answers()
 
 
-def test_sessions_that_nobody_uses_go_first_the_oldest_of_them():
+def stored(house: House) -> list[list[int]]:
+    """The tokens of the paths that are stored, by their last blocks."""
+    leaves = [block for block in house.scheduler.index if not block.children]
+    return sorted([token for block in leaf.path for token in block.tokens] for leaf in leaves)
+
+
+def test_stored_blocks_go_first_the_least_recently_used_of_them():
     with small(block=4):
         house = House(num_groups=2, max_running=4, token_budget=2000, kv=blocks(12))
-        for session in "ab":
-            house.add([1] * 7, max_tokens=2, session=session)
+        for token in (1, 3):
+            house.add([token] * 7, max_tokens=2)
             house.run()
-        house.add([2] * 7, max_tokens=27)
+        house.add([2] * 7, max_tokens=12)
         house.run()
-        assert list(house.scheduler.held) == ["b"]
+        assert [tokens[0] for tokens in stored(house)] == [2, 3]
         assert preempted(house) == set()
         house.check_answers()
         house.check_kv()
 
 
-def test_a_newcomer_makes_sessions_go_when_it_does_not_fit_beside_them():
+def test_a_newcomer_makes_blocks_go_when_it_does_not_fit_beside_them():
     with small(block=4):
         house = House(token_budget=2000, kv=blocks(6))
-        for session in "ab":
-            house.add([1] * 7, max_tokens=2, session=session)
+        for token in (1, 3):
+            house.add([token] * 7, max_tokens=2)
             house.run()
         house.add([2] * 12, max_tokens=2)
+        house.step()
+        assert [tokens[0] for tokens in stored(house)] == [2, 3]
         house.run()
-        assert list(house.scheduler.held) == ["b"]
         house.check_answers()
+        house.check_kv()
+
+
+def test_a_newcomer_does_not_make_its_own_blocks_go():
+    with small(block=4):
+        house = House(token_budget=2000, kv=blocks(6))
+        for token in (1, 3):
+            house.add([token] * 7, max_tokens=2)
+            house.run()
+        again = house.add([1] * 8 + [2] * 4, max_tokens=2)  # of the oldest
+        house.step()
+        assert house.sequences[again].num_reused >= 7
+        house.run()
+        house.check_answers()
+        house.check_kv()
 
 
 def test_one_in_flight_is_not_preempted_and_the_senior_waits_for_it():
@@ -149,4 +171,4 @@ def test_asking_changes_nothing():
 def picture(scheduler: Scheduler) -> object:
     running = [(seq.seq_id, seq.num_scheduled, seq.num_in_flight) for seq in scheduler.running.values()]
     groups = [[seq.seq_id for seq in group] for group in scheduler.batches.groups]
-    return running, groups, [seq.seq_id for seq in scheduler.waiting], list(scheduler.held), scheduler._used
+    return running, groups, [seq.seq_id for seq in scheduler.waiting], len(scheduler.index), scheduler._used

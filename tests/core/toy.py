@@ -2,9 +2,9 @@
 
 The toy's KV of a sequence is simply the list of tokens that the plans put there, and its next token is a
 number made of that whole list and the seed. A slice that starts at the wrong place, a rollback that was
-forgotten or a takeover of the wrong parent changes every token after it. The toy also obeys like the real
-stages: it refuses to open a sequence twice, to leave gaps, and to go further back than caches of its kind
-can go, which is counted from the most tokens they ever held.
+forgotten or a block of other tokens changes every token after it. The toy also obeys like the real stages: it
+refuses to open a sequence twice, to leave gaps, to go back, and to begin with a block that is not there; where its
+caches are states (``whole_blocks``), it only goes on from where a block ends.
 """
 
 from collections import deque
@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from splitinfer.core import kv_budget, microbatch, scheduler
+from splitinfer.core import kv_budget, microbatch, prefix, scheduler
 from splitinfer.core.kv_budget import KVBudget, KVUse, StageKV, use_of
-from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Save, Slice, StepPlan, StepResult
+from splitinfer.core.prefix import Block
 from splitinfer.core.scheduler import Scheduler, SchedulerConfig, TokenEvent
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 
@@ -25,12 +26,12 @@ VOCAB = 5  # few, so that different prompts often begin alike
 def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
     """Blocks of KV and least chunks so small that short sequences meet their borders."""
     before = kv_budget.BLOCK, microbatch.MIN_CHUNK
-    kv_budget.BLOCK = scheduler.BLOCK = block
+    kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = block
     microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = min_chunk
     try:
         yield
     finally:
-        kv_budget.BLOCK = scheduler.BLOCK = before[0]
+        kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = before[0]
         microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = before[1]
 
 
@@ -59,21 +60,27 @@ class Cache:
 
     seed: int
     tokens: list[int] = field(default_factory=list)
-    furthest: int = 0
 
-    def run(self, part: Slice, rewind: int | None) -> None:
-        assert part.start <= len(self.tokens), "a gap in the KV"
-        assert rewind is None or part.start == len(self.tokens) or part.start >= self.furthest - rewind, "too far back"
-        self.tokens[part.start :] = part.token_ids
-        self.furthest = max(self.furthest, len(self.tokens))
+    def run(self, part: Slice) -> None:
+        assert part.start == len(self.tokens), "a gap in the KV, or tokens computed twice"
+        self.tokens += part.token_ids
+
+
+@dataclass(frozen=True)
+class StoredBlock:
+    """KV of the tokens from ``start`` on, which is right only after those in ``before``."""
+
+    before: tuple[int, ...]
+    tokens: tuple[int, ...]
 
 
 class ToyStage:
     """Carries out plans in order, and obeys like the real stages: what a wrong plan asks for fails."""
 
-    def __init__(self, rewind: int | None = None) -> None:
-        self.rewind = rewind
+    def __init__(self, *, whole_blocks: bool = False) -> None:
+        self.whole_blocks = whole_blocks
         self.caches: dict[int, Cache] = {}
+        self.blocks: dict[int, StoredBlock] = {}
         self.ever: set[int] = set()
         self.num_computed: dict[int, int] = {}
         self._next_step: int | None = None
@@ -82,25 +89,46 @@ class ToyStage:
         assert self._next_step is None or plan.step == self._next_step
         self._next_step = plan.step + 1
         assert len(plan.freed) == len(set(plan.freed))
+        for save in plan.saves:
+            self._save(save)
         for seq_id in plan.freed:
             assert seq_id in self.caches, f"freed {seq_id}, which is not here"
             del self.caches[seq_id]
+        for block_id in plan.dropped:
+            assert block_id in self.blocks, f"dropped {block_id}, which is not here"
+            del self.blocks[block_id]
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
-            cache = Cache(new.seed) if new.parent is None else self.caches.pop(new.parent)
+            cache = self.caches[new.seq_id] = Cache(new.seed, self._begin(new))
             first = next(part for part in plan.slices if part.seq_id == new.seq_id)
-            assert tuple(cache.tokens[: first.start]) == new.prefix, "the KV taken over is of other tokens"
+            assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
             assert first.start == len(new.prefix)
-            cache.seed = new.seed
-            self.caches[new.seq_id] = cache
         return StepResult(plan.step, tuple(self._run(plan.slices)))
+
+    def _save(self, save: Save) -> None:
+        tokens = self.caches[save.seq_id].tokens
+        assert save.block_id not in self.blocks, "two blocks of one id"
+        assert save.end <= len(tokens), "saved before it was computed"
+        assert not self.whole_blocks or save.end == len(tokens), "the state has gone on"
+        assert save.end - save.start <= kv_budget.BLOCK
+        self.blocks[save.block_id] = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
+
+    def _begin(self, new: NewSequence) -> list[int]:
+        tokens: list[int] = []
+        for block_id in new.blocks:
+            block = self.blocks[block_id]
+            assert tuple(tokens) == block.before, "a block after other tokens than its own"
+            tokens += block.tokens
+        assert len(new.prefix) <= len(tokens)
+        assert not self.whole_blocks or len(new.prefix) == len(tokens), "a state cannot be cut"
+        return tokens[: len(new.prefix)]
 
     def _run(self, slices: Iterable[Slice]) -> Iterable[SampledSlice]:
         for part in slices:
             assert part.seq_id in self.caches, "an unknown sequence"
             cache = self.caches[part.seq_id]
-            cache.run(part, self.rewind)
+            cache.run(part)
             self.num_computed[part.seq_id] = self.num_computed.get(part.seq_id, 0) + len(part.token_ids)
             if part.num_logits:
                 assert part.num_logits == 1
@@ -109,17 +137,17 @@ class ToyStage:
 
     def use(self) -> KVUse:
         """What the caches take, as the stages see it."""
-        use = KVUse()
+        use = KVUse(stored=len(self.blocks))
         for cache in self.caches.values():
-            use += use_of(cache.furthest)
+            use += use_of(len(cache.tokens))
         return use
 
 
 class ToyPipeline(ToyStage):
     """Results wait until they are asked for."""
 
-    def __init__(self, rewind: int | None = None) -> None:
-        super().__init__(rewind)
+    def __init__(self, *, whole_blocks: bool = False) -> None:
+        super().__init__(whole_blocks=whole_blocks)
         self.under_way: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -129,13 +157,10 @@ class ToyPipeline(ToyStage):
 class House:
     """A scheduler and a toy, and the account of what each sequence got."""
 
-    def __init__(self, **config: int | KVBudget | None) -> None:
-        bounds = {
-            "num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, "rewind": None,
-            **config,
-        }  # fmt: skip
+    def __init__(self, **config: int | bool | KVBudget | None) -> None:
+        bounds = {"num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, **config}
         self.scheduler = Scheduler(SchedulerConfig(**bounds))  # type: ignore[arg-type]
-        self.toy = ToyPipeline(bounds["rewind"])
+        self.toy = ToyPipeline(whole_blocks=self.scheduler.config.whole_blocks)
         self.sequences: dict[int, Sequence] = {}
         self.prompts: dict[int, list[int]] = {}
         self.generated: dict[int, list[int]] = {}
@@ -167,7 +192,7 @@ class House:
         plan = self.scheduler.schedule()
         assert (plan is not None) == could, "can_schedule and schedule disagree"
         if plan is not None:
-            assert plan.slices or plan.freed
+            assert plan.slices or plan.freed or plan.saves or plan.dropped
             assert plan.num_tokens <= self.scheduler.config.token_budget
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
@@ -242,11 +267,15 @@ class House:
                 assert self.toy.num_computed[seq_id] == seq.num_scheduled - seq.num_reused, "computed twice"
 
     def check_kv(self) -> None:
-        """Nothing is lost: what the toy still has is what sessions hold."""
+        """Nothing is lost: what the toy still has is what the index knows."""
         assert self.scheduler.is_idle
-        assert set(self.toy.caches) == {seq.seq_id for seq in self.scheduler.held.values()}
-        for seq in self.scheduler.held.values():
-            assert self.toy.caches[seq.seq_id].tokens == seq.tokens[: seq.num_scheduled]
+        assert not self.toy.caches
+        found = {block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.index}
+        assert self.toy.blocks == found
+
+
+def _before(block: Block) -> tuple[int, ...]:
+    return () if block.parent is None else (*_before(block.parent), *block.parent.tokens)
 
 
 def drain(house: House) -> list[Slice]:
@@ -262,6 +291,7 @@ def drain(house: House) -> list[Slice]:
             return parts
 
 
-def blocks(*counts: int, per_token: int = 1) -> KVBudget:
-    """Stages with room for so many blocks of KV."""
-    return KVBudget(tuple(StageKV(count * kv_budget.BLOCK * per_token, per_token) for count in counts))
+def blocks(*counts: int, per_token: int = 1, stored: int = 1) -> KVBudget:
+    """Stages with room for so many blocks of KV; one that is kept for later takes as much as ``stored`` of them."""
+    size = kv_budget.BLOCK * per_token
+    return KVBudget(tuple(StageKV(count * size, per_token, stored=stored * size) for count in counts))

@@ -194,7 +194,7 @@ def test_a_real_pipeline(scheme: str, cuts: list[int]):
         assert first["gaps"]["upstream"]["count"] == 0
         assert all(each["gaps"]["downstream"]["count"] == 0 for each in others)
         assert all(abs(each["clock_offset_seconds"]) < 0.05 for each in others), "they share a process"
-        assert [stats[key] for key in ("waiting", "running", "held_sessions", "preemptions")] == [0, 0, 0, 0]
+        assert [stats[key] for key in ("waiting", "running", "running", "preemptions")] == [0, 0, 0, 0]
         assert [stage["kv_bytes"] for stage in stats["stages"]] == [0] * len(cuts)
         assert llm.stats()["window"]["steps"] <= 1, "but for the step that frees, the window is new"
         assert llm.stats()["generated_tokens"] == num_tokens, "the counters are not"
@@ -211,11 +211,12 @@ def test_one_stage_alone():
         }
 
 
-def test_a_session_holds_kv(tmp_path: Path):
+def test_what_was_computed_is_kept_and_counted(tmp_path: Path):
     with pipeline(TARGET, [6, 6]) as llm:
         llm.submit(prompt(20), splitinfer.SamplingParams(max_tokens=3), session="tale").result()
         stats = llm.stats()
-        assert stats["held_sessions"] == 1
-        assert [stage["kv_bytes"] for stage in stats["stages"]] == [
+        assert stats["stored_blocks"] == 1
+        assert [stage["kv_bytes"] for stage in stats["stages"]] == [0, 0]
+        assert [stage["kv_bytes_stored"] for stage in stats["stages"]] == [
             256 * stage["kv_bytes_per_token"] for stage in stats["stages"]
         ]

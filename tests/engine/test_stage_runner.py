@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 from stages import plain_greedy, plain_sampled, prompt
 
-from splitinfer.core.plan import NewSequence, SampledSlice, Slice, StepPlan
+from splitinfer.core.plan import NewSequence, SampledSlice, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.stage_runner import Finished, Launched, StageRunner
 from splitinfer.errors import ProtocolError
@@ -46,13 +47,13 @@ class Steps:
         for runner in runners:
             runner.reset()
 
-    def plan(self, *slices: Slice, new: Sequence[NewSequence] = (), freed: Sequence[int] = ()) -> StepPlan:
+    def plan(self, *slices: Slice, **more: Sequence[Any]) -> StepPlan:
         self.num_steps += 1
-        return StepPlan(self.num_steps - 1, tuple(new), slices, tuple(freed))
+        return StepPlan(self.num_steps - 1, slices=slices, **{name: tuple(values) for name, values in more.items()})
 
-    def run(self, *slices: Slice, new: Sequence[NewSequence] = (), freed: Sequence[int] = ()) -> list[int]:
+    def run(self, *slices: Slice, **more: Sequence[Any]) -> list[int]:
         """The tokens sampled, in the order of the plan."""
-        plan, hidden = self.plan(*slices, new=new, freed=freed), None
+        plan, hidden = self.plan(*slices, **more), None
         for runner in self.runners:
             done = runner.finish(runner.launch(plan, hidden))
             hidden = done.hidden
@@ -144,23 +145,29 @@ def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
 
 
 def test_penalties_look_back_on_what_the_plans_say(steps: Steps, tiny_folder: Callable[..., Path]):
-    """Also after going back, and over a prefix whose KV was taken over."""
+    """Also after going back, and over a prefix whose KV was stored."""
     params = SamplingParams(repetition_penalty=0.2)
     straight = steps.carry_on(1, 20, steps.begin(1, PROMPT, params), 8)
     assert straight != plain_greedy(tiny_folder("llama"), PROMPT, 9), "the penalty changes something"
     steps.begin(3, [*PROMPT[:15], *[3] * 30], params)
     (token,) = steps.run(Slice(3, 15, tuple(PROMPT[15:]), 1))
     assert steps.carry_on(3, 20, token, 8) == straight
-    (token,) = steps.run(Slice(2, 18, tuple(PROMPT[18:]), 1), new=[NewSequence(2, params, 0, 1, tuple(PROMPT[:18]))])
+    new = NewSequence(2, params, 0, (7,), tuple(PROMPT[:18]))
+    (token,) = steps.run(Slice(2, 18, tuple(PROMPT[18:]), 1), new=[new], saves=[Save(7, 1, 0, 20)], freed=[1])
     assert steps.carry_on(2, 20, token, 8) == straight
 
 
-def test_a_sequence_takes_over_the_kv_of_its_parent(steps: Steps, expected: list[int]):
+def test_sequences_begin_with_stored_blocks(steps: Steps, expected: list[int]):
     steps.begin(1, [*PROMPT, 3, 3])
-    new = NewSequence(2, GREEDY, 0, parent=1, prefix=tuple(PROMPT[:15]))
-    (token,) = steps.run(Slice(2, 15, tuple(PROMPT[15:]), 1), new=[new])
-    assert steps.carry_on(2, 20, token, 5) == expected[:6]
-    assert [len(runner.pool) for runner in steps.runners] == [1] * len(steps.runners)
+    saves = [Save(7, 1, 0, 8), Save(8, 1, 8, 16)]
+    for seq_id in (2, 3):
+        new = NewSequence(seq_id, GREEDY, 0, blocks=(7, 8), prefix=tuple(PROMPT[:15]))
+        (token,) = steps.run(Slice(seq_id, 15, tuple(PROMPT[15:]), 1), new=[new], saves=saves)
+        assert steps.carry_on(seq_id, 20, token, 5) == expected[:6]
+        saves = []
+    assert [len(runner.pool) for runner in steps.runners] == [3] * len(steps.runners)
+    steps.run(freed=[1, 2, 3], dropped=[7, 8])
+    assert [runner.pool.stored_nbytes for runner in steps.runners] == [0] * len(steps.runners)
 
 
 def test_a_plan_without_slices_only_frees(steps: Steps):
@@ -255,8 +262,8 @@ def test_wrong_plans_are_refused(whole: StageRunner):
     assert refused(whole, StepPlan(0, (), ONE)) == "the plan runs sequence 1, which was never opened"
     assert "sequence 1 from 3, but it stands at 0" in refused(whole, StepPlan(0, NEW, (Slice(1, 3, (1,), 1),)))
     assert refused(whole, StepPlan(0, NEW)) == "sequence 1 was opened twice"
-    orphan = (NewSequence(2, GREEDY, 0, parent=9),)
-    assert refused(whole, StepPlan(0, orphan)) == "sequence 2 is to continue 9, which is not here"
+    orphan = (NewSequence(2, GREEDY, 0, blocks=(9,), prefix=(1,)),)
+    assert refused(whole, StepPlan(0, orphan)) == "the plan begins with block 9, which is not here"
     whole.finish(whole.launch(StepPlan(0, (), ONE), None))
     assert "from 5, but it stands at 2" in refused(whole, StepPlan(1, (), (Slice(1, 5, (1,), 1),)))
     freed = replace(StepPlan(1, (), (Slice(1, 2, (1,), 1),)), freed=(1,))

@@ -1,4 +1,4 @@
-"""Sequences are opened, rolled back, taken over and freed as the plans say, or the plan is refused."""
+"""Sequences are opened, saved, rolled back and freed as the plans say, or the plan is refused."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -21,7 +21,8 @@ def pool_of(*kinds: Callable[[], Any]) -> KVPool:
         own = [kind() for kind in kinds]
         return SequenceCaches(own, own, Place())
 
-    return KVPool(SimpleNamespace(make_caches=make_caches))  # type: ignore[arg-type]
+    model = SimpleNamespace(make_caches=make_caches, own_places=list(range(len(kinds))))
+    return KVPool(model)  # type: ignore[arg-type]
 
 
 def run(pool: KVPool, seq_id: int, start: int, num: int) -> SequenceCaches:
@@ -57,16 +58,34 @@ def test_a_sequence_that_is_not_here():
     assert refused(lambda: pool.at(3, 0)) == "the plan runs sequence 3, which was never opened"
 
 
-def test_a_parent_gives_its_caches_and_is_gone():
+def test_others_begin_with_stored_blocks_until_they_are_dropped():
     pool = pool_of(KVCache)
     pool.open(1)
-    caches = run(pool, 1, 0, 10)
-    pool.open(2, parent=1)
-    assert pool.at(2, 10) is caches
-    assert len(pool) == 1
-    assert refused(lambda: pool.at(1, 10)) == "the plan runs sequence 1, which was never opened"
-    assert refused(lambda: pool.open(4, parent=1)) == "sequence 4 is to continue 1, which is not here"
-    assert refused(lambda: pool.open(2, parent=2)) == "sequence 2 was opened twice"
+    run(pool, 1, 0, 20)
+    pool.save(7, 1, 0, 16)
+    pool.save(8, 1, 16, 20)
+    pool.free(1)
+    for seq_id, length in ((2, 18), (3, 16), (4, 5)):
+        pool.open(seq_id, [7, 8] if length > 16 else [7], length)
+        assert pool.at(seq_id, length).place.position == length
+        assert [cache.offset for cache in run(pool, seq_id, length, 3).own] == [length + 3]
+    pool.drop(8)
+    pool.drop(8)
+    assert refused(lambda: pool.open(5, [7, 8], 18)) == "the plan begins with block 8, which is not here"
+    assert "cannot begin with blocks [7]" in refused(lambda: pool.open(5, [7], 17))
+    assert "cannot begin with blocks [7]" in refused(lambda: pool.open(5, [7], 0))
+    assert refused(lambda: pool.open(2, [7], 5)) == "sequence 2 was opened twice"
+    assert len(pool) == 3
+
+
+def test_what_cannot_be_saved():
+    pool = pool_of(KVCache)
+    pool.open(1)
+    run(pool, 1, 0, 10)
+    assert refused(lambda: pool.save(7, 9, 0, 4)) == "sequence 9 cannot be saved as block 7"
+    assert refused(lambda: pool.save(7, 1, 4, 11)) == "positions 4 to 11 of sequence 1, at 10, cannot be saved"
+    pool.save(7, 1, 0, 10)
+    assert refused(lambda: pool.save(7, 1, 0, 10)) == "sequence 1 cannot be saved as block 7"
 
 
 def test_caches_go_back_together():

@@ -23,7 +23,9 @@ def pair() -> tuple[Block, Block]:
     return plain, turned
 
 
-@pytest.mark.parametrize("shape", [(24,), (1, 24), (1, 1, 24), (8, 1, 24), (2, 3, 24), (MAX_ROWS, 24), (MAX_ROWS + 1, 24)])
+@pytest.mark.parametrize(
+    "shape", [(24,), (1, 24), (1, 1, 24), (8, 1, 24), (2, 3, 24), (MAX_ROWS, 24), (MAX_ROWS + 1, 24)]
+)
 def test_the_numbers_are_the_same_but_for_rounding(shape: tuple[int, ...]) -> None:
     plain, turned = pair()
     x = mx.random.normal(shape)
@@ -42,8 +44,10 @@ def test_a_table_still_looks_up() -> None:
     assert mx.array_equal(plain.table(ids), turned.table(ids))
 
 
-@pytest.mark.parametrize(("rows", "dtype", "is_turned"), [(1, mx.float32, True), (MAX_ROWS, mx.float32, True),
-                                                         (MAX_ROWS + 1, mx.float32, False), (1, mx.bfloat16, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "dtype", "is_turned"),
+    [(1, mx.float32, True), (MAX_ROWS, mx.float32, True), (MAX_ROWS + 1, mx.float32, False), (1, mx.bfloat16, False)],
+)
 def test_which_products_are_turned(
     rows: int, dtype: mx.Dtype, is_turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from splitinfer.core.plan import (
     NewSequence,
     SampledSlice,
     SampledToken,
+    Save,
     Slice,
     StageFigures,
     StepPlan,
@@ -107,11 +108,25 @@ def _loads(draw: st.DrawFn) -> messages.Load:
 def _plans() -> st.SearchStrategy[StepPlan]:
     """A sequence has one slice."""
     each = st.lists(_slices(), max_size=4, unique_by=lambda part: part.seq_id).map(tuple)
-    return st.builds(StepPlan, values(int), values(tuple[NewSequence, ...]), each, values(tuple[int, ...]))
+    ints = values(tuple[int, ...])
+    return st.builds(StepPlan, values(int), values(tuple[NewSequence, ...]), each, ints, values(tuple[Save, ...]), ints)
+
+
+def _new_sequences() -> st.SearchStrategy[NewSequence]:
+    """Blocks and a prefix, or neither."""
+    some = st.lists(st.integers(0, 2**40), min_size=1, max_size=3).map(tuple)
+    both = st.one_of(st.just(((), ())), st.tuples(some, some))
+    return st.builds(lambda i, p, s, b: NewSequence(i, p, s, *b), values(int), _params(), values(int), both)
+
+
+def _saves() -> st.SearchStrategy[Save]:
+    start, length = st.integers(0, 2**40), st.integers(1, 2**20)
+    return st.builds(lambda i, s, a, n: Save(i, s, a, a + n), values(int), values(int), start, length)
 
 
 _CAREFUL = {
-    SamplingParams: _params, Slice: _slices, StepPlan: _plans, messages.Step: _steps, messages.Load: _loads,
+    SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
+    Save: _saves, messages.Step: _steps, messages.Load: _loads,
 }  # fmt: skip
 
 FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
@@ -119,9 +134,11 @@ VERSIONS = messages.Versions(1, "0.1.0", "0.32.4", "0.32.2")
 PARAMS = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("\n", "é"), stop_token_ids=(2,), logprobs=3)
 PLAN = StepPlan(
     step=3,
-    new=(NewSequence(4, PARAMS, seed=9, parent=2, prefix=(1, 2, 3)),),
+    new=(NewSequence(4, PARAMS, seed=9, blocks=(2,), prefix=(1, 2, 3)),),
     slices=(Slice(4, 3, (70_000, 5), 1), Slice(1, 0, (1,), 0)),
     freed=(0, 7),
+    saves=(Save(5, 1, 0, 256),),
+    dropped=(3,),
 )
 EXAMPLES: dict[str, Message] = {
     kind_of(message): message
@@ -139,7 +156,7 @@ EXAMPLES: dict[str, Message] = {
             kv_tokens=8192,
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
-        messages.Ready(1, 10**10, 4096, 512, 10**9, None, "gpu"),
+        messages.Ready(1, 10**10, 4096, 512, 2**20, 10**9, None, "gpu"),
         messages.Connect("tcp://10.0.0.3:5577"),
         messages.Connected(),
         messages.ClockAsk(),
