@@ -326,7 +326,7 @@ class LLM:
             token_budget=settings.budget_of(ready.device for ready in pipeline.ready),
             max_running=settings.max_running,
             max_len=self.context_length,
-            keeps_blocks=settings.prefix_cache,
+            keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
             whole_blocks=pipeline.rewind == 0,
             max_waiting=settings.max_waiting,
             kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),

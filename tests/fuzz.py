@@ -51,7 +51,7 @@ from transports.framing import Kind, decode, encode
 
 VERSIONS = Versions(1, "0.1.0", "0.32.4", "0.32.2")
 PLAN = StepPlan(
-    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, None, (1, 2)),), (Slice(1, 0, (5, 6, 7), 1),), (4, 9)
+    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, (3,), (1, 2)),), (Slice(1, 0, (5, 6, 7), 1),), (4, 9)
 )
 SPEC = TensorSpec("bfloat16", (3, 8))
 MESSAGES: list[Message] = [

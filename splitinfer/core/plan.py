@@ -124,7 +124,8 @@ class StageFigures:
     """What one step cost one stage. Seconds on that stage's own monotonic clock.
 
     ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
-    sent on, but for the message around it.
+    sent on, but for the message around it. ``bytes_copied``, ``copying``: of stored KV for sequences that begin with
+    it, and the seconds that took.
     """
 
     stage: int
@@ -133,6 +134,8 @@ class StageFigures:
     received: float = 0.0
     bytes_sent: int = 0
     sent: float = 0.0
+    bytes_copied: int = 0
+    copying: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

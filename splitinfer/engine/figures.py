@@ -26,11 +26,14 @@ _FAR = 1e12  # seconds; no clock says more
 
 @dataclass(slots=True)
 class StageTotals:
-    """One stage's sums: seconds computing, steps, bytes of hidden states sent on."""
+    """One stage's sums: seconds computing, steps, bytes of hidden states sent on, and of stored KV copied, in
+    ``copying`` seconds."""
 
     busy: float = 0.0
     steps: int = 0
     bytes_sent: int = 0
+    bytes_copied: int = 0
+    copying: float = 0.0
 
 
 @dataclass(slots=True)
@@ -63,6 +66,8 @@ class Totals:
                 stage.busy += figures.ended - figures.started
                 stage.steps += 1
                 stage.bytes_sent += figures.bytes_sent
+                stage.bytes_copied += figures.bytes_copied
+                stage.copying += figures.copying
 
     def is_active(self, active: bool, now: float) -> None:
         """Say whether any request is under way."""
@@ -92,6 +97,8 @@ class Totals:
                     "busy_percent": 100 * stage.busy / active if active else 0.0,
                     "steps": stage.steps,
                     "bytes_sent": stage.bytes_sent,
+                    "bytes_copied": stage.bytes_copied,
+                    "copy_seconds": stage.copying,
                 }
                 for name, stage in zip(names, self.stages, strict=True)
             ],
@@ -337,6 +344,6 @@ def _clock_dict(reading: ClockReading) -> dict[str, float]:
 def _is_plausible(figures: Sequence[StageFigures], num_stages: int) -> bool:
     """Whether every stage reports, in order and with times that can be added: workers are not trusted."""
     return len(figures) == num_stages and all(
-        each.stage == i and abs(each.started) + abs(each.ended) + abs(each.received) + abs(each.sent) < _FAR
+        each.stage == i and sum(map(abs, (each.started, each.ended, each.received, each.sent, each.copying))) < _FAR
         for i, each in enumerate(figures)
     )

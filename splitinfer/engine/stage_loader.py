@@ -5,6 +5,7 @@ what is free is reported before anything is read.
 """
 
 import gc
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -12,11 +13,15 @@ from splitinfer.engine.stage_runner import StageRunner
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, free_bytes, on_gpu, set_limits
 from splitinfer.models.products import turn_products
 from splitinfer.wire.messages import Load, Progress, Ready
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[Progress], None]
 
@@ -55,6 +60,13 @@ def load(order: Load, name: str, report: Report) -> LoadedStage:
     return _read(order, checkpoint, found, dtype, report)
 
 
+def _keeps_blocks(model: StageModel) -> bool:
+    reason = why_no_blocks(model)
+    if reason is not None:
+        log.info("no KV is kept for other requests: %s", reason)
+    return reason is None
+
+
 def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None, report: Report) -> LoadedStage:
     model = load_stage(
         checkpoint, found, order.start, order.end, dtype, lambda done, total: report(Progress("load", done, total))
@@ -69,6 +81,7 @@ def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None,
         kv_bytes_stored=need.kv_stored,
         free_bytes=free_bytes(),
         rewind=found.rewind,
+        keeps_blocks=_keeps_blocks(model),
         device=device_name(),
     )
     runner = StageRunner(model, order.stage, order.vocab_size)

@@ -53,6 +53,21 @@ class _History:
 
 
 @dataclass(frozen=True, slots=True)
+class _Copied:
+    """Stored KV, copied for sequences that begin with it."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def now(cls, arrays: list[mx.array]) -> "_Copied":
+        """Copy, and wait for it: rare, short, and otherwise nobody could say what it costs."""
+        began = time.monotonic()
+        mx.eval(arrays)
+        return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
     """A step under way on the device."""
 
@@ -62,6 +77,7 @@ class Launched:
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
     last_write: mx.array | None  # one element of the last cache written: there when the step is done
+    copied: "_Copied"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +100,7 @@ class StageRunner:
         self._sampler = Sampler(vocab_size)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, _History] = {}
+        self._copied = _Copied()
         self._idle_since = time.monotonic()
 
     @property
@@ -127,7 +144,7 @@ class StageRunner:
         mx.async_eval(  # type: ignore[no-untyped-call]
             *_arrays(joined, choices), *pending, *([] if last_write is None else [last_write])
         )
-        return Launched(plan, started, joined, rows, choices, last_write)
+        return Launched(plan, started, joined, rows, choices, last_write, self._copied)
 
     def _take_in(self, plan: StepPlan, hidden: mx.array | None) -> list[mx.array]:
         """Everything a plan says but its slices; arrays that have to be computed for it."""
@@ -150,7 +167,8 @@ class StageRunner:
         for new in plan.new:
             copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
             self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix))
-        return [array for block in saved for array in block.arrays()] + copied
+        self._copied = _Copied.now(copied)
+        return [array for block in saved for array in block.arrays()]
 
     def finish(self, launched: Launched) -> Finished:
         """Wait for a step."""
@@ -159,7 +177,8 @@ class StageRunner:
         tokens = read(launched.choices, launched.rows)
         # A step launched before the one before it was done began, for the device, when that was done.
         started, ended = max(launched.started, self._idle_since), time.monotonic()
-        figures = StageFigures(self._stage, started, ended)
+        copied = launched.copied
+        figures = StageFigures(self._stage, started, ended, bytes_copied=copied.num_bytes, copying=copied.seconds)
         self._idle_since = ended
         return Finished(launched.plan, figures, launched.hidden, _by_slice(launched.plan, tokens))
 

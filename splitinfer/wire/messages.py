@@ -116,6 +116,7 @@ class Ready:
     kv_bytes_stored: int  # per stored block
     free_bytes: int
     rewind: int | None  # tokens its caches go back; None: any number
+    keeps_blocks: bool  # whether its KV can be kept for other sequences
     device: str
 
 

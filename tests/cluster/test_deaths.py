@@ -90,7 +90,7 @@ def test_a_worker_freezes(is_local: bool, tmp_path: Path):
         ends_with_one_sentence(running, struck, "nothing heard", FROZEN + (SOON if is_local else 0))
         if not is_local:
             frozen.resume()
-            remote.sees("is gone")
+            remote.sees("is gone|session ended")  # as it is thawed while it listens, or while it sends
 
 
 def test_the_coordinator_is_killed(tmp_path: Path):

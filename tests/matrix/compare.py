@@ -28,6 +28,7 @@ from splitinfer.models.anatomy import Anatomy
 from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_trial import why_no_blocks
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.trace import arrays_read
 
@@ -47,13 +48,14 @@ Stages = Sequence[StageModel]
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What holds for one configuration. ``refused``: the reason for each cut that is; ``together``: how steps of
-    many sequences are run."""
+    many sequences are run; ``kept``: where others can go on from KV that is kept."""
 
     num_cuts: int
     refused: dict[int, str]
     any_chunking: bool
     rollback: str
     together: str
+    kept: str
     notes: tuple[str, ...]
 
     @property
@@ -105,12 +107,12 @@ def examine(config: Config) -> Finding:
     others = {chunk: _run(whole, tokens, chunk) for chunk in OTHER_CHUNKS}
     any_chunking = all(_equal(straight, other) for other in others.values())
     num_cuts = len(model.layers) - 1
-    rollback, together = _rollback(whole), _together(whole[0])
+    rollback, together, kept = _rollback(whole), _together(whole[0]), _kept(whole[0])
     try:
         anatomy = Anatomy(model)
     except CannotCut as error:
         refused = dict.fromkeys(range(1, num_cuts + 1), str(error))
-        return Finding(num_cuts, refused, any_chunking, rollback, together, tuple(notes))
+        return Finding(num_cuts, refused, any_chunking, rollback, together, kept, tuple(notes))
     pairs, refused = _cut_everywhere(anatomy)
     right = list(pairs)
     for borders in _all_borders(right):
@@ -123,9 +125,10 @@ def examine(config: Config) -> Finding:
             assert _equal(_run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
         _check_rows(stages, whole, tokens)
         _together(stages[-1])
+        assert kept == "no" or all(_kept(stage) != "no" for stage in stages), "kept whole, and not in halves"
         if rollback != "none":
             _check_rollback(stages, tokens, straight)
-    return Finding(num_cuts, refused, any_chunking, rollback, together, (*notes, *_notes(anatomy, right)))
+    return Finding(num_cuts, refused, any_chunking, rollback, together, kept, (*notes, *_notes(anatomy, right)))
 
 
 def cut(anatomy: Anatomy, borders: Sequence[int]) -> Stages:
@@ -227,6 +230,13 @@ def _together(stage: StageModel) -> str:
     if step.way is not Way.SEQUENCES:
         assert max(step._trial()) == 0, f"{step.way}: rows of many sequences differ from those of each"
     return step.way.value
+
+
+def _kept(stage: StageModel) -> str:
+    """Where a sequence can go on that begins with what another computed."""
+    if why_no_blocks(stage) is not None:
+        return "no"
+    return "block ends" if _rollback([stage]) == "none" else "anywhere"
 
 
 def _check_rows(stages: Stages, whole: Stages, tokens: mx.array) -> None:

@@ -30,10 +30,12 @@ random weights, and run whole by plain mlx-lm and cut into two at every layer, a
   together; *rows and modules*: the one where there are keys and values, the other for recurrent states;
   *sequences*: one after the other.
 
+- **kept KV**: where a request can go on that begins like an earlier one: *anywhere*, at *block ends*, or *no*where.
+
 A name after `/` is a variant of the configuration; an architecture counts as right if all of its variants are.
 
-| architecture | right / cuts | any chunking | rollback | many sequences | notes |
-|---|---|---|---|---|---|
+| architecture | right / cuts | any chunking | rollback | many sequences | kept KV | notes |
+|---|---|---|---|---|---|---|
 {rows}
 """
 
@@ -45,12 +47,12 @@ def row(name: str, finding: compare.Finding) -> str:
     chunking = "yes" if finding.any_chunking else "no"
     cuts = f"{finding.num_right} / {finding.num_cuts}"
     notes = "; ".join([*_refusals(finding), *finding.notes])
-    return f"| {name} | {cuts} | {chunking} | {finding.rollback} | {finding.together} | {notes} |"
+    return f"| {name} | {cuts} | {chunking} | {finding.rollback} | {finding.together} | {finding.kept} | {notes} |"
 
 
 def left_out_row(name: str) -> str:
     """The line of an architecture that plain mlx-lm does not run."""
-    return f"| {name} | not run | | | | {configs.LEFT_OUT[name]} |"
+    return f"| {name} | not run | | | | | {configs.LEFT_OUT[name]} |"
 
 
 def _refusals(finding: compare.Finding) -> list[str]:

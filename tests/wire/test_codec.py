@@ -156,7 +156,7 @@ EXAMPLES: dict[str, Message] = {
             kv_tokens=8192,
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
-        messages.Ready(1, 10**10, 4096, 512, 2**20, 10**9, None, "gpu"),
+        messages.Ready(1, 10**10, 4096, 512, 2**20, 10**9, None, True, "gpu"),
         messages.Connect("tcp://10.0.0.3:5577"),
         messages.Connected(),
         messages.ClockAsk(),

@@ -1,0 +1,67 @@
+"""Whether KV that was kept can be gone on from: found out by doing it, when a stage is loaded.
+
+A cache of a kind that nobody has seen may hold more than it shows. So a few tokens are computed straight on, and once
+more from blocks, after the sequence that they were cut from has gone another way. Only where both agree are blocks
+kept. An architecture that fails is at worst slow.
+"""
+
+from typing import cast
+
+import mlx.core as mx
+
+from splitinfer.core.kv import least_rewind
+from splitinfer.models.caches import arrays_of, rewind_limit
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_blocks import cut, join
+
+_ENDS = (5, 9)  # of two blocks
+_TAIL = 3  # tokens after them
+_MAY_DIFFER = {mx.float32: 1e-3}  # relative error that may be rounding
+_MAY_DIFFER_HALF = 0.02
+
+
+def why_no_blocks(stage: StageModel) -> str | None:
+    """Why this stage's KV cannot be kept in blocks; ``None`` if it can."""
+    try:
+        for length in (_ENDS[1], *((_ENDS[0] + 2,) if _goes_anywhere(stage) else ())):
+            error = _error_after(stage, length)
+            if not error <= 1:
+                return f"going on from {length} tokens differs by {error:.3g} times what may be rounding"
+    except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def _goes_anywhere(stage: StageModel) -> bool:
+    return least_rewind(rewind_limit(cache) for cache in stage.make_caches().own) != 0
+
+
+def _error_after(stage: StageModel, length: int) -> float:
+    """How far going on from ``length`` kept tokens is from computing straight on."""
+    source, blocks, places = stage.make_caches(), [], stage.own_places
+    for start, end in zip((0, *_ENDS), _ENDS, strict=False):
+        _run(stage, source, start, end, salt=0)
+        blocks.append(cut(source, places, start, end))
+    _run(stage, source, _ENDS[1], _ENDS[1] + _TAIL, salt=7)  # what writes to a block would show now
+    kept = stage.make_caches()
+    join(kept, places, blocks, length)
+    straight = stage.make_caches()
+    for start, end in zip((0, *_ENDS), (_ENDS[0], length), strict=False):
+        _run(stage, straight, start, end, salt=0)
+    a, b = (_run(stage, caches, length, length + _TAIL, salt=3) for caches in (kept, straight))
+    may_be = _MAY_DIFFER.get(a.dtype, _MAY_DIFFER_HALF)
+    a, b = a.astype(mx.float32), b.astype(mx.float32)
+    return cast(float, (mx.linalg.norm(a - b) / (mx.linalg.norm(b) + 1e-9) / may_be).item())
+
+
+def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
+    """Positions [start, end) of a made-up sequence: what the stage gives for them, computed."""
+    ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
+    width, hidden = stage.hidden_spec, None
+    if width is not None:
+        noise = mx.random.normal((1, _ENDS[1] + _TAIL, width[0]), key=mx.random.key(salt))
+        hidden = noise[:, start:end].astype(width[1])
+    y = stage(ids, caches, hidden, 1)
+    mx.eval(y, [array for cache in caches.own for array in arrays_of(cache)])
+    return y

@@ -1,0 +1,189 @@
+"""KV cut into blocks and put together again, kind by kind; and a trial that sees what is wrong."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import (
+    ArraysCache,
+    CacheList,
+    ConcatenateKVCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+)
+
+from splitinfer.models import kv_trial
+from splitinfer.models.caches import Place, WindowKVCache
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.cohort import Cohort, SequenceCaches
+from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_blocks import KVBlock, cut, join
+from splitinfer.models.kv_trial import why_no_blocks
+from splitinfer.models.loader import load_stage, survey
+
+BY_TOKEN: dict[str, Callable[[], Any]] = {
+    "plain": KVCache,
+    "concatenated": ConcatenateKVCache,
+    "quantised": lambda: QuantizedKVCache(group_size=32, bits=8),
+    "window": lambda: WindowKVCache(100),
+    "list": lambda: CacheList(KVCache(), WindowKVCache(64)),
+}
+
+
+def sequence(kind: Callable[[], Any]) -> SequenceCaches:
+    own = [kind()]
+    return SequenceCaches(own, own, Place())
+
+
+def leaves(cache: Any) -> list[Any]:
+    return list(cache.caches) if isinstance(cache, CacheList) else [cache]
+
+
+def run(caches: SequenceCaches, start: int, end: int, salt: int = 0) -> None:
+    for cache in leaves(caches.own[0]):
+        kv = [mx.random.normal((1, 2, end - start, 32), key=mx.random.key(1000 * salt + 2 * start + i)) for i in (0, 1)]
+        cache.update_and_fetch(*kv)
+    caches.place.position = end
+
+
+def visible(caches: SequenceCaches) -> list[mx.array]:
+    found: list[mx.array] = []
+    for cache in leaves(caches.own[0]):
+        for tree in cache.keys_and_values():
+            arrays = tree if isinstance(tree, tuple | list) else (tree,)
+            found += [a[..., -getattr(cache, "window", 10**6) :, :] for a in arrays]
+    return found
+
+
+@pytest.mark.parametrize("kind", BY_TOKEN.values(), ids=BY_TOKEN.keys())
+@pytest.mark.parametrize("length", [1, 63, 256, 300, 512, 700])
+def test_from_blocks_it_goes_on_as_if_nothing_had_happened(kind: Callable[[], Any], length: int):
+    source, blocks = sequence(kind), list[KVBlock]()
+    for start in range(0, 768, 64):
+        run(source, start, start + 64)
+        if (start + 64) % 256 == 0:
+            blocks.append(cut(source, [0], start - 192, start + 64))
+    run(source, 768, 900, salt=5)  # the source goes on
+    needed = blocks[: -(-length // 256)]
+    kept, straight = sequence(kind), sequence(kind)
+    join(kept, [0], needed, length)
+    for start in range(0, length, 64):
+        run(straight, start, start + 64)
+    if length % 64:
+        for cache in leaves(straight.own[0]):
+            cache.trim(64 - length % 64)
+            if isinstance(cache, ConcatenateKVCache):
+                cache.keys, cache.values = cache.keys[..., :length, :], cache.values[..., :length, :]
+    for caches in (kept, straight):
+        run(caches, length, length + 40, salt=9)
+    assert kept.place.position == length + 40
+    for a, b in zip(visible(kept), visible(straight), strict=True):
+        assert a.shape == b.shape
+        assert mx.array_equal(a, b)
+
+
+def test_a_state_is_that_of_the_end():
+    source = sequence(lambda: ArraysCache(2))
+    source.own[0][0], source.own[0][1] = mx.array([[1.0]]), mx.array([[2.0]])
+    block = cut(source, [0], 0, 8)
+    source.own[0][0][...] = 9.0  # in place
+    kept = sequence(lambda: ArraysCache(2))
+    join(kept, [0], [block], 8)
+    assert [kept.own[0][i].item() for i in (0, 1)] == [1.0, 2.0]
+    kept.own[0][1][...] = 7.0
+    again = sequence(lambda: ArraysCache(2))
+    join(again, [0], [block], 8)
+    assert again.own[0][1].item() == 2.0
+    with pytest.raises(ValueError, match="a state at 8 tokens is not one at 7"):
+        join(sequence(lambda: ArraysCache(2)), [0], [block], 7)
+
+
+def test_a_ring_has_a_state_too():
+    source = sequence(lambda: RotatingKVCache(max_size=16, keep=4))
+    run(source, 0, 40)
+    block = cut(source, [0], 0, 40)
+    run(source, 40, 60, salt=3)
+    kept, straight = (sequence(lambda: RotatingKVCache(max_size=16, keep=4)) for _ in range(2))
+    join(kept, [0], [block], 40)
+    run(straight, 0, 40)
+    for caches in (kept, straight):
+        run(caches, 40, 41, salt=8)
+    for a, b in zip(*(caches.own[0].state[:2] for caches in (kept, straight)), strict=True):
+        assert mx.array_equal(a, b)
+
+
+@pytest.mark.parametrize("cuts", [[(0, 8)], [(0, 4), (8, 12)], [(4, 8), (8, 12)]], ids=str)
+def test_blocks_that_do_not_hold_the_tokens_are_refused(cuts: list[tuple[int, int]]):
+    source = sequence(KVCache)
+    run(source, 0, 12)
+    with pytest.raises(ValueError, match="cannot hold the first 10 tokens"):
+        join(sequence(KVCache), [0], [cut(source, [0], *one) for one in cuts], 10)
+
+
+def test_a_member_of_a_cohort_is_cut_where_it_is():
+    members = [sequence(KVCache) for _ in range(3)]
+    for salt, member in enumerate(members):
+        run(member, 0, 20, salt)
+    alone = [cut(member, [0], 4, 12) for member in members]
+    mx.eval([block.arrays() for block in alone])
+    cohort = Cohort(members, [0])
+    for member, block in zip(members, alone, strict=True):
+        inside = cut(member, [0], 4, 12)
+        assert member.cohort is cohort
+        for a, b in zip(inside.arrays(), block.arrays(), strict=True):
+            assert mx.array_equal(a, b)
+
+
+def test_a_layer_that_is_never_written_stays_empty():
+    source, kept = sequence(KVCache), sequence(KVCache)
+    join(kept, [0], [cut(source, [0], 0, 8)], 8)
+    assert kept.own[0].empty()
+
+
+# -- the trial -------------------------------------------------------------------------------------
+
+
+def num_layers(folder: Path) -> int:
+    return int(json.loads((folder / "config.json").read_text())["num_hidden_layers"])
+
+
+def stage_of(folder: Path, start: int, end: int) -> StageModel:
+    checkpoint = open_folder(folder)
+    found = survey(checkpoint, start, end, "float32")
+    return load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next"])
+def test_the_trial_is_content(tiny_folder: Callable[..., Path], kind: str):
+    for cut_at in ((0, 2), (2, num_layers(tiny_folder(kind)))):
+        assert why_no_blocks(stage_of(tiny_folder(kind), *cut_at)) is None
+
+
+def cut_elsewhere(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> KVBlock:
+    """A block of the first tokens, said to be of others."""
+    return KVBlock(cut(caches, places, 0, end - start).pieces, start, end)
+
+
+def cut_never(*_args: Any) -> KVBlock:
+    raise RuntimeError("never seen")
+
+
+def join_nothing(caches: SequenceCaches, _places: Sequence[int], _blocks: Sequence[KVBlock], length: int) -> None:
+    caches.place.position = length
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("cut", cut_elsewhere), ("cut", cut_never), ("join", join_nothing)],
+    ids=["other tokens", "an error", "nothing joined"],
+)
+def test_the_trial_sees_faults(
+    tiny_folder: Callable[..., Path], name: str, fault: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    stage = stage_of(tiny_folder("llama"), 0, 2)
+    monkeypatch.setattr(kv_trial, name, fault)
+    assert why_no_blocks(stage) is not None
