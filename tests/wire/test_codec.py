@@ -34,6 +34,7 @@ from splitinfer.wire.messages import Message
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
 
 _SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
     int: st.integers(-(2**63), 2**64 - 1),
     float: st.floats(allow_nan=False),
     str: st.text(max_size=20),
