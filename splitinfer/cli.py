@@ -17,8 +17,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from splitinfer.cli_cache import cache_app
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError, SplitinferError
+from splitinfer.kvstore.place import DEFAULT_CAP, default_folder
 
 DEFAULT_PORT = 5577
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
@@ -67,6 +69,16 @@ Rejoin = Annotated[
 Tracing = Annotated[
     Path | None, typer.Option("--trace", help="Write a picture of every step to this file, for ui.perfetto.dev.")
 ]
+KVDir = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dir",
+        help="Folder where KV is kept for later; in your cache folder if not given; 'none': in memory only.",
+    ),
+]
+KVDirSize = Annotated[
+    float, typer.Option("--kv-disk-gb", min=0, help="GB that folder may hold; the least recently used goes first.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
 
 
@@ -95,6 +107,8 @@ def coord(
     token_budget: Budget = None,
     context: Context = None,
     kv_gb: KVMemory = None,
+    kv_dir: KVDir = None,
+    kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
     connect_timeout: Timeout = 10.0,
     rejoin_timeout: Rejoin = 60.0,
     trace: Tracing = None,
@@ -112,6 +126,8 @@ def coord(
         token_budget=token_budget,
         context=context,
         kv_bytes=_bytes(kv_gb),
+        kv_dir=_folder(kv_dir),
+        kv_dir_bytes=int(kv_disk_gb * 1e9),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
         trace=trace,
@@ -141,6 +157,8 @@ def chat(
     token_budget: Budget = None,
     context: Context = None,
     kv_gb: KVMemory = None,
+    kv_dir: KVDir = None,
+    kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
     connect_timeout: Timeout = 10.0,
     rejoin_timeout: Rejoin = 60.0,
     trace: Tracing = None,
@@ -157,6 +175,8 @@ def chat(
         token_budget=token_budget,
         context=context,
         kv_bytes=_bytes(kv_gb),
+        kv_dir=_folder(kv_dir),
+        kv_dir_bytes=int(kv_disk_gb * 1e9),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
         trace=trace,
@@ -180,17 +200,20 @@ def worker(
     name: Annotated[
         str | None, typer.Option("--name", help="What to call this worker; the machine's name if not given.")
     ] = None,
+    kv_dir: KVDir = None,
+    kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     verbose: Verbose = False,
 ) -> None:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
     _set_up(verbose, info=True)
+    from splitinfer.kvstore.store import Disk
     from splitinfer.serve import serve
 
-    _finish(
-        lambda: serve("127.0.0.1" if child else host, 0 if child else port, name=name, model=model, child=child),
-        verbose,
-    )
+    folder = _folder(kv_dir)
+    disk = None if folder is None else Disk(folder, int(kv_disk_gb * 1e9))
+    at = ("127.0.0.1", 0) if child else (host, port)
+    _finish(lambda: serve(*at, name=name, model=model, child=child, disk=disk), verbose)
 
 
 @app.command()
@@ -239,6 +262,9 @@ def bench(
     _finish(lambda: measure(order), verbose)
 
 
+app.add_typer(cache_app, name="cache")
+
+
 @app.command()
 def version() -> None:
     """Print the versions that both sides of a pipeline must share."""
@@ -277,6 +303,13 @@ def _params(
 
 def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 1e9)
+
+
+def _folder(kv_dir: str | None) -> Path | None:
+    """Where KV is kept on disk; ``None``: nowhere."""
+    if kv_dir is None:
+        return default_folder()
+    return None if kv_dir == "none" else Path(kv_dir).expanduser().absolute()
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ Text is tokenized in the caller's thread; everything else happens on the engine'
 that touches MLX. Requests may be submitted from any thread.
 """
 
+import hashlib
 import itertools
 import math
 import secrets
@@ -20,8 +21,10 @@ from typing import Any, Self
 
 from splitinfer.config import Layout, find_layout
 from splitinfer.core import sequence as core
-from splitinfer.core.kv_budget import KVBudget, StageKV
+from splitinfer.core.keeper import KeeperConfig
+from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.prefix import KEY_BYTES, Key
 from splitinfer.core.scheduler import SchedulerConfig
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.crew import Event
@@ -29,7 +32,10 @@ from splitinfer.engine.engine import Engine
 from splitinfer.engine.pipeline import Pipeline, PipelineOrder
 from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.trace import Trace
+from splitinfer.engine.versions import own_versions
 from splitinfer.errors import LayoutError, ModelError, QueueFull, RequestError
+from splitinfer.kvstore.place import DEFAULT_CAP
+from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
@@ -62,6 +68,10 @@ class Settings:
     micro_batches: groups of requests that decode in turn; ``None``: one for each stage. One more keeps a step
         waiting in front of every stage, and reads all weights once more in every round; that pays only where the
         link and the host take longer than a step of few rows.
+    kv_dir: a folder where what was computed is kept on disk, too, on each machine in its own place, so that it is
+        there after a restart; ``None``: only in memory. A worker on another machine uses the folder it was started
+        with, if this is set.
+    kv_dir_bytes: what the folder may hold at most; the least recently used goes first.
     connect_timeout: seconds to reach a worker.
     rejoin_timeout: seconds that requests wait for a lost worker to come back, to go on where they were;
         0 ends them at once.
@@ -75,6 +85,8 @@ class Settings:
     prefix_cache: bool = True
     kv_bytes: int | None = None
     micro_batches: int | None = None
+    kv_dir: Path | str | None = None
+    kv_dir_bytes: int = DEFAULT_CAP
     connect_timeout: float = 10.0
     rejoin_timeout: float = 60.0
     trace: Path | None = None
@@ -82,6 +94,13 @@ class Settings:
     def context_of(self, model_context: int) -> int:
         """The context for a model made for ``model_context`` tokens."""
         return min(model_context, self.context or DEFAULT_CONTEXT)
+
+    @property
+    def disk(self) -> Disk | None:
+        """Where this machine keeps KV on disk."""
+        if self.kv_dir is None or not self.prefix_cache:
+            return None
+        return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)
 
     def budget_of(self, devices: Iterable[str]) -> int:
         """Tokens in one step. Short chunks fill the stages sooner; on a GPU they would leave it idle."""
@@ -313,6 +332,8 @@ class LLM:
             vocab_size=self._vocab_size(),
             kv_tokens=self.context_length,
             connect_timeout=self.settings.connect_timeout,
+            disk=self.settings.disk,
+            kv_root=self._kv_root() if self.settings.disk is not None else b"",
         )
         names = [spec.name for spec in self.layout.stages]
         return lambda put: Pipeline(order, put, lambda stage, progress: notice(names[stage], progress))
@@ -326,11 +347,23 @@ class LLM:
             token_budget=settings.budget_of(ready.device for ready in pipeline.ready),
             max_running=settings.max_running,
             max_len=self.context_length,
-            keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
-            whole_blocks=pipeline.rewind == 0,
             max_waiting=settings.max_waiting,
             kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
+            blocks=KeeperConfig(
+                keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
+                whole_blocks=pipeline.rewind == 0,
+                root=self._kv_root(),
+                on_disk=pipeline.is_on_disk,
+                kept=pipeline.kept(),
+            ),
         )
+
+    def _kv_root(self) -> Key:
+        """What the keys of blocks begin with: everything that all stages' KV depends on. What only depends on one
+        stage's machine is in the name of its group of files."""
+        v = own_versions()
+        said = (self._checkpoint.fingerprint().digest(), self.layout.dtype, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
+        return hashlib.blake2b(repr(said).encode(), digest_size=KEY_BYTES).digest()
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
         """A stage's memory for KV, by default a share of what is free where it runs."""

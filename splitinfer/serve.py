@@ -11,6 +11,7 @@ import threading
 from splitinfer.engine.versions import device_name
 from splitinfer.engine.worker import Worker
 from splitinfer.errors import ConfigError
+from splitinfer.kvstore.store import Disk
 from transports import AddressError, AddressInUse, Listener, listen
 
 log = logging.getLogger(__name__)
@@ -18,17 +19,17 @@ log = logging.getLogger(__name__)
 _STOP_SECONDS = 1.5
 
 
-def serve(host: str, port: int, *, name: str | None, model: str | None, child: bool) -> int:
+def serve(host: str, port: int, *, name: str | None, model: str | None, child: bool, disk: Disk | None) -> int:
     """Serve coordinators until told to stop; the process's exit code.
 
     ``child``: started by a coordinator on this machine, which reads the address from standard output and
-    whose end closes standard input.
+    whose end closes standard input. ``disk``: where KV is kept for coordinators that want it.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
     listener = _listen(f"tcp://{_bracketed(host)}:{port}")
-    worker = Worker(listener, name=name, model=model)
+    worker = Worker(listener, name=name, model=model, disk=disk)
     ended = threading.Event()
     if child:
         print(json.dumps({"address": listener.address}), flush=True)  # noqa: T201 - the parent reads it

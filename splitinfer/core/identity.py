@@ -1,5 +1,6 @@
 """What tells two sets of weights apart, so that all stages are known to hold the same model."""
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -42,6 +43,14 @@ class Fingerprint:
         if self.revision is not None and other.revision is not None and self.revision != other.revision:
             return f"revision {self.revision:.12} here, {other.revision:.12} there"
         return None
+
+    def digest(self) -> str:
+        """The same for the same weights, whether their files have been downloaded or not where they have a revision."""
+        samples = self.revision is None
+        files = [
+            (name, one.size, one.table, one.sample if samples else None) for name, one in sorted(self.files.items())
+        ]
+        return hashlib.blake2b(repr((self.config, self.revision, files)).encode(), digest_size=16).hexdigest()
 
 
 def _names(print_: Fingerprint) -> str:

@@ -21,14 +21,21 @@ from splitinfer.core.sequence import Sequence
 
 class Ledger:
     """``used`` is what all have now, stored blocks included; ``evictable`` yields those in the order in which they may
-    go; ``running`` in any order."""
+    go, but for the ``pinned`` ones; ``running`` in any order."""
 
-    def __init__(self, budget: KVBudget, used: KVUse, evictable: Iterator[Block], running: Iterable[Sequence]) -> None:
+    def __init__(
+        self,
+        budget: KVBudget,
+        used: KVUse,
+        evictable: Iterator[Block],
+        running: Iterable[Sequence],
+        pinned: Collection[Block] = (),
+    ) -> None:
         self._budget = budget
         self.used = used
         self.given_up: list[Sequence] = []
         self.evicted: list[Block] = []
-        self._pinned: set[Block] = set()
+        self._pinned = set(pinned)
         self._source = evictable
         self._next: list[Block] = []  # taken from the source, and still there
         self._running = running
@@ -42,8 +49,12 @@ class Ledger:
 
     def admit(self, promised: KVUse, begins_with: Iterable[Block]) -> bool:
         """Whether ``promised``, for all that run and one more, fits; blocks go for it, but not its own."""
+        return self.fetch(promised, 0, begins_with)
+
+    def fetch(self, promised: KVUse, num_blocks: int, begins_with: Iterable[Block]) -> bool:
+        """Whether so many blocks more would fit, too; they are counted from now on."""
         pinned = self._pinned | set(begins_with)
-        use = promised + KVUse(stored=self.used.stored)
+        use = promised + KVUse(stored=self.used.stored + num_blocks)
         going: list[Block] = []
         for block in self._evictable(pinned):
             if self._budget.fits(use):
@@ -54,6 +65,7 @@ class Ledger:
             return False
         self._pinned = pinned
         self._evict(going)
+        self.used += KVUse(stored=num_blocks)
         return True
 
     def reserve(self, seq: Sequence, before: int, after: int) -> bool:

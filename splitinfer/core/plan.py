@@ -11,6 +11,7 @@ lost stage. Token ids come back, never hidden states.
 
 from dataclasses import dataclass
 
+from splitinfer.core.prefix import Key
 from splitinfer.core.sequence import SamplingParams
 
 
@@ -60,22 +61,50 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``."""
+    """Keep a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``.
+
+    With ``tokens``, those positions', it is written to disk, too, as what follows the block of key ``parent``.
+    """
 
     block_id: int
     seq_id: int
     start: int
     end: int
+    parent: Key = b""
+    tokens: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
             raise ValueError(f"block {self.block_id} is to hold positions {self.start} to {self.end}")
+        if len(self.tokens) not in (0, self.end - self.start):
+            raise ValueError(f"block {self.block_id} of {self.end - self.start} tokens came with {len(self.tokens)}")
+
+    @property
+    def is_for_disk(self) -> bool:
+        """Whether it is to be written to disk."""
+        return bool(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Read positions [start, end), which are on disk under ``key``, as block ``block_id``. A stage that cannot says so
+    in its figures."""
+
+    block_id: int
+    key: Key
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"block {self.block_id} is to be read with positions {self.start} to {self.end}")
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One micro-batch for all stages: first ``saves`` are made, then ``freed`` sequences and ``dropped`` blocks go,
-    then ``new`` comes, then ``slices`` run, each of another sequence."""
+    then ``fetches`` and ``new`` come, then ``slices`` run, each of another sequence. ``erased``: keys of files that
+    nobody will ask for again."""
 
     step: int
     new: tuple[NewSequence, ...] = ()
@@ -83,6 +112,8 @@ class StepPlan:
     freed: tuple[int, ...] = ()
     saves: tuple[Save, ...] = ()
     dropped: tuple[int, ...] = ()
+    fetches: tuple[Fetch, ...] = ()
+    erased: tuple[Key, ...] = ()
 
     def __post_init__(self) -> None:
         if len({part.seq_id for part in self.slices}) != len(self.slices):
@@ -125,7 +156,8 @@ class StageFigures:
 
     ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
     sent on, but for the message around it. ``bytes_copied``, ``copying``: of stored KV for sequences that begin with
-    it, and the seconds that took.
+    it, and the seconds that took. ``lacking``: blocks of the plan's fetches that it could not read. ``written``: keys
+    that have come to its disk since it said so last.
     """
 
     stage: int
@@ -136,6 +168,8 @@ class StageFigures:
     sent: float = 0.0
     bytes_copied: int = 0
     copying: float = 0.0
+    lacking: tuple[int, ...] = ()
+    written: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,19 +16,20 @@ who asks what may go changes nothing by asking, so a step can be planned before 
 import hashlib
 import heapq
 from bisect import bisect_left, insort
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from splitinfer.core.kv_budget import BLOCK
 
 Key = bytes  # of a block and all before it
-_KEY_BYTES = 16
+KEY_BYTES = 16
 
 
 def chained(parent: Key, tokens: Iterable[int]) -> Key:
     """The key of a block after the one with key ``parent``."""
     said = ",".join(map(str, tokens)).encode()
-    return hashlib.blake2b(parent + said, digest_size=_KEY_BYTES).digest()
+    return hashlib.blake2b(parent + said, digest_size=KEY_BYTES).digest()
 
 
 def full_keys(root: Key, tokens: Sequence[int]) -> tuple[Key, ...]:
@@ -44,9 +45,20 @@ def full_keys(root: Key, tokens: Sequence[int]) -> tuple[Key, ...]:
     return tuple(keys)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A block on disk: ``tokens`` after the block of key ``parent``."""
+
+    parent: Key
+    tokens: tuple[int, ...]
+
+
 @dataclass(slots=True, eq=False)
 class Block:
-    """A node: ``tokens`` after the ``start`` tokens of its ancestors. Equal only to itself."""
+    """A node: ``tokens`` after the ``start`` tokens of its ancestors. Equal only to itself.
+
+    ``is_here``: it has not been removed. ``is_coming``: it is being read from disk; nobody can begin with it yet.
+    """
 
     block_id: int
     key: Key
@@ -57,6 +69,7 @@ class Block:
     children: dict[int, list["Block"]] = field(default_factory=dict)  # by their first token
     num_children: int = 0
     is_here: bool = True
+    is_coming: bool = False
 
     @property
     def end(self) -> int:
@@ -96,6 +109,7 @@ class PrefixIndex:
         self._whole_blocks = whole_blocks
         self._first: dict[int, list[Block]] = {}
         self._blocks: dict[int, Block] = {}
+        self._by_key: dict[Key, Block] = {}
         self._leaves: list[tuple[int, int]] = []  # (last use, id) of those without children, in order
         self._next_id, self._clock = 1, 0
 
@@ -124,7 +138,7 @@ class PrefixIndex:
         best, most = None, 0
         for block in among:
             common = _common(block.tokens, tokens, at, wanted)
-            if common > most and not (self._whole_blocks and common < len(block.tokens)):
+            if common > most and not block.is_coming and not (self._whole_blocks and common < len(block.tokens)):
                 best, most = block, common
         return best, most
 
@@ -141,7 +155,7 @@ class PrefixIndex:
         siblings = self._siblings(block)
         outdone = [one for one in siblings if one.tokens == block.tokens[: len(one.tokens)]]
         siblings.append(block)
-        self._blocks[block.block_id] = block
+        self._blocks[block.block_id] = self._by_key[key] = block
         self._leaves.append((block.last_use, block.block_id))
         if parent is not None:
             parent.num_children += 1
@@ -149,6 +163,28 @@ class PrefixIndex:
         for one in outdone:
             self.remove(one)
         return block, outdone
+
+    def plant(self, kept: Iterable[Kept]) -> list[Key]:
+        """Add all that can be reached from the root, those first that come before others; the keys of blocks that
+        longer ones have outdone."""
+        after: dict[Key, list[Kept]] = defaultdict(list)
+        for one in sorted(kept, key=lambda one: len(one.tokens)):
+            after[one.parent].append(one)
+        reached: list[Block | None] = [None]
+        all_outdone: list[Block] = []
+        while reached:
+            parent = reached.pop()
+            for one in after.pop(self.root if parent is None else parent.key, ()):
+                if self.child(parent, one.tokens) is None:
+                    block, outdone = self.add(parent, one.tokens)
+                    all_outdone += outdone
+                    if block.is_full:
+                        reached.append(block)
+        return [block.key for block in all_outdone]
+
+    def get(self, key: Key) -> Block | None:
+        """The block of that key."""
+        return self._by_key.get(key)
 
     def child(self, parent: Block | None, tokens: Sequence[int]) -> Block | None:
         """The block after ``parent`` that has these tokens, perhaps among more."""
@@ -167,7 +203,7 @@ class PrefixIndex:
     def remove(self, block: Block) -> None:
         """Forget a block that has no children."""
         assert not block.num_children, "a block goes before those after it"
-        del self._blocks[block.block_id]
+        del self._blocks[block.block_id], self._by_key[block.key]
         self._is_no_leaf(block)
         siblings, parent = self._siblings(block), block.parent
         siblings.remove(block)
@@ -178,6 +214,16 @@ class PrefixIndex:
             parent.num_children -= 1
             if not parent.num_children:
                 insort(self._leaves, (parent.last_use, parent.block_id))
+
+    def remove_all(self, block: Block) -> list[Block]:
+        """Forget a block and all after it; these, in the order in which they went."""
+        going = [block]
+        for one in going:
+            going += (child for some in one.children.values() for child in some)
+        going.reverse()
+        for one in going:
+            self.remove(one)
+        return going
 
     def evictable(self) -> Iterator[Block]:
         """Blocks in the order in which they may go, as if each had gone before the next; nothing is changed."""
@@ -211,6 +257,7 @@ class PrefixIndex:
             block.is_here = False
         self._first.clear()
         self._blocks.clear()
+        self._by_key.clear()
         self._leaves.clear()
 
     def check(self) -> None:
@@ -225,6 +272,7 @@ class PrefixIndex:
                 assert block.parent.is_full
                 assert block.parent.end == block.start
                 assert self._blocks[block.parent.block_id] is block.parent
+        assert {block.key: block for block in self} == self._by_key
         below = [block for block in self if block.parent is None]
         assert sum(map(len, self._first.values())) == len(below)
         assert self._leaves == sorted((one.last_use, one.block_id) for one in self if not one.children)

@@ -4,9 +4,10 @@ The life of a sequence: ``add`` queues it; ``schedule`` admits it when there is 
 compute into slices; ``update`` takes what the last stage sampled and appends it, so there is one more token to
 compute; ``finish`` (or an end token, or a full length) ends it; its KV is freed by the next plan.
 
-What was computed once is kept, block by block, for whoever begins with the same tokens (``core.prefix``). A block
+What was computed once is kept, block by block, for whoever begins with the same tokens (``core.keeper``). A block
 is saved by the plan after the one that completes it, before anything else happens in that plan, so every later plan
-may begin a sequence with it. Somebody whose next block is just being computed by another waits for it.
+may begin a sequence with it. Somebody whose next block is just being computed by another, or read from disk, waits
+for it.
 
 A running sequence reads its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
 consecutive steps that are all in flight; a decode waits for the last token. Whoever has its first token joins a
@@ -27,15 +28,16 @@ token's random key depends on its position alone, so nobody can see from the tok
 carries it out.
 """
 
-from collections import OrderedDict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from splitinfer.core.kv_budget import BLOCK, NOTHING, STORED_BLOCK, KVBudget, KVUse, growth, use_of
+from splitinfer.core.keeper import Keeper, KeeperConfig
+from splitinfer.core.kv_budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
 from splitinfer.core.ledger import Ledger
 from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
-from splitinfer.core.plan import NewSequence, SampledToken, Save, Slice, StepPlan, StepResult
-from splitinfer.core.prefix import Block, Key, Match, PrefixIndex, full_keys
+from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.prefix import Block, Kept, Key, Match, full_keys
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.waiting import Deadlines, QueueFull, WaitingQueue
 
@@ -47,11 +49,8 @@ class SchedulerConfig:
     ``num_groups`` micro-batches that decode in turn, as many as stages; ``max_in_flight`` plans under way while
     nobody decodes; ``token_budget`` tokens at most in a step; ``max_running`` sequences with KV that is growing;
     ``max_len`` tokens in a sequence (the model's context); ``max_waiting`` requests in the queue; ``kv`` the stages'
-    memory (``None``: no bound).
-
-    ``keeps_blocks``: keep what was computed for others; ``whole_blocks``: it can only be used up to the end of a
-    block (``core.prefix``), so chunks end there, too; ``kv_root`` what its keys begin with; ``max_sessions`` names
-    under which it can be forgotten.
+    memory (``None``: no bound); ``blocks``: what of it is kept. Where only whole blocks can be used, chunks end with
+    them.
     """
 
     num_groups: int
@@ -61,15 +60,10 @@ class SchedulerConfig:
     max_len: int
     max_waiting: int = 1024
     kv: KVBudget | None = None
-    keeps_blocks: bool = True
-    whole_blocks: bool = False
-    kv_root: Key = b""
-    max_sessions: int = 1024
+    blocks: KeeperConfig = field(default_factory=KeeperConfig)
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_sessions", "max_waiting",
-        ):  # fmt: skip
+        for name in ("num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
@@ -125,6 +119,7 @@ class _Draft:
     ledger: Ledger
     group: int = 0
     admissions: list[_Admission] = field(default_factory=list)
+    fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # who waits for blocks on disk
     decodes: list[Sequence] = field(default_factory=list)
     late: list[Sequence] = field(default_factory=list)  # members of the group for whom the step has no place
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with their numbers of tokens
@@ -135,6 +130,10 @@ class _Draft:
     def has_slices(self) -> bool:
         return bool(self.decodes or self.chunks)
 
+    @property
+    def does_something(self) -> bool:
+        return self.has_slices or bool(self.fetching)
+
 
 class Scheduler:
     """Pure: no clock, no threads, no arrays. ``check`` states what must always hold."""
@@ -143,16 +142,13 @@ class Scheduler:
         self.config = config
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
-        self.index = PrefixIndex(config.kv_root, whole_blocks=config.whole_blocks)
-        self.sessions: OrderedDict[str, Block] = OrderedDict()  # the last block of each one's last request
         self.batches = MicroBatches(config.num_groups)
         self._budget = config.kv or KVBudget()
-        self._used = NOTHING  # by all that run or is stored
+        self.keeper = Keeper(config.blocks, self._budget)
+        self._used = NOTHING  # by all that run
         self.num_preemptions = 0  # times a running sequence gave up its KV
         self._deadlines = Deadlines()
         self._freed: list[int] = []
-        self._saves: list[Save] = []
-        self._dropped: list[int] = []
         self._plans: deque[StepPlan] = deque()  # under way, oldest first
         self._next_step = 0
         self._num_arrived = 0
@@ -171,8 +167,8 @@ class Scheduler:
             raise QueueFull(f"{len(self.waiting)} requests wait already, and no more may")
         self.config.check_fits(seq)
         seq.arrival = self._num_arrived
-        if self.config.keeps_blocks:
-            seq.keys = full_keys(self.index.root, seq.tokens)
+        if self.config.blocks.keeps_blocks:
+            seq.keys = full_keys(self.config.blocks.root, seq.tokens)
         self._num_arrived += 1
         self.waiting.add(seq)
         self._deadlines.add(seq)
@@ -218,19 +214,19 @@ class Scheduler:
         for seq in newcomers:  # after the endings, so that they fill the places
             self.batches.join(seq)
         self.batches.balance()
+        self.keeper.learn(plan, result.figures)
         return events
 
-    def replay(self) -> None:
-        """The stages have forgotten everything: compute every running sequence again from its tokens.
+    def replay(self, kept: Iterable[Kept] = ()) -> None:
+        """The stages have forgotten everything but what is ``kept`` on their disks: bring every running sequence's
+        KV back from its tokens.
 
         Nothing that was sampled is lost or sampled twice: tokens are here, and those still to come depend
         on nothing else.
         """
         self._plans.clear()
-        for pending in (self._freed, self._saves, self._dropped):
-            pending.clear()
-        self.index.clear()
-        self.sessions.clear()
+        self._freed.clear()
+        self.keeper.clear(kept)
         self.batches.clear()
         self._used, self._share_left = NOTHING, 0
         for seq in self.running.values():
@@ -240,10 +236,7 @@ class Scheduler:
 
     def drop(self, session: str) -> None:
         """Forget a session: the KV that nobody else begins with is freed by the next plan."""
-        block = self.sessions.pop(session, None)
-        if block is not None and block.is_here:
-            for one in list(self.index.only_for(block)):
-                self._evict(one)
+        self.keeper.forget(session)
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -275,12 +268,12 @@ class Scheduler:
     @property
     def kv_used(self) -> KVUse:
         """The KV of all that run."""
-        return self._used - KVUse(stored=self._used.stored)
+        return self._used
 
     @property
     def kv_stored(self) -> KVUse:
         """The KV that is kept for others."""
-        return KVUse(stored=self._used.stored)
+        return self.keeper.use
 
     @property
     def is_idle(self) -> bool:
@@ -296,7 +289,7 @@ class Scheduler:
         for group in self.batches.in_turn():
             if not self.batches.is_in_flight(group):
                 draft = self._draft(group)
-                if draft.has_slices:
+                if draft.does_something:
                     return draft
         # What is freed or saved travels with the next slices, and alone only where none will come.
         return _Draft(self._ledger()) if self._has_news and not self.running else None
@@ -304,7 +297,7 @@ class Scheduler:
     @property
     def _has_news(self) -> bool:
         """Whether the stages have something to do even without slices."""
-        return bool(self._freed or self._saves or self._dropped)
+        return bool(self._freed) or self.keeper.has_news
 
     @property
     def _limit(self) -> int:
@@ -313,13 +306,15 @@ class Scheduler:
         return min(most, self.config.num_groups) if len(self.batches) else most
 
     def _ledger(self) -> Ledger:
-        return Ledger(self._budget, self._used, self.index.evictable(), self.running.values())
+        keeper = self.keeper
+        used = self._used + keeper.use
+        return Ledger(self._budget, used, keeper.index.evictable(), self.running.values(), keeper.pinned)
 
     def _draft(self, group: int) -> _Draft:
         """The step of one group: its decodes, then chunks, as far as there are tokens and KV for them."""
         draft = _Draft(self._ledger(), group)
         members = self.batches.members(group)
-        draft.admissions = list(self._admissions(draft.ledger))
+        draft.admissions = list(self._admissions(draft))
         candidates = [*self._ready(), *map(_newcomer, draft.admissions)]
         self._set_share(draft, sum(one.left for one in candidates if not one.decodes))
         budget = self.config.token_budget
@@ -331,32 +326,50 @@ class Scheduler:
         draft.admissions = [new for new in draft.admissions if new.seq.seq_id in begin]
         return draft
 
-    def _admissions(self, ledger: Ledger) -> Iterator[_Admission]:
+    def _admissions(self, draft: _Draft) -> Iterator[_Admission]:
         """Who begins to run, in the order of the queue: nobody passes one that does not fit, so all get in."""
-        num_places = self.config.max_running - len(self.running)
+        ledger, keeper = draft.ledger, self.keeper
+        num_places = self.config.max_running - len(self.running) - keeper.num_awaiting
         if not self.waiting or num_places <= 0:
             return
-        promised, coming = NOTHING, set[Key]()
+        promised, coming = NOTHING, set(keeper.coming())
         for seq in self.running.values():
             promised += use_of(self._promise(seq))
             coming.update(self._coming(seq, len(seq.blocks)))
         for seq in self.waiting:
-            match = self._match(seq).without(ledger.evicted)
+            if seq.awaits:
+                promised += use_of(self._promise(seq))
+                continue
+            match = keeper.match(seq).without(ledger.evicted)
             if self._comes_soon(seq, match, coming):
                 continue
             promised += use_of(self._promise(seq))
             if num_places <= 0:
                 return
+            num_places -= 1
+            if self._fetches_first(draft, seq, match, promised):
+                coming.update(block.key for _, ahead in draft.fetching[-1:] for block in ahead)
+                continue
             if not ledger.admit(promised, match.blocks):
                 match = Match()  # where memory is that short, its blocks must go, too
                 if not ledger.admit(promised, ()):
                     return
-            num_places -= 1
             coming.update(self._coming(seq, match.num_tokens // BLOCK))
             yield _Admission(seq, match)
 
-    def _match(self, seq: Sequence) -> Match:
-        return self.index.find(seq.tokens) if self.config.keeps_blocks else Match()
+    def _fetches_first(self, draft: _Draft, seq: Sequence, match: Match, promised: KVUse) -> bool:
+        """Whether a sequence waits for blocks of the disk before it begins."""
+        going = draft.ledger.evicted
+        ahead = self.keeper.ahead(seq, match, going)
+        if not ahead:
+            return False
+        num_lacking = self.keeper.num_lacking(ahead, going)
+        if not num_lacking:
+            return True  # they are on their way for another
+        if not draft.ledger.fetch(promised, num_lacking, match.blocks):
+            return False
+        draft.fetching.append((seq, ahead))
+        return True
 
     def _coming(self, seq: Sequence, num_stored: int) -> Iterable[Key]:
         """The blocks of its prompt that a sequence computes, and that will be stored."""
@@ -406,7 +419,7 @@ class Scheduler:
                 room = 0  # a crumb of a further prompt costs more than it brings
             if room <= 0:
                 continue
-            if self.config.whole_blocks:
+            if self.config.blocks.whole_blocks:
                 size = min(size, BLOCK - one.start % BLOCK)  # the state at the block's end is what is kept of it
             if not draft.ledger.reserve(one.seq, one.kv_tokens, one.start + size):
                 room = 0  # juniors do not take what this one lacks
@@ -419,24 +432,28 @@ class Scheduler:
 
     def _carry_out(self, draft: _Draft) -> StepPlan:
         for block in draft.ledger.evicted:
-            self._evict(block)
+            self.keeper.evict(block)
         for seq in draft.ledger.given_up:
             self._give_up(seq)
         for new in draft.admissions:
             self._admit(new)
+        for seq, ahead in draft.fetching:
+            self.keeper.fetch(seq, ahead)
         work = [*((seq, 1) for seq in draft.decodes), *draft.chunks]
+        news = self.keeper.take_news()
         plan = StepPlan(
             self._next_step,
             new=tuple(map(self._introduce, draft.admissions)),
             slices=tuple(self._slice(*one) for one in work),
             freed=tuple(self._freed),
-            saves=tuple(self._saves),
-            dropped=tuple(self._dropped),
+            saves=news.saves,
+            dropped=news.dropped,
+            fetches=news.fetches,
+            erased=news.erased,
         )
-        for pending in (self._freed, self._saves, self._dropped):
-            pending.clear()
+        self._freed.clear()
         for seq, _ in work:
-            self._store_full_blocks(seq)
+            self.keeper.store_full_blocks(seq, self._used)
         self._next_step += 1
         self._plans.append(plan)
         if work:
@@ -462,7 +479,7 @@ class Scheduler:
         seq.num_reused = seq.num_scheduled = match.num_tokens
         seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
         seq.blocks = list(match.blocks[: match.num_tokens // BLOCK])
-        self.index.use(match.blocks)
+        self.keeper.index.use(match.blocks)
         self._used += use_of(match.num_tokens)
 
     def _slice(self, seq: Sequence, size: int) -> Slice:
@@ -478,55 +495,6 @@ class Scheduler:
         seq.is_known = True
         blocks = tuple(block.block_id for block in new.match.blocks)
         return NewSequence(seq.seq_id, seq.params, seq.seed, blocks, tuple(seq.tokens[: seq.num_reused]))
-
-    # -- keeping what was computed -------------------------------------------------------------
-
-    def _store_full_blocks(self, seq: Sequence) -> None:
-        """Keep the blocks that a sequence's planned tokens complete. The next plan says so, before anything else."""
-        while (end := (len(seq.blocks) + 1) * BLOCK) <= seq.num_scheduled:
-            if not self._store(seq, end):
-                return
-
-    def _store(self, seq: Sequence, end: int) -> bool:
-        """Keep a sequence's tokens from its last stored block to ``end``; whether there is a place for them."""
-        parent, start = seq.blocks[-1] if seq.blocks else None, len(seq.blocks) * BLOCK
-        seq.is_stored &= self.config.keeps_blocks and (parent is None or parent.is_here)
-        if not seq.is_stored:
-            return False
-        self.index.use(seq.blocks)
-        tokens = seq.tokens[start:end]
-        block = self.index.child(parent, tokens)
-        if block is None:
-            if not self._make_room(seq.blocks):
-                seq.is_stored = False
-                return False
-            block, outdone = self.index.add(parent, tokens)
-            self._dropped += [one.block_id for one in outdone]
-            self._used += KVUse(stored=1 - len(outdone))
-            self._saves.append(Save(block.block_id, seq.seq_id, start, end))
-        seq.blocks.append(block)
-        return True
-
-    def _make_room(self, keep: Collection[Block]) -> bool:
-        """Let blocks go, the least recently used first, until one more fits; those in ``keep`` stay."""
-        going: list[Block] = []
-        use = self._used + STORED_BLOCK
-        candidates = self.index.evictable()
-        while not self._budget.fits(use):
-            block = next(candidates, None)
-            if block is None:
-                return False
-            if block not in keep:
-                going.append(block)
-                use -= STORED_BLOCK
-        for block in going:
-            self._evict(block)
-        return True
-
-    def _evict(self, block: Block) -> None:
-        self.index.remove(block)
-        self._dropped.append(block.block_id)
-        self._used -= STORED_BLOCK
 
     # -- learning ----------------------------------------------------------------------------
 
@@ -555,22 +523,13 @@ class Scheduler:
         self._deadlines.remove(seq)
         if self.waiting.get(seq.seq_id) is seq:
             self.waiting.remove(seq)
+            self.keeper.leave(seq)
             return
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         if reason is not FinishReason.ERROR:
-            self._store_rest(seq)
+            self.keeper.store_rest(seq, self._used)
         self._release(seq)
-
-    def _store_rest(self, seq: Sequence) -> None:
-        """The last block, though it is not full: a conversation goes on from here."""
-        if seq.num_scheduled > len(seq.blocks) * BLOCK:
-            self._store(seq, seq.num_scheduled)
-        if seq.session is not None and seq.blocks:
-            self.sessions[seq.session] = seq.blocks[-1]
-            self.sessions.move_to_end(seq.session)
-            while len(self.sessions) > self.config.max_sessions:
-                self.sessions.popitem(last=False)
 
     def _release(self, seq: Sequence) -> None:
         """The KV of a sequence is not needed any more: the next plan says so, before it says anything else."""
@@ -593,7 +552,6 @@ class Scheduler:
         ids = [seq.seq_id for seq in (*self.waiting, *self.running.values())]
         assert len(ids) == len(set(ids)), "a sequence is in two places"
         assert len(self.running) <= self.config.max_running
-        assert len(self.sessions) <= self.config.max_sessions
         assert len(self.waiting) <= self.config.max_waiting + self.config.max_running
         assert not set(self._freed) & set(ids), "a living sequence is to be freed"
         assert len(self._freed) == len(set(self._freed)), "a sequence is to be freed twice"
@@ -612,12 +570,12 @@ class Scheduler:
             assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
 
     def _check_memory(self) -> None:
-        self.index.check()
-        use = KVUse(stored=len(self.index))
+        self.keeper.check()
+        use = NOTHING
         for seq in self.running.values():
             use += use_of(seq.kv_tokens)
         assert use == self._used, f"{self._used} is counted, {use} is used"
-        assert self._budget.fits(use), "more KV is used than there is"
+        assert self._budget.fits(use + self.keeper.use), "more KV is used than there is"
 
     def _check_running(self, seq: Sequence) -> None:
         assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens)

@@ -111,6 +111,8 @@ class Sequence:
     num_cached: int | None = None  # the same, when it first began
     blocks: list[Block] = field(default_factory=list)  # stored, of its tokens, from the first on
     is_stored: bool = True  # whether its further blocks can be stored: those before them are
+    awaits: list[Block] = field(default_factory=list)  # that are on their way from disk
+    has_fetched: bool = False  # whether it has asked for blocks on disk
     keys: tuple[Key, ...] = ()  # of the full blocks of its prompt; filled by the scheduler
     priority: int = 0  # higher goes first
     deadline: float | None = None  # seconds on the caller's clock
@@ -150,6 +152,7 @@ class Sequence:
         """Start over on stages that know nothing of this sequence; its tokens stay."""
         self.num_reused, self.num_scheduled, self.num_in_flight = 0, 0, 0
         self.blocks, self.is_stored = [], True
+        self.awaits, self.has_fetched = [], False
         self.is_known = False
 
     def append(self, token_id: int, max_len: int) -> FinishReason | None:

@@ -43,6 +43,7 @@ Call = Callable[[], None]
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 _RECONNECT = 1.0  # seconds one attempt to reach a worker takes, so that aborts are heard in between
 _RETRY_EVERY = 0.25  # seconds between attempts
+_SAVE = 0.7  # seconds for the KV of the last answers to be saved, at the end
 _ABORT = 0.5  # seconds for aborts to be carried out, between two steps
 
 
@@ -202,6 +203,7 @@ class Engine:
                     self._rejoin(loss)
         except _Stop:
             self.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
+            self._save_what_is_left()
         except SplitinferError as error:
             self.failure = error
         except Exception as error:
@@ -311,7 +313,7 @@ class Engine:
             if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
                 raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
             reason = self._try_again()
-        self.scheduler.replay()
+        self.scheduler.replay(self.pipeline.kept())
         self.record.resumed(self.pipeline.clocks, time.monotonic())
         self.totals.rejoins += 1
         log.warning("all stages are back; going on where it stopped")
@@ -334,6 +336,20 @@ class Engine:
                 return
             if not isinstance(event, tuple):
                 event()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _save_what_is_left(self) -> None:
+        """Where KV is kept on disk, that of the last answers goes there, too, for as long as a person would wait."""
+        if self._scheduler is None or not self.scheduler.config.blocks.on_disk:
+            return
+        give_up = time.monotonic() + _SAVE
+        try:
+            self._abort_all()
+            while not self.scheduler.is_idle and time.monotonic() < give_up:
+                self._turn()
+        except (SplitinferError, _Stop) as error:
+            log.info("the last KV could not be saved: %s", error)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -401,6 +417,6 @@ def _queue_stats(scheduler: Scheduler) -> dict[str, int]:
         "max_running": scheduler.config.max_running,
         "waiting": len(scheduler.waiting),
         "running": len(scheduler.running),
-        "stored_blocks": len(scheduler.index),
+        "stored_blocks": len(scheduler.keeper.index),
         "preemptions": scheduler.num_preemptions,
     }

@@ -13,6 +13,7 @@ import sys
 import tempfile
 
 from splitinfer.errors import WorkerUnreachable
+from splitinfer.kvstore.store import Disk
 
 START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to come up, on a machine that is busy or cold
 
@@ -20,11 +21,11 @@ START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to come up, on a mac
 class LocalWorker:
     """One child process, starting as soon as it is made."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, disk: Disk | None = None) -> None:
         self.name = name
         self._address: str | None = None
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
-        command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child"]
+        command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child", *_kept_at(disk)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True
         )
@@ -89,3 +90,10 @@ class LocalWorker:
             self.ends_within(0.5)  # a large one may take longer to give its memory back; nobody needs to wait for it
         self._process.stdout.close()
         self._log.close()
+
+
+def _kept_at(disk: Disk | None) -> list[str]:
+    """The options that say where KV is kept."""
+    if disk is None:
+        return ["--kv-dir", "none"]
+    return ["--kv-dir", str(disk.path), "--kv-disk-gb", str(disk.cap_bytes / 1e9)]

@@ -22,6 +22,7 @@ from splitinfer.core.identity import Fingerprint
 from splitinfer.core.kv import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.prefix import Kept, Key
 from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
 from splitinfer.engine.local import LocalWorker
 from splitinfer.engine.processor import give_way_if_own
@@ -29,9 +30,11 @@ from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Launched
 from splitinfer.engine.worker import send_step
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
+from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Load, Progress, Ready, Result
 from transports import LinkClosed, TransportError
 
+_WRITE = 1.0  # seconds for KV still to be written to disk, when the pipeline is closed
 _DYING = 0.05  # seconds a process may outlive its connections
 _GOSSIP = 0.1  # seconds by which a neighbour may tell of a loss before it is seen here
 
@@ -46,6 +49,8 @@ class PipelineOrder:
     vocab_size: int
     kv_tokens: int
     connect_timeout: float  # seconds to reach a worker
+    disk: Disk | None = None  # where this machine keeps KV
+    kv_root: Key = b""  # what the keys of KV on disk begin with
 
 
 class Pipeline:
@@ -77,7 +82,7 @@ class Pipeline:
             self._reach_workers(crew, connect_timeout or self._order.connect_timeout)
             crew.order([self._load_order(peer.stage) for peer in crew.peers])
             own = self._load_own()
-            self.ready = (own.ready, *crew.await_ready())
+            self.ready = (own.offer(), *crew.await_ready())
             crew.join()
             self.clocks = Clocks(crew.read_clocks())
         except TransportError as error:
@@ -135,12 +140,12 @@ class Pipeline:
             if name in self._locals and not self._locals[name].is_alive:
                 self._locals.pop(name).stop()
             if name not in self._locals:
-                self._locals[name] = LocalWorker(name)
+                self._locals[name] = LocalWorker(name, self._order.disk)
 
     def _load_own(self) -> LoadedStage:
         if self._own is None:
-            self._own = load(self._load_order(0), self._order.layout.stages[0].name, self._own_progress)
-        self._own.runner.reset()
+            name = self._order.layout.stages[0].name
+            self._own = load(self._load_order(0), name, self._own_progress, self._order.disk)
         return self._own
 
     def _load_order(self, stage: int) -> Load:
@@ -153,6 +158,7 @@ class Pipeline:
             fingerprint=order.fingerprint,
             vocab_size=order.vocab_size,
             kv_tokens=order.kv_tokens,
+            kv_root=order.kv_root,
         )
 
     def _own_progress(self, progress: Progress) -> None:
@@ -177,6 +183,18 @@ class Pipeline:
     def rewind(self) -> int | None:
         """How many tokens every stage's caches can go back."""
         return least_rewind(ready.rewind for ready in self.ready)
+
+    @property
+    def is_on_disk(self) -> bool:
+        """Whether every stage writes KV to disk."""
+        return all(ready.kept is not None for ready in self.ready)
+
+    def kept(self) -> tuple[Kept, ...]:
+        """What is on every stage's disk since the pipeline was opened."""
+        if self._own is None or not self.is_on_disk:
+            return ()
+        everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
+        return self._own.kept(key for key in self.ready[0].kept or () if key in everywhere)
 
     def launch(self, plan: StepPlan) -> Launched:
         """Begin a step on the coordinator's own layers."""
@@ -269,6 +287,8 @@ class Pipeline:
             for worker in list(self._locals.values()):
                 worker.stop()
             self._locals.clear()
+            if self._own is not None:
+                self._own.close(_WRITE)
             self._own = None
 
 

@@ -6,16 +6,18 @@ what is free is reported before anything is read.
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from splitinfer.core.prefix import Kept, Key
+from splitinfer.engine.stage_disk import StageDisk
 from splitinfer.engine.stage_runner import StageRunner
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
+from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch, open_model
-from splitinfer.models.kv_trial import why_no_blocks
+from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, free_bytes, on_gpu, set_limits
 from splitinfer.models.products import turn_products
@@ -28,19 +30,35 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, and what it is."""
+    """A stage in memory, and what it is. ``disk``: where it keeps KV, if it does."""
 
     order: Load
     runner: StageRunner
     ready: Ready
+    disk: StageDisk | None
+
+    def offer(self) -> Ready:
+        """What it is and has at the moment, with nobody's KV in memory."""
+        self.runner.reset()
+        kept = None if self.disk is None else self.disk.offer()
+        return replace(self.ready, free_bytes=free_bytes(), kept=kept)
+
+    def kept(self, keys: Iterable[Key]) -> tuple[Kept, ...]:
+        """The tokens of these blocks, as far as they are on this stage's disk."""
+        return () if self.disk is None else self.disk.kept(keys)
+
+    def close(self, seconds: float) -> None:
+        """Write what is still to be written, for so long."""
+        if self.disk is not None:
+            self.disk.close(seconds)
 
     def serves(self, order: Load) -> bool:
         """Whether this carries the order out as it is: the same but for KV, and room for as much of that."""
         return order.kv_tokens <= self.order.kv_tokens and replace(self.order, kv_tokens=order.kv_tokens) == order
 
 
-def load(order: Load, name: str, report: Report) -> LoadedStage:
-    """Carry out a Load order. ``name`` is the stage's, for messages.
+def load(order: Load, name: str, report: Report, disk: Disk | None = None) -> LoadedStage:
+    """Carry out a Load order. ``name`` is the stage's, for messages; ``disk`` is for KV, if the order asks for it.
 
     Raises:
         ModelError: the model is not here, is another one, cannot be cut there, or does not fit.
@@ -57,22 +75,24 @@ def load(order: Load, name: str, report: Report) -> LoadedStage:
         order.model, checkpoint, found.files, lambda done, total, file: report(Progress("download", done, total, file))
     )
     set_limits(found.need, order.kv_tokens)
-    return _read(order, checkpoint, found, dtype, report)
+    return _read(order, checkpoint, found, dtype, report, disk if order.kv_root else None)
 
 
-def _keeps_blocks(model: StageModel) -> bool:
-    reason = why_no_blocks(model)
-    if reason is not None:
-        log.info("no KV is kept for other requests: %s", reason)
-    return reason is None
-
-
-def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None, report: Report) -> LoadedStage:
+def _read(
+    order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None, report: Report, disk: Disk | None
+) -> LoadedStage:
     model = load_stage(
         checkpoint, found, order.start, order.end, dtype, lambda done, total: report(Progress("load", done, total))
     )
     turn_products(model.whole)
-    need = found.need
+    need, trial = found.need, try_blocks(model)
+    if trial.sample is None:
+        log.info("no KV is kept for other requests: %s", trial.why_not)
+    on_disk = (
+        StageDisk.open(disk, order, dtype, model.own_places, trial.sample)
+        if disk is not None and trial.sample is not None
+        else None
+    )
     ready = Ready(
         stage=order.stage,
         weight_bytes=need.weights,
@@ -81,13 +101,14 @@ def _read(order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None,
         kv_bytes_stored=need.kv_stored,
         free_bytes=free_bytes(),
         rewind=found.rewind,
-        keeps_blocks=_keeps_blocks(model),
+        keeps_blocks=trial.sample is not None,
+        kept=None,
         device=device_name(),
     )
-    runner = StageRunner(model, order.stage, order.vocab_size)
+    runner = StageRunner(model, order.stage, order.vocab_size, on_disk)
     runner.prepare()
     # Modules and layers stay. A full collection of garbage, in the middle of some step, takes 60 ms to look
     # at them again, and none without.
     gc.collect()
     gc.freeze()
-    return LoadedStage(order, runner, ready)
+    return LoadedStage(order, runner, ready, on_disk)

@@ -13,11 +13,14 @@ from functools import cache
 
 import mlx.core as mx
 
-from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan
+from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
+from splitinfer.core.prefix import Key, chained
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.sampler import Choice, Row, Sampler, read
+from splitinfer.engine.stage_disk import StageDisk
 from splitinfer.errors import ProtocolError
 from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_blocks import KVBlock
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.rows import Part
@@ -67,6 +70,16 @@ class _Copied:
         return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
 
 
+@dataclass(slots=True)
+class _TakenIn:
+    """What a plan said but for its slices, carried out."""
+
+    pending: list[mx.array]  # arrays to be computed with the step
+    copied: _Copied
+    for_disk: list[tuple[Save, KVBlock]]
+    lacking: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Launched:
     """A step under way on the device."""
@@ -77,7 +90,7 @@ class Launched:
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
     last_write: mx.array | None  # one element of the last cache written: there when the step is done
-    copied: "_Copied"
+    taken_in: _TakenIn
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +106,14 @@ class Finished:
 class StageRunner:
     """Owns a stage's model and caches. One thread uses it: the one that loaded the model."""
 
-    def __init__(self, model: StageModel, stage: int, vocab_size: int) -> None:
-        self._model, self._stage = model, stage
+    def __init__(self, model: StageModel, stage: int, vocab_size: int, disk: StageDisk | None = None) -> None:
+        self._model, self._stage, self._disk = model, stage, disk
         self._step = StepModel(model)
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, _History] = {}
-        self._copied = _Copied()
+        self._keys: dict[int, Key] = {}  # of the blocks that are on disk, too
         self._idle_since = time.monotonic()
 
     @property
@@ -116,6 +129,7 @@ class StageRunner:
         """Forget every sequence."""
         self._pool.clear()
         self._histories.clear()
+        self._keys.clear()
         self._idle_since = time.monotonic()
 
     def launch(self, plan: StepPlan, hidden: mx.array | None) -> Launched:
@@ -125,14 +139,15 @@ class StageRunner:
             ProtocolError: a plan that does not fit what this stage has.
         """
         started = time.monotonic()
-        copies = self._take_in(plan, hidden)
+        self._check(plan, hidden)
+        taken_in = self._take_in(plan)
         parts = [
             Part(self._pool.at(part.seq_id, part.start), part.start, len(part.token_ids), part.num_logits)
             for part in plan.slices
         ]
         outputs = self._step.run(parts, [t for part in plan.slices for t in part.token_ids], hidden) if parts else []
         # A state that is not on the way to the output would let the graph grow from step to step.
-        pending = [*copies, *arrays_to_evaluate(parts)]
+        pending = [*taken_in.pending, *arrays_to_evaluate(parts)]
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         rows: tuple[Row, ...] = ()
         choices: tuple[Choice, ...] = ()
@@ -144,10 +159,10 @@ class StageRunner:
         mx.async_eval(  # type: ignore[no-untyped-call]
             *_arrays(joined, choices), *pending, *([] if last_write is None else [last_write])
         )
-        return Launched(plan, started, joined, rows, choices, last_write, self._copied)
+        return Launched(plan, started, joined, rows, choices, last_write, taken_in)
 
-    def _take_in(self, plan: StepPlan, hidden: mx.array | None) -> list[mx.array]:
-        """Everything a plan says but its slices; arrays that have to be computed for it."""
+    def _check(self, plan: StepPlan, hidden: mx.array | None) -> None:
+        """Refuse a plan that cannot be carried out here."""
         rows, wanted = 0 if hidden is None else hidden.shape[0], 0 if self._model.is_first else plan.num_tokens
         if rows != wanted:
             raise ProtocolError(
@@ -157,18 +172,38 @@ class StageRunner:
         stray = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
         if stray is not None:
             raise ProtocolError(f"step {plan.step} has token id {stray}, and the model has {len(known):,}")
-        saved = [self._pool.save(save.block_id, save.seq_id, save.start, save.end) for save in plan.saves]
+
+    def _take_in(self, plan: StepPlan) -> _TakenIn:
+        """Everything a plan says but its slices."""
+        saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
         for seq_id in plan.freed:
             self._pool.free(seq_id)
             self._histories.pop(seq_id, None)
         for block_id in plan.dropped:
             self._pool.drop(block_id)
+            self._keys.pop(block_id, None)
+        lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
         copied: list[mx.array] = []
         for new in plan.new:
             copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
             self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix))
-        self._copied = _Copied.now(copied)
-        return [array for block in saved for array in block.arrays()]
+        for_disk = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
+        self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in for_disk}
+        if self._disk is not None:
+            self._disk.erase(plan.erased)
+            begun = {block_id for new in plan.new for block_id in new.blocks}
+            self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
+        pending = [array for _, block in saved for array in block.arrays()]
+        return _TakenIn(pending, _Copied.now(copied), for_disk, lacking)
+
+    def _fetch(self, fetch: Fetch) -> bool:
+        """Read a block from disk; whether it could be."""
+        block = None if self._disk is None else self._disk.read(fetch)
+        if block is None:
+            return False
+        self._pool.put(fetch.block_id, block)
+        self._keys[fetch.block_id] = fetch.key
+        return True
 
     def finish(self, launched: Launched) -> Finished:
         """Wait for a step."""
@@ -177,10 +212,27 @@ class StageRunner:
         tokens = read(launched.choices, launched.rows)
         # A step launched before the one before it was done began, for the device, when that was done.
         started, ended = max(launched.started, self._idle_since), time.monotonic()
-        copied = launched.copied
-        figures = StageFigures(self._stage, started, ended, bytes_copied=copied.num_bytes, copying=copied.seconds)
+        figures = self._figures(launched.taken_in, started, ended)
         self._idle_since = ended
         return Finished(launched.plan, figures, launched.hidden, _by_slice(launched.plan, tokens))
+
+    def _figures(self, taken_in: _TakenIn, started: float, ended: float) -> StageFigures:
+        """What a step that is done cost, and what the disk says; it gets what has been computed for it."""
+        written: tuple[Key, ...] = ()
+        if self._disk is not None:
+            for save, block in taken_in.for_disk:
+                self._disk.write(save, block)
+            written = self._disk.written()
+        copied = taken_in.copied
+        return StageFigures(
+            self._stage,
+            started,
+            ended,
+            bytes_copied=copied.num_bytes,
+            copying=copied.seconds,
+            lacking=taken_in.lacking,
+            written=written,
+        )
 
 
 def _corner(array: mx.array) -> mx.array:

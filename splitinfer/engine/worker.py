@@ -33,7 +33,7 @@ from splitinfer.engine.stage_runner import Finished, Launched, launches_ahead
 from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, SplitinferError
-from splitinfer.models.memory import free_bytes
+from splitinfer.kvstore.store import Disk
 from splitinfer.models.tensors import from_buffer, spec_of, to_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
@@ -56,6 +56,7 @@ from transports import Frame, Link, LinkClosed, Listener, TransportError, connec
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
+_WRITE = 1.0  # seconds for KV still to be written to disk, when the stage goes
 _STOP = "stop"
 _LONGEST_PATH = 4096  # characters of a model's name
 
@@ -75,11 +76,13 @@ class _Abandoned(Exception):
 
 class Worker:
     """Serves on ``listener`` until ``stop``. ``model`` overrides the coordinator's name for the model,
-    for a folder that lies elsewhere on this machine."""
+    for a folder that lies elsewhere on this machine. ``disk``: where KV is kept for coordinators that want it."""
 
-    def __init__(self, listener: Listener, *, name: str | None = None, model: str | None = None) -> None:
+    def __init__(
+        self, listener: Listener, *, name: str | None = None, model: str | None = None, disk: Disk | None = None
+    ) -> None:
         self.name = name or machine_name()
-        self._model = model
+        self._model, self._disk = model, disk
         self._inbox: Mailbox[Event | str] = Mailbox()
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Visitor | None = None
@@ -127,6 +130,8 @@ class Worker:
                 self._give_up(f"{self.name} failed ({type(error).__name__}: {error})")
             if event is _STOP:
                 self._end("the worker was stopped")
+                if self._stage is not None:
+                    self._stage.close(_WRITE)
                 return
 
     def _deliver(self, visitor: Visitor, item: Frame | LinkClosed) -> None:
@@ -188,19 +193,24 @@ class Worker:
             visitor.say(progress)
 
         try:
-            if self._stage is not None and self._stage.serves(order):
-                self._stage.runner.reset()
-            else:
-                self._stage = None
-                mx.clear_cache()
-                self._stage = load(order, self.name, report)
+            if self._stage is None or not self._stage.serves(order):
+                self._let_go()
+                self._stage = load(order, self.name, report, self._disk)
+            ready = self._stage.offer()
         except SplitinferError as error:
             log.warning("refused %s: %s", visitor.name, error)
             visitor.say(Refuse(str(error)))
             visitor.link.close(str(error))
             return
         log.info("holding layers %d to %d of %s", order.start, order.end - 1, order.model)
-        visitor.say(replace(self._stage.ready, free_bytes=free_bytes()))
+        visitor.say(ready)
+
+    def _let_go(self) -> None:
+        """Give the stage's memory back."""
+        if self._stage is not None:
+            self._stage.close(_WRITE)
+        self._stage = None
+        mx.clear_cache()
 
     def _join(self, visitor: Visitor, message: Connect) -> None:
         """Open the data link to the next stage."""

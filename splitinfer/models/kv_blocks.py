@@ -4,17 +4,20 @@ A cache that holds something for each token (plain, quantised, a sliding window 
 tokens, and put together again from blocks up to any token. Any other one (a recurrent state, a ring) only has a
 *state*, which stands for all tokens up to now: a block keeps the one at its end, and only that can be gone on from.
 
+Outside this process a block is a list of *parts*, one for each cache it holds something of. Where they come back
+from a file, they have to look like a block that was cut here (a *sample*), or they are refused.
+
 A block's arrays are its own: cut out and copied, so that it keeps neither the sequence's arrays nor the graph alive.
 One copy serves all who begin with it; each of them copies it once more into arrays with room to grow.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map
+from mlx.utils import tree_flatten, tree_map, tree_unflatten
 from mlx_lm.models import cache as mlx_caches
 
 from splitinfer.models.caches import Cache, WindowKVCache
@@ -75,6 +78,91 @@ def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock
         made += _join(caches.full[place], [block.pieces[i] for block in blocks], length)
     caches.place.position = length
     return made
+
+
+Slot = tuple[int, ...]  # a cache: its place in the model's list, then where it is in lists of caches
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """What a block holds of the cache in ``slot``, its arrays in a row (``Piece``)."""
+
+    slot: Slot
+    by_token: bool
+    start: int
+    end: int
+    arrays: tuple[mx.array, ...]
+
+
+def parts_of(block: KVBlock, places: Sequence[int]) -> list[BlockPart] | None:
+    """A block of the caches at ``places``; ``None`` if it holds anything else than arrays."""
+    parts: list[BlockPart] = []
+    for slot, piece in _slots(block, places):
+        leaves = [leaf for _, leaf in tree_flatten(piece.arrays)]
+        if not all(isinstance(leaf, mx.array) for leaf in leaves):
+            return None
+        parts.append(BlockPart(slot, piece.by_token, piece.start, piece.end, tuple(leaves)))
+    return parts
+
+
+def block_of(parts: Mapping[Slot, BlockPart], places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
+    """The block of positions [start, end) that these parts are, which has to look like ``sample``.
+
+    Raises:
+        ValueError: they do not.
+    """
+    pieces = [_piece(parts, (place,), like, start, end) for place, like in zip(places, sample.pieces, strict=True)]
+    return KVBlock(tuple(pieces), start, end)
+
+
+def _slots(block: KVBlock, places: Sequence[int]) -> Iterator[tuple[Slot, Piece]]:
+    def walk(slot: Slot, piece: Any) -> Iterator[tuple[Slot, Piece]]:
+        if isinstance(piece, list):
+            for i, one in enumerate(piece):
+                yield from walk((*slot, i), one)
+        elif piece is not None:
+            yield slot, piece
+
+    for place, piece in zip(places, block.pieces, strict=True):
+        yield from walk((place,), piece)
+
+
+def _piece(parts: Mapping[Slot, BlockPart], slot: Slot, like: Any, start: int, end: int) -> Any:
+    if isinstance(like, list):
+        return [_piece(parts, (*slot, i), one, start, end) for i, one in enumerate(like)]
+    part = parts.get(slot)
+    if like is None or part is None:
+        if like is not None or part is not None:
+            raise ValueError(f"the cache at {slot} should {'be there' if part is None else 'hold nothing'}")
+        return None
+    leaves = tree_flatten(like.arrays)
+    if part.by_token != like.by_token or len(part.arrays) != len(leaves):
+        raise ValueError(f"the cache at {slot} is of another kind")
+    if part.end != end or not start <= part.start < end:
+        raise ValueError(f"the cache at {slot} holds positions {part.start} to {part.end}")
+    num_tokens = part.end - part.start if part.by_token else None
+    for array, (_, leaf) in zip(part.arrays, leaves, strict=True):
+        _check_like(array, leaf, num_tokens, slot)
+    tree = tree_unflatten([(path, array) for (path, _), array in zip(leaves, part.arrays, strict=True)])
+    return Piece(_as(like.arrays, tree), part.start, part.end, part.by_token)
+
+
+def _check_like(array: mx.array, leaf: mx.array, num_tokens: int | None, slot: Slot) -> None:
+    """``num_tokens``: along the last axis but one, where all others have to agree; ``None``: a state."""
+    agrees = array.dtype == leaf.dtype and array.ndim == leaf.ndim
+    if agrees and num_tokens is not None:
+        agrees = array.shape == (*leaf.shape[:-2], num_tokens, leaf.shape[-1])
+    if not agrees:
+        raise ValueError(f"the cache at {slot} has arrays of {array.dtype} {array.shape}")
+
+
+def _as(like: Any, tree: Any) -> Any:
+    """``tree``, with tuples where ``like`` has them: unflattening makes lists of them."""
+    if isinstance(like, tuple | list):
+        return type(like)(_as(a, b) for a, b in zip(like, tree, strict=True))
+    if isinstance(like, dict):
+        return {key: _as(like[key], tree[key]) for key in like}
+    return tree
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:

@@ -64,6 +64,16 @@ class KVPool:
         block = self._blocks[block_id] = cut(entry.caches, self._model.own_places, start, end)
         return block
 
+    def put(self, block_id: int, block: KVBlock) -> None:
+        """Keep a block that came from elsewhere.
+
+        Raises:
+            ProtocolError: it is here already.
+        """
+        if block_id in self._blocks:
+            raise ProtocolError(f"block {block_id} came twice")
+        self._blocks[block_id] = block
+
     def drop(self, block_id: int) -> None:
         """Forget a block; an unknown one is no error."""
         self._blocks.pop(block_id, None)

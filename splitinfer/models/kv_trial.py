@@ -5,6 +5,7 @@ more from blocks, after the sequence that they were cut from has gone another wa
 kept. An architecture that fails is at worst slow.
 """
 
+from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
@@ -13,7 +14,7 @@ from splitinfer.core.kv import least_rewind
 from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_blocks import cut, join
+from splitinfer.models.kv_blocks import KVBlock, cut, join
 
 _ENDS = (5, 9)  # of two blocks
 _TAIL = 3  # tokens after them
@@ -21,24 +22,33 @@ _MAY_DIFFER = {mx.float32: 1e-3}  # relative error that may be rounding
 _MAY_DIFFER_HALF = 0.02
 
 
-def why_no_blocks(stage: StageModel) -> str | None:
-    """Why this stage's KV cannot be kept in blocks; ``None`` if it can."""
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """``why_not``: why this stage's KV cannot be kept in blocks; if it can, ``sample`` is one of them."""
+
+    why_not: str | None = None
+    sample: KVBlock | None = None
+
+
+def try_blocks(stage: StageModel) -> Trial:
+    """Keep a few made-up tokens, and go on from them."""
+    sample = None
     try:
         for length in (_ENDS[1], *((_ENDS[0] + 2,) if _goes_anywhere(stage) else ())):
-            error = _error_after(stage, length)
+            sample, error = _error_after(stage, length)
             if not error <= 1:
-                return f"going on from {length} tokens differs by {error:.3g} times what may be rounding"
+                return Trial(f"going on from {length} tokens differs by {error:.3g} times what may be rounding")
     except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
-        return f"{type(error).__name__}: {error}"
-    return None
+        return Trial(f"{type(error).__name__}: {error}")
+    return Trial(sample=sample)
 
 
 def _goes_anywhere(stage: StageModel) -> bool:
     return least_rewind(rewind_limit(cache) for cache in stage.make_caches().own) != 0
 
 
-def _error_after(stage: StageModel, length: int) -> float:
-    """How far going on from ``length`` kept tokens is from computing straight on."""
+def _error_after(stage: StageModel, length: int) -> tuple[KVBlock, float]:
+    """A block, and how far going on from ``length`` kept tokens is from computing straight on."""
     source, blocks, places = stage.make_caches(), [], stage.own_places
     for start, end in zip((0, *_ENDS), _ENDS, strict=False):
         _run(stage, source, start, end, salt=0)
@@ -52,7 +62,7 @@ def _error_after(stage: StageModel, length: int) -> float:
     a, b = (_run(stage, caches, length, length + _TAIL, salt=3) for caches in (kept, straight))
     may_be = _MAY_DIFFER.get(a.dtype, _MAY_DIFFER_HALF)
     a, b = a.astype(mx.float32), b.astype(mx.float32)
-    return cast(float, (mx.linalg.norm(a - b) / (mx.linalg.norm(b) + 1e-9) / may_be).item())
+    return blocks[-1], cast(float, (mx.linalg.norm(a - b) / (mx.linalg.norm(b) + 1e-9) / may_be).item())
 
 
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:

@@ -13,10 +13,21 @@ import numpy as np
 from splitinfer.core.plan import TensorSpec
 from splitinfer.errors import ProtocolError
 
+_HIDDEN = ("float32", "float16", "bfloat16")
 _DTYPES: dict[str, tuple[mx.Dtype, type[np.generic]]] = {
     "float32": (mx.float32, np.float32),
     "float16": (mx.float16, np.float16),
     "bfloat16": (mx.bfloat16, np.uint16),
+    "bool": (mx.bool_, np.bool_),
+    "uint8": (mx.uint8, np.uint8),
+    "int8": (mx.int8, np.int8),
+    "uint16": (mx.uint16, np.uint16),
+    "int16": (mx.int16, np.int16),
+    "uint32": (mx.uint32, np.uint32),
+    "int32": (mx.int32, np.int32),
+    "uint64": (mx.uint64, np.uint64),
+    "int64": (mx.int64, np.int64),
+    "complex64": (mx.complex64, np.complex64),
 }
 
 
@@ -31,18 +42,29 @@ def to_buffer(array: mx.array) -> memoryview:
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
-    """The array a peer sent.
+    """The hidden states a peer sent.
 
     Raises:
-        ProtocolError: an unknown dtype, or bytes that do not fill the shape exactly.
+        ProtocolError: a dtype they do not have, or bytes that do not fill the shape exactly.
     """
-    if spec.dtype not in _DTYPES:
-        raise ProtocolError(f"the peer sent hidden states as {spec.dtype}; known are {', '.join(_DTYPES)}")
-    dtype, stand_in = _DTYPES[spec.dtype]
-    wanted = prod(spec.shape) * dtype.size
+    if spec.dtype not in _HIDDEN:
+        raise ProtocolError(f"the peer sent hidden states as {spec.dtype}; known are {', '.join(_HIDDEN)}")
+    wanted = prod(spec.shape) * _DTYPES[spec.dtype][0].size
     if any(n <= 0 for n in spec.shape) or memoryview(buffer).nbytes != wanted:
         raise ProtocolError(
             f"the peer sent {memoryview(buffer).nbytes} bytes for hidden states {spec.shape} of {wanted}"
         )
+    return array_of(spec, buffer)
+
+
+def array_of(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
+    """An array that was written as bytes, copied.
+
+    Raises:
+        ValueError: an unknown dtype, or bytes that do not fill the shape exactly.
+    """
+    if spec.dtype not in _DTYPES:
+        raise ValueError(f"there are no arrays of {spec.dtype}")
+    dtype, stand_in = _DTYPES[spec.dtype]
     array = mx.array(np.frombuffer(buffer, stand_in).reshape(spec.shape))
     return array.view(dtype) if dtype == mx.bfloat16 else array

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
+from splitinfer.core.prefix import Key
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,7 @@ class Load:
     fingerprint: Fingerprint
     vocab_size: int  # the tokenizer's: the number of values noise is drawn for
     kv_tokens: int  # tokens of KV to leave room for
+    kv_root: Key  # what the keys of KV on disk begin with; empty: none is to be written
 
     def __post_init__(self) -> None:
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
@@ -117,6 +119,7 @@ class Ready:
     free_bytes: int
     rewind: int | None  # tokens its caches go back; None: any number
     keeps_blocks: bool  # whether its KV can be kept for other sequences
+    kept: tuple[Key, ...] | None  # blocks of which its layers are on its disk; None: it keeps none there
     device: str
 
 

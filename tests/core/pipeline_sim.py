@@ -41,7 +41,7 @@ class PipelineSim:
 
     def __init__(self, config: SchedulerConfig, stages: list[Stage], check: bool = True) -> None:
         self.scheduler, self.stages, self._checks = Scheduler(config), stages, check
-        self.toys = [ToyStage(whole_blocks=config.whole_blocks) for _ in stages]
+        self.toys = [ToyStage(whole_blocks=config.blocks.whole_blocks) for _ in stages]
         self.busy = [Busy() for _ in stages]
         self.now = 0.0
         self.times: dict[int, list[float]] = {}  # of each token, by sequence

@@ -30,7 +30,7 @@ def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dic
             assert tokens == wanted[: len(tokens)]
         else:
             assert (tokens, seq.finish_reason) == (wanted, reason)
-    stored = {block.block_id for block in sim.scheduler.index}
+    stored = {block.block_id for block in sim.scheduler.keeper.index}
     assert all(not toy.caches and set(toy.blocks) == stored for toy in sim.toys), "KV that belongs to nobody"
 
 

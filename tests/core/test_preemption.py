@@ -44,7 +44,7 @@ def test_the_lowest_priority_gives_up_before_the_youngest():
 
 def stored(house: House) -> list[list[int]]:
     """The tokens of the paths that are stored, by their last blocks."""
-    leaves = [block for block in house.scheduler.index if not block.children]
+    leaves = [block for block in house.scheduler.keeper.index if not block.children]
     return sorted([token for block in leaf.path for token in block.tokens] for leaf in leaves)
 
 
@@ -171,4 +171,4 @@ def test_asking_changes_nothing():
 def picture(scheduler: Scheduler) -> object:
     running = [(seq.seq_id, seq.num_scheduled, seq.num_in_flight) for seq in scheduler.running.values()]
     groups = [[seq.seq_id for seq in group] for group in scheduler.batches.groups]
-    return running, groups, [seq.seq_id for seq in scheduler.waiting], len(scheduler.index), scheduler._used
+    return running, groups, [seq.seq_id for seq in scheduler.waiting], len(scheduler.keeper.index), scheduler._used

@@ -2,10 +2,10 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from toy import ToyStage, alone, small
+from toy import ToyStage, alone, config_of, small
 
 from splitinfer.core.plan import StepPlan
-from splitinfer.core.scheduler import Scheduler, SchedulerConfig
+from splitinfer.core.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 
 MAX_LEN = 1000
@@ -26,7 +26,14 @@ def test_losing_the_stages_changes_no_token(
     prompts: list[list[int]], losses: list[int], chunk: int, whole_blocks: bool, num_groups: int
 ) -> None:
     with small(block=3):
-        config = SchedulerConfig(num_groups, 3, chunk, max_running=4, max_len=MAX_LEN, whole_blocks=whole_blocks)
+        config = config_of(
+            num_groups=num_groups,
+            max_in_flight=3,
+            token_budget=chunk,
+            max_running=4,
+            max_len=MAX_LEN,
+            whole_blocks=whole_blocks,
+        )
         scheduler = Scheduler(config)
         stages, under_way, due = ToyStage(whole_blocks=whole_blocks), list[StepPlan](), list(losses)
         sequences = [make(i, tokens) for i, tokens in enumerate(prompts)]
@@ -49,4 +56,4 @@ def test_losing_the_stages_changes_no_token(
         wanted = [tokens + alone(make(0, tokens), tokens, MAX_LEN)[0] for tokens in prompts]
         assert [seq.tokens for seq in sequences] == wanted
         assert not stages.caches
-        assert set(stages.blocks) == {block.block_id for block in scheduler.index}
+        assert set(stages.blocks) == {block.block_id for block in scheduler.keeper.index}

@@ -3,7 +3,7 @@
 from random import Random
 
 import pytest
-from toy import VOCAB, House, ToyPipeline, blocks, drain, next_token, small
+from toy import VOCAB, House, ToyDisk, ToyPipeline, blocks, drain, kept_by_all, next_token, small
 
 from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
@@ -19,6 +19,7 @@ class AnyOrder:
     def __init__(self, seed: int) -> None:
         self.random = pick = Random(seed)
         self.house = House(
+            disks=[ToyDisk() for _ in range(pick.choice([0, 1, 2, 3]))],
             num_groups=pick.randint(1, 4),
             max_in_flight=pick.randint(1, 5),
             token_budget=pick.choice([1, 2, 3, 5, 9, 50]),
@@ -37,7 +38,7 @@ class AnyOrder:
         events = {
             self.submit: 4, self.next_turn: 4, self.house.step: 12, self.result: 8, self.end: 2,
             self.house.run: 1, self.forget_session: 1,
-            self.time_passes: 1, self.stages_forget: 1,
+            self.time_passes: 1, self.stages_forget: 1, self.disks_catch_up: 4, self.a_file_goes: 1,
         }  # fmt: skip
         for event in self.random.choices(list(events), list(events.values()), k=num_events):
             event()
@@ -90,10 +91,26 @@ class AnyOrder:
         assert set(ended) <= late <= set(self.house.reasons)
 
     def stages_forget(self) -> None:
-        self.house.scheduler.replay()
-        toy = ToyPipeline(whole_blocks=self.house.toy.whole_blocks)
+        for disk in self.house.disks:  # what was not written yet is lost, or was just written and never told of
+            if self.random.random() < 0.5:
+                disk.catch_up()
+            disk.behind.clear()
+            disk.told()
+        self.house.scheduler.replay(kept_by_all(self.house.disks))
+        toy = ToyPipeline(whole_blocks=self.house.toy.whole_blocks, disks=self.house.disks)
         toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed
         self.house.toy, self.house.was_lost = toy, True
+
+    def disks_catch_up(self) -> None:
+        for disk in self.house.disks:
+            disk.catch_up(self.random.randint(0, 4))
+
+    def a_file_goes(self) -> None:
+        """On one side only: evicted there, damaged, deleted."""
+        if self.house.disks:
+            files = self.random.choice(self.house.disks).files
+            for key in self.random.sample(sorted(files), min(len(files), self.random.choice([1, 1, 100]))):
+                del files[key]
 
     def forget_session(self) -> None:
         self.house.scheduler.drop(self.random.choice("abc"))

@@ -121,7 +121,7 @@ def test_a_request_that_failed_leaves_only_the_blocks_before():
     house.step()
     house.finish(seq_id, FinishReason.ERROR)
     house.run()
-    assert not house.scheduler.index
+    assert not house.scheduler.keeper.index
     assert not house.toy.blocks
     assert not house.toy.caches
 
@@ -135,7 +135,7 @@ def test_a_session_can_be_forgotten_and_what_others_need_stays():
     house.scheduler.drop("mine")
     house.run()
     house.check_kv()
-    assert sorted({token for block in house.scheduler.index for token in block.tokens}) == [1, 3]
+    assert sorted({token for block in house.scheduler.keeper.index for token in block.tokens}) == [1, 3]
     house.scheduler.drop("yours")
     house.run()
     house.check_kv()
@@ -147,7 +147,7 @@ def test_names_of_sessions_are_not_collected_for_ever():
     for session in "abc":
         house.add([1, 2, 3], max_tokens=1, session=session)
         house.run()
-    assert list(house.scheduler.sessions) == ["b", "c"]
+    assert list(house.scheduler.keeper.sessions) == ["b", "c"]
 
 
 def test_nothing_is_kept_where_that_is_not_wanted():
@@ -166,7 +166,7 @@ def test_a_longer_block_takes_the_place_of_the_shorter_one():
     house.run()
     house.add([1] * 8 + [2], max_tokens=1)
     house.run()
-    assert sorted(block.tokens for block in house.scheduler.index) == [(1, 1, 1, 1), (1, 1, 1, 1), (2,)]
+    assert sorted(block.tokens for block in house.scheduler.keeper.index) == [(1, 1, 1, 1), (1, 1, 1, 1), (2,)]
     house.check_kv()
 
 

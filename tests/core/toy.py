@@ -10,12 +10,22 @@ caches are states (``whole_blocks``), it only goes on from where a block ends.
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
-from splitinfer.core import kv_budget, microbatch, prefix, scheduler
+from splitinfer.core import keeper, kv_budget, microbatch, prefix, scheduler
+from splitinfer.core.keeper import KeeperConfig
 from splitinfer.core.kv_budget import KVBudget, KVUse, StageKV, use_of
-from splitinfer.core.plan import NewSequence, SampledSlice, SampledToken, Save, Slice, StepPlan, StepResult
-from splitinfer.core.prefix import Block
+from splitinfer.core.plan import (
+    NewSequence,
+    SampledSlice,
+    SampledToken,
+    Save,
+    Slice,
+    StageFigures,
+    StepPlan,
+    StepResult,
+)
+from splitinfer.core.prefix import Block, Kept, Key, chained
 from splitinfer.core.scheduler import Scheduler, SchedulerConfig, TokenEvent
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 
@@ -25,13 +35,15 @@ VOCAB = 5  # few, so that different prompts often begin alike
 @contextmanager
 def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
     """Blocks of KV and least chunks so small that short sequences meet their borders."""
-    before = kv_budget.BLOCK, microbatch.MIN_CHUNK
-    kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = block
+    before, worth = (kv_budget.BLOCK, microbatch.MIN_CHUNK), keeper.WORTH
+    kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = block
+    keeper.WORTH = 1
     microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = min_chunk
     try:
         yield
     finally:
-        kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = before[0]
+        kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = before[0]
+        keeper.WORTH = worth
         microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = before[1]
 
 
@@ -74,11 +86,38 @@ class StoredBlock:
     tokens: tuple[int, ...]
 
 
-class ToyStage:
-    """Carries out plans in order, and obeys like the real stages: what a wrong plan asks for fails."""
+@dataclass
+class ToyDisk:
+    """The files of one stage. What is to be written is there, and told of, only after ``catch_up``."""
 
-    def __init__(self, *, whole_blocks: bool = False) -> None:
+    files: dict[Key, tuple[Kept, StoredBlock]] = field(default_factory=dict)
+    behind: deque[tuple[Key, Kept, StoredBlock]] = field(default_factory=deque)
+    unsaid: list[Key] = field(default_factory=list)
+
+    def catch_up(self, most: int = 1000) -> None:
+        for _ in range(min(most, len(self.behind))):
+            key, kept, block = self.behind.popleft()
+            self.files[key] = kept, block
+            self.unsaid.append(key)
+
+    def told(self) -> tuple[Key, ...]:
+        said, self.unsaid = tuple(self.unsaid), []
+        return said
+
+
+_WRONG = StoredBlock((-1,), (-1,))  # what a block holds that could not be read
+
+
+class ToyStage:
+    """Carries out plans in order, and obeys like the real stages: what a wrong plan asks for fails.
+
+    It stands for as many stages as there are ``disks``: their memory is the same, their files need not be.
+    """
+
+    def __init__(self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = ()) -> None:
         self.whole_blocks = whole_blocks
+        self.disks = list(disks)
+        self.num_fetched = 0
         self.caches: dict[int, Cache] = {}
         self.blocks: dict[int, StoredBlock] = {}
         self.ever: set[int] = set()
@@ -97,6 +136,10 @@ class ToyStage:
         for block_id in plan.dropped:
             assert block_id in self.blocks, f"dropped {block_id}, which is not here"
             del self.blocks[block_id]
+        lacking = [self._fetch(plan, disk) for disk in self.disks]
+        for disk in self.disks:
+            for key in plan.erased:
+                disk.files.pop(key, None)
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
@@ -104,7 +147,23 @@ class ToyStage:
             first = next(part for part in plan.slices if part.seq_id == new.seq_id)
             assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
             assert first.start == len(new.prefix)
-        return StepResult(plan.step, tuple(self._run(plan.slices)))
+        figures = (
+            StageFigures(i, 0.0, 0.0, lacking=tuple(lacking[i]), written=disk.told())
+            for i, disk in enumerate(self.disks)
+        )
+        return StepResult(plan.step, tuple(self._run(plan.slices)), tuple(figures))
+
+    def _fetch(self, plan: StepPlan, disk: ToyDisk) -> list[int]:
+        """Read a plan's blocks; those that are not there. What one stage lacks is there, and wrong, on this toy."""
+        lacking = []
+        for fetch in plan.fetches:
+            found = disk.files.get(fetch.key)
+            if found is None:
+                lacking.append(fetch.block_id)
+            is_wrong = found is None or (self.blocks.get(fetch.block_id) is _WRONG)
+            self.blocks[fetch.block_id] = _WRONG if is_wrong or found is None else found[1]
+            self.num_fetched += found is not None
+        return lacking
 
     def _save(self, save: Save) -> None:
         tokens = self.caches[save.seq_id].tokens
@@ -112,7 +171,13 @@ class ToyStage:
         assert save.end <= len(tokens), "saved before it was computed"
         assert not self.whole_blocks or save.end == len(tokens), "the state has gone on"
         assert save.end - save.start <= kv_budget.BLOCK
-        self.blocks[save.block_id] = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
+        block = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
+        self.blocks[save.block_id] = block
+        if save.is_for_disk:
+            assert save.tokens == block.tokens, "a file of other tokens"
+            kept = Kept(save.parent, save.tokens)
+            for disk in self.disks:
+                disk.behind.append((chained(save.parent, save.tokens), kept, block))
 
     def _begin(self, new: NewSequence) -> list[int]:
         tokens: list[int] = []
@@ -146,21 +211,34 @@ class ToyStage:
 class ToyPipeline(ToyStage):
     """Results wait until they are asked for."""
 
-    def __init__(self, *, whole_blocks: bool = False) -> None:
-        super().__init__(whole_blocks=whole_blocks)
+    def __init__(self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = ()) -> None:
+        super().__init__(whole_blocks=whole_blocks, disks=disks)
         self.under_way: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         self.under_way.append(self.run(plan))
 
 
+def config_of(**config: int | bool | KVBudget | tuple[Kept, ...] | None) -> SchedulerConfig:
+    """The scheduler's bounds, with what is said of blocks in its place."""
+    of_blocks = {name: config.pop(name) for name in [each.name for each in fields(KeeperConfig)] if name in config}
+    bounds = {"num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, **config}
+    return SchedulerConfig(**bounds, blocks=KeeperConfig(**of_blocks))  # type: ignore[arg-type]
+
+
+def kept_by_all(disks: list[ToyDisk]) -> tuple[Kept, ...]:
+    """What is on every disk, as the first stage offers it."""
+    first, *others = disks or [ToyDisk()]
+    return tuple(kept for key, (kept, _) in first.files.items() if all(key in disk.files for disk in others))
+
+
 class House:
     """A scheduler and a toy, and the account of what each sequence got."""
 
-    def __init__(self, **config: int | bool | KVBudget | None) -> None:
-        bounds = {"num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, **config}
-        self.scheduler = Scheduler(SchedulerConfig(**bounds))  # type: ignore[arg-type]
-        self.toy = ToyPipeline(whole_blocks=self.scheduler.config.whole_blocks)
+    def __init__(self, *, disks: Iterable[ToyDisk] = (), **config: int | bool | KVBudget | None) -> None:
+        self.disks = list(disks)
+        self.scheduler = Scheduler(config_of(**config, on_disk=bool(self.disks), kept=kept_by_all(self.disks)))
+        self.toy = ToyPipeline(whole_blocks=self.scheduler.config.blocks.whole_blocks, disks=self.disks)
         self.sequences: dict[int, Sequence] = {}
         self.prompts: dict[int, list[int]] = {}
         self.generated: dict[int, list[int]] = {}
@@ -192,7 +270,7 @@ class House:
         plan = self.scheduler.schedule()
         assert (plan is not None) == could, "can_schedule and schedule disagree"
         if plan is not None:
-            assert plan.slices or plan.freed or plan.saves or plan.dropped
+            assert plan.slices or plan.freed or plan.saves or plan.dropped or plan.fetches or plan.erased
             assert plan.num_tokens <= self.scheduler.config.token_budget
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
@@ -270,8 +348,9 @@ class House:
         """Nothing is lost: what the toy still has is what the index knows."""
         assert self.scheduler.is_idle
         assert not self.toy.caches
-        found = {block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.index}
+        found = {block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.keeper.index}
         assert self.toy.blocks == found
+        assert not any(block.is_coming for block in self.scheduler.keeper.index)
 
 
 def _before(block: Block) -> tuple[int, ...]:

@@ -94,7 +94,7 @@ def test_what_is_kept_is_counted_as_the_stages_count_it(tiny_folder: Callable[..
         ask(llm, prompt(2), max_tokens=1)  # its steps carry what the end of the first one left to do
         own = llm._engine.pipeline._own
         assert own is not None
-        kept = [block for block in llm._engine.scheduler.index if len(block.tokens) == BLOCK]
+        kept = [block for block in llm._engine.scheduler.keeper.index if len(block.tokens) == BLOCK]
         held = sum(own.runner.pool._blocks[block.block_id].nbytes for block in kept)
         # What the survey counts is a block of 256 tokens.
         assert held * 256 == len(kept) * BLOCK * own.ready.kv_bytes_stored

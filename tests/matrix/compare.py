@@ -28,7 +28,7 @@ from splitinfer.models.anatomy import Anatomy
 from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_trial import why_no_blocks
+from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.trace import arrays_read
 
@@ -234,7 +234,7 @@ def _together(stage: StageModel) -> str:
 
 def _kept(stage: StageModel) -> str:
     """Where a sequence can go on that begins with what another computed."""
-    if why_no_blocks(stage) is not None:
+    if try_blocks(stage).why_not is not None:
         return "no"
     return "block ends" if _rollback([stage]) == "none" else "anywhere"
 

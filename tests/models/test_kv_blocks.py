@@ -22,7 +22,7 @@ from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
-from splitinfer.models.kv_trial import why_no_blocks
+from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.loader import load_stage, survey
 
 BY_TOKEN: dict[str, Callable[[], Any]] = {
@@ -160,7 +160,7 @@ def stage_of(folder: Path, start: int, end: int) -> StageModel:
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next"])
 def test_the_trial_is_content(tiny_folder: Callable[..., Path], kind: str):
     for cut_at in ((0, 2), (2, num_layers(tiny_folder(kind)))):
-        assert why_no_blocks(stage_of(tiny_folder(kind), *cut_at)) is None
+        assert try_blocks(stage_of(tiny_folder(kind), *cut_at)).why_not is None
 
 
 def cut_elsewhere(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> KVBlock:
@@ -186,4 +186,4 @@ def test_the_trial_sees_faults(
 ):
     stage = stage_of(tiny_folder("llama"), 0, 2)
     monkeypatch.setattr(kv_trial, name, fault)
-    assert why_no_blocks(stage) is not None
+    assert try_blocks(stage).why_not is not None

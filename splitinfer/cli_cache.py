@@ -1,0 +1,95 @@
+"""`splitinfer cache`: the KV on this machine's disk, for a person."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splitinfer.kvstore.place import DEFAULT_CAP, default_folder
+
+cache_app = typer.Typer(
+    no_args_is_help=True, help="List, remove and clean up the KV that is kept on this machine's disk."
+)
+
+_Folder = Annotated[
+    Path | None, typer.Option("--kv-dir", help="The folder; the one in your cache folder if not given.")
+]
+
+
+@cache_app.command("ls")
+def ls(kv_dir: _Folder = None) -> None:
+    """List what is kept, by model and layers, the last used first."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from splitinfer.kvstore.care import look
+
+    folder = kv_dir or default_folder()
+    found = look(folder)
+    if not found:
+        typer.echo(f"no KV is kept in {folder}")
+        return
+    table = Table("model", "layers", "blocks", "tokens", "size", "last used", "computed in", box=None)
+    table.add_column("group", no_wrap=True)
+    for one in found:
+        layers = f"{one.layers[0]}-{one.layers[1] - 1}"
+        table.add_row(
+            Path(one.model).name, layers, f"{one.num_blocks:,}", f"{one.num_tokens:,}", _size(one.nbytes),
+            _ago(one.used), one.arithmetic, one.group,
+        )  # fmt: skip
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+    console.print(f"{_size(sum(one.nbytes for one in found))} in {folder}", highlight=False)
+
+
+@cache_app.command("rm")
+def rm(
+    model: Annotated[str | None, typer.Argument(help="A model, or a group, as `ls` lists it.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Remove all of it.")] = False,
+    kv_dir: _Folder = None,
+) -> None:
+    """Remove the KV of one model, or all of it."""
+    from splitinfer.kvstore.care import look, remove
+
+    folder = kv_dir or default_folder()
+    if (model is None) != every:
+        raise typer.BadParameter("say which model, or --all" if model is None else "give a model or --all, not both")
+    names = (
+        {None}
+        if every
+        else {one.group for one in look(folder) if model in (one.model, Path(one.model).name, one.group)}
+    )
+    if not names:
+        typer.echo(f"no KV of {model} is kept in {folder}; `splitinfer cache ls` lists what is", err=True)
+        raise typer.Exit(1)
+    removed = [remove(folder, name) for name in names]
+    typer.echo(f"removed {sum(n for n, _ in removed):,} files, {_size(sum(size for _, size in removed))}")
+
+
+@cache_app.command("gc")
+def gc(
+    kv_dir: _Folder = None,
+    kv_disk_gb: Annotated[float, typer.Option("--kv-disk-gb", min=0, help="GB to leave at most.")] = DEFAULT_CAP / 1e9,
+) -> None:
+    """Read every file, and remove those that are damaged, half-written, of no use without others, or over the cap."""
+    from splitinfer.kvstore.care import clean
+
+    done = clean(kv_dir or default_folder(), int(kv_disk_gb * 1e9))
+    typer.echo(
+        f"removed {done.damaged} damaged files, {done.orphans} without those before them, {done.unfinished} unfinished "
+        f"and {done.surplus} over the cap: {_size(done.nbytes)}"
+    )
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes < 10**9:
+        return f"{num_bytes / 1e6:.1f} MB"
+    return f"{num_bytes / 1e9:.1f} GB"
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"

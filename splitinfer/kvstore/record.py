@@ -1,0 +1,155 @@
+"""One block as bytes.
+
+    magic, with the format's version    8 bytes
+    the header's length                 4 bytes, little-endian
+    header                              msgpack: what the block is, and the dtype and shape of every array
+    the arrays' bytes, one after another, row-major
+    CRC-32 of all before                4 bytes, little-endian
+
+A block's key is a hash of its tokens and its parent's key, so a header proves by itself that it belongs to the key it
+was found under. The checksum finds what happened to the file since: any one damaged place of up to 32 bits for sure,
+and all but one in four billion of others. It is not there to find malice: who may write to the folder may also write
+a right checksum.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import msgpack
+from pydantic import TypeAdapter, ValidationError
+
+from splitinfer.core.plan import TensorSpec
+from splitinfer.core.prefix import Kept, Key, chained
+
+MAGIC = b"sikv\x00\x00\x00\x01"
+_LENGTH = struct.Struct("<I")
+_MOST_HEADER = 2**22
+_ITEM_BYTES = {
+    "bool_": 1, "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,
+    "uint32": 4, "int32": 4, "float32": 4, "uint64": 8, "int64": 8, "float64": 8, "complex64": 8,
+}  # fmt: skip
+
+
+class Damaged(Exception):
+    """A file that is no block, or no longer one; the reason in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a block holds of one cache: ``slot`` names the cache; the arrays of positions [start, end) if ``by_token``,
+    else the state at ``end``."""
+
+    slot: tuple[int, ...]
+    by_token: bool
+    start: int
+    end: int
+    arrays: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A block's header: ``tokens`` from position ``start`` on, after the block of key ``parent``."""
+
+    parent: Key
+    tokens: tuple[int, ...]
+    start: int
+    parts: tuple[Part, ...]
+
+    @property
+    def key(self) -> Key:
+        """What it is found under."""
+        return chained(self.parent, self.tokens)
+
+    @property
+    def kept(self) -> Kept:
+        """The block as the index knows it."""
+        return Kept(self.parent, self.tokens)
+
+    @property
+    def end(self) -> int:
+        """One past its last position."""
+        return self.start + len(self.tokens)
+
+
+_RECORD: TypeAdapter[Record] = TypeAdapter(Record)
+Buffer = bytes | bytearray | memoryview
+
+
+def pack(record: Record, buffers: Iterable[Buffer]) -> Iterable[Buffer]:
+    """The pieces of a file, in order. ``buffers``: the arrays of all parts in order."""
+    header = bytes(msgpack.packb(_RECORD.dump_python(record)))
+    begin = MAGIC + _LENGTH.pack(len(header)) + header
+    checksum = zlib.crc32(begin)
+    yield begin
+    for buffer in buffers:
+        checksum = zlib.crc32(buffer, checksum)
+        yield buffer
+    yield _LENGTH.pack(checksum)
+
+
+def unpack(data: Buffer, key: Key) -> tuple[Record, list[memoryview]]:
+    """A file's header, and the arrays of all parts in order, not copied.
+
+    Raises:
+        Damaged: it is not the block of that key, whole and unchanged.
+    """
+    view = memoryview(data)
+    record = read_header(view, key)
+    at = len(MAGIC) + _LENGTH.size + _LENGTH.unpack_from(view, len(MAGIC))[0]
+    buffers: list[memoryview] = []
+    for spec in (spec for part in record.parts for spec in part.arrays):
+        size = _bytes_of(spec)
+        buffers.append(view[at : at + size])
+        at += size
+    if len(view) != at + _LENGTH.size:
+        raise Damaged(f"it has {len(view):,} bytes and should have {at + _LENGTH.size:,}")
+    if zlib.crc32(view[:at]) != _LENGTH.unpack_from(view, at)[0]:
+        raise Damaged("its checksum is wrong")
+    return record, buffers
+
+
+def header_bytes(begin: Buffer) -> int:
+    """Bytes from the file's begin to the end of its header, told by its first 12.
+
+    Raises:
+        Damaged: it is no such file.
+    """
+    if len(begin) < len(MAGIC) + _LENGTH.size or bytes(begin[: len(MAGIC)]) != MAGIC:
+        raise Damaged("it is no block of this format")
+    (length,) = _LENGTH.unpack_from(begin, len(MAGIC))
+    if length > _MOST_HEADER:
+        raise Damaged("its header is too long")
+    return len(MAGIC) + _LENGTH.size + int(length)
+
+
+def read_header(begin: Buffer, key: Key) -> Record:
+    """The header of the file that begins so.
+
+    Raises:
+        Damaged: it is no header, or that of another block.
+    """
+    end = header_bytes(begin)
+    try:
+        fields: Any = msgpack.unpackb(bytes(begin[len(MAGIC) + _LENGTH.size : end]), use_list=False)
+        record = _RECORD.validate_python(fields, extra="forbid")
+    except (ValueError, TypeError, RecursionError, ValidationError, msgpack.UnpackException) as error:
+        raise Damaged(f"its header cannot be read ({type(error).__name__})") from error
+    if record.key != key or record.start < 0 or not record.tokens:
+        raise Damaged("it holds another block than its name says")
+    return record
+
+
+def _bytes_of(spec: TensorSpec) -> int:
+    item = _ITEM_BYTES.get(spec.dtype)
+    if item is None or any(n < 0 for n in spec.shape):
+        raise Damaged(f"it holds an array of {spec.dtype:.20} {spec.shape}")
+    return item * prod(spec.shape)
+
+
+def num_buffers(parts: Sequence[Part]) -> int:
+    """Arrays of all parts together."""
+    return sum(len(part.arrays) for part in parts)
