@@ -1,7 +1,7 @@
 """Fixtures that several floors of the tests share."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,20 @@ for folder in ("", "cluster", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 import tiny  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes keep KV in the user's cache folder unless they are told otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each test has a folder of caches of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from mlx_lm.utils import load_model
 import splitinfer
 from splitinfer.core.chance import position_key
 from splitinfer.engine.worker import Worker
+from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
 from transports import listen
 
@@ -20,11 +21,11 @@ _names = itertools.count()
 
 
 @contextmanager
-def worker(scheme: str) -> Iterator[str]:
+def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
     """A worker in this process; its address."""
     address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"inproc://stage-{next(_names)}"
     listener = listen(address)
-    running = Worker(listener)
+    running = Worker(listener, disk=disk)
     try:
         yield listener.address
     finally:
@@ -43,11 +44,19 @@ def layout(model: Path | str, cuts: Sequence[int], addresses: Sequence[str], dty
 
 @contextmanager
 def pipeline(
-    model: Path | str, cuts: Sequence[int], scheme: str = "inproc", dtype: str = "auto", **settings: Any
+    model: Path | str,
+    cuts: Sequence[int],
+    scheme: str = "inproc",
+    dtype: str = "auto",
+    disks: Sequence[Disk] = (),
+    **settings: Any,
 ) -> Iterator[LLM]:
-    """An LLM over ``len(cuts)`` stages, the workers in this process."""
+    """An LLM over ``len(cuts)`` stages, the workers in this process. ``disks``: where each stage keeps KV."""
     with ExitStack() as stack:
-        addresses = [stack.enter_context(worker(scheme)) for _ in cuts[1:]]
+        there = disks[1:] or [None] * (len(cuts) - 1)
+        addresses = [stack.enter_context(worker(scheme, disk)) for disk in there]
+        if disks:
+            settings |= {"kv_dir": disks[0].path, "kv_dir_bytes": disks[0].cap_bytes}
         yield stack.enter_context(LLM(layout(model, cuts, addresses, dtype), settings=Settings(**settings)))
 
 

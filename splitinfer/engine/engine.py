@@ -418,5 +418,6 @@ def _queue_stats(scheduler: Scheduler) -> dict[str, int]:
         "waiting": len(scheduler.waiting),
         "running": len(scheduler.running),
         "stored_blocks": len(scheduler.keeper.index),
+        "fetched_tokens": scheduler.keeper.num_fetched,
         "preemptions": scheduler.num_preemptions,
     }

@@ -8,9 +8,7 @@ DEFAULT_CAP = 20 * 10**9  # bytes
 
 
 def default_folder() -> Path:
-    """~/Library/Caches/splitinfer/kv on macOS; $XDG_CACHE_HOME/splitinfer/kv, or ~/.cache/splitinfer/kv, elsewhere."""
-    if sys.platform == "darwin":
-        caches = Path.home() / "Library" / "Caches"
-    else:
-        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return caches / "splitinfer" / "kv"
+    """splitinfer/kv in $XDG_CACHE_HOME if that is set, else in ~/Library/Caches on macOS and ~/.cache elsewhere."""
+    usual = Path("Library", "Caches") if sys.platform == "darwin" else Path(".cache")
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / usual) / "splitinfer" / "kv"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_map, tree_unflatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import cache as mlx_caches
 
 from splitinfer.models.caches import Cache, WindowKVCache
@@ -98,7 +98,7 @@ def parts_of(block: KVBlock, places: Sequence[int]) -> list[BlockPart] | None:
     """A block of the caches at ``places``; ``None`` if it holds anything else than arrays."""
     parts: list[BlockPart] = []
     for slot, piece in _slots(block, places):
-        leaves = [leaf for _, leaf in tree_flatten(piece.arrays)]
+        leaves = [leaf for _, leaf in tree_flatten(piece.arrays) if leaf is not None]
         if not all(isinstance(leaf, mx.array) for leaf in leaves):
             return None
         parts.append(BlockPart(slot, piece.by_token, piece.start, piece.end, tuple(leaves)))
@@ -135,7 +135,7 @@ def _piece(parts: Mapping[Slot, BlockPart], slot: Slot, like: Any, start: int, e
         if like is not None or part is not None:
             raise ValueError(f"the cache at {slot} should {'be there' if part is None else 'hold nothing'}")
         return None
-    leaves = tree_flatten(like.arrays)
+    leaves = [(path, leaf) for path, leaf in tree_flatten(like.arrays) if leaf is not None]
     if part.by_token != like.by_token or len(part.arrays) != len(leaves):
         raise ValueError(f"the cache at {slot} is of another kind")
     if part.end != end or not start <= part.start < end:
@@ -143,8 +143,9 @@ def _piece(parts: Mapping[Slot, BlockPart], slot: Slot, like: Any, start: int, e
     num_tokens = part.end - part.start if part.by_token else None
     for array, (_, leaf) in zip(part.arrays, leaves, strict=True):
         _check_like(array, leaf, num_tokens, slot)
-    tree = tree_unflatten([(path, array) for (path, _), array in zip(leaves, part.arrays, strict=True)])
-    return Piece(_as(like.arrays, tree), part.start, part.end, part.by_token)
+    arrays = iter(part.arrays)
+    tree = tree_map(lambda leaf: None if leaf is None else next(arrays), like.arrays)
+    return Piece(tree, part.start, part.end, part.by_token)
 
 
 def _check_like(array: mx.array, leaf: mx.array, num_tokens: int | None, slot: Slot) -> None:
@@ -154,15 +155,6 @@ def _check_like(array: mx.array, leaf: mx.array, num_tokens: int | None, slot: S
         agrees = array.shape == (*leaf.shape[:-2], num_tokens, leaf.shape[-1])
     if not agrees:
         raise ValueError(f"the cache at {slot} has arrays of {array.dtype} {array.shape}")
-
-
-def _as(like: Any, tree: Any) -> Any:
-    """``tree``, with tuples where ``like`` has them: unflattening makes lists of them."""
-    if isinstance(like, tuple | list):
-        return type(like)(_as(a, b) for a, b in zip(like, tree, strict=True))
-    if isinstance(like, dict):
-        return {key: _as(like[key], tree[key]) for key in like}
-    return tree
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:
