@@ -291,8 +291,12 @@ class LLM:
         with self._text_lock:
             return self._need_tokenizer().encode(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """A conversation as the model's chat template writes it, up to the assistant's next words."""
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A conversation as the model's chat template writes it, up to the assistant's next words.
+
+        Each message has ``role`` and ``content``; an answer may have its ``token_ids``, so that what was generated
+        needs not be computed again if the tokenizer would cut its text in another way.
+        """
         with self._text_lock:
             return self._need_tokenizer().encode_chat(messages)
 

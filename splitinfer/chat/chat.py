@@ -14,7 +14,7 @@ from splitinfer.engine.requests import RequestOutput
 from splitinfer.errors import RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 
-SESSION = "chat"  # under this name the stages keep the conversation's KV
+SESSION = "chat"  # under this name the stages' memory keeps the conversation's KV
 
 
 class Screen(Protocol):
@@ -142,7 +142,7 @@ class Chat:
             self._screen.say("[stopped]" if output.text else "[stopped before it began; the turn is forgotten]")
             if not output.text:
                 return
-        self.conversation = self.conversation.with_turn(asked, output.text)
+        self.conversation = self.conversation.with_turn(asked, output.text, output.token_ids)
 
     # -- commands ----------------------------------------------------------------------------
 

@@ -15,13 +15,13 @@ class Usage:
 
 COMMANDS = {
     "help": Usage("", "list the commands"),
-    "reset": Usage("", "forget the conversation and its KV; the system message stays"),
+    "reset": Usage("", "forget the conversation, and free the memory of its KV; the system message stays"),
     "temp": Usage("[VALUE]", "show or set the temperature; 0 always takes the likeliest token"),
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),
     "layout": Usage("", "which stage holds which layers, where, its memory and how busy it is"),
-    "save": Usage("FILE", "write the conversation as JSON to a new file"),
-    "load": Usage("FILE", "go on with a conversation from such a file"),
+    "save": Usage("FILE", "write the conversation as JSON to a new file; its KV stays on disk"),
+    "load": Usage("FILE", "go on with a conversation from such a file, and with its KV where that is still there"),
     "quit": Usage("", "leave; so does Ctrl-D"),
 }
 

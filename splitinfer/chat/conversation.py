@@ -8,19 +8,20 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-Message = dict[str, str]
+Message = dict[str, Any]
 Encode = Callable[[list[Message]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user said and what the model answered."""
+    """What the user said and what the model answered, with the tokens that it was generated as, if known."""
 
     user: str
     assistant: str
+    token_ids: tuple[int, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,16 @@ class Conversation:
 
     def messages(self, asked: str | None = None) -> list[Message]:
         """As a chat template takes them; ``asked`` is the user's next text."""
-        pairs = [] if self.system is None else [("system", self.system)]
+        messages = [] if self.system is None else [_message("system", self.system)]
         for turn in self.turns:
-            pairs += [("user", turn.user), ("assistant", turn.assistant)]
+            messages += [_message("user", turn.user), _message("assistant", turn.assistant, turn.token_ids)]
         if asked is not None:
-            pairs.append(("user", asked))
-        return [{"role": role, "content": content} for role, content in pairs]
+            messages.append(_message("user", asked))
+        return messages
 
-    def with_turn(self, user: str, assistant: str) -> Self:
+    def with_turn(self, user: str, assistant: str, token_ids: Sequence[int] = ()) -> Self:
         """One turn more."""
-        return replace(self, turns=(*self.turns, Turn(user, assistant)))
+        return replace(self, turns=(*self.turns, Turn(user, assistant, tuple(token_ids))))
 
     def without_oldest(self, count: int) -> Self:
         """The same without its first ``count`` turns."""
@@ -89,7 +90,8 @@ def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int,
 
 
 def to_json(conversation: Conversation) -> str:
-    """A list of messages, each with ``role`` and ``content``."""
+    """A list of messages, each with ``role`` and ``content``; answers with their ``token_ids``, so that whoever goes on
+    finds the KV that is kept of them."""
     return json.dumps(conversation.messages(), ensure_ascii=False, indent=1) + "\n"
 
 
@@ -108,12 +110,25 @@ def from_json(text: str) -> Conversation:
         raise ValueError("it holds no list of messages")
     pairs = [_pair(i, message) for i, message in enumerate(messages, 1)]
     system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
-    return Conversation(system, tuple(_turns(pairs, first=len(messages) - len(pairs) + 1)))
+    ids = [_ids(message) for message in messages[len(messages) - len(pairs) :]]
+    return Conversation(system, tuple(_turns(pairs, ids, first=len(messages) - len(pairs) + 1)))
 
 
 def clean(text: str) -> str:
     """``text`` with a replacement character for each half of a surrogate pair, which no tokenizer takes."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> Message:
+    return {"role": role, "content": content, **({"token_ids": list(token_ids)} if token_ids else {})}
+
+
+def _ids(message: Any) -> tuple[int, ...]:
+    """The tokens that a message says it was generated as; none if that is anything else than a list of ids."""
+    ids = message.get("token_ids")
+    if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
+        return ()
+    return tuple(ids)
 
 
 def _pair(number: int, message: Any) -> tuple[str, str]:
@@ -123,11 +138,11 @@ def _pair(number: int, message: Any) -> tuple[str, str]:
     return role, clean(content)
 
 
-def _turns(pairs: Sequence[tuple[str, str]], first: int) -> list[Turn]:
+def _turns(pairs: Sequence[tuple[str, str]], ids: Sequence[tuple[int, ...]], first: int) -> list[Turn]:
     for i, (role, _) in enumerate(pairs):
         due = ("user", "assistant")[i % 2]
         if role != due:
             raise ValueError(f"message {first + i} is of role {role!r} where {due!r} is due")
     if len(pairs) % 2:
         raise ValueError("its last message has no answer")
-    return [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]
+    return [Turn(pairs[i][1], pairs[i + 1][1], ids[i + 1]) for i in range(0, len(pairs), 2)]

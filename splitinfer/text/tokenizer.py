@@ -22,6 +22,9 @@ from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.detokenizer import Detokenizer
 
 
+_BETWEEN = "\n\n"  # contents, where there is no chat template
+
+
 class Tokenizer:
     """``Tokenizer.from_folder(...)``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``."""
 
@@ -67,23 +70,72 @@ class Tokenizer:
         """The ids of ``text``, with the special tokens that the tokenizer itself adds."""
         return list(self._wrapper.encode(text))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """The ids of a chat, ``{"role": ..., "content": ...}`` each, as the model's chat template writes it.
 
-        A model without a template gets the contents, joined by blank lines. Raises ``RequestError`` when
-        the template refuses the messages.
+        A message may have ``token_ids``, what it was generated as. A tokenizer may cut the same text elsewhere, and
+        the chat would not begin with the tokens that were computed; so where the template writes the text as it is,
+        and the ids are that text, they are taken. A model without a template gets the contents, joined by blank
+        lines. Raises ``RequestError`` when the template refuses the messages.
         """
-        chat = [dict(message) for message in messages]
+        chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
         if not chat:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) for message in chat):
             raise RequestError("every chat message needs a 'content' that is text")
-        if not self._wrapper.has_chat_template:
-            return self.encode("\n\n".join(message["content"] for message in chat))
+        generated = {
+            i: ids
+            for i, message in enumerate(messages)
+            if (ids := self._generated(message.get("token_ids") or (), message["content"]))
+        }
         try:
+            if generated:
+                return self._encode_around(chat, generated, add_generation_prompt)
+            if not self._wrapper.has_chat_template:
+                return self.encode(self._render(chat, add_generation_prompt))
             return list(self._wrapper.apply_chat_template(chat, add_generation_prompt=add_generation_prompt))
         except (jinja2.TemplateError, ValueError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+
+    def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
+        """The ids without the one that ended them, if they are ``content`` and nothing else."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.eos_token_ids:
+            ids.pop()
+        known = all(0 <= token_id < self.vocab_size and token_id not in self._special_ids for token_id in ids)
+        return ids if known and self.decode(ids) == content else []
+
+    def _encode_around(
+        self, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], add_generation_prompt: bool
+    ) -> list[int]:
+        """The ids of a chat some of whose messages' ids are known."""
+        whole = self._render(chat, add_generation_prompt)
+        ids, at = list[int](), 0
+        for i, answer in generated.items():
+            before = self._before(chat[:i])
+            if len(before) >= at and whole.startswith(before + chat[i]["content"]):
+                ids += [*self._piece(whole[at : len(before)], is_first=not at), *answer]
+                at = len(before) + len(chat[i]["content"])
+        return [*ids, *self._piece(whole[at:], is_first=not at)]
+
+    def _before(self, chat: list[dict[str, Any]]) -> str:
+        """A rendered chat up to where the next answer begins."""
+        if not chat:
+            return ""
+        return self._render(chat, True) + ("" if self._wrapper.has_chat_template else _BETWEEN)
+
+    def _piece(self, text: str, *, is_first: bool) -> list[int]:
+        """Ids of a part of a rendered chat; a template writes special tokens itself."""
+        adds_special = is_first and not self._wrapper.has_chat_template
+        return list(self._wrapper.encode(text, add_special_tokens=adds_special)) if text or adds_special else []
+
+    def _render(self, chat: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+        """A chat as the model's template writes it; without one, the contents with blank lines between them."""
+        if self._wrapper.has_chat_template:
+            return str(
+                self._wrapper.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
+            )
+        return _BETWEEN.join(message["content"] for message in chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD."""

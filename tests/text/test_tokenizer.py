@@ -93,6 +93,52 @@ def test_a_model_without_template_gets_the_contents(tmp_path: Path):
     assert tokenizer.encode_chat(CHAT) == tokenizer.encode("Hello\n\nthere")
 
 
+_TEMPLATES = {
+    "none": None,
+    "roles": "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+}
+MORE = [*CHAT, {"role": "user", "content": "And then?"}]
+
+
+@pytest.fixture(params=_TEMPLATES)
+def chatting(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=_TEMPLATES[request.param])
+    return Tokenizer.from_folder(tmp_path, 0)
+
+
+def by_letters(tokenizer: Tokenizer, text: str) -> list[int]:
+    """A text as no tokenizer would cut it, and a model may."""
+    return [token_id for letter in text for token_id in tokenizer.encode(letter)]
+
+
+@pytest.mark.parametrize("end", [[], [0]], ids=["cut", "ended"])
+def test_what_was_generated_goes_on_as_it_was_generated(chatting: Tokenizer, end: list[int]):
+    answer = by_letters(chatting, "there")
+    first = chatting.encode_chat(CHAT[:1])
+    ids = chatting.encode_chat([CHAT[0], {**CHAT[1], "token_ids": [*answer, *end]}, MORE[2]])
+    between = "<|assistant|>" if first == chatting.encode("<|user|>Hello\n<|assistant|>") else "\n\n"
+    assert ids[: len(first)] == first
+    assert chatting.decode(ids) == chatting.decode(chatting.encode_chat(MORE))
+    at = len(first) if between != "\n\n" else len(chatting.encode("Hello\n\n"))
+    assert ids[at : at + len(answer)] == answer != chatting.encode("there")
+
+
+@pytest.mark.parametrize("ids", [[5], [1], [10**6], [-1]], ids=["other", "special", "unknown", "negative"])
+def test_ids_that_are_not_the_text_are_not_taken(chatting: Tokenizer, ids: list[int]):
+    generated = {**CHAT[1], "token_ids": [*by_letters(chatting, "there"), *ids]}
+    assert chatting.encode_chat([CHAT[0], generated, MORE[2]]) == chatting.encode_chat(MORE)
+
+
+def test_an_answer_that_the_template_changes_is_encoded_anew(tmp_path: Path):
+    template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}\n{% endfor %}"
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    chat = [CHAT[0], {"role": "assistant", "content": " there "}, MORE[2]]
+    known = {**chat[1], "token_ids": by_letters(tokenizer, " there ")}
+    assert tokenizer.encode_chat([chat[0], known, chat[2]]) == tokenizer.encode_chat(chat)
+
+
 def test_a_template_that_refuses(tmp_path: Path):
     template = "{{ raise_exception('roles must alternate') }}"
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)

@@ -1,0 +1,56 @@
+"""Blocks of KV for tests, with bytes that follow from their keys, so that whoever reads one knows what is right."""
+
+import random
+from collections.abc import Sequence
+
+from splitinfer.core.plan import TensorSpec
+from splitinfer.core.prefix import KEY_BYTES, Key
+from splitinfer.kvstore.record import Part, Record
+from splitinfer.kvstore.shelf import FileName
+
+ROOT = b"r" * KEY_BYTES
+GROUP = "0123456789abcdef"
+OTHER_GROUP = "fedcba9876543210"
+LAYERS = (0, 4)
+
+
+def chain(length: int, first_token: int = 0, *, size: int = 1000, pieces: int = 2, tokens: int = 4) -> list[Record]:
+    """A conversation's blocks, one after another; each has ``pieces`` arrays of ``size`` bytes."""
+    made: list[Record] = []
+    arrays = (TensorSpec("uint8", (size,)),) * pieces
+    for i in range(length):
+        start = i * tokens
+        parent = made[-1].key if made else ROOT
+        said = tuple(range(first_token + start, first_token + start + tokens))
+        made.append(Record(parent, said, start, (Part((0,), True, start, start + tokens, arrays),)))
+    return made
+
+
+def block(first_token: int = 0, *, size: int = 1000, pieces: int = 2) -> Record:
+    """A block that comes after no other."""
+    return chain(1, first_token, size=size, pieces=pieces)[0]
+
+
+def buffers(record: Record, salt: int = 0) -> list[bytes]:
+    """The right bytes of a block's arrays; others with ``salt``."""
+    noise = random.Random(record.key + bytes([salt]))
+    return [noise.randbytes(array.shape[0]) for part in record.parts for array in part.arrays]
+
+
+def name_of(record: Record, layers: tuple[int, int] = LAYERS) -> FileName:
+    """What a block's file is called."""
+    return FileName(record.key, record.parent, record.start, record.end, *layers)
+
+
+def is_right(record: Record, read: Sequence[memoryview], salt: int = 0) -> bool:
+    """Whether these are the bytes of a block's arrays."""
+    return [bytes(one) for one in read] == buffers(record, salt)
+
+
+def reached(keys: set[Key], records: Sequence[Record]) -> list[Record]:
+    """The blocks that a sequence can begin with, where there are those of ``keys``."""
+    here: set[Key] = {ROOT}
+    for record in sorted(records, key=lambda record: record.start):
+        if record.key in keys and record.parent in here:
+            here.add(record.key)
+    return [record for record in records if record.key in here]
