@@ -28,6 +28,7 @@ from splitinfer.core.prefix import Kept, Key, chained
 MAGIC = b"sikv\x00\x00\x00\x01"
 _LENGTH = struct.Struct("<I")
 _MOST_HEADER = 2**22
+_MOST_AXES, _MOST_ALONG = 8, 2**40
 _ITEM_BYTES = {
     "bool_": 1, "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,
     "uint32": 4, "int32": 4, "float32": 4, "uint64": 8, "int64": 8, "float64": 8, "complex64": 8,
@@ -145,8 +146,8 @@ def read_header(begin: Buffer, key: Key) -> Record:
 
 def _bytes_of(spec: TensorSpec) -> int:
     item = _ITEM_BYTES.get(spec.dtype)
-    if item is None or any(n < 0 for n in spec.shape):
-        raise Damaged(f"it holds an array of {spec.dtype:.20} {spec.shape}")
+    if item is None or len(spec.shape) > _MOST_AXES or not all(0 <= n <= _MOST_ALONG for n in spec.shape):
+        raise Damaged(f"it holds an array of {spec.dtype[:20]!r} and {len(spec.shape)} axes that cannot be")
     return item * prod(spec.shape)
 
 

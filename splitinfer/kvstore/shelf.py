@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from splitinfer.core.prefix import Key
 
 SUFFIX = ".kv"
-_NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})-(\d{1,9})-(\d{1,9})-(\d{1,6})-(\d{1,6})\.kv")
+_NUMBER = r"(0|[1-9][0-9]{0,8})"  # as it is written: a file that is listed is found under what its name says
+_NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}})-{_NUMBER}-{_NUMBER}-{_NUMBER}-{_NUMBER}\.kv")
 
 
 @dataclass(frozen=True, slots=True)

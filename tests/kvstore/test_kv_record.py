@@ -70,7 +70,7 @@ def refused(data: bytes, key: bytes = RECORD.key) -> str:
     return str(raised.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(records, st.data())
 def test_a_block_comes_back_as_it_was(record: Record, data: st.DataObject):
     sizes = [ITEM_BYTES[array.dtype] * prod(array.shape) for part in record.parts for array in part.arrays]
@@ -111,7 +111,7 @@ def test_a_file_that_is_cut_short_anywhere_is_noticed():
         assert refused(FILE[:length])
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.binary(min_size=1, max_size=40))
 @example(FILE[-4:])
 @example(FILE)
@@ -119,7 +119,7 @@ def test_what_is_appended_is_noticed(more: bytes):
     assert refused(FILE + more)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.integers(0, len(FILE)), st.integers(1, 60))
 def test_zeros_where_a_disk_has_lost_a_page_are_noticed(at: int, length: int):
     data = FILE[:at] + bytes(len(FILE[at : at + length])) + FILE[at + length :]
@@ -127,7 +127,7 @@ def test_zeros_where_a_disk_has_lost_a_page_are_noticed(at: int, length: int):
         assert refused(data)
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_no_block(data: bytes):
     assert refused(data)
@@ -157,7 +157,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.dictionaries(st.sampled_from([*FIELDS, "x"]), anything))
 def test_any_value_in_a_header_is_a_block_or_damaged(changes: dict[str, Any]):
     """With a right checksum, and under whatever key its own tokens give it."""

@@ -17,6 +17,7 @@ ranges = st.tuples(st.integers(0, 9), st.integers(1, 6)).map(lambda both: (both[
 NAME = FileName(b"k" * 16, b"p" * 16, 256, 300, 0, 8)
 
 
+@settings(deadline=None)
 @given(keys, keys, st.integers(0, 10**8), st.integers(1, 10**8), st.integers(0, 10**5), st.integers(1, 10**5))
 def test_a_name_comes_back_as_it_was(key: Key, parent: Key, start: int, length: int, first: int, num_layers: int):
     name = FileName(key, parent, start, start + length, first, first + num_layers)
@@ -53,13 +54,14 @@ def test_the_names_of_others_say_nothing(name: str):
     assert parse(name) is None
 
 
-@settings(max_examples=500)
-@given(
-    st.text(max_size=20)
-    | st.from_regex(r"[0-9a-f]{32}-[0-9a-f]{32}-\d{1,2}-\d{1,2}-\d{1,2}-\d{1,2}\.kv", fullmatch=True)
-)
-def test_what_is_parsed_is_the_name_of_that_file(name: str):
+@settings(deadline=None)
+@given(st.lists(st.text("0129٢²ab", min_size=1, max_size=3), min_size=4, max_size=4))
+@example(["0", "9", "0", "8"])
+@example(["00", "9", "0", "8"])
+@example(["0", "٩", "0", "8"])
+def test_what_is_parsed_is_the_name_of_that_file(numbers: list[str]):
     """So that a file that is listed is found, and one that is to go does go."""
+    name = "-".join(["6b" * 16, "70" * 16, *numbers]) + ".kv"
     parsed = parse(name)
     assert parsed is None or str(parsed) == name
 
@@ -72,7 +74,7 @@ def holds(names: Sequence[FileName], first: int, last: int) -> bool:
     return set(range(first, last)) <= {layer for name in names for layer in range(name.first, name.last)}
 
 
-@settings(max_examples=500)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(ranges, max_size=7), ranges)
 def test_the_fewest_files_that_hold_the_layers_are_chosen(layers: list[tuple[int, int]], wanted: tuple[int, int]):
     names = named(layers)
@@ -121,7 +123,7 @@ def last_use(files: Sequence[KeptFile], one: KeptFile) -> float:
     return max(file.used for file in after(files, one))
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(shelves(), st.integers(0, 60))
 @example([], 0)
 def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[KeptFile], cap: int):
@@ -133,7 +135,7 @@ def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[KeptF
     assert not going or rest + going[-1].nbytes > cap
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(shelves())
 def test_a_block_goes_after_all_that_come_after_it(files: list[KeptFile]):
     order = surplus(files, 0)
@@ -143,7 +145,7 @@ def test_a_block_goes_after_all_that_come_after_it(files: list[KeptFile]):
         assert left == {file.name.key}, "one goes before another that is of no use without it"
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(shelves(), st.integers(0, 60))
 def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[KeptFile], cap: int):
     going = surplus(files, cap)
@@ -166,7 +168,7 @@ def test_blocks_of_one_key_in_two_groups_are_strangers():
     assert surplus([*parents, child], 2) == [parents[1]]
 
 
-def test_a_long_and_wide_shelf_is_sorted_soon():
+def test_a_very_long_conversation_goes_from_its_end():
     pick = Random(1)
     files, previous = list[KeptFile](), b"r" * 16
     for i in range(20_000):
