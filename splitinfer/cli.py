@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -26,6 +27,13 @@ DEFAULT_PORT = 5577
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+
+
+class Mode(StrEnum):
+    """What `bench` measures."""
+
+    SPEED = "speed"
+    KEPT = "kept"
 
 
 LayoutOption = Annotated[
@@ -220,6 +228,9 @@ def worker(
 def bench(
     layout: LayoutOption,
     model: ModelOption = None,
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="speed: decode, prompts, many at once. kept: what KV that is kept is worth.")
+    ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
     trials: Annotated[int, typer.Option("--trials", min=1, help="How often everything is measured.")] = 5,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt.")] = 2048,
@@ -252,6 +263,11 @@ def bench(
 
     prefer_openblas()  # starts anew, so before anything else
     _set_up(verbose)
+    if mode is Mode.KEPT:
+        from splitinfer.bench.kept import KeptOrder, measure_kept
+
+        kept = KeptOrder(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
+        _finish(lambda: measure_kept(kept), verbose)
     from splitinfer.bench.run import Order
     from splitinfer.bench.run import bench as measure
 

@@ -86,11 +86,11 @@ def clean(path: Path, cap_bytes: int) -> Cleaned:
         for file in _orphans(folder.files(group)):
             orphans, nbytes = orphans + 1, nbytes + file.nbytes
             folder.remove(group, file.name)
-    unfinished = folder.sweep(stale=60.0)
+    unfinished, left = folder.sweep(stale=60.0)
     over = surplus(folder.all_files(), cap_bytes)
     for file in over:
         folder.remove(file.group, file.name)
-    return Cleaned(damaged, orphans, unfinished, len(over), nbytes + sum(file.nbytes for file in over))
+    return Cleaned(damaged, orphans, unfinished, len(over), nbytes + left + sum(file.nbytes for file in over))
 
 
 def _is_damaged(folder: Folder, file: KeptFile) -> bool:

@@ -1,17 +1,20 @@
 """The files themselves: found, read, written, removed. Every error of the disk is an ``OSError``; nothing is kept open.
 
-    kv folder / group / block files, about.json
+    kv folder / group / block files, splitinfer.json
 
 A *group* is one model in one arithmetic: blocks of different groups are never of use to each other. A file is written
 under a temporary name and renamed, so that nobody meets half of one; it is not forced to the disk at once, because
-a machine that loses power may lose it, and the checksum tells.
+a machine that loses power may lose it, and the checksum tells. Whatever does not have one of our names belongs to
+others: someone may have named a folder in which there is more than KV.
 """
 
 import contextlib
-import itertools
 import json
 import os
+import re
+import secrets
 import shutil
+import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,11 +23,11 @@ from typing import Any
 from splitinfer.kvstore.record import Buffer, Damaged, Record, header_bytes, pack, read_header, unpack
 from splitinfer.kvstore.shelf import FileName, KeptFile, parse
 
-ABOUT = "about.json"
+ABOUT = "splitinfer.json"
 _STALE = 600.0  # seconds after which a temporary file belongs to nobody any more
-_TEMPORARY = ".tmp"
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
 _BEGIN = 12  # bytes that tell how long a header is
-_names = itertools.count()
+_MOST_BYTES = 2**31  # of a file; blocks are much smaller
 
 
 class Folder:
@@ -43,9 +46,9 @@ class Folder:
         """A group's blocks; none where the folder cannot be read."""
         found = ((entry, parse(entry.name)) for entry in self._entries(group))
         return [
-            KeptFile(group, name, stat.st_size, stat.st_mtime)
+            KeptFile(group, name, status.st_size, status.st_mtime)
             for entry, name in found
-            if name is not None and (stat := _stat(entry)) is not None
+            if name is not None and (status := _status(entry)) is not None
         ]
 
     def all_files(self) -> list[KeptFile]:
@@ -53,7 +56,7 @@ class Folder:
         return [file for group in self.groups() for file in self.files(group)]
 
     def read(self, group: str, name: FileName) -> tuple[Record, list[memoryview]]:
-        """A block's header and arrays. It counts as used now.
+        """A block's header and arrays.
 
         Raises:
             OSError: it is not there, or cannot be read.
@@ -61,7 +64,10 @@ class Folder:
         """
         path = self._path(group, name)
         with path.open("rb", buffering=0) as file:
-            data = bytearray(os.fstat(file.fileno()).st_size)
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_BYTES:
+                raise Damaged(f"it has {size:,} bytes")
+            data = bytearray(size)
             view = memoryview(data)
             while len(view):
                 count = file.readinto(view)
@@ -69,9 +75,7 @@ class Folder:
                     raise Damaged("it became shorter while it was read")
                 view = view[count:]
         record, buffers = unpack(data, name.key)
-        if (record.start, record.end) != (name.start, name.end):
-            raise Damaged("it holds other positions than its name says")
-        return record, buffers
+        return _named(record, name), buffers
 
     def header(self, group: str, name: FileName) -> Record:
         """A block's header alone.
@@ -81,7 +85,7 @@ class Folder:
         """
         with self._path(group, name).open("rb") as file:
             begin = file.read(_BEGIN)
-            return read_header(begin + file.read(header_bytes(begin) - len(begin)), name.key)
+            return _named(read_header(begin + file.read(header_bytes(begin) - len(begin)), name.key), name)
 
     def write(self, group: str, name: FileName, record: Record, buffers: Iterable[Buffer]) -> int:
         """Write a block; the bytes that took.
@@ -104,7 +108,7 @@ class Folder:
 
     def about(self, group: str) -> dict[str, Any]:
         """What ``describe`` said; empty where nobody has."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
             about = json.loads((self.path / group / ABOUT).read_text(encoding="utf-8"))
             return about if isinstance(about, dict) else {}
         return {}
@@ -120,20 +124,24 @@ class Folder:
             self._path(group, name).unlink()
 
     def remove_group(self, group: str) -> None:
-        """Remove a group and what is in its folder."""
-        shutil.rmtree(self.path / group, ignore_errors=True)
+        """Remove a group's files, and its folder if nothing else is in it."""
+        with contextlib.suppress(OSError):
+            for entry in list(self._entries(group)):
+                if _is_ours(entry.name):
+                    Path(entry.path).unlink(missing_ok=True)
+            (self.path / group).rmdir()
 
-    def sweep(self, stale: float = _STALE) -> int:
-        """Remove what writers that died have left, once it is ``stale`` seconds old; how many files."""
-        count = 0
+    def sweep(self, stale: float = _STALE) -> tuple[int, int]:
+        """Remove what writers that died have left, once it is ``stale`` seconds old; how many files, and bytes."""
+        count = nbytes = 0
         for group in self.groups():
             for entry in self._entries(group):
-                stat = _stat(entry) if entry.name.endswith(_TEMPORARY) else None
-                if stat is not None and time.time() - stat.st_mtime >= stale:
+                status = _status(entry) if _is_temporary(entry.name) else None
+                if status is not None and time.time() - status.st_mtime >= stale:
                     with contextlib.suppress(OSError):
                         Path(entry.path).unlink()
-                        count += 1
-        return count
+                        count, nbytes = count + 1, nbytes + status.st_size
+        return count, nbytes
 
     def free_bytes(self) -> int:
         """Free on its disk. Raises OSError."""
@@ -150,7 +158,7 @@ class Folder:
 @contextlib.contextmanager
 def _renamed(folder: Path, name: str) -> Iterator[Path]:
     """A temporary path that becomes ``name`` if all goes well, and nothing if not."""
-    path = folder / f".{name}.{os.getpid()}-{next(_names)}{_TEMPORARY}"
+    path = folder / f".{name}.{secrets.token_hex(8)}.tmp"  # not of process ids: those come again
     try:
         yield path
         path.replace(folder / name)
@@ -167,7 +175,24 @@ def _write_all(file: Any, view: memoryview) -> int:
     return view.nbytes
 
 
-def _stat(entry: "os.DirEntry[str]") -> os.stat_result | None:
+def _named(record: Record, name: FileName) -> Record:
+    if (record.parent, record.start, record.end) != (name.parent, name.start, name.end):
+        raise Damaged("it holds other positions than its name says")
+    return record
+
+
+def _is_ours(name: str) -> bool:
+    return name == ABOUT or parse(name) is not None or _is_temporary(name)
+
+
+def _is_temporary(name: str) -> bool:
+    match = _TEMPORARY.fullmatch(name)
+    return match is not None and (match[1] == ABOUT or parse(match[1]) is not None)
+
+
+def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
+    """Of a file; nothing else is read or removed."""
     with contextlib.suppress(OSError):
-        return entry.stat(follow_symlinks=False)
+        status = entry.stat(follow_symlinks=False)
+        return status if stat.S_ISREG(status.st_mode) else None
     return None

@@ -147,7 +147,7 @@ def read_header(begin: Buffer, key: Key) -> Record:
 def _bytes_of(spec: TensorSpec) -> int:
     item = _ITEM_BYTES.get(spec.dtype)
     if item is None or len(spec.shape) > _MOST_AXES or not all(0 <= n <= _MOST_ALONG for n in spec.shape):
-        raise Damaged(f"it holds an array of {spec.dtype[:20]!r} and {len(spec.shape)} axes that cannot be")
+        raise Damaged(f"it holds an impossible array: {spec.dtype[:20]!r}, {len(spec.shape)} axes")
     return item * prod(spec.shape)
 
 

@@ -21,7 +21,6 @@ from mlx_lm.tokenizer_utils import load
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.detokenizer import Detokenizer
 
-
 _BETWEEN = "\n\n"  # contents, where there is no chat template
 
 
