@@ -38,9 +38,9 @@ def ls(kv_dir: _Folder = None) -> None:
             Path(one.model).name, layers, f"{one.num_blocks:,}", f"{one.num_tokens:,}", _size(one.nbytes),
             _ago(one.used), one.arithmetic, one.group,
         )  # fmt: skip
-    console = Console(width=None if sys.stdout.isatty() else 200)
+    console = Console(width=None if sys.stdout.isatty() else 200, markup=False, emoji=False, highlight=False)
     console.print(table)
-    console.print(f"{_size(sum(one.nbytes for one in found))} in {folder}", highlight=False)
+    console.print(f"{_size(sum(one.nbytes for one in found))} in {folder}")
 
 
 @cache_app.command("rm")
@@ -70,7 +70,9 @@ def rm(
 @cache_app.command("gc")
 def gc(
     kv_dir: _Folder = None,
-    kv_disk_gb: Annotated[float, typer.Option("--kv-disk-gb", min=0, help="GB to leave at most.")] = DEFAULT_CAP / 1e9,
+    kv_disk_gb: Annotated[
+        float, typer.Option("--kv-disk-gb", min=0, max=1e9, help="GB to leave at most.")
+    ] = DEFAULT_CAP / 1e9,
 ) -> None:
     """Read every file, and remove those that are damaged, half-written, of no use without others, or over the cap."""
     from splitinfer.kvstore.care import clean

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 _MOST_BEHIND = 2**30  # bytes that may wait to be written: they are kept in memory
 _MOST_OFFERED = 50_000  # blocks
 _LOOK_EVERY = 60.0  # seconds between looks at what other processes have put into the folder
-_KEEP_FREE = 0.5  # of the disk's free space; the folder never takes more than the rest of it
+_MOST_OF_DISK = 0.5  # that the folder takes of what would be free without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +75,14 @@ class KVStore:
     def offer(self) -> tuple[Key, ...]:
         """The keys of the blocks of which all own layers are here, the last used first."""
         names: dict[Key, set[FileName]] = defaultdict(set)
-        files = self._folder.files(self._group)
-        for file in files:
-            names[file.name.key].add(file.name)
-        with self._lock:
+        with self._lock:  # what is written meanwhile is added afterwards
+            files = self._folder.files(self._group)
+            for file in files:
+                names[file.name.key].add(file.name)
             self._names = names
-        last_first = sorted(files, key=lambda file: -file.used)
-        keys = dict.fromkeys(file.name.key for file in last_first)
-        return tuple(key for key in keys if self._covering(names[key]) is not None)[:_MOST_OFFERED]
+            last_first = sorted(files, key=lambda file: -file.used)
+            keys = dict.fromkeys(file.name.key for file in last_first)
+            return tuple(key for key in keys if self._covering(names[key]) is not None)[:_MOST_OFFERED]
 
     def headers(self, keys: Iterable[Key]) -> list[Record]:
         """The headers of these blocks, as far as they can be read."""
@@ -115,12 +115,10 @@ class KVStore:
     # -- orders --------------------------------------------------------------------------------
 
     def put(self, record: Record, buffers: Sequence[Buffer]) -> None:
-        """Write a block's own layers behind. ``buffers`` are not changed any more, and kept until then."""
-        key, size = record.key, sum(memoryview(buffer).nbytes for buffer in buffers)
+        """Write a block's own layers behind, unless they are there. ``buffers`` are not changed any more, and kept
+        until then. Where the block before it is not there it is of no use, and not written."""
+        size = sum(memoryview(buffer).nbytes for buffer in buffers)
         with self._lock:
-            if self._covering(self._names.get(key, ())) is not None:
-                self._written.append(key)
-                return
             if self._bytes_behind + size > _MOST_BEHIND:
                 log.info("a block of KV is not written to disk: %d bytes wait already", self._bytes_behind)
                 return
@@ -158,9 +156,15 @@ class KVStore:
     def _put(self, record: Record, buffers: Sequence[Buffer], size: int) -> None:
         name = FileName(record.key, record.parent, record.start, record.end, self._first, self._last)
         try:
-            self._make_room(size)
-            self._total += self._folder.write(self._group, name, record, buffers)
-            self._has_complained = False
+            if not self._holds(name.key):
+                if record.start and not self._holds(record.parent):
+                    log.info("a block of KV is not written to disk: the one before it is not there")
+                    return
+                self._make_room(size, record.parent)
+                self._total += self._folder.write(self._group, name, record, buffers)
+                self._has_complained = False
+                with self._lock:
+                    self._names[name.key].add(name)
         except OSError as error:
             self._complain(f"KV cannot be kept in {self._folder.path}: {error.strerror or error}")
             return
@@ -168,24 +172,27 @@ class KVStore:
             with self._lock:
                 self._bytes_behind -= size
         with self._lock:
-            self._names[name.key].add(name)
             self._written.append(name.key)
 
-    def _make_room(self, size: int) -> None:
-        """Let the least recently used files go, whoever's, so that ``size`` bytes more are within the cap."""
+    def _make_room(self, size: int, parent: Key) -> None:
+        """Let the least recently used files go, whoever's, so that ``size`` bytes more are within the cap; those of
+        ``parent`` and before it stay, or what is to be written would be of no use."""
         now = time.monotonic()
         if now - self._looked > _LOOK_EVERY:
             self._folder.sweep()
             self._folder.describe(self._group, self._about)
             self._total = sum(file.nbytes for file in self._folder.all_files())
             self._looked = now
-        cap = min(self._cap, self._total + int(self._folder.free_bytes() * _KEEP_FREE))
+        cap = min(self._cap, int((self._total + self._folder.free_bytes()) * _MOST_OF_DISK))
         if size > cap:
             raise OSError(f"a block takes {size:,} bytes, and there is place for {cap:,}")
         if self._total + size <= cap:
             return
-        files = self._folder.all_files()
-        for file in surplus(files, cap - size):
+        self._for_each([parent], self._folder.touch)
+        going = surplus(self._folder.all_files(), cap - size)
+        if any((file.group, file.name.key) == (self._group, parent) for file in going):
+            raise OSError("what comes before a block takes all the place there is")
+        for file in going:
             self._folder.remove(file.group, file.name)
             self._forget(file)
         self._total = sum(file.nbytes for file in self._folder.all_files())
@@ -216,6 +223,9 @@ class KVStore:
     def _names_of(self, key: Key) -> tuple[FileName, ...]:
         with self._lock:
             return tuple(self._names.get(key, ()))
+
+    def _holds(self, key: Key) -> bool:
+        return self._covering(self._names_of(key)) is not None
 
     def _covering(self, names: Iterable[FileName]) -> tuple[FileName, ...] | None:
         return covering(names, self._first, self._last)

@@ -17,8 +17,9 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from stages import layout, prompt
+from stages import layout, pipeline, prompt
 
+from splitinfer.core import keeper, kv_budget, prefix, scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.worker import Worker
 from splitinfer.llm import LLM, Request, Settings
@@ -27,7 +28,14 @@ from transports import listen
 
 EXACT = ["llama", "qwen3", "gemma3_text", "qwen3_moe"]
 NUM_REQUESTS = 50  # of each model
+BLOCK = 64  # tokens of KV by which what a sequence has is counted here: short answers outgrow it
 NEAR = 1e-4  # of the largest logit
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (kv_budget, prefix, scheduler, keeper):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
 
 
 @dataclass(frozen=True)
@@ -70,7 +78,7 @@ def wishes(seed: int, count: int, *, longest: int, greedy: bool = False) -> list
     for i in range(count):
         long = i % 8 == 7 and not greedy
         params = SamplingParams(
-            max_tokens=320 if long else chance.choice([1, 5, 20, 45]),
+            max_tokens=100 if long else chance.choice([1, 5, 20, 45]),
             temperature=0.0 if greedy else chance.choice([0.0, 0.0, 0.7, 1.3]),
             seed=chance.getrandbits(40),
             top_p=chance.choice([1.0, 0.9]),
@@ -124,12 +132,13 @@ def check(request: Request, wish: Wish, alone: Sequence[int]) -> None:
 @pytest.mark.parametrize("name", EXACT)
 def test_each_gets_the_tokens_it_gets_alone(name: str, tiny_folder: Callable[..., Path]):
     folder, cuts = tiny_folder(name), [2, 4] if name == "gemma3_text" else [2, 2]
-    settings = Settings(token_budget=48, max_running=12, max_waiting=100, kv_bytes=_room(folder, cuts, 5))
+    settings = Settings(token_budget=48, max_running=12, max_waiting=100, kv_bytes=_room(folder, cuts, 12))
     chance = random.Random(name)
+    wished = wishes(len(name), NUM_REQUESTS, longest=300)
+    with pipeline(folder, [sum(cuts)], prefix_cache=False) as whole:
+        alone = [whole.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
     with cluster(folder, cuts, settings) as running:
         llm = running.llm
-        wished = wishes(len(name), NUM_REQUESTS, longest=300)
-        alone = [llm.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
         wished = [with_stops(wish, tokens, chance) for wish, tokens in zip(wished, alone, strict=True)]
         requests = submit_all(llm, wished)
         for request, wish, tokens in zip(requests, wished, alone, strict=True):
@@ -164,8 +173,8 @@ def test_launching_ahead_changes_no_token(tiny_folder: Callable[..., Path], monk
 def test_who_gives_up_its_kv_gets_the_same_tokens(name: str, tiny_folder: Callable[..., Path]):
     """Room for four blocks. The youngest of three has two when the eldest needs its second."""
     folder, cuts = tiny_folder(name), [2, 2]
-    params = SamplingParams(max_tokens=280, temperature=0.7, seed=5, ignore_eos=True)
-    wished = [Wish(prompt(length), params) for length in (10, 11, 200)]
+    params = SamplingParams(max_tokens=70, temperature=0.7, seed=5, ignore_eos=True)
+    wished = [Wish(prompt(length), params) for length in (10, 11, 50)]
     with cluster(folder, cuts, Settings(kv_bytes=_room(folder, cuts, 4))) as running:
         alone = [running.llm.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
         requests = submit_all(running.llm, wished)
@@ -176,10 +185,10 @@ def test_who_gives_up_its_kv_gets_the_same_tokens(name: str, tiny_folder: Callab
 
 
 def _room(folder: Path, cuts: Sequence[int], blocks: int) -> int:
-    """Bytes that hold so many blocks of 256 tokens on the smaller stage, so that a few requests fill it."""
+    """Bytes that hold so many blocks on the smaller stage, so that a few requests fill it."""
     with cluster(folder, cuts, Settings()) as running:
         stages = running.llm._engine.scheduler.config.kv.stages  # type: ignore[union-attr]
-        return max(stage.fixed * 4 + stage.per_token * 256 * blocks for stage in stages)
+        return max(stage.fixed * 4 + stage.per_token * BLOCK * blocks for stage in stages)
 
 
 def _until_empty(running: Cluster) -> None:
@@ -206,7 +215,7 @@ def test_other_architectures_are_exact_at_equal_chunking(name: str, tiny_folder:
 def test_other_architectures_part_only_at_near_ties(name: str, tiny_folder: Callable[..., Path]):
     """Chunks and recomputation as they come: who parts from plain mlx-lm's tokens does so where two were as likely."""
     folder = tiny_folder(name)
-    settings = Settings(token_budget=48, max_running=8, kv_bytes=_room(folder, [2, 2], 5))
+    settings = Settings(token_budget=48, max_running=8, kv_bytes=_room(folder, [2, 2], 9))
     with cluster(folder, [2, 2], settings) as running:
         wished = [replace(wish, abort_after=None) for wish in wishes(4, 20, longest=200, greedy=True)]
         requests = submit_all(running.llm, wished)

@@ -149,15 +149,6 @@ def test_a_write_that_fails_leaves_the_file_that_was_there(folder: Folder):
     assert is_right(record, folder.read(GROUP, name_of(record))[1])
 
 
-def test_what_a_killed_process_left_is_in_nobodys_way(folder: Folder, monkeypatch: pytest.MonkeyPatch):
-    """In a container every process has the same id, and after a restart the first block is often the same."""
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    left, record = leave_unfinished(folder), block()
-    folder.write(GROUP, name_of(record), record, buffers(record))
-    assert is_right(record, folder.read(GROUP, name_of(record))[1])
-    assert left.read_bytes() == bytes(1000)
-
-
 # -- what is wrong with a file -----------------------------------------------------------------------
 
 

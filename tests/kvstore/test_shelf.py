@@ -74,7 +74,7 @@ def holds(names: Sequence[FileName], first: int, last: int) -> bool:
     return set(range(first, last)) <= {layer for name in names for layer in range(name.first, name.last)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(ranges, max_size=7), ranges)
 def test_the_fewest_files_that_hold_the_layers_are_chosen(layers: list[tuple[int, int]], wanted: tuple[int, int]):
     names = named(layers)
@@ -123,7 +123,7 @@ def last_use(files: Sequence[KeptFile], one: KeptFile) -> float:
     return max(file.used for file in after(files, one))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(shelves(), st.integers(0, 60))
 @example([], 0)
 def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[KeptFile], cap: int):
@@ -135,7 +135,7 @@ def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[KeptF
     assert not going or rest + going[-1].nbytes > cap
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(shelves())
 def test_a_block_goes_after_all_that_come_after_it(files: list[KeptFile]):
     order = surplus(files, 0)
@@ -145,7 +145,7 @@ def test_a_block_goes_after_all_that_come_after_it(files: list[KeptFile]):
         assert left == {file.name.key}, "one goes before another that is of no use without it"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(shelves(), st.integers(0, 60))
 def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[KeptFile], cap: int):
     going = surplus(files, cap)
