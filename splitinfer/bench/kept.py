@@ -35,7 +35,7 @@ NEW_TOKENS = 32  # of the second turn
 _ANSWER = 8  # tokens of each turn's answer
 _SHARING = 32  # requests that begin alike
 _OWN = 16  # tokens of each of them
-_STREAM = 300  # tokens of the single stream: it completes a block
+_STREAM_PROMPT, _STREAM = 120, 160  # tokens of the single stream: it completes a block
 _STREAMS = 8  # for each stage
 _STREAM_TOKENS = 96
 
@@ -72,7 +72,7 @@ class _Life:
 
     def __init__(self, order: KeptOrder, kv_dir: Path | None) -> None:
         self._child = Child("splitinfer.bench.life")
-        longest = max(order.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, 1024 + 64, _STREAM + 64) + 256
+        longest = max(order.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, 1024 + 64, 512) + 256
         self._child.tell({
             "layout": order.layout, "model": order.model, "kv_dir": None if kv_dir is None else str(kv_dir),
             "context": longest, "token_budget": order.token_budget,
@@ -191,7 +191,7 @@ def _one_prompt(life: _Life, vocab: int, seed: int) -> dict[str, Any]:
 def _writing(writing: _Life, silent: _Life, trial: int, vocab: int, seed: int) -> dict[str, tuple[float, float]]:
     """Tokens per second with and without writing: one stream that completes a block, and many, whose blocks are
     completed one after the other."""
-    one = [_prompt(f"{seed} {trial} one", 16, vocab)]
+    one = [_prompt(f"{seed} {trial} one", _STREAM_PROMPT, vocab)]
     count = _STREAMS * 2
     many = [_prompt(f"{seed} {trial} many {i}", 256 - _STREAM_TOKENS + 6 * i, vocab) for i in range(count)]
     found: dict[str, tuple[float, float]] = {}
