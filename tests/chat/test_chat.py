@@ -314,3 +314,23 @@ def _outputs(llm: LLM) -> list[RequestOutput]:
 
     llm.submit = spy  # type: ignore[method-assign]
     return outputs
+
+
+def test_a_loaded_conversation_goes_on_with_its_kv_after_a_restart(tmp_path: Path):
+    """Answers that the tokenizer would cut elsewhere are among them, and nothing of them is computed again."""
+    layout = {"model": "demo", "stages": [{"name": "whole", "layers": 12}]}
+    file, settings = tmp_path / "talk.json", Settings(kv_dir=tmp_path / "kv")
+    params = SamplingParams(max_tokens=60, temperature=0.9, seed=11)  # parts from its text's tokens at the 17th
+    with LLM(layout, settings=settings) as llm:
+        said = Script("Tell me of a wolf and a king", "And then?", f"/save {file}")
+        Chat(llm, params, said).run()
+    messages = json.loads(file.read_text())
+    with LLM(layout, settings=settings) as llm:
+        assert llm.tokenizer is not None
+        assert llm.encode(messages[1]["content"]) != messages[1]["token_ids"]
+        Chat(llm, params, Script(f"/load {file}", "Who came?")).run()
+        stats = llm.stats()
+        asked = llm.encode_chat([*messages, {"role": "user", "content": "Who came?"}])
+    new = len(asked) - stats["cached_tokens"]
+    assert new <= len(llm.encode("Who came?")) + 4
+    assert stats["computed_tokens"] < new + params.max_tokens
