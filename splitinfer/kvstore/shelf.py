@@ -80,6 +80,19 @@ def covering(names: Iterable[FileName], first: int, last: int) -> tuple[FileName
     return tuple(chosen)
 
 
+def lineage(files: Iterable[KeptFile], group: str, key: Key) -> set[KeptFile]:
+    """The files of a block, and of all before it."""
+    of_key: dict[Key, list[KeptFile]] = defaultdict(list)
+    for file in files:
+        if file.group == group:
+            of_key[file.name.key].append(file)
+    found: set[KeptFile] = set()
+    while own := of_key.pop(key, None):
+        found.update(own)
+        key = own[0].name.parent
+    return found
+
+
 def surplus(files: Sequence[KeptFile], cap: int) -> list[KeptFile]:
     """Files that have to go so that the rest is at most ``cap`` bytes, in the order in which they go.
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 from splitinfer.core.prefix import Key
 from splitinfer.kvstore.folder import Folder
 from splitinfer.kvstore.record import Buffer, Damaged, Record
-from splitinfer.kvstore.shelf import FileName, KeptFile, covering, surplus
+from splitinfer.kvstore.shelf import FileName, KeptFile, covering, lineage, surplus
 
 T = TypeVar("T")
 
@@ -188,11 +188,12 @@ class KVStore:
             raise OSError(f"a block takes {size:,} bytes, and there is place for {cap:,}")
         if self._total + size <= cap:
             return
-        self._for_each([parent], self._folder.touch)
-        going = surplus(self._folder.all_files(), cap - size)
-        if any((file.group, file.name.key) == (self._group, parent) for file in going):
+        files = self._folder.all_files()
+        staying = lineage(files, self._group, parent)
+        left = cap - size - sum(file.nbytes for file in staying)
+        if left < 0:
             raise OSError("what comes before a block takes all the place there is")
-        for file in going:
+        for file in surplus([file for file in files if file not in staying], left):
             self._folder.remove(file.group, file.name)
             self._forget(file)
         self._total = sum(file.nbytes for file in self._folder.all_files())

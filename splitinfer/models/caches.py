@@ -26,6 +26,16 @@ Cache = Any  # mlx-lm's cache protocol is duck-typed
 _PLAIN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache)
 
 
+_EVEN = (*_PLAIN, mlx_caches.ArraysCache)
+
+
+def grows_evenly(cache: Cache) -> bool:
+    """Whether a cache that holds something takes, for each token more, the same more or nothing."""
+    if isinstance(cache, mlx_caches.CacheList):
+        return all(grows_evenly(one) for one in cache.caches)
+    return type(cache) in _EVEN
+
+
 class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
     """Keys and values of the last ``window`` tokens, and some more, in temporal order.
 

@@ -25,7 +25,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from splitinfer.core.kv import least_rewind
 from splitinfer.errors import ModelError
 from splitinfer.models.anatomy import find_layers
-from splitinfer.models.caches import arrays_of, rewind_limit
+from splitinfer.models.caches import arrays_of, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -44,7 +44,8 @@ _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16
 _LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
 _seam = threading.Lock()  # two stages of one process may load at a time
-_CHUNK, _LONG = 1024, 16384  # tokens, to tell the KV that grows from what does not: in its second half, by chunks
+# Tokens of a chunk and in all, to tell the KV that grows from what does not: in the second half, by chunks.
+_LONG, _EVEN = (1024, 16384), (256, 512)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +164,15 @@ def _kv_need(stage: StageModel) -> tuple[int, int, int]:
     """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per block that
     is kept for other sequences."""
     caches, sizes = stage.make_caches(), []
+    # Where nothing but windows could fill up, two chunks tell all; each costs a recurrent layer a node for every token.
+    chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
     with uncompiled():
-        for _ in range(_LONG // _CHUNK):
-            stage(mx.zeros((1, _CHUNK), mx.int32), caches, None, 1)
+        for _ in range(length // chunk):
+            stage(mx.zeros((1, chunk), mx.int32), caches, None, 1)
             sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
     half = len(sizes) // 2
-    per_token = -(-(sizes[-1] - sizes[half - 1]) // (_CHUNK * half))
-    return max(0, sizes[-1] - _LONG * per_token), per_token, bytes_of_block(caches, stage.own_places, _LONG)
+    per_token = -(-(sizes[-1] - sizes[half - 1]) // (chunk * half))
+    return max(0, sizes[-1] - length * per_token), per_token, bytes_of_block(caches, stage.own_places, length)
 
 
 def _placeholder(info: TensorInfo) -> mx.array:

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.prefix import KEY_BYTES, Key
+from splitinfer.core.prefix import KEY_BYTES
 from splitinfer.kvstore.record import Part, Record
 from splitinfer.kvstore.shelf import FileName
 
@@ -45,12 +45,3 @@ def name_of(record: Record, layers: tuple[int, int] = LAYERS) -> FileName:
 def is_right(record: Record, read: Sequence[memoryview], salt: int = 0) -> bool:
     """Whether these are the bytes of a block's arrays."""
     return [bytes(one) for one in read] == buffers(record, salt)
-
-
-def reached(keys: set[Key], records: Sequence[Record]) -> list[Record]:
-    """The blocks that a sequence can begin with, where there are those of ``keys``."""
-    here: set[Key] = {ROOT}
-    for record in sorted(records, key=lambda record: record.start):
-        if record.key in keys and record.parent in here:
-            here.add(record.key)
-    return [record for record in records if record.key in here]

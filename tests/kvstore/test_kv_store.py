@@ -16,7 +16,7 @@ from typing import Any
 
 import kv_writer
 import pytest
-from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, is_right, name_of, reached
+from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, is_right, name_of
 
 from splitinfer.core.prefix import Key
 from splitinfer.kvstore import store as module
@@ -473,6 +473,25 @@ def test_the_least_recently_used_go(open_store: Open, path: Path):
     assert total(path) <= 10_000 + HEADERS
 
 
+def test_what_went_is_not_taken_to_be_there(open_store: Open):
+    store, records = open_store(cap=5000), [block(i) for i in range(3)]
+    put(store, *records)
+    assert put(store, records[0]) == (records[0].key,)
+    assert holds(store, records[0])
+
+
+def test_below_the_cap_the_folder_is_not_looked_through_for_every_block(
+    open_store: Open, monkeypatch: pytest.MonkeyPatch
+):
+    store, looks = open_store(cap=5 * 2200), list[str]()
+    look = Folder.all_files
+    monkeypatch.setattr(Folder, "all_files", lambda folder: looks.append("once") or look(folder))
+    put(store, *(block(i) for i in range(4)))
+    assert len(looks) == 1
+    put(store, *(block(i) for i in range(4, 8)))
+    assert len(looks) > 1
+
+
 def test_the_cap_is_kept_whatever_is_put(open_store: Open, path: Path):
     pick, store, written = random.Random(1), open_store(cap=12_000), list[Key]()
     for i in range(60):
@@ -499,16 +518,24 @@ def test_files_of_other_groups_and_processes_count_and_go_too(
 
 
 def test_a_conversation_longer_than_the_cap_keeps_its_beginning(open_store: Open, path: Path):
-    """Room for a block that is made by removing those before it would make it worthless."""
+    """If those before a block made room for it, it would be of no use."""
     store, records = open_store(cap=10_000), chain(20)
     store.offer()
-    written = put(store, *records)
-    assert len(written) == 4
-    assert set(store.offer()) == set(written) == set(keys_of(reached(set(written), records)))
+    assert put(store, *records) == keys_of(records[:4])
+    assert set(store.offer()) == set(keys_of(records[:4]))
     later = chain(2, 5000)
     assert put(store, *later) == keys_of(later), "another one takes its place"
-    left = [record for record in records if record.key in store.offer()]
-    assert left == reached(set(store.offer()), records) == records[:2]
+    assert set(store.offer()) == set(keys_of([*records[:2], *later]))
+
+
+def test_it_does_so_though_others_were_used_later(open_store: Open, path: Path):
+    store, records = open_store(cap=10_000), chain(3)
+    put(store, *records[:2], block(1000), block(2000))
+    for file in path.rglob("*.kv"):
+        os.utime(file, (1000, 1000))
+    os.utime(file_of(path, block(1000)), (2000, 2000))
+    assert put(store, records[2]) == (records[2].key,)
+    assert set(store.offer()) == set(keys_of([*records, block(1000)]))
 
 
 def test_what_comes_after_a_block_that_is_not_there_is_not_written(open_store: Open, gate: Gate):

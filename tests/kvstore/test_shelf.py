@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from splitinfer.core.prefix import KEY_BYTES, Key
-from splitinfer.kvstore.shelf import FileName, KeptFile, covering, parse, surplus
+from splitinfer.kvstore.shelf import FileName, KeptFile, covering, lineage, parse, surplus
 
 keys = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 ranges = st.tuples(st.integers(0, 9), st.integers(1, 6)).map(lambda both: (both[0], both[0] + both[1]))
@@ -153,6 +153,22 @@ def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[KeptFile
     assert max((last_use(files, file) for file in going), default=0) <= min(
         (last_use(files, file) for file in staying), default=9
     )
+
+
+@settings(max_examples=100, deadline=None)
+@given(shelves(), st.sampled_from(["one", "two"]), st.integers(1, 7))
+def test_a_lineage_is_a_block_and_what_it_comes_after(files: list[KeptFile], group: str, number: int):
+    key = bytes([number]) * KEY_BYTES
+    assert lineage(files, group, key) == {
+        file for file in files if file.group == group and any(one.name.key == key for one in after(files, file))
+    }
+
+
+def test_names_that_lead_in_a_circle_have_an_end():
+    names = [FileName(bytes([i]) * 16, bytes([(i + 1) % 3]) * 16, 0, 4, 0, 4) for i in range(3)]
+    files = [KeptFile("group", name, 1, 0.0) for name in names]
+    assert lineage(files, "group", names[0].key) == set(files)
+    assert len(surplus(files, 1)) == 2
 
 
 def test_below_the_cap_nothing_goes():

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 from splitinfer.errors import CannotCut, ModelError
+from splitinfer.models import loader
 from splitinfer.models.checkpoint import Checkpoint, open_folder
 from splitinfer.models.cut import StageModel
 from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
@@ -85,6 +86,15 @@ def test_the_need_follows_the_dtype(tiny_folder: Folder):
     assert weights["bfloat16"] == weights["float16"]
     assert weights["float32"].weights == 2 * weights["float16"].weights
     assert weights["float32"].kv_per_token == 2 * weights["float16"].kv_per_token == 2 * (2 * 2 * 16 * 4)
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek_v3", "qwen3_next", "gemma3_text"])
+def test_a_few_tokens_tell_the_need_of_many(name: str, tiny_folder: Folder, monkeypatch: pytest.MonkeyPatch):
+    checkpoint = open_folder(tiny_folder(name))
+    last = count_layers(checkpoint)
+    few = [survey(checkpoint, 0, 2, "float32").need, survey(checkpoint, 1, last, "float32").need]
+    monkeypatch.setattr(loader, "_EVEN", loader._LONG)
+    assert few == [survey(checkpoint, 0, 2, "float32").need, survey(checkpoint, 1, last, "float32").need]
 
 
 def test_the_sizes_of_what_comes_out(tiny_folder: Folder):
