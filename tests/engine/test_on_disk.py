@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stages import pipeline, prompt
+from stages import layout, pipeline, prompt, worker
 
 from splitinfer import llm as door
 from splitinfer.core import keeper, kv_budget, prefix, scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.requests import RequestOutput
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM
+from splitinfer.llm import LLM, Settings
 
 BLOCK = 64  # WindowKVCache keeps positions aligned to this
 KINDS = ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next"]
@@ -212,3 +212,31 @@ def test_a_stage_without_a_disk_keeps_all_from_theirs(tiny_folder: Callable[...,
         right = ask(llm, first).token_ids
         assert ask(llm, first).token_ids == right
     assert not files(tmp_path)
+
+
+def test_a_coordinator_that_comes_back_finds_what_its_workers_kept(tiny_folder: Callable[..., Path], tmp_path: Path):
+    folder, first = tiny_folder("llama"), prompt(150)
+    settings = Settings(kv_dir=tmp_path / "0", token_budget=BLOCK)
+    with worker("tcp", Disk(tmp_path / "1", LONG)) as there:
+        outs = []
+        for _ in range(2):
+            with LLM(layout(folder, [2, 2], [there]), settings=settings) as llm:
+                outs.append(ask(llm, first))
+    assert [out.num_cached_tokens for out in outs] == [0, len(first) - 1]
+    assert outs[0].token_ids == outs[1].token_ids
+
+
+@pytest.mark.parametrize("budget", [7, 200])
+@pytest.mark.parametrize("kind", ["llama", "gemma3_text", "qwen3_moe"])
+def test_other_chunks_after_a_restart_change_no_token(
+    tiny_folder: Callable[..., Path], tmp_path: Path, kind: str, budget: int
+):
+    folder, first = tiny_folder(kind), prompt(150)
+    cuts = cuts_of(folder)
+    with served(folder, cuts, [tmp_path] * 2) as llm:
+        said = [*first, *ask(llm, first).token_ids]
+    turn = [*said[:-20], *prompt(70, seed=5)]
+    with pipeline(folder, cuts, disks=[Disk(tmp_path, LONG)] * 2, token_budget=budget) as llm:
+        hit = ask(llm, turn, temperature=0.8, seed=4)
+    assert hit.num_cached_tokens == len(said) - 20
+    assert cold(folder, cuts, [turn], temperature=0.8, seed=4) == [hit.token_ids]
