@@ -14,7 +14,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -22,6 +22,9 @@ from splitinfer.cli_cache import cache_app
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError, SplitinferError
 from splitinfer.kvstore.place import DEFAULT_CAP, default_folder
+
+if TYPE_CHECKING:
+    from splitinfer.kvstore.store import Disk
 
 DEFAULT_PORT = 5577
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
@@ -125,6 +128,8 @@ def coord(
     """Hold the first layers, reach the workers, then chat or answer."""
     params = _params(max_tokens, temp, top_p, top_k, min_p, repetition_penalty, seed, stop, logprobs)
     _set_up(verbose)
+    disk = _disk(kv_dir, kv_disk_gb)
+    _start_workers(layout, disk)
     from splitinfer.answer import answer
     from splitinfer.chat import run_chat
     from splitinfer.llm import Settings
@@ -134,7 +139,7 @@ def coord(
         token_budget=token_budget,
         context=context,
         kv_bytes=_bytes(kv_gb),
-        kv_dir=_folder(kv_dir),
+        kv_dir=None if disk is None else disk.path,
         kv_dir_bytes=int(kv_disk_gb * 1e9),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
@@ -175,6 +180,8 @@ def chat(
     """Open the REPL: what `coord` does on a terminal."""
     params = _params(max_tokens, temp, top_p, top_k, min_p, repetition_penalty, seed, None, None)
     _set_up(verbose)
+    disk = _disk(kv_dir, kv_disk_gb)
+    _start_workers(layout, disk)
     from splitinfer.chat import run_chat
     from splitinfer.llm import Settings
     from splitinfer.show import open_llm
@@ -183,7 +190,7 @@ def chat(
         token_budget=token_budget,
         context=context,
         kv_bytes=_bytes(kv_gb),
-        kv_dir=_folder(kv_dir),
+        kv_dir=None if disk is None else disk.path,
         kv_dir_bytes=int(kv_disk_gb * 1e9),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
@@ -215,11 +222,9 @@ def worker(
 ) -> None:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
     _set_up(verbose, info=True)
-    from splitinfer.kvstore.store import Disk
     from splitinfer.serve import serve
 
-    folder = _folder(kv_dir)
-    disk = None if folder is None else Disk(folder, int(kv_disk_gb * 1e9))
+    disk = _disk(kv_dir, kv_disk_gb)
     at = ("127.0.0.1", 0) if child else (host, port)
     _finish(lambda: serve(*at, name=name, model=model, child=child, disk=disk), verbose)
 
@@ -321,11 +326,23 @@ def _bytes(gigabytes: float | None) -> int | None:
     return None if gigabytes is None else int(gigabytes * 1e9)
 
 
-def _folder(kv_dir: str | None) -> Path | None:
+def _disk(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     """Where KV is kept on disk; ``None``: nowhere."""
-    if kv_dir is None:
-        return default_folder()
-    return None if kv_dir == "none" else Path(kv_dir).expanduser().absolute()
+    from splitinfer.kvstore.store import Disk
+
+    if kv_dir == "none":
+        return None
+    folder = default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
+    return Disk(folder, int(gigabytes * 1e9))
+
+
+def _start_workers(layout: str, disk: "Disk | None") -> None:
+    """Let local workers come up while this process does; what is wrong with the layout is said later."""
+    from splitinfer.config import find_layout
+    from splitinfer.engine.local import start_early
+
+    with contextlib.suppress(SplitinferError, OSError):
+        start_early(find_layout(layout), disk)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -291,8 +291,9 @@ class Scheduler:
                 draft = self._draft(group)
                 if draft.does_something:
                     return draft
-        # What is freed or saved travels with the next slices, and alone only where none will come.
-        return _Draft(self._ledger()) if self._has_news and not self.running else None
+        # What is freed, saved or fetched travels with the next slices, and alone only where none will come.
+        will_come = self.running and self._plans
+        return _Draft(self._ledger()) if self._has_news and not will_come else None
 
     @property
     def _has_news(self) -> bool:

@@ -3,6 +3,8 @@
 The child listens on a free port of the loopback interface and says which on its standard output. Its
 standard input is a pipe that nobody writes to: when the coordinator ends, however it ends, the pipe
 closes and the child goes too. Its own session keeps Ctrl-C in the terminal from reaching it first.
+
+A child takes a second or two to come up, and so does its parent; ``start_early`` lets both do so at once.
 """
 
 import contextlib
@@ -12,17 +14,38 @@ import subprocess
 import sys
 import tempfile
 
+from splitinfer.core.layout import Layout
 from splitinfer.errors import WorkerUnreachable
 from splitinfer.kvstore.store import Disk
 
 START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to come up, on a machine that is busy or cold
 
 
+_early: dict[str, "LocalWorker"] = {}  # started, and not yet asked for
+
+
+def start_early(layout: Layout, disk: Disk | None) -> None:
+    """Start a layout's local workers before anybody needs them; who needs them gets them from ``take``."""
+    for spec in layout.stages[1:]:
+        if spec.is_local:
+            _early[spec.name] = LocalWorker(spec.name, disk)
+
+
+def take(name: str, disk: Disk | None) -> "LocalWorker":
+    """The worker of that name that was started early, once; else a new one."""
+    early = _early.pop(name, None)
+    if early is not None and early.disk == disk:
+        return early
+    if early is not None:
+        early.kill()
+    return LocalWorker(name, disk)
+
+
 class LocalWorker:
     """One child process, starting as soon as it is made."""
 
     def __init__(self, name: str, disk: Disk | None = None) -> None:
-        self.name = name
+        self.name, self.disk = name, disk
         self._address: str | None = None
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
         command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child", *_kept_at(disk)]

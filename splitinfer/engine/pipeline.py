@@ -24,7 +24,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.prefix import Kept, Key
 from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
-from splitinfer.engine.local import LocalWorker
+from splitinfer.engine.local import LocalWorker, take
 from splitinfer.engine.processor import give_way_if_own
 from splitinfer.engine.stage_loader import LoadedStage, load
 from splitinfer.engine.stage_runner import Launched
@@ -140,7 +140,7 @@ class Pipeline:
             if name in self._locals and not self._locals[name].is_alive:
                 self._locals.pop(name).stop()
             if name not in self._locals:
-                self._locals[name] = LocalWorker(name, self._order.disk)
+                self._locals[name] = take(name, self._order.disk)
 
     def _load_own(self) -> LoadedStage:
         if self._own is None:
