@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
 
 DEFAULT_PORT = 5577
+_MOST_GB = 1e9  # for whoever says "inf"
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
@@ -138,9 +139,9 @@ def coord(
     settings = Settings(
         token_budget=token_budget,
         context=context,
-        kv_bytes=_bytes(kv_gb),
+        kv_bytes=None if kv_gb is None else _bytes(kv_gb),
         kv_dir=None if disk is None else disk.path,
-        kv_dir_bytes=int(kv_disk_gb * 1e9),
+        kv_dir_bytes=_bytes(kv_disk_gb),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
         trace=trace,
@@ -189,9 +190,9 @@ def chat(
     settings = Settings(
         token_budget=token_budget,
         context=context,
-        kv_bytes=_bytes(kv_gb),
+        kv_bytes=None if kv_gb is None else _bytes(kv_gb),
         kv_dir=None if disk is None else disk.path,
-        kv_dir_bytes=int(kv_disk_gb * 1e9),
+        kv_dir_bytes=_bytes(kv_disk_gb),
         connect_timeout=connect_timeout,
         rejoin_timeout=rejoin_timeout,
         trace=trace,
@@ -322,8 +323,8 @@ def _params(
         raise typer.BadParameter(str(error)) from error
 
 
-def _bytes(gigabytes: float | None) -> int | None:
-    return None if gigabytes is None else int(gigabytes * 1e9)
+def _bytes(gigabytes: float) -> int:
+    return int(min(gigabytes, _MOST_GB) * 1e9)
 
 
 def _disk(kv_dir: str | None, gigabytes: float) -> "Disk | None":
@@ -333,7 +334,7 @@ def _disk(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     if kv_dir == "none":
         return None
     folder = default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
-    return Disk(folder, int(gigabytes * 1e9))
+    return Disk(folder, _bytes(gigabytes))
 
 
 def _start_workers(layout: str, disk: "Disk | None") -> None:

@@ -19,9 +19,11 @@ import psutil
 
 from splitinfer.core.identity import FilePrint, Fingerprint
 from splitinfer.core.plan import (
+    Fetch,
     NewSequence,
     SampledSlice,
     SampledToken,
+    Save,
     Slice,
     StageFigures,
     StepPlan,
@@ -51,14 +53,15 @@ from transports.framing import Kind, decode, encode
 
 VERSIONS = Versions(1, "0.1.0", "0.32.4", "0.32.2")
 PLAN = StepPlan(
-    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, (3,), (1, 2)),), (Slice(1, 0, (5, 6, 7), 1),), (4, 9)
-)
+    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, (3,), (1, 2)),), (Slice(1, 0, (5, 6, 7), 1),), (4, 9),
+    (Save(8, 1, 0, 2, b"parent", (5, 6)),), (3,), (Fetch(9, b"key", 0, 256),), (b"old",),
+)  # fmt: skip
 SPEC = TensorSpec("bfloat16", (3, 8))
 MESSAGES: list[Message] = [
     Hello("coordinator", "studio", "0123abc", VERSIONS),
     Welcome("mini", VERSIONS, "cpu", 2**34),
     Refuse("no"),
-    Load("demo", "auto", 1, (0, 6, 12), Fingerprint("c", {"f": FilePrint(9, "t", None)}), 2048, 4096),
+    Load("demo", "auto", 1, (0, 6, 12), Fingerprint("c", {"f": FilePrint(9, "t", None)}), 2048, 4096, b"root"),
     Progress("load", 3, 9, "file"),
     ClockAsk(),
     ClockTell(5.25, 5.5),

@@ -94,14 +94,14 @@ class Folder:
             OSError: the disk is full, or cannot be written to.
         """
         folder = self.path / group
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         with _renamed(folder, str(name)) as path, path.open("xb", buffering=0) as file:
             return sum(_write_all(file, memoryview(piece)) for piece in pack(record, buffers))
 
     def describe(self, group: str, about: dict[str, Any]) -> None:
         """Say for people what a group is. Raises OSError."""
         folder = self.path / group
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         if not (folder / ABOUT).exists():
             with _renamed(folder, ABOUT) as path:
                 path.write_text(json.dumps(about) + "\n", encoding="utf-8")
@@ -153,6 +153,12 @@ class Folder:
     def _entries(self, group: str) -> Iterator["os.DirEntry[str]"]:
         with contextlib.suppress(OSError), os.scandir(self.path / group) as entries:
             yield from entries
+
+
+def _make(folder: Path) -> None:
+    """A folder that nobody else on the machine can look into: its files tell what was talked about."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from splitinfer.core.prefix import Key
+from splitinfer.core.prefix import KEY_BYTES, Key
 from splitinfer.kvstore.folder import Folder
 from splitinfer.kvstore.record import Buffer, Damaged, Record
 from splitinfer.kvstore.shelf import FileName, KeptFile, covering, lineage, surplus
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 _MOST_BEHIND = 2**30  # bytes that may wait to be written: they are kept in memory
 _MOST_OFFERED = 50_000  # blocks
+_MORE = 20  # of the cap, the part that goes beyond what has to
 _LOOK_EVERY = 60.0  # seconds between looks at what other processes have put into the folder
 _MOST_OF_DISK = 0.5  # that the folder takes of what would be free without it
 
@@ -118,6 +119,9 @@ class KVStore:
         """Write a block's own layers behind, unless they are there. ``buffers`` are not changed any more, and kept
         until then. Where the block before it is not there it is of no use, and not written."""
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
+        if len(record.parent) != KEY_BYTES:
+            log.warning("a block of KV is not written to disk: its parent's key is none of ours")
+            return
         with self._lock:
             if self._bytes_behind + size > _MOST_BEHIND:
                 log.info("a block of KV is not written to disk: %d bytes wait already", self._bytes_behind)
@@ -193,7 +197,8 @@ class KVStore:
         left = cap - size - sum(file.nbytes for file in staying)
         if left < 0:
             raise OSError("what comes before a block takes all the place there is")
-        for file in surplus([file for file in files if file not in staying], left):
+        # Some more than needs be: to look through the folder takes longer the more there is in it.
+        for file in surplus([file for file in files if file not in staying], max(0, left - cap // _MORE)):
             self._folder.remove(file.group, file.name)
             self._forget(file)
         self._total = sum(file.nbytes for file in self._folder.all_files())

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from splitinfer.core.identity import FilePrint, Fingerprint
 from splitinfer.core.plan import (
+    Fetch,
     NewSequence,
     SampledSlice,
     SampledToken,
@@ -38,6 +39,7 @@ _SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(-(2**63), 2**64 - 1),
     float: st.floats(allow_nan=False),
     str: st.text(max_size=20),
+    bytes: st.binary(max_size=20),
     type(None): st.none(),
 }
 
@@ -102,7 +104,8 @@ def _loads(draw: st.DrawFn) -> messages.Load:
     text, number = values(str), values(int)
     stage = draw(st.integers(0, len(layers) - 1))
     return messages.Load(
-        draw(text), draw(text), stage, bounds, draw(values(Fingerprint)), draw(number), draw(number)
+        draw(text), draw(text), stage, bounds, draw(values(Fingerprint)), draw(number), draw(number),
+        draw(values(bytes)),
     )  # fmt: skip
 
 
@@ -110,7 +113,10 @@ def _plans() -> st.SearchStrategy[StepPlan]:
     """A sequence has one slice."""
     each = st.lists(_slices(), max_size=4, unique_by=lambda part: part.seq_id).map(tuple)
     ints = values(tuple[int, ...])
-    return st.builds(StepPlan, values(int), values(tuple[NewSequence, ...]), each, ints, values(tuple[Save, ...]), ints)
+    return st.builds(
+        StepPlan, values(int), values(tuple[NewSequence, ...]), each, ints, values(tuple[Save, ...]), ints,
+        values(tuple[Fetch, ...]), values(tuple[bytes, ...]),
+    )  # fmt: skip
 
 
 def _new_sequences() -> st.SearchStrategy[NewSequence]:
@@ -122,12 +128,21 @@ def _new_sequences() -> st.SearchStrategy[NewSequence]:
 
 def _saves() -> st.SearchStrategy[Save]:
     start, length = st.integers(0, 2**40), st.integers(1, 2**20)
-    return st.builds(lambda i, s, a, n: Save(i, s, a, a + n), values(int), values(int), start, length)
+    short = st.builds(
+        lambda i, s, a, key, tokens: Save(i, s, a, a + len(tokens), key, tuple(tokens)),
+        values(int), values(int), start, values(bytes), st.lists(values(int), min_size=1, max_size=4),
+    )  # fmt: skip
+    return short | st.builds(lambda i, s, a, n: Save(i, s, a, a + n), values(int), values(int), start, length)
+
+
+def _fetches() -> st.SearchStrategy[Fetch]:
+    start, length = st.integers(0, 2**40), st.integers(1, 2**20)
+    return st.builds(lambda i, key, a, n: Fetch(i, key, a, a + n), values(int), values(bytes), start, length)
 
 
 _CAREFUL = {
     SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
-    Save: _saves, messages.Step: _steps, messages.Load: _loads,
+    Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads,
 }  # fmt: skip
 
 FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
@@ -138,8 +153,10 @@ PLAN = StepPlan(
     new=(NewSequence(4, PARAMS, seed=9, blocks=(2,), prefix=(1, 2, 3)),),
     slices=(Slice(4, 3, (70_000, 5), 1), Slice(1, 0, (1,), 0)),
     freed=(0, 7),
-    saves=(Save(5, 1, 0, 256),),
+    saves=(Save(5, 1, 0, 256), Save(6, 1, 256, 258, b"parent", (8, 9))),
     dropped=(3,),
+    fetches=(Fetch(7, b"key", 0, 256),),
+    erased=(b"old",),
 )
 EXAMPLES: dict[str, Message] = {
     kind_of(message): message
@@ -155,9 +172,10 @@ EXAMPLES: dict[str, Message] = {
             fingerprint=Fingerprint("c0", {"model.safetensors": FilePrint(10**10, "t", "s")}, "abc"),
             vocab_size=151_643,
             kv_tokens=8192,
+            kv_root=b"root",
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
-        messages.Ready(1, 10**10, 4096, 512, 2**20, 10**9, None, True, "gpu"),
+        messages.Ready(1, 10**10, 4096, 512, 2**20, 10**9, None, True, (b"key", b"another"), "gpu"),
         messages.Connect("tcp://10.0.0.3:5577"),
         messages.Connected(),
         messages.ClockAsk(),
