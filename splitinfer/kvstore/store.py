@@ -28,7 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 _MOST_BEHIND = 2**30  # bytes that may wait to be written: they are kept in memory
-_MOST_OFFERED = 50_000  # blocks
+_MOST_OFFERED = 10_000  # blocks; the first stage reads the header of each when it starts
 _MORE = 20  # of the cap, the part that goes beyond what has to
 _LOOK_EVERY = 60.0  # seconds between looks at what other processes have put into the folder
 _MOST_OF_DISK = 0.5  # that the folder takes of what would be free without it

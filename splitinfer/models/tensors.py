@@ -37,8 +37,15 @@ def spec_of(array: mx.array) -> TensorSpec:
 
 
 def to_buffer(array: mx.array) -> memoryview:
-    """The bytes of an array, row-major. Evaluates it; the array lives as long as the view."""
-    return memoryview(cast(Any, mx.contiguous(array))).cast("B")  # MLX's stubs do not say that it is a buffer
+    """The bytes of an array, row-major. Evaluates it; the array lives as long as the view.
+
+    Nothing is asked of the device for an array that is row-major and computed: on a GPU that would come after the
+    step that was launched meanwhile.
+    """
+    view = memoryview(cast(Any, array))  # MLX's stubs do not say that it is a buffer
+    if not view.c_contiguous:
+        view = memoryview(cast(Any, mx.contiguous(array)))
+    return view.cast("B")
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:

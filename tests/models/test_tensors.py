@@ -54,6 +54,16 @@ def test_views_are_sent_as_they_are_seen(name: str):
         assert mx.array_equal(from_buffer(spec_of(view), to_buffer(view)), view)
 
 
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16, mx.uint32])
+def test_what_is_computed_is_sent_without_asking_the_device(dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch):
+    array = (mx.arange(24).reshape(2, 3, 4) + 1).astype(dtype)
+    mx.eval(array)
+    monkeypatch.setattr(mx, "contiguous", None)
+    assert to_buffer(array).nbytes == array.nbytes
+    one, two = (np.frombuffer(to_buffer(array), np.uint8).ctypes.data for _ in range(2))
+    assert one == two
+
+
 def test_what_came_in_does_not_change_with_the_buffer():
     buffer = bytearray(to_buffer(mx.ones((2, 3))))
     array = from_buffer(TensorSpec("float32", (2, 3)), memoryview(buffer))
