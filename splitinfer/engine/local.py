@@ -7,6 +7,7 @@ closes and the child goes too. Its own session keeps Ctrl-C in the terminal from
 A child takes a second or two to come up, and so does its parent; ``start_early`` lets both do so at once.
 """
 
+import atexit
 import contextlib
 import json
 import select
@@ -29,6 +30,13 @@ def start_early(layout: Layout, disk: Disk | None) -> None:
     for spec in layout.stages[1:]:
         if spec.is_local:
             _early[spec.name] = LocalWorker(spec.name, disk)
+    atexit.register(end_early)
+
+
+def end_early() -> None:
+    """End those that nobody has asked for: a child that is still coming up would not see that its parent is gone."""
+    while _early:
+        _early.popitem()[1].kill()
 
 
 def take(name: str, disk: Disk | None) -> "LocalWorker":

@@ -6,6 +6,7 @@ answer go on for a while.
 
 import json
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from processes import Running, are_gone, coordinator, figure, until, worker, write_layout
+from processes import START_SECONDS, Running, are_gone, coordinator, figure, until, worker, write_layout
 
 from splitinfer.show import DRAIN_SECONDS
 
@@ -42,10 +43,15 @@ def phase(name: str, folder: Path, address: str) -> Iterator[Running]:
     """A coordinator that has come to a phase, with a remote and a local worker."""
     with ExitStack() as stack:
         match name:
-            case "connecting":
-                layout = write_layout(folder, ["local", "tcp://127.0.0.1:9"])
-                running = stack.enter_context(coordinator(layout, *LONG, "--connect-timeout", "60"))
+            case "starting":
+                running = stack.enter_context(coordinator(write_layout(folder, ["local", address]), *LONG))
                 until(running.children, "the local worker is started")
+            case "connecting":
+                server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))  # it is there, and says nothing
+                server.settimeout(START_SECONDS)
+                layout = write_layout(folder, ["local", f"tcp://127.0.0.1:{server.getsockname()[1]}"])
+                running = stack.enter_context(coordinator(layout, *LONG, "--connect-timeout", "60"))
+                stack.enter_context(server.accept()[0])
             case "loading":
                 # Big enough that it is still loading when the signal comes.
                 model = tiny.save(folder / "big", "llama", num_hidden_layers=12, hidden_size=512, vocab_size=20_000)
@@ -63,7 +69,7 @@ def phase(name: str, folder: Path, address: str) -> Iterator[Running]:
 
 
 @both
-@pytest.mark.parametrize("name", ["connecting", "loading", "answering", "chatting"])
+@pytest.mark.parametrize("name", ["starting", "connecting", "loading", "answering", "chatting"])
 def test_the_coordinator_is_told_to_end(number: int, name: str, tmp_path: Path, remote: str):
     drains = number == signal.SIGTERM and name in ("answering", "chatting")
     with phase(name, tmp_path, remote) as running:

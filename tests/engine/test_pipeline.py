@@ -86,7 +86,7 @@ class FakeLink:
 
 
 def after(monkeypatch: pytest.MonkeyPatch, links: dict[str, FakeLink]) -> tuple[Pipeline, dict[str, Any]]:
-    monkeypatch.setattr(module, "LocalWorker", FakeWorker)
+    monkeypatch.setattr(module, "take", lambda name, _disk: FakeWorker(name))
     pipeline = make("".join(links))
     workers = {name: FakeWorker(name) for name in links}
     pipeline._locals.update(workers)  # type: ignore[arg-type]
