@@ -253,7 +253,7 @@ def test_counts_are_whole_numbers(field: str) -> None:
 
 def test_a_request_that_nobody_has_seen_yet_ends_with_the_engine() -> None:
     """Handed in while the loop is busy with its last step; nothing may hang, neither its reader nor the next."""
-    for _ in range(5):
+    for _ in range(2):
         llm = LLM("demo.yaml")
         requests = [llm.submit(TALE, params(max_tokens=500, ignore_eos=True)) for _ in range(3)]
         llm._engine._inbox.put(llm._engine._raise_stop)
