@@ -80,6 +80,7 @@ def disturb(num_stages: int, kinds: Sequence[str], first_seed: int, num_streams:
             while math.isnan(trial.to_resume):  # it struck when all was said already
                 trial = _trial(llm, ear, kind, num_stages, trial.seed + 500, expected, num_streams)
             trials.append(trial)
+            print(json.dumps(asdict(trial)), flush=True)
         return trials
 
 
