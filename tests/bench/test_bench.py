@@ -88,6 +88,7 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     assert found["model"]["hidden_size"] == 64
     assert found["measured_on"]["versions"]["mlx_lm"]
     widths = {"pipeline": 6, "mlx_lm_pipeline": 6, "baseline": 3, "whole": 3, "baseline_all_processors": 3}
+    found["contenders"].pop("baseline_best", None)  # reads prompts only, and only where that was faster once
     assert {n: each["throughput"]["3"]["sequences"] for n, each in found["contenders"].items()} == widths
     check_throughput(ours["throughput"]["3"])
     assert all(each["graph"]["3"]["kernels"] > 0 for n, each in found["contenders"].items() if each["graph"])
