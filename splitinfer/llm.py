@@ -15,12 +15,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from splitinfer.config import Layout, find_layout
 from splitinfer.core import sequence as core
+from splitinfer.core.identity import Fingerprint
 from splitinfer.core.keeper import KeeperConfig
 from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.layout import Layout as PlainLayout
@@ -332,12 +334,12 @@ class LLM:
         order = PipelineOrder(
             layout=self.layout,
             model=_absolute(_model_of(self.layout)),
-            fingerprint=self._checkpoint.fingerprint(),
+            fingerprint=self._fingerprint,
             vocab_size=self._vocab_size(),
             kv_tokens=self.context_length,
             connect_timeout=self.settings.connect_timeout,
             disk=self.settings.disk,
-            kv_root=self._kv_root() if self.settings.disk is not None else b"",
+            kv_root=self._kv_root if self.settings.disk is not None else b"",
         )
         names = [spec.name for spec in self.layout.stages]
         return lambda put: Pipeline(order, put, lambda stage, progress: notice(names[stage], progress))
@@ -356,17 +358,23 @@ class LLM:
             blocks=KeeperConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
                 whole_blocks=pipeline.rewind == 0,
-                root=self._kv_root(),
+                root=self._kv_root,
                 on_disk=pipeline.is_on_disk,
                 kept=pipeline.kept(),
             ),
         )
 
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        """What identifies the weights; taken once, because files are read for it."""
+        return self._checkpoint.fingerprint()
+
+    @cached_property
     def _kv_root(self) -> Key:
         """What the keys of blocks begin with: everything that all stages' KV depends on. What only depends on one
         stage's machine is in the name of its group of files."""
         v = own_versions()
-        said = (self._checkpoint.fingerprint().digest(), self.layout.dtype, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
+        said = (self._fingerprint.digest(), self.layout.dtype, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
         return hashlib.blake2b(repr(said).encode(), digest_size=KEY_BYTES).digest()
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
@@ -382,8 +390,7 @@ class LLM:
         return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings()
 
     def _num_embeddings(self) -> int:
-        text = self._checkpoint.config.get("text_config") or {}
-        return int(self._checkpoint.config.get("vocab_size") or text.get("vocab_size") or 2**31 - 1)
+        return self._checkpoint.vocab_size or 2**31 - 1
 
     def _check_prompt(self, tokens: list[int]) -> None:
         if not tokens:

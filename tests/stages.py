@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 import splitinfer
+from splitinfer import llm as door
+from splitinfer.core import keeper, kv_budget, prefix, scheduler
 from splitinfer.core.chance import position_key
 from splitinfer.engine.worker import Worker
 from splitinfer.kvstore.store import Disk
@@ -30,6 +33,12 @@ def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
         yield listener.address
     finally:
         assert running.stop(timeout=10)
+
+
+def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Blocks of KV so short that short prompts and answers fill several."""
+    for module in (kv_budget, prefix, scheduler, keeper, door):
+        monkeypatch.setattr(module, "BLOCK", size)
 
 
 def layout(model: Path | str, cuts: Sequence[int], addresses: Sequence[str], dtype: str = "auto") -> dict[str, Any]:

@@ -12,7 +12,6 @@ Everything is measured in this run, trial by trial in turns; ratios are of one t
 
 import json
 import os
-import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from splitinfer.bench import machine
 from splitinfer.bench.child import Child
 from splitinfer.bench.measure import Summary, ratios, summarize
 from splitinfer.bench.throughput import BatchRun
+from splitinfer.bench.workload import made_up
 from splitinfer.config import find_layout
 from splitinfer.models.hub import open_model
 from splitinfer.show import errors
@@ -117,7 +117,7 @@ def _measure(order: KeptOrder) -> dict[str, Any]:
         was_dropped = _out_of_the_page_cache(path)
         kept_bytes = sum(file.stat().st_size for file in path.rglob("*.kv"))
         with _life(order, path) as again:
-            again.ask([_prompt(f"{order.seed} again", 64, vocab)])
+            again.ask([made_up(f"{order.seed} again", 64, vocab)])
             second = [_second_life(again, order, trial, vocab, each.turn) for trial, each in enumerate(first)]
     return {
         "measured_on": {**on, "pinned": pinned, "files_were_out_of_the_page_cache": was_dropped},
@@ -152,29 +152,29 @@ class _Turns:
 
 def _first_life(life: _Life, order: KeptOrder, trial: int, vocab: int) -> _Turns:
     """A conversation that was had, and goes on; a prompt of the same length that nobody has seen."""
-    said = _prompt(f"{order.seed} {trial} first", order.prompt_tokens - _ANSWER, vocab)
+    said = made_up(f"{order.seed} {trial} first", order.prompt_tokens - _ANSWER, vocab)
     answer = life.ask([said])["token_ids"][0]
-    turn = [*said, *answer, *_prompt(f"{order.seed} {trial} more", NEW_TOKENS, vocab)]
+    turn = [*said, *answer, *made_up(f"{order.seed} {trial} more", NEW_TOKENS, vocab)]
     warm, about = life.ttft(turn)
-    cold, _ = life.ttft(_prompt(f"{order.seed} {trial} cold", len(turn), vocab))
+    cold, _ = life.ttft(made_up(f"{order.seed} {trial} cold", len(turn), vocab))
     _tell(f"trial {trial + 1}: cold {cold:.3g} s, second turn {warm:.3g} s")
     return _Turns(cold, warm, turn, about["cached"][0])
 
 
 def _second_life(life: _Life, order: KeptOrder, trial: int, vocab: int, first_turn: list[int]) -> _Turns:
     """The same conversation goes on in another way than before, after a restart."""
-    turn = [*first_turn[:-NEW_TOKENS], *_prompt(f"{order.seed} {trial} other", NEW_TOKENS, vocab)]
+    turn = [*first_turn[:-NEW_TOKENS], *made_up(f"{order.seed} {trial} other", NEW_TOKENS, vocab)]
     warm, about = life.ttft(turn)
-    cold, _ = life.ttft(_prompt(f"{order.seed} {trial} cold again", len(turn), vocab))
+    cold, _ = life.ttft(made_up(f"{order.seed} {trial} cold again", len(turn), vocab))
     _tell(f"trial {trial + 1}: cold {cold:.3g} s, second turn after a restart {warm:.3g} s")
     return _Turns(cold, warm, turn, about["cached"][0])
 
 
 def _one_prompt(life: _Life, vocab: int, seed: int) -> dict[str, Any]:
     """Many who begin alike, all at once."""
-    system = _prompt(f"{seed} system", 1024, vocab)
-    prompts = [[*system, *_prompt(f"{seed} own {i}", _OWN, vocab)] for i in range(_SHARING)]
-    before = life.ask([_prompt(f"{seed} before", 16, vocab)], 1)["stats"]
+    system = made_up(f"{seed} system", 1024, vocab)
+    prompts = [[*system, *made_up(f"{seed} own {i}", _OWN, vocab)] for i in range(_SHARING)]
+    before = life.ask([made_up(f"{seed} before", 16, vocab)], 1)["stats"]
     answers = life.ask(prompts, 1)
     distinct = len(system) + _SHARING * _OWN
     computed = answers["stats"]["computed_tokens"] - before["computed_tokens"]
@@ -191,9 +191,9 @@ def _one_prompt(life: _Life, vocab: int, seed: int) -> dict[str, Any]:
 def _writing(writing: _Life, silent: _Life, trial: int, vocab: int, seed: int) -> dict[str, tuple[float, float]]:
     """Tokens per second with and without writing: one stream that completes a block, and many, whose blocks are
     completed one after the other."""
-    one = [_prompt(f"{seed} {trial} one", _STREAM_PROMPT, vocab)]
+    one = [made_up(f"{seed} {trial} one", _STREAM_PROMPT, vocab)]
     count = _STREAMS * 2
-    many = [_prompt(f"{seed} {trial} many {i}", 256 - _STREAM_TOKENS + 6 * i, vocab) for i in range(count)]
+    many = [made_up(f"{seed} {trial} many {i}", 256 - _STREAM_TOKENS + 6 * i, vocab) for i in range(count)]
     found: dict[str, tuple[float, float]] = {}
     for name, prompts, max_tokens in (("one stream", one, _STREAM), (f"{count} streams", many, _STREAM_TOKENS)):
         order = (writing, silent) if trial % 2 else (silent, writing)
@@ -211,7 +211,7 @@ def _rate(answer: Mapping[str, Any]) -> float:
 
 def _warm_up(writing: _Life, silent: _Life, vocab: int) -> None:
     for life in (writing, silent):
-        life.ask([_prompt(f"warm up {i}", 300, vocab) for i in range(4)], 8)
+        life.ask([made_up(f"warm up {i}", 300, vocab) for i in range(4)], 8)
 
 
 def _out_of_the_page_cache(path: Path) -> bool:
@@ -229,13 +229,7 @@ def _out_of_the_page_cache(path: Path) -> bool:
 
 
 def _vocabulary(order: KeptOrder) -> int:
-    config = open_model(order.model or str(find_layout(order.layout).model)).config
-    return int(config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size") or 2)
-
-
-def _prompt(name: str, length: int, vocab: int) -> list[int]:
-    chance = random.Random(name)
-    return [chance.randrange(vocab) for _ in range(length)]
+    return open_model(order.model or str(find_layout(order.layout).model)).vocab_size or 2
 
 
 def _tell(text: str) -> None:

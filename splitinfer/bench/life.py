@@ -37,9 +37,7 @@ def main() -> None:
     with LLM(order["layout"], model=order["model"], settings=settings) as llm:
         here = {llm.layout.stages[0].name: os.getpid(), **machine.local_workers()}
         pinned = machine.assign(llm.layout.stages, processors)
-        for name, processor in pinned.items():
-            if processor is not None:
-                machine.pin(here[name], processor)
+        machine.pin_all(here, pinned)
         answers.write(json.dumps({"pinned": pinned}) + "\n")
         answers.flush()
         orders(answers, lambda task: run(llm, task))

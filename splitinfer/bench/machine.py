@@ -6,7 +6,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,13 @@ def pin(pid: int, processor: int) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), {processor})
         pinned |= new
+
+
+def pin_all(pids: Mapping[str, int], given: Mapping[str, int | None]) -> None:
+    """Keep each process on the processor that its name was given, if it was given one."""
+    for name, processor in given.items():
+        if processor is not None:
+            pin(pids[name], processor)
 
 
 def local_workers() -> dict[str, int]:

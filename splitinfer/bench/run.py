@@ -271,9 +271,7 @@ def _pin(layout: Layout, cast: _Cast, processors: Sequence[int]) -> dict[str, in
     for i, pid in enumerate(cast.peers.pids if cast.peers else ()):
         here[f"{PEERS} {i}"] = pid
         given[f"{PEERS} {i}"] = processors[i % len(processors)] if processors else None
-    for name, processor in given.items():
-        if processor is not None:
-            machine.pin(here[name], processor)
+    machine.pin_all(here, given)
     return given
 
 

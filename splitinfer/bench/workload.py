@@ -92,8 +92,13 @@ class Workload:
         return self.task(kind, -1)
 
     def _prompt(self, name: str, length: int) -> tuple[int, ...]:
-        chance = random.Random(f"{self.seed} {name}")
-        return tuple(chance.randrange(self.vocab_size) for _ in range(length))
+        return made_up(f"{self.seed} {name}", length, self.vocab_size)
+
+
+def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
+    """Random tokens, always the same for a name."""
+    chance = random.Random(name)
+    return tuple(chance.randrange(vocab_size) for _ in range(length))
 
 
 def turns(contenders: Sequence[T], trials: int, streams: Sequence[int] = ()) -> Iterator[tuple[int, Turn, T]]:

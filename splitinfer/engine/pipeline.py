@@ -34,7 +34,6 @@ from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Load, Progress, Ready, Result
 from transports import LinkClosed, TransportError
 
-_WRITE = 1.0  # seconds for KV still to be written to disk, when the pipeline is closed
 _DYING = 0.05  # seconds a process may outlive its connections
 _GOSSIP = 0.1  # seconds by which a neighbour may tell of a loss before it is seen here
 
@@ -288,7 +287,7 @@ class Pipeline:
                 worker.stop()
             self._locals.clear()
             if self._own is not None:
-                self._own.close(_WRITE)
+                self._own.close()
             self._own = None
 
 

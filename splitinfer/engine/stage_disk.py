@@ -83,10 +83,6 @@ class StageDisk:
         """What has come to the disk since this was asked last."""
         return self._store.written()
 
-    def flush(self, seconds: float) -> bool:
-        """Wait until all is written that was to be; whether it was by then."""
-        return self._store.flush(seconds)
-
     def close(self, seconds: float) -> None:
         """Write what is still to be written, for so long."""
         self._store.close(seconds)

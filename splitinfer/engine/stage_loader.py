@@ -25,6 +25,8 @@ from splitinfer.wire.messages import Load, Progress, Ready
 
 log = logging.getLogger(__name__)
 
+_WRITE = 1.0  # seconds for KV still to be written to disk, when the stage goes
+
 Report = Callable[[Progress], None]
 
 
@@ -47,10 +49,10 @@ class LoadedStage:
         """The tokens of these blocks, as far as they are on this stage's disk."""
         return () if self.disk is None else self.disk.kept(keys)
 
-    def close(self, seconds: float) -> None:
-        """Write what is still to be written, for so long."""
+    def close(self) -> None:
+        """Write the KV that is still to be written, for as long as somebody who ends a process would wait."""
         if self.disk is not None:
-            self.disk.close(seconds)
+            self.disk.close(_WRITE)
 
     def serves(self, order: Load) -> bool:
         """Whether this carries the order out as it is: the same but for KV, and room for as much of that."""

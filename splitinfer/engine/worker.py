@@ -56,7 +56,6 @@ from transports import Frame, Link, LinkClosed, Listener, TransportError, connec
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
-_WRITE = 1.0  # seconds for KV still to be written to disk, when the stage goes
 _STOP = "stop"
 _LONGEST_PATH = 4096  # characters of a model's name
 
@@ -131,7 +130,7 @@ class Worker:
             if event is _STOP:
                 self._end("the worker was stopped")
                 if self._stage is not None:
-                    self._stage.close(_WRITE)
+                    self._stage.close()
                 return
 
     def _deliver(self, visitor: Visitor, item: Frame | LinkClosed) -> None:
@@ -208,7 +207,7 @@ class Worker:
     def _let_go(self) -> None:
         """Give the stage's memory back."""
         if self._stage is not None:
-            self._stage.close(_WRITE)
+            self._stage.close()
         self._stage = None
         mx.clear_cache()
 

@@ -14,7 +14,7 @@ a right checksum.
 
 import struct
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -149,8 +149,3 @@ def _bytes_of(spec: TensorSpec) -> int:
     if item is None or len(spec.shape) > _MOST_AXES or not all(0 <= n <= _MOST_ALONG for n in spec.shape):
         raise Damaged(f"it holds an impossible array: {spec.dtype[:20]!r}, {len(spec.shape)} axes")
     return item * prod(spec.shape)
-
-
-def num_buffers(parts: Sequence[Part]) -> int:
-    """Arrays of all parts together."""
-    return sum(len(part.arrays) for part in parts)

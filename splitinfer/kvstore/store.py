@@ -198,10 +198,11 @@ class KVStore:
         if left < 0:
             raise OSError("what comes before a block takes all the place there is")
         # Some more than needs be: to look through the folder takes longer the more there is in it.
-        for file in surplus([file for file in files if file not in staying], max(0, left - cap // _MORE)):
+        going = surplus([file for file in files if file not in staying], max(0, left - cap // _MORE))
+        for file in going:
             self._folder.remove(file.group, file.name)
             self._forget(file)
-        self._total = sum(file.nbytes for file in self._folder.all_files())
+        self._total = sum(file.nbytes for file in files) - sum(file.nbytes for file in going)
 
     def _forget(self, file: KeptFile) -> None:
         if file.group == self._group:

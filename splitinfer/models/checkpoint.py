@@ -59,6 +59,13 @@ class Checkpoint:
         return sorted({t.file for t in self.tensors.values()})
 
     @property
+    def vocab_size(self) -> int | None:
+        """Rows of the table of embeddings, if the configuration says."""
+        text = self.config.get("text_config") or {}
+        size = self.config.get("vocab_size") or text.get("vocab_size")
+        return None if size is None else int(size)
+
+    @property
     def context_length(self) -> int:
         """Tokens the model was made for; a large number where its configuration does not say."""
         text = self.config.get("text_config") or {}

@@ -17,9 +17,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
-from stages import layout, pipeline, prompt
+from stages import layout, pipeline, prompt, shorten_blocks
 
-from splitinfer.core import keeper, kv_budget, prefix, scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.worker import Worker
 from splitinfer.llm import LLM, Request, Settings
@@ -34,8 +33,7 @@ NEAR = 1e-4  # of the largest logit
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kv_budget, prefix, scheduler, keeper):
-        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    shorten_blocks(monkeypatch, BLOCK)
 
 
 @dataclass(frozen=True)

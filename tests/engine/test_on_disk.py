@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stages import layout, pipeline, prompt, worker
+from stages import layout, pipeline, prompt, shorten_blocks, worker
 
-from splitinfer import llm as door
-from splitinfer.core import keeper, kv_budget, prefix, scheduler
+from splitinfer.core import keeper
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.requests import RequestOutput
 from splitinfer.kvstore.store import Disk
@@ -24,8 +23,7 @@ LONG = 10**9  # bytes
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kv_budget, prefix, scheduler, keeper, door):
-        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    shorten_blocks(monkeypatch, BLOCK)
     monkeypatch.setattr(keeper, "WORTH", 1)
 
 

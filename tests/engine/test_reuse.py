@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stages import pipeline, prompt
+from stages import pipeline, prompt, shorten_blocks
 
 import splitinfer
-from splitinfer.core import keeper, kv_budget, prefix, scheduler
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 
@@ -20,8 +19,7 @@ KINDS = ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_n
 
 @pytest.fixture(autouse=True)
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (kv_budget, prefix, scheduler, keeper):
-        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    shorten_blocks(monkeypatch, BLOCK)
 
 
 @contextmanager
