@@ -165,14 +165,15 @@ class Keeper:
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Keep the blocks that a sequence's planned tokens complete. The next plan says so, before anything else.
         ``used``: by all that run."""
-        while (end := (len(seq.blocks) + 1) * BLOCK) <= seq.num_scheduled:
+        while (end := (len(seq.blocks) + 1) * BLOCK) <= seq.num_sure:
             if not self._store(seq, end, used):
                 return
 
     def store_rest(self, seq: Sequence, used: KVUse) -> None:
         """The last block, though it is not full: a conversation goes on from here."""
-        if seq.num_scheduled > len(seq.blocks) * BLOCK:
-            self._store(seq, seq.num_scheduled, used)
+        self.store_full_blocks(seq, used)  # a result may have brought many tokens
+        if seq.num_sure > len(seq.blocks) * BLOCK:
+            self._store(seq, seq.num_sure, used)
         if seq.session is not None and seq.blocks:
             self.sessions[seq.session] = seq.blocks[-1]
             self.sessions.move_to_end(seq.session)
@@ -208,7 +209,8 @@ class Keeper:
         unread = {fetch.block_id for fetch in self._fetches} & going
         if unread:
             self._fetches = deque(fetch for fetch in self._fetches if fetch.block_id not in unread)
-            self._release()
+        if going:
+            self._release()  # whoever waits for one of them: a longer block may have taken its place
         self._dropped += sorted(going - unread)
 
     def _save(self, block: Block, seq: Sequence) -> Save:

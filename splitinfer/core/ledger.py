@@ -83,6 +83,14 @@ class Ledger:
         self._kept.add(seq.seq_id)
         return True
 
+    def spare(self, before: int, after: int) -> bool:
+        """Whether KV of ``before`` tokens may grow to ``after`` with nobody giving up anything; it has it then."""
+        need = growth(before, after)
+        if not self._budget.fits(self.used + need):
+            return False
+        self.used += need
+        return True
+
     def _enough(self, need: KVUse, seq: Sequence) -> "_Leaving | None":
         """The fewest, in order, that make room for ``need``; ``None`` if all together do not."""
         use, leaving = self.used + need, _Leaving([], [])

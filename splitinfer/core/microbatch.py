@@ -70,7 +70,7 @@ class MicroBatches:
 
     def is_in_flight(self, group: int) -> bool:
         """Whether a result is due that the group has to wait for."""
-        return any(seq.num_in_flight for seq in self._groups[group])
+        return any(seq.num_awaited for seq in self._groups[group])
 
     def in_turn(self) -> Iterator[int]:
         """All groups, the one whose turn it is first."""

@@ -9,6 +9,7 @@ lost stage. Token ids come back, never hidden states.
     Scheduler --StepPlan--> stage 0 --hidden--> stage 1 ... last stage --StepResult--> Scheduler
 """
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 from splitinfer.core.prefix import Key
@@ -39,24 +40,52 @@ class Slice:
     """One sequence's part of a step: positions [start, start + len(token_ids)).
 
     The last ``num_logits`` rows go through norm, head and sampler; 0 for a chunk that is not the
-    prompt's last.
+    prompt's last. The last ``num_drafts`` tokens are drafts, guesses of what would be sampled in their places; each
+    but a first one has the row before it to be verified by.
     """
 
     seq_id: int
     start: int
     token_ids: tuple[int, ...]
     num_logits: int
+    num_drafts: int = 0
 
     def __post_init__(self) -> None:
-        if not self.token_ids or self.start < 0 or not 0 <= self.num_logits <= len(self.token_ids):
-            raise ValueError(
-                f"a slice of {len(self.token_ids)} tokens from {self.start} wants {self.num_logits} logits"
-            )
+        size = len(self.token_ids)
+        if not self.token_ids or self.start < 0 or not 0 <= self.num_logits <= size:
+            raise ValueError(f"a slice of {size} tokens from {self.start} wants {self.num_logits} logits")
+        if self.num_drafts and self.num_logits != min(self.num_drafts + 1, size):
+            raise ValueError(f"a slice of {size} tokens with {self.num_drafts} drafts wants {self.num_logits} logits")
 
     @property
     def end(self) -> int:
         """One past the slice's last position."""
         return self.start + len(self.token_ids)
+
+    @property
+    def begins_with_draft(self) -> bool:
+        """Whether it follows a slice that is not yet verified, and is void if that one's last token is another."""
+        return self.num_drafts == len(self.token_ids)
+
+    def follows(self, position: int, token_id: int) -> bool:
+        """Whether its first token is the one that was sampled for ``position``. No void slice is: it begins behind
+        the first position where a draft was wrong, or there, with the wrong token."""
+        return (self.start, self.token_ids[0]) == (position, token_id)
+
+    def num_accepted(self, sampled: Seq[int]) -> int:
+        """How many of the ``num_logits`` sampled tokens count: those up to the first that is not the next draft.
+
+        Sampling the target at each position with that position's key, and taking drafts while they are equal, gives
+        the target's tokens whatever the drafts are.
+
+        >>> Slice(1, 9, (4, 5, 6), 3, num_drafts=2).num_accepted((5, 7, 8))
+        2
+        """
+        drafts = self.token_ids[len(self.token_ids) - self.num_logits + 1 :] if self.num_drafts else ()
+        for count, (token, draft) in enumerate(zip(sampled, drafts, strict=False), 1):
+            if token != draft:
+                return count
+        return len(sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +173,8 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class SampledSlice:
-    """The tokens sampled for one slice, one per row that wanted logits."""
+    """The tokens sampled for one slice, one per row that wanted logits; of drafts, those up to the first wrong one,
+    and none at all if the slice was void."""
 
     seq_id: int
     tokens: tuple[SampledToken, ...]
@@ -156,7 +186,7 @@ class StageFigures:
 
     ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
     sent on, but for the message around it. ``bytes_copied``, ``copying``: of stored KV for sequences that begin with
-    it, and the seconds that took. ``lacking``: blocks of the plan's fetches that it could not read. ``written``: keys
+    it, and the seconds that took. ``rows``: how many it computed. ``lacking``: blocks of the plan's fetches that it could not read. ``written``: keys
     that have come to its disk since it said so last.
     """
 
@@ -168,6 +198,7 @@ class StageFigures:
     sent: float = 0.0
     bytes_copied: int = 0
     copying: float = 0.0
+    rows: int = 0
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()
 

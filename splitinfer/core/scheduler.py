@@ -19,6 +19,10 @@ so no decode is ever skipped for a prompt, and none waits longer than one step o
 somebody decodes, as many plans are under way as there are groups: one more would only stand in front of the next
 decode. While nobody does, ``max_in_flight`` keep a plan waiting in front of each stage.
 
+Where fewer requests run than there are stages, drafts fill what would be idle (``core.speculation``): ``wish`` says how
+many and for whom, ``take`` brings them, and the next plan holds them. A decode is then a block, and blocks of one
+sequence follow each other without waiting for results; a result that voids them lets the next one begin at once.
+
 KV is bounded (``core.kv_budget``). A sequence is admitted when its whole prompt and the beginning of its answer
 fit beside what all others have or were promised. Where growing answers fill the memory nevertheless, the ledger
 (``core.ledger``) says who gives up its KV: that sequence waits, keeps its tokens, and is computed again later. A
@@ -29,8 +33,9 @@ carries it out.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 
 from splitinfer.core.keeper import Keeper, KeeperConfig
 from splitinfer.core.kv_budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
@@ -39,6 +44,7 @@ from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.prefix import Block, Kept, Key, Match, full_keys
 from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.core.speculation import Draft, Speculation, Wish
 from splitinfer.core.waiting import Deadlines, QueueFull, WaitingQueue
 
 
@@ -50,7 +56,7 @@ class SchedulerConfig:
     nobody decodes; ``token_budget`` tokens at most in a step; ``max_running`` sequences with KV that is growing;
     ``max_len`` tokens in a sequence (the model's context); ``max_waiting`` requests in the queue; ``kv`` the stages'
     memory (``None``: no bound); ``blocks``: what of it is kept. Where only whole blocks can be used, chunks end with
-    them.
+    them. ``speculates``: whether somebody drafts; ``rewind``: tokens that the stages' caches go back (``None``: any).
     """
 
     num_groups: int
@@ -61,6 +67,8 @@ class SchedulerConfig:
     max_waiting: int = 1024
     kv: KVBudget | None = None
     blocks: KeeperConfig = field(default_factory=KeeperConfig)
+    speculates: bool = False
+    rewind: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_waiting"):
@@ -113,7 +121,7 @@ class _Candidate:
 
 
 @dataclass(slots=True)
-class _Draft:
+class _Outline:
     """What the next plan will do; nothing of it has happened."""
 
     ledger: Ledger
@@ -122,6 +130,7 @@ class _Draft:
     fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # who waits for blocks on disk
     decodes: list[Sequence] = field(default_factory=list)
     late: list[Sequence] = field(default_factory=list)  # members of the group for whom the step has no place
+    num_drafts: int = 0  # behind the one decode there is
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with their numbers of tokens
     share: int = 0
     share_left: int = 0
@@ -145,6 +154,7 @@ class Scheduler:
         self.batches = MicroBatches(config.num_groups)
         self._budget = config.kv or KVBudget()
         self.keeper = Keeper(config.blocks, self._budget)
+        self.speculation = Speculation(config.num_groups, config.rewind) if config.speculates else None
         self._used = NOTHING  # by all that run
         self.num_preemptions = 0  # times a running sequence gave up its KV
         self._deadlines = Deadlines()
@@ -208,7 +218,7 @@ class Scheduler:
             if seq is None:
                 continue  # it ended while this step was under way
             seq.num_in_flight -= 1
-            events += self._append(seq, sampled.get(part.seq_id, ()))
+            events += self._append(seq, part, sampled.get(part.seq_id, ()))
             if part.num_logits and seq.finish_reason is None and seq not in self.batches:
                 newcomers.append(seq)
         for seq in newcomers:  # after the endings, so that they fill the places
@@ -230,6 +240,7 @@ class Scheduler:
         self.batches.clear()
         self._used, self._share_left = NOTHING, 0
         for seq in self.running.values():
+            self._forget_drafts(seq)
             seq.forget_stages()
             self.waiting.add(seq)
         self.running.clear()
@@ -237,6 +248,58 @@ class Scheduler:
     def drop(self, session: str) -> None:
         """Forget a session: the KV that nobody else begins with is freed by the next plan."""
         self.keeper.forget(session)
+
+    # -- drafts ------------------------------------------------------------------------------
+
+    def wish(self) -> Wish | None:
+        """Drafts that the next plan could hold; they come by ``take``, before the next ``schedule``."""
+        if not self._speculates or len(self._plans) >= self._limit:
+            return None
+        for group in self.batches.in_turn():
+            members = self.batches.members(group)
+            if members and not self.batches.is_in_flight(group):
+                return self._wish_of(members[0], first=True)
+        wishes = (self._wish_of(seq, first=False) for group in self.batches.groups for seq in group)
+        return next((wish for wish in wishes if wish is not None), None)
+
+    def take(self, wish: Wish, drafts: list[Draft]) -> None:
+        """What came of a wish; fewer than were wished for, or none, is no error."""
+        if self.speculation is not None:
+            self.speculation.take(wish, drafts)
+
+    def still_wanted(self, plan: StepPlan) -> StepPlan:
+        """The newest plan, which has not left the first stage, without what a result has voided since it was made."""
+        void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
+        if not void:
+            return plan
+        if not self._plans or self._plans[-1] is not plan:
+            raise ValueError(f"step {plan.step} is not the newest plan")
+        for part in void:
+            self.running[part.seq_id].num_in_flight -= 1
+            if self.speculation is not None:
+                self.speculation.counts.unsent += 1
+        self._plans[-1] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        return self._plans[-1]
+
+    def _is_void(self, part: Slice) -> bool:
+        seq = self.running.get(part.seq_id)
+        return seq is not None and not seq.num_awaited
+
+    def _wish_of(self, seq: Sequence, *, first: bool) -> Wish | None:
+        assert self.speculation is not None
+        ask = self.speculation.first if first else self.speculation.further
+        wish = ask(seq, self.config.longest(seq))
+        room = self.config.token_budget - int(first)
+        if wish is None or room <= 0:
+            return None
+        return wish if wish.count <= room else replace(wish, count=room)
+
+    @property
+    def _speculates(self) -> bool:
+        """Whether drafts would find an idle stage."""
+        if self.speculation is None or not self.speculation.has_room(len(self.running) + len(self.waiting)):
+            return False
+        return not any(seq.num_to_compute and seq not in self.batches for seq in self.running.values())
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -282,7 +345,7 @@ class Scheduler:
 
     # -- deciding ----------------------------------------------------------------------------
 
-    def _decide(self) -> _Draft | None:
+    def _decide(self) -> _Outline | None:
         """What the next plan does. Changes nothing."""
         if len(self._plans) >= self._limit:
             return None
@@ -291,9 +354,11 @@ class Scheduler:
                 draft = self._draft(group)
                 if draft.does_something:
                     return draft
+        if self._speculates and (draft := self._further_block()) is not None:
+            return draft
         # What is freed, saved or fetched travels with the next slices, and alone only where none will come.
         will_come = self.running and self._plans
-        return _Draft(self._ledger()) if self._has_news and not will_come else None
+        return _Outline(self._ledger()) if self._has_news and not will_come else None
 
     @property
     def _has_news(self) -> bool:
@@ -311,9 +376,9 @@ class Scheduler:
         used = self._used + keeper.use
         return Ledger(self._budget, used, keeper.index.evictable(), self.running.values(), keeper.pinned)
 
-    def _draft(self, group: int) -> _Draft:
+    def _draft(self, group: int) -> _Outline:
         """The step of one group: its decodes, then chunks, as far as there are tokens and KV for them."""
-        draft = _Draft(self._ledger(), group)
+        draft = _Outline(self._ledger(), group)
         members = self.batches.members(group)
         draft.admissions = list(self._admissions(draft))
         candidates = [*self._ready(), *map(_newcomer, draft.admissions)]
@@ -325,9 +390,31 @@ class Scheduler:
         draft.decodes, draft.late = able[:budget], able[budget:]
         begin = {seq.seq_id for seq, _ in draft.chunks}  # others would sit on blocks that may go before they are used
         draft.admissions = [new for new in draft.admissions if new.seq.seq_id in begin]
+        if len(draft.decodes) == 1 and not draft.chunks and self._speculates:
+            self._add_drafts(draft, budget - 1)
         return draft
 
-    def _admissions(self, draft: _Draft) -> Iterator[_Admission]:
+    def _further_block(self) -> _Outline | None:
+        """Drafts alone, behind blocks of the same sequence that are under way."""
+        assert self.speculation is not None
+        for group in self.batches.in_turn():
+            for seq in self.batches.members(group):
+                if seq.drafted and self.speculation.may_follow(seq):
+                    draft = _Outline(self._ledger(), group, decodes=[seq])
+                    self._add_drafts(draft, self.config.token_budget)
+                    return draft if draft.num_drafts else None
+        return None
+
+    def _add_drafts(self, draft: _Outline, room: int) -> None:
+        """The drafts that wait, as far as there is room and memory that nobody has to give up."""
+        (seq,) = draft.decodes
+        end = max(seq.num_scheduled, len(seq.tokens))
+        for count in range(min(len(seq.drafted), room), 0, -1):
+            if draft.ledger.spare(seq.kv_tokens, end + count):
+                draft.num_drafts = count
+                return
+
+    def _admissions(self, draft: _Outline) -> Iterator[_Admission]:
         """Who begins to run, in the order of the queue: nobody passes one that does not fit, so all get in."""
         ledger, keeper = draft.ledger, self.keeper
         num_places = self.config.max_running - len(self.running) - keeper.num_awaiting
@@ -358,7 +445,7 @@ class Scheduler:
             coming.update(self._coming(seq, match.num_tokens // BLOCK))
             yield _Admission(seq, match)
 
-    def _fetches_first(self, draft: _Draft, seq: Sequence, match: Match, promised: KVUse) -> bool:
+    def _fetches_first(self, draft: _Outline, seq: Sequence, match: Match, promised: KVUse) -> bool:
         """Whether a sequence waits for blocks of the disk before it begins."""
         going = draft.ledger.evicted
         ahead = self.keeper.ahead(seq, match, going)
@@ -393,7 +480,7 @@ class Scheduler:
             if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
                 yield _Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self.batches)
 
-    def _set_share(self, draft: _Draft, remaining: int) -> None:
+    def _set_share(self, draft: _Outline, remaining: int) -> None:
         """Kept for a round, or for a prompt while nobody decodes, so that its steps are alike; newcomers end it."""
         if self._share_left and not draft.admissions:
             draft.share, draft.share_left = self._share, self._share_left - 1
@@ -405,7 +492,7 @@ class Scheduler:
         steps = num_groups if rounds else -(-remaining // max(draft.share, 1))
         draft.share_left = max(steps - 1, 0)
 
-    def _reserve(self, draft: _Draft, candidates: Iterable[_Candidate], room: int) -> set[int]:
+    def _reserve(self, draft: _Outline, candidates: Iterable[_Candidate], room: int) -> set[int]:
         """Give KV by rank, and cut chunks; the ids of those who may decode."""
         granted: set[int] = set()
         for one in sorted(candidates, key=lambda one: one.seq.rank):
@@ -431,7 +518,7 @@ class Scheduler:
 
     # -- carrying out ------------------------------------------------------------------------
 
-    def _carry_out(self, draft: _Draft) -> StepPlan:
+    def _carry_out(self, draft: _Outline) -> StepPlan:
         for block in draft.ledger.evicted:
             self.keeper.evict(block)
         for seq in draft.ledger.given_up:
@@ -440,12 +527,12 @@ class Scheduler:
             self._admit(new)
         for seq, ahead in draft.fetching:
             self.keeper.fetch(seq, ahead)
-        work = [*((seq, 1) for seq in draft.decodes), *draft.chunks]
+        work = [*((seq, seq.num_to_compute) for seq in draft.decodes), *draft.chunks]
         news = self.keeper.take_news()
         plan = StepPlan(
             self._next_step,
             new=tuple(map(self._introduce, draft.admissions)),
-            slices=tuple(self._slice(*one) for one in work),
+            slices=tuple(self._slice(*one, draft.num_drafts) for one in work),
             freed=tuple(self._freed),
             saves=news.saves,
             dropped=news.dropped,
@@ -468,6 +555,7 @@ class Scheduler:
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         self._release(seq)
+        self._forget_drafts(seq)
         seq.forget_stages()
         seq.num_preemptions += 1
         self.num_preemptions += 1
@@ -483,13 +571,19 @@ class Scheduler:
         self.keeper.index.use(match.blocks)
         self._used += use_of(match.num_tokens)
 
-    def _slice(self, seq: Sequence, size: int) -> Slice:
+    def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
+        """The next ``size`` known tokens, and drafts behind them."""
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
-        seq.num_scheduled = end
+        token_ids = tuple(seq.tokens[start:end])
+        if num_drafts and self.speculation is not None:
+            token_ids += self.speculation.go(seq, num_drafts)
+        seq.num_scheduled = start + len(token_ids)
         seq.num_in_flight += 1
+        seq.num_awaited += 1
         self._used += growth(before, seq.kv_tokens)
-        return Slice(seq.seq_id, start, tuple(seq.tokens[start:end]), int(end == len(seq.tokens)))
+        num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
+        return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts)
 
     def _introduce(self, new: _Admission) -> NewSequence:
         seq = new.seq
@@ -505,22 +599,47 @@ class Scheduler:
             raise ValueError(f"the result of step {result.step} came where that of step {expected} was due")
         plan = self._plans[0]
         rows = {p.seq_id: p.num_logits for p in plan.slices if p.num_logits}
-        got = {s.seq_id: len(s.tokens) for s in result.sampled}
-        if rows != got:
-            raise ValueError(f"step {result.step} asked for {rows} tokens by sequence and got {got}")
+        got = {s.seq_id: s.tokens for s in result.sampled}
+        if rows.keys() != got.keys() or not all(map(self._answers, plan.slices, repeat(got))):
+            counts = {seq_id: len(tokens) for seq_id, tokens in got.items()}
+            raise ValueError(f"step {result.step} asked for {rows} tokens by sequence and got {counts}")
         self._plans.popleft()
         return plan
 
-    def _append(self, seq: Sequence, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
-        for token in tokens:
+    def _answers(self, part: Slice, got: Mapping[int, tuple[SampledToken, ...]]) -> bool:
+        """Whether what came for a slice is what its rows, and the drafts in it, allow."""
+        tokens, seq = got.get(part.seq_id, ()), self.running.get(part.seq_id)
+        if not part.num_drafts:
+            return len(tokens) == part.num_logits
+        if part.begins_with_draft and (seq is None or not part.follows(len(seq.tokens) - 1, seq.tokens[-1])):
+            return seq is None or not tokens
+        ids = [token.token_id for token in tokens]
+        return 0 < len(ids) <= part.num_logits and part.num_accepted(ids) == len(ids)
+
+    def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
+        """Take what was sampled for a slice, if that is not void."""
+        if part.begins_with_draft and not part.follows(len(seq.tokens) - 1, seq.tokens[-1]):
+            if self.speculation is not None:
+                self.speculation.counts.void += 1
+            return
+        seq.num_awaited -= 1
+        tried = accepted = 0
+        for row, token in enumerate(tokens):
+            misses, is_tried = seq.num_misses, bool(seq.ahead)
             reason = seq.append(token.token_id, self.config.max_len)
+            if is_tried and self.speculation is not None:
+                tried += 1
+                accepted += self.speculation.appended(seq, part, row, misses)
             yield TokenEvent(seq.seq_id, token, reason)
             if reason is not None:
                 self._end(seq, reason)
-                return
+                break
+        if tried and self.speculation is not None and seq.finish_reason is None:
+            self.speculation.controller.tried(seq.seq_id, tried, accepted)
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq.finish_reason = reason
+        self._forget_drafts(seq)
         self._deadlines.remove(seq)
         if self.waiting.get(seq.seq_id) is seq:
             self.waiting.remove(seq)
@@ -531,6 +650,10 @@ class Scheduler:
         if reason is not FinishReason.ERROR:
             self.keeper.store_rest(seq, self._used)
         self._release(seq)
+
+    def _forget_drafts(self, seq: Sequence) -> None:
+        if self.speculation is not None:
+            self.speculation.forget(seq)
 
     def _release(self, seq: Sequence) -> None:
         """The KV of a sequence is not needed any more: the next plan says so, before it says anything else."""
@@ -579,13 +702,19 @@ class Scheduler:
         assert self._budget.fits(use + self.keeper.use), "more KV is used than there is"
 
     def _check_running(self, seq: Sequence) -> None:
-        assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens)
+        assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
         assert seq.finish_reason is None
         in_plans = sum(part.seq_id == seq.seq_id for plan in self._plans for part in plan.slices)
         assert seq.num_in_flight == in_plans
+        assert 0 <= seq.num_awaited <= seq.num_in_flight
         if seq in self.batches:
-            assert seq.num_in_flight <= 1, "a sequence decodes twice at a time"
-            assert seq.num_in_flight + seq.num_to_compute == 1, "a token was computed twice or got lost"
+            assert seq.num_awaited <= 1 or self.speculation is not None, "a sequence decodes twice at a time"
+            assert seq.num_to_compute == int(not seq.num_awaited), "a token was computed twice or got lost"
+            assert not seq.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.ahead), "a draft got lost"
+            assert len(seq.tokens) + len(seq.ahead) + len(seq.drafted) < self.config.longest(seq) or not seq.ahead
+        else:
+            assert not seq.ahead
+            assert not seq.drafted
 
 
 def _newcomer(new: _Admission) -> _Candidate:

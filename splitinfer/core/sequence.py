@@ -8,6 +8,13 @@ tokens still to compute.
                          ^ first slice starts here      ^ num_prompt_tokens
     num_scheduled ------------------------> moves right with every plan
 
+With speculation drafts follow the tokens: those ``ahead`` are in plans under way, and those ``drafted`` wait for one.
+``num_scheduled`` counts those ahead, too. As tokens are sampled, they take the drafts' places as long as they are
+equal; the first that is not voids all after it, and ``num_scheduled`` goes back there.
+
+    tokens ................. | ahead ......... | drafted ...
+                             sampled next ^      num_scheduled is here
+
 A sequence that gave up its KV goes back to ``num_scheduled = 0`` and keeps its tokens, also the generated ones:
 they are computed again like a prompt.
 """
@@ -17,6 +24,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from splitinfer.core.flight import Flight
 from splitinfer.core.prefix import Block, Key
 
 MAX_LOGPROBS = 20
@@ -120,6 +128,13 @@ class Sequence:
     num_scheduled: int = 0
     num_preemptions: int = 0  # times it gave up its KV to another
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
+    num_awaited: int = 0  # those of them that are not void
+    ahead: list[int] = field(default_factory=list)  # drafts that plans under way hold
+    drafted: list[int] = field(default_factory=list)  # drafts after those, for the next plan
+    is_dry: bool = False  # whether there are no more drafts until the next token
+    num_misses: int = 0  # times a draft in a plan was wrong
+    kv_floor: int = 0  # tokens its KV had place for when one was
+    flight: Flight | None = None  # how its drafts go; None: whatever is best
     is_known: bool = False  # whether the stages have been told its static data
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int = field(init=False)
@@ -131,7 +146,17 @@ class Sequence:
     @property
     def num_to_compute(self) -> int:
         """Tokens known and not yet given to a plan: the one currency."""
-        return len(self.tokens) - self.num_scheduled
+        return max(0, len(self.tokens) - self.num_scheduled)
+
+    @property
+    def num_sure(self) -> int:
+        """Tokens that are known and whose KV the stages have, or will have by the plans under way."""
+        return min(self.num_scheduled, len(self.tokens))
+
+    @property
+    def stream(self) -> list[int]:
+        """Its tokens with all drafts: what the next draft follows."""
+        return [*self.tokens, *self.ahead, *self.drafted]
 
     @property
     def num_generated(self) -> int:
@@ -140,8 +165,8 @@ class Sequence:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens its KV has place for."""
-        return self.num_scheduled
+        """Tokens its KV has place for; caches that go back keep theirs."""
+        return max(self.num_scheduled, self.kv_floor)
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -150,7 +175,9 @@ class Sequence:
 
     def forget_stages(self) -> None:
         """Start over on stages that know nothing of this sequence; its tokens stay."""
-        self.num_reused, self.num_scheduled, self.num_in_flight = 0, 0, 0
+        self.num_reused, self.num_scheduled, self.num_in_flight, self.num_awaited = 0, 0, 0, 0
+        self.forget_drafts()
+        self.kv_floor = 0
         self.blocks, self.is_stored = [], True
         self.awaits, self.has_fetched = [], False
         self.is_known = False
@@ -161,11 +188,30 @@ class Sequence:
         ``max_len`` is the model's context in tokens.
         """
         self.tokens.append(token_id)
+        self._compare(token_id)
         if token_id in self.end_tokens:
             return FinishReason.STOP
         if self.num_generated >= self.params.max_tokens or len(self.tokens) >= max_len:
             return FinishReason.LENGTH
         return None
+
+    def _compare(self, token_id: int) -> None:
+        """What becomes of the drafts when a token has been sampled in the place of the first."""
+        self.is_dry = False
+        drafts = self.ahead or self.drafted
+        if drafts and drafts[0] == token_id:
+            del drafts[0]
+        elif drafts:
+            self.num_misses += bool(self.ahead)
+            if self.ahead:
+                self.kv_floor = self.kv_tokens
+                self.num_scheduled = len(self.tokens) - 1
+                self.num_awaited = 0
+            self.forget_drafts()
+
+    def forget_drafts(self) -> None:
+        """They are of no use any more."""
+        self.ahead, self.drafted, self.is_dry = [], [], False
 
 
 def common_prefix(a: Seq[int], b: Seq[int]) -> int:

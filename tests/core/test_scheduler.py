@@ -3,8 +3,9 @@
 from random import Random
 
 import pytest
-from toy import VOCAB, House, ToyDisk, ToyPipeline, blocks, drain, kept_by_all, next_token, small
+from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept_by_all, next_token, small
 
+from splitinfer.core.flight import Flight
 from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
 from splitinfer.core.sequence import FinishReason
@@ -30,7 +31,12 @@ class AnyOrder:
             max_sessions=pick.randint(1, 3),
             max_waiting=pick.choice([2, 1000]),
             kv=pick.choice([None, None, blocks(20), blocks(8), blocks(30, 6), blocks(5), blocks(20, stored=4)]),
+            speculates=(speculates := pick.random() < 0.5),
+            rewind=pick.choice([None, None, 3, 9]),
         )
+        if speculates and not self.house.scheduler.config.blocks.whole_blocks:
+            self.house.guess = Guesser(pick, pick.choice([0.0, 0.5, 0.9, 1.0]))
+            self.house.overtake = lambda: pick.random() < 0.3
         self.now = 0.0
         self.sessions = [None, "a", "b", "c"][: pick.randint(1, 4)]
 
@@ -47,6 +53,10 @@ class AnyOrder:
         self.house.check_answers()
         self.house.check_kv()
 
+    def flight(self) -> Flight | None:
+        first, further = self.random.randint(0, 5), self.random.randint(0, 5)
+        return Flight(first, further, self.random.randint(1, 4)) if self.house.guess else None
+
     def tokens(self, at_least: int, at_most: int) -> list[int]:
         return [self.random.randrange(VOCAB) for _ in range(self.random.randint(at_least, at_most))]
 
@@ -57,7 +67,7 @@ class AnyOrder:
         try:
             self.house.add(
                 prompt, max_tokens, session, end_tokens, self.random.randrange(3),
-                priority=self.random.choice([0, 0, 0, 1, -1]), deadline=deadline,
+                priority=self.random.choice([0, 0, 0, 1, -1]), deadline=deadline, flight=self.flight(),
             )  # fmt: skip
         except QueueFull:
             assert not self.house.scheduler.has_room

@@ -8,9 +8,10 @@ caches are states (``whole_blocks``), it only goes on from where a block ends.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from random import Random
 
 from splitinfer.core import keeper, kv_budget, microbatch, prefix, scheduler
 from splitinfer.core.keeper import KeeperConfig
@@ -28,6 +29,7 @@ from splitinfer.core.plan import (
 from splitinfer.core.prefix import Block, Kept, Key, chained
 from splitinfer.core.scheduler import Scheduler, SchedulerConfig, TokenEvent
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.speculation import Draft, Wish
 
 VOCAB = 5  # few, so that different prompts often begin alike
 
@@ -72,10 +74,24 @@ class Cache:
 
     seed: int
     tokens: list[int] = field(default_factory=list)
+    sure: int = 0  # of the tokens, those that are no drafts or were right
+    next: int | None = None  # what was sampled last
 
-    def run(self, part: Slice) -> None:
-        assert part.start == len(self.tokens), "a gap in the KV, or tokens computed twice"
-        self.tokens += part.token_ids
+    def run(self, part: Slice) -> tuple[int, ...]:
+        """The tokens sampled; none if the slice is void."""
+        if part.begins_with_draft and (self.next is None or not part.follows(self.sure, self.next)):
+            assert part.start > self.sure or part.start == self.sure, "a void slice that goes back"
+            return ()
+        assert part.start == self.sure, "a gap in the KV, or tokens computed twice"
+        self.tokens[part.start :] = part.token_ids
+        ends = range(part.end - part.num_logits + 1, part.end + 1)
+        sampled = tuple(next_token(self.tokens[:end], self.seed) for end in ends)
+        if not sampled:
+            self.sure = part.end
+            return ()
+        sampled = sampled[: part.num_accepted(sampled)]
+        self.sure, self.next = ends[len(sampled) - 1], sampled[-1]
+        return sampled
 
 
 @dataclass(frozen=True)
@@ -143,7 +159,7 @@ class ToyStage:
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
-            cache = self.caches[new.seq_id] = Cache(new.seed, self._begin(new))
+            cache = self.caches[new.seq_id] = Cache(new.seed, self._begin(new), len(new.prefix))
             first = next(part for part in plan.slices if part.seq_id == new.seq_id)
             assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
             assert first.start == len(new.prefix)
@@ -168,7 +184,7 @@ class ToyStage:
     def _save(self, save: Save) -> None:
         tokens = self.caches[save.seq_id].tokens
         assert save.block_id not in self.blocks, "two blocks of one id"
-        assert save.end <= len(tokens), "saved before it was computed"
+        assert save.end <= self.caches[save.seq_id].sure, "saved before it was computed and verified"
         assert not self.whole_blocks or save.end == len(tokens), "the state has gone on"
         assert save.end - save.start <= kv_budget.BLOCK
         block = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
@@ -193,12 +209,11 @@ class ToyStage:
         for part in slices:
             assert part.seq_id in self.caches, "an unknown sequence"
             cache = self.caches[part.seq_id]
-            cache.run(part)
-            self.num_computed[part.seq_id] = self.num_computed.get(part.seq_id, 0) + len(part.token_ids)
+            before = cache.sure
+            sampled = cache.run(part)
+            self.num_computed[part.seq_id] = self.num_computed.get(part.seq_id, 0) + cache.sure - before
             if part.num_logits:
-                assert part.num_logits == 1
-                token = SampledToken(next_token(cache.tokens, cache.seed))
-                yield SampledSlice(part.seq_id, (token,))
+                yield SampledSlice(part.seq_id, tuple(map(SampledToken, sampled)))
 
     def use(self) -> KVUse:
         """What the caches take, as the stages see it."""
@@ -232,6 +247,24 @@ def kept_by_all(disks: list[ToyDisk]) -> tuple[Kept, ...]:
     return tuple(kept for key, (kept, _) in first.files.items() if all(key in disk.files for disk in others))
 
 
+@dataclass
+class Guesser:
+    """Drafts that are right with probability ``right`` each; now and then fewer than were wished for."""
+
+    random: Random
+    right: float
+
+    def __call__(self, wish: Wish) -> list[Draft]:
+        stream, drafts = wish.seq.stream, list[Draft]()
+        for _ in range(wish.count if self.random.random() < 0.9 else self.random.randint(0, wish.count)):
+            token = next_token(stream, wish.seq.seed)
+            if self.random.random() >= self.right:
+                token = (token + self.random.randrange(1, VOCAB)) % VOCAB
+            drafts.append(Draft(token, self.random.choice([None, self.random.random()])))
+            stream.append(token)
+        return drafts
+
+
 class House:
     """A scheduler and a toy, and the account of what each sequence got."""
 
@@ -245,6 +278,8 @@ class House:
         self.reasons: dict[int, FinishReason] = {}
         self.cancelled: set[int] = set()
         self.was_lost = False  # the stages forgot everything once
+        self.guess: Callable[[Wish], list[Draft]] | None = None  # where there is a drafter
+        self.overtake: Callable[[], bool] | None = None  # whether a result comes while the first stage computes
 
     def add(
         self,
@@ -263,15 +298,19 @@ class House:
         return seq_id
 
     def step(self) -> StepPlan | None:
+        self.draft()
         could = self.scheduler.can_schedule
         before = {seq.seq_id: i for i, group in enumerate(self.scheduler.batches.groups) for seq in group}
-        in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_in_flight}
+        in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_awaited}
         num_plans = self.scheduler.num_in_flight
         plan = self.scheduler.schedule()
         assert (plan is not None) == could, "can_schedule and schedule disagree"
         if plan is not None:
             assert plan.slices or plan.freed or plan.saves or plan.dropped or plan.fetches or plan.erased
             assert plan.num_tokens <= self.scheduler.config.token_budget
+            if self.overtake is not None and self.overtake() and self.toy.under_way:
+                self.deliver()
+                plan = self.scheduler.still_wanted(plan)
             assert num_plans < self.limit(bool(before))
             self.check_group(plan, before, in_flight)
             self.toy.submit(plan)
@@ -279,6 +318,16 @@ class House:
                 assert self.scheduler.config.kv.fits(self.toy.use()), "the stages hold more than they can"
         assert len(self.toy.under_way) == self.scheduler.num_in_flight
         return plan
+
+    def draft(self) -> None:
+        """What the scheduler wishes for, by a drafter that is sometimes wrong and sometimes has less."""
+        wish = self.scheduler.wish() if self.guess is not None else None
+        if wish is None or self.guess is None:
+            return
+        assert 0 < wish.count <= self.scheduler.config.token_budget
+        drafts = self.guess(wish)
+        assert len(drafts) <= wish.count
+        self.scheduler.take(wish, drafts)
 
     def limit(self, anybody_decodes: bool) -> int:
         config = self.scheduler.config
@@ -288,11 +337,13 @@ class House:
         """The step is of one group, whole, and its decodes come first, one token each."""
         decodes = [part for part in plan.slices if part.seq_id in before]
         assert list(plan.slices[: len(decodes)]) == decodes
-        assert all(len(part.token_ids) == part.num_logits == 1 for part in decodes)
+        assert all(len(part.token_ids) == part.num_logits == 1 or part.num_drafts for part in decodes)
         groups = {before[part.seq_id] for part in decodes}
         assert len(groups) <= 1
         for group in groups:
             members = [seq_id for seq_id in before if before[seq_id] == group]
+            if plan.slices[0].num_drafts:
+                continue
             assert not in_flight & set(members), "a group that waits for results"
             if self.scheduler.config.kv is None:
                 assert len(decodes) == min(len(members), self.scheduler.config.token_budget), "a decode was skipped"
@@ -342,7 +393,9 @@ class House:
                 assert (self.generated[seq_id], self.reasons[seq_id]) == (tokens, reason)
             assert seq.finish_reason == self.reasons[seq_id]
             if seq.is_known and not seq.num_preemptions and not self.was_lost:
-                assert self.toy.num_computed[seq_id] == seq.num_scheduled - seq.num_reused, "computed twice"
+                assert self.toy.num_computed[seq_id] >= seq.num_sure - seq.num_reused, "not computed"
+                if self.guess is None:
+                    assert self.toy.num_computed[seq_id] == seq.num_scheduled - seq.num_reused, "computed twice"
 
     def check_kv(self) -> None:
         """Nothing is lost: what the toy still has is what the index knows."""

@@ -1,0 +1,130 @@
+"""Chooses how drafts go, from what drafting and verifying have cost and how often drafts were right.
+
+Everything is measured while it runs: each stage's seconds by rows (from the figures that every result brings), the
+draft's seconds per token, what a round trip takes beyond computing. From these ``core.flight`` computes what each
+choice would give. A size that was never tried is taken for as fast as its neighbour, so it is tried once.
+
+Where drafts lose they are off, and now and then one is sent, to see whether that is still so. It goes with a token
+that has to be computed anyway, so it costs one draft and one row.
+
+The confidence cut-off ends a block early: a further draft costs its drafting and its row, and brings a token's time
+if everything up to it is right; so a block ends where that probability is less than the cost as a share of a token's
+time.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from splitinfer.core.acceptance import Acceptance, Confidence
+from splitinfer.core.flight import MAX_ROWS, OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
+
+_MARGIN = 1.03  # drafts have to be that much faster than none
+_PROBE = Flight(first=1)
+_PROBE_EVERY = 48  # tokens, where drafts are off
+_CHOOSE_EVERY = 8  # verdicts
+_SMOOTHING = 0.2  # weight of the newest draft, and of a round trip
+_MOST_REQUESTS = 256  # whose acceptance is remembered
+
+
+@dataclass(slots=True)
+class _OfRequest:
+    acceptance: Acceptance
+    flight: Flight = OFF
+    is_due: bool = True  # for another choice
+    sizes: int = 0  # that had been measured when it was made
+    verdicts: int = 0
+    since_probe: int = 0
+
+
+@dataclass(slots=True)
+class Controller:
+    """For a pipeline of ``num_stages``, with at most ``most_in_flight`` blocks of a request at a time."""
+
+    num_stages: int
+    most_in_flight: int
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    confidence: Confidence = field(default_factory=Confidence)
+    draft: float | None = None  # seconds per token
+    link: float = 0.0  # seconds one way
+    stages: list[RowTimes] = field(init=False)
+    _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
+    _sizes: int = 0  # measured at least once, all stages together
+
+    def __post_init__(self) -> None:
+        self.stages = [RowTimes() for _ in range(self.num_stages)]
+
+    # -- what was measured ---------------------------------------------------------------------
+
+    def computed(self, stage: int, rows: int, seconds: float) -> None:
+        """A stage has computed a step of one sequence."""
+        if 0 < rows <= MAX_ROWS and 0 <= stage < self.num_stages and seconds > 0:
+            self._sizes += rows not in self.stages[stage]
+            self.stages[stage].took(rows, seconds)
+
+    def drafted(self, tokens: int, seconds: float) -> None:
+        """So many drafts took so long."""
+        if tokens:
+            each = seconds / tokens
+            self.draft = each if self.draft is None else self.draft + _SMOOTHING * (each - self.draft)
+
+    def returned(self, seconds: float) -> None:
+        """A step that met no other was away so long beyond computing, on all its links."""
+        one_way = max(0.0, seconds) / max(1, self.num_stages)
+        self.link = one_way if self.link == 0.0 else self.link + _SMOOTHING * (one_way - self.link)
+
+    def tried(self, seq_id: int, tried: int, accepted: int) -> None:
+        """A verdict on a request's drafts."""
+        mine = self._of(seq_id)
+        mine.acceptance.add(tried, accepted)
+        self.acceptance.add(tried, accepted)
+        mine.verdicts += 1
+        mine.since_probe = 0
+        mine.is_due |= mine.verdicts % _CHOOSE_EVERY == 0 or mine.flight.is_off
+
+    def forget(self, seq_id: int) -> None:
+        """A request has ended."""
+        self._requests.pop(seq_id, None)
+
+    # -- what to do ----------------------------------------------------------------------------
+
+    @property
+    def rig(self) -> Rig | None:
+        """What drafting and verifying cost, once everything was seen once."""
+        if self.draft is None or not all(self.stages):
+            return None
+        return Rig(tuple(self.stages), self.draft, self.link)
+
+    def flight(self, seq_id: int) -> Flight:
+        """How this request's next drafts go; asked for each block that begins with a sampled token."""
+        mine, rig = self._of(seq_id), self.rig
+        if not all(1 in stage for stage in self.stages):
+            return OFF  # one row comes first, for all else is compared with it
+        if rig is None:
+            return Flight(first=3)
+        if mine.is_due or mine.sizes != self._sizes:
+            mine.flight, mine.is_due, mine.sizes = self._choose(rig, mine.acceptance.share), False, self._sizes
+        if not mine.flight.is_off:
+            return mine.flight
+        mine.since_probe += 1
+        return _PROBE if mine.since_probe % _PROBE_EVERY == 0 else OFF
+
+    def _choose(self, rig: Rig, acceptance: float) -> Flight:
+        best = best_flight(rig, acceptance, self.most_in_flight)
+        return best if tokens_per_second(rig, best, acceptance) > _MARGIN * rig.sequential else OFF
+
+    @property
+    def cutoff(self) -> float:
+        """The probability below which a further draft is not worth its cost."""
+        rig = self.rig
+        if rig is None:
+            return 0.0
+        row = (rig.latency(8) - rig.latency(1)) / 7
+        return min(0.5, (rig.draft + max(0.0, row)) * rig.sequential)
+
+    def _of(self, seq_id: int) -> _OfRequest:
+        found = self._requests.get(seq_id)
+        if found is None:
+            found = self._requests[seq_id] = _OfRequest(Acceptance(self.acceptance))
+            while len(self._requests) > _MOST_REQUESTS:
+                self._requests.popitem(last=False)
+        return found

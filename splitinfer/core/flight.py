@@ -1,0 +1,204 @@
+"""Speculation in flight: how blocks of drafts go down the pipeline, and how fast that can be.
+
+One stream of tokens leaves a pipeline idle: the next token needs the last one to have passed all stages. Drafts are
+guesses of what comes next, so that there is something to compute meanwhile. The first block after a sampled token is
+that token with ``first`` drafts; behind it go blocks of ``further`` drafts, as many ``in_flight`` at a time as pay:
+
+    stage 0   | draft | A | draft | B | draft | C |          A: t d d d    B: d d d d    C: d d d d
+    stage 1                   |  A  |    |  B  |             A's last row says whether B begins right
+
+The last stage samples the target at every position and takes drafts while they are equal (``Slice.num_accepted``). A
+wrong one voids everything behind it, and the next first block begins with what was sampled instead.
+
+With drafts that are right with probability a, independently of each other, a *run* from one sampled token to the
+next wrong draft has 1 / (1 - a) tokens on average, and ends in block b with probability
+
+    b = 0:  1 - a^(first + 1)        b > 0:  a^(first + 1 + (b - 1) further) (1 - a^further)
+
+When it ends in block b, everything up to its verdict is the same every time; so ``tokens_per_second`` adds up the
+verdicts' times, weighted, and needs no random numbers. The coordinator hears of a verdict between two drafts or when
+its own layers are done, not before. Limits, with T the time of one row through all stages and l a link's:
+
+    sequential     1 / (T + S l)
+    any chain      1 / ((1 - a) (T + S l)), because every wrong draft costs one whole latency
+    synchronous K  (1 - a^(K + 1)) / (1 - a) / (K d + T(K + 1) + S l)
+
+(S links: there and back again. With blocks in flight and K drafts tuned, what is won over synchronous is the hiding
+of drafting, verifying and links behind each other, not more.) See PipeInfer (Butler et al., arXiv 2407.11798) for
+speculation in a pipeline, and Leviathan et al. (arXiv 2211.17192) for the expectation.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+MAX_ROWS = 16  # of a block: beyond, verifying is no longer nearly free anywhere
+FIRSTS = (1, 2, 3, 5, 7, 11, 15)  # with the token before them 2, 3, 4, 6, 8, 12, 16 rows: sizes that kernels like
+FURTHERS = (1, 2, 3, 4, 6, 8, 12, 16)
+_CERTAIN = 0.995  # drafts that are always right would make endless runs
+_RARE = 1e-3  # runs longer than this many in one are added up as a geometric series
+_MOST_BLOCKS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """How the drafts of a sequence go: ``first`` behind a sampled token, then blocks of ``further``, at most
+    ``in_flight`` blocks at a time. With one in flight, every block begins with a sampled token (synchronous)."""
+
+    first: int = 0
+    further: int = 0
+    in_flight: int = 1
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.further < 0 or self.in_flight < 1:
+            raise ValueError(f"blocks of {self.first} and {self.further} drafts, {self.in_flight} in flight, cannot be")
+
+    @property
+    def is_off(self) -> bool:
+        """Whether there are no drafts at all."""
+        return self.first == 0 and (self.further == 0 or self.in_flight == 1)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether a block waits for the verdict on the one before it."""
+        return self.in_flight == 1 or self.further == 0
+
+
+OFF = Flight()
+
+
+class RowTimes:
+    """Seconds that a step takes, by its number of rows: as measured, where it was, because kernels change their path
+    with the number of rows; else on the line between its neighbours."""
+
+    def __init__(self, seconds: dict[int, float] | None = None) -> None:
+        self._seconds = dict(seconds or {})
+
+    def __contains__(self, rows: int) -> bool:
+        return rows in self._seconds
+
+    def __bool__(self) -> bool:
+        return bool(self._seconds)
+
+    @property
+    def measured(self) -> dict[int, float]:
+        """What was measured."""
+        return dict(sorted(self._seconds.items()))
+
+    def took(self, rows: int, seconds: float, weight: float = 0.2) -> None:
+        """One more step. A first measurement stands as it is; later ones count ``weight``."""
+        before = self._seconds.get(rows)
+        self._seconds[rows] = seconds if before is None else before + weight * (seconds - before)
+
+    def at(self, rows: int) -> float:
+        """Seconds for so many rows; beyond what was measured as for the nearest, so that it will be tried."""
+        if rows in self._seconds or not self._seconds:
+            return self._seconds.get(rows, 0.0)
+        below = max((n for n in self._seconds if n < rows), default=None)
+        above = min((n for n in self._seconds if n > rows), default=None)
+        if below is None or above is None:
+            return self._seconds[below if below is not None else above]  # type: ignore[index]
+        share = (rows - below) / (above - below)
+        return self._seconds[below] + share * (self._seconds[above] - self._seconds[below])
+
+    def scaled(self, factor: float) -> "RowTimes":
+        """The same machine with more or fewer layers."""
+        return RowTimes({rows: factor * seconds for rows, seconds in self._seconds.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """What drafting and verifying cost. Seconds: ``stages`` per step by its rows, ``draft`` per token on the
+    coordinator, ``link`` one way."""
+
+    stages: tuple[RowTimes, ...]
+    draft: float
+    link: float
+
+    @property
+    def num_links(self) -> int:
+        """Links that a step takes until its result is back."""
+        return len(self.stages) if len(self.stages) > 1 else 0
+
+    def latency(self, rows: int) -> float:
+        """Seconds from the beginning of a step until its result is back, with nothing else there."""
+        return sum(stage.at(rows) for stage in self.stages) + self.num_links * self.link
+
+    @property
+    def sequential(self) -> float:
+        """Tokens per second without drafts."""
+        return 1 / self.latency(1)
+
+    def bound(self, acceptance: float) -> float:
+        """Tokens per second that no chain of drafts can pass."""
+        return self.sequential / (1 - min(acceptance, _CERTAIN))
+
+    def synchronous(self, num_drafts: int, acceptance: float) -> float:
+        """Tokens per second of synchronous blocks."""
+        a = min(acceptance, _CERTAIN)
+        tokens = (1 - a ** (num_drafts + 1)) / (1 - a)
+        return tokens / (num_drafts * self.draft + self.latency(num_drafts + 1))
+
+    def with_link(self, link: float) -> "Rig":
+        """The same with links of ``link`` seconds."""
+        return replace(self, link=link)
+
+
+def tokens_per_second(rig: Rig, flight: Flight, acceptance: float) -> float:
+    """What a flight gives where each draft is right with probability ``acceptance``, independently."""
+    if flight.is_off:
+        return rig.sequential
+    if flight.is_synchronous:
+        return rig.synchronous(flight.first, acceptance)
+    a = min(acceptance, _CERTAIN)
+    goes_on = a ** (flight.first + 1)  # the probability that a run is longer than the blocks so far
+    seconds, before = 0.0, 0.0
+    for block, heard in enumerate(resumed(rig, flight)):
+        again = goes_on * (a**flight.further if block else 1.0)
+        ends_here = (1 - goes_on) if block == 0 else goes_on - again
+        if block and again < _RARE:
+            # The rest: blocks like this one, each as long after the one before.
+            seconds += goes_on * (heard + (heard - before) * again / max(goes_on - again, 1e-12))
+            break
+        seconds += ends_here * heard
+        goes_on, before = (goes_on if block == 0 else again), heard
+    return 1 / (1 - a) / seconds
+
+
+def resumed(rig: Rig, flight: Flight) -> Iterator[float]:
+    """For each block: when the coordinator goes on, if that block's verdict is that a draft was wrong; seconds from
+    the first draft of the run."""
+    free = [0.0] * len(rig.stages)
+    returned: list[float] = []
+    work: list[tuple[float, float]] = []  # what the coordinator does without listening: [start, end)
+    now = 0.0
+    for block in range(_MOST_BLOCKS + flight.in_flight):
+        drafts, rows = (flight.first, flight.first + 1) if block == 0 else (flight.further, flight.further)
+        if block >= flight.in_flight:
+            yield _when_heard(returned[block - flight.in_flight], work)
+            now = max(now, returned[block - flight.in_flight])
+        for _ in range(drafts):
+            work.append((now, now := now + rig.draft))
+        work.append((now, now := now + rig.stages[0].at(rows)))
+        free[0] = done = now
+        for i, stage in enumerate(rig.stages[1:], 1):
+            free[i] = done = max(free[i], done + rig.link) + stage.at(rows)
+        returned.append(done + (rig.link if rig.num_links else 0.0))
+
+
+def _when_heard(at: float, work: Iterable[tuple[float, float]]) -> float:
+    return next((end for start, end in work if start < at < end), at)
+
+
+def best_flight(rig: Rig, acceptance: float, most_in_flight: int) -> Flight:
+    """The fastest; off where no drafts are as fast."""
+    flights = [OFF, *(Flight(first) for first in FIRSTS)]
+    if most_in_flight > 1:
+        # No further ones are longer than a first one that is worth its length by much, and none far shorter.
+        flights += [
+            Flight(first, further, in_flight)
+            for first in FIRSTS
+            for further in FURTHERS
+            if further <= 2 * first + 2
+            for in_flight in range(2, most_in_flight + 1)
+        ]
+    return max(flights, key=lambda flight: tokens_per_second(rig, flight, acceptance))

@@ -1,0 +1,146 @@
+"""Who gets drafts, how many, and what became of them. The scheduler asks; nothing happens by itself.
+
+Speculation takes what would stand idle. With as many requests as stages, each of them fills a stage while the others
+wait, and drafts would only stand in their way; so only fewer than that get any, and one alone always does. Nor does
+anybody while a prompt is being read: its chunks fill the stages.
+
+A draft is worth nothing where the sequence would end before it, or where the stages could not go back over it, and it
+never makes another give up memory.
+"""
+
+from dataclasses import dataclass, field
+
+from splitinfer.core.acceptance import Counts
+from splitinfer.core.controller import Controller
+from splitinfer.core.flight import MAX_ROWS, OFF, Flight
+from splitinfer.core.kv import UNLIMITED
+from splitinfer.core.plan import Slice, StepPlan, StepResult
+from splitinfer.core.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Drafts that the next plan could take: up to ``count``, to follow a sequence's stream."""
+
+    seq: Sequence
+    count: int
+    num_misses: int
+
+    @property
+    def stands(self) -> bool:
+        """Whether it has not been overtaken by a result."""
+        seq = self.seq
+        return seq.finish_reason is None and seq.is_known and seq.num_misses == self.num_misses
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess of the next token. ``confidence``: the drafter's own probability for it, if it has one."""
+
+    token_id: int
+    confidence: float | None = None
+
+
+@dataclass(slots=True)
+class Speculation:
+    """For ``num_stages`` stages whose caches go back ``rewind`` tokens (``None``: any number)."""
+
+    num_stages: int
+    rewind: int | None = UNLIMITED
+    counts: Counts = field(default_factory=Counts)
+    controller: Controller = field(init=False)
+    _flights: dict[int, Flight] = field(default_factory=dict)  # of the run under way, by sequence
+    _confidences: dict[tuple[int, int], float] = field(default_factory=dict)  # by sequence and position
+
+    def __post_init__(self) -> None:
+        self.controller = Controller(self.num_stages, self.num_stages)
+
+    # -- before a plan -------------------------------------------------------------------------
+
+    def has_room(self, num_runnable: int) -> bool:
+        """Whether so many requests leave a stage idle."""
+        return 0 < num_runnable <= max(1, self.num_stages - 1)
+
+    def first(self, seq: Sequence, longest: int) -> Wish | None:
+        """Drafts for a block that begins with a sampled token. ``longest``: tokens the sequence has at most."""
+        if seq.drafted or seq.is_dry:
+            return None
+        flight = seq.flight or self.controller.flight(seq.seq_id)
+        self._flights[seq.seq_id] = flight
+        return self._wish(seq, flight.first, longest)
+
+    def further(self, seq: Sequence, longest: int) -> Wish | None:
+        """Drafts for a block behind those under way."""
+        if seq.drafted or seq.is_dry or not self.may_follow(seq):
+            return None
+        return self._wish(seq, self._flights[seq.seq_id].further, longest)
+
+    def may_follow(self, seq: Sequence) -> bool:
+        """Whether one more block may be under way behind the others."""
+        flight = self._flights.get(seq.seq_id, OFF)
+        return 0 < seq.num_awaited < flight.in_flight and not flight.is_synchronous
+
+    def _wish(self, seq: Sequence, count: int, longest: int) -> Wish | None:
+        known = len(seq.tokens) + len(seq.ahead)
+        count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
+        if self.rewind is not UNLIMITED:
+            count = min(count, self.rewind - len(seq.ahead))
+        return Wish(seq, count, seq.num_misses) if count > 0 else None
+
+    def take(self, wish: Wish, drafts: list[Draft]) -> None:
+        """What came of a wish. Nothing is drafted behind an end; who got less than was wished for gets no more until
+        its next token."""
+        seq = wish.seq
+        self.counts.drafted += len(drafts)
+        if not wish.stands:
+            return
+        for draft in drafts:
+            if draft.token_id in seq.end_tokens:
+                break
+            position = len(seq.tokens) + len(seq.ahead) + len(seq.drafted)
+            if draft.confidence is not None:
+                self._confidences[seq.seq_id, position] = draft.confidence
+            seq.drafted.append(draft.token_id)
+        seq.is_dry = len(seq.drafted) < wish.count
+
+    def go(self, seq: Sequence, count: int) -> tuple[int, ...]:
+        """The first ``count`` drafts of those that wait are in a plan from now on."""
+        drafts = tuple(seq.drafted[:count])
+        del seq.drafted[:count]
+        seq.ahead += drafts
+        self.counts.sent += len(drafts)
+        self.counts.blocks += 1
+        return drafts
+
+    # -- after a result ------------------------------------------------------------------------
+
+    def appended(self, seq: Sequence, part: Slice, row: int, misses_before: int) -> bool:
+        """A token was taken from row ``row`` of those of ``part`` that have logits, in the place of a draft in a plan;
+        whether the draft was right."""
+        accepted = seq.num_misses == misses_before
+        place = row + int(part.begins_with_draft)
+        position = len(seq.tokens) - 1
+        self.counts.add(place if position < part.end else 0, accepted=accepted)
+        confidence = self._confidences.pop((seq.seq_id, position), None)
+        if confidence is not None:
+            self.controller.confidence.add(confidence, accepted=accepted)
+        return accepted
+
+    def measured(self, plan: StepPlan, result: StepResult, heard: float) -> None:
+        """What a step of one sequence has cost. ``heard``: when its result came, on the first stage's clock."""
+        figures = result.figures
+        if len(plan.slices) != 1 or len(figures) != self.num_stages or plan.slices[0].num_logits < len(plan.slices[0].token_ids):
+            return
+        for each in figures:
+            self.controller.computed(each.stage, each.rows, each.ended - each.started)
+        if all(each.rows for each in figures) and len(figures) > 1:
+            inside = sum(each.ended - each.received for each in figures[1:])
+            self.controller.returned(heard - figures[0].ended - inside)
+
+    def forget(self, seq: Sequence) -> None:
+        """A sequence has ended, or its KV is gone."""
+        self._flights.pop(seq.seq_id, None)
+        if self._confidences:
+            self._confidences = {key: c for key, c in self._confidences.items() if key[0] != seq.seq_id}
+        if seq.finish_reason is not None:
+            self.controller.forget(seq.seq_id)
