@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from splitinfer.config import Layout
+from splitinfer.core.flight import Flight
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import QueueFull, RequestError, SplitinferError
 
@@ -38,6 +39,7 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "LLM",
+    "Flight",
     "Layout",
     "QueueFull",
     "Request",

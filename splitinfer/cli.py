@@ -73,6 +73,12 @@ Context = Annotated[
         "--context", min=1, help="Tokens of a prompt and its answer together; 8,192 or the model's own if not given."
     ),
 ]
+DraftName = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", help="Who guesses tokens ahead: a small model of the same tokenizer, 'ngram', 'none'; or the layout's."
+    ),
+]
 Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
 Rejoin = Annotated[
     float,
@@ -118,6 +124,7 @@ def coord(
     ] = None,
     token_budget: Budget = None,
     context: Context = None,
+    draft: DraftName = None,
     kv_gb: KVMemory = None,
     kv_dir: KVDir = None,
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
@@ -139,6 +146,7 @@ def coord(
     settings = Settings(
         token_budget=token_budget,
         context=context,
+        draft=draft,
         kv_bytes=None if kv_gb is None else _bytes(kv_gb),
         kv_dir=None if disk is None else disk.path,
         kv_dir_bytes=_bytes(kv_disk_gb),
@@ -170,6 +178,7 @@ def chat(
     seed: Seed = None,
     token_budget: Budget = None,
     context: Context = None,
+    draft: DraftName = None,
     kv_gb: KVMemory = None,
     kv_dir: KVDir = None,
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
@@ -190,6 +199,7 @@ def chat(
     settings = Settings(
         token_budget=token_budget,
         context=context,
+        draft=draft,
         kv_bytes=None if kv_gb is None else _bytes(kv_gb),
         kv_dir=None if disk is None else disk.path,
         kv_dir_bytes=_bytes(kv_disk_gb),

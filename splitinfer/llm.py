@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from splitinfer.config import Layout, find_layout
 from splitinfer.core import sequence as core
+from splitinfer.core.flight import Flight
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.keeper import KeeperConfig
 from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
@@ -30,6 +31,8 @@ from splitinfer.core.prefix import KEY_BYTES, Key
 from splitinfer.core.scheduler import SchedulerConfig
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.crew import Event
+from splitinfer.engine.draft_model import DraftModel
+from splitinfer.engine.drafters import NGRAM, Drafter, NGramDrafter
 from splitinfer.engine.engine import Engine
 from splitinfer.engine.pipeline import Pipeline, PipelineOrder
 from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
@@ -50,7 +53,8 @@ Notice = Callable[[str, Progress], None]  # a stage's name, how far its loading 
 DEFAULT_CONTEXT = 8192  # tokens
 _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
 _KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for cohorts being made anew
-NO_DRAFT_MODEL = frozenset({"ngram"})  # drafters that are no model
+NO_DRAFT = "none"
+MakeDrafter = Callable[[], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,10 @@ class Settings:
         there after a restart; ``None``: only in memory. A worker on another machine uses the folder it was started
         with, if this is set.
     kv_dir_bytes: what the folder may hold at most; the least recently used goes first.
+    draft: who guesses tokens ahead: a model of the same tokenizer, "ngram" (what followed the same tokens before),
+        or "none"; ``None``: the layout's.
+    flight: how the drafts of all requests go (``splitinfer.Flight``); ``None``: whatever is fastest, measured as it
+        runs, and none where they lose.
     connect_timeout: seconds to reach a worker.
     rejoin_timeout: seconds that requests wait for a lost worker to come back, to go on where they were;
         0 ends them at once.
@@ -89,6 +97,8 @@ class Settings:
     micro_batches: int | None = None
     kv_dir: Path | str | None = None
     kv_dir_bytes: int = DEFAULT_CAP
+    draft: str | None = None
+    flight: Flight | None = None
     connect_timeout: float = 10.0
     rejoin_timeout: float = 60.0
     trace: Path | None = None
@@ -166,6 +176,7 @@ class LLM:
         model: a model for a layout that names none, or another one than it names.
         settings: how it is run.
         notice: called with a stage's name and its progress while loading, from several threads.
+        drafter: makes another drafter than the layout's, on the thread that will ask it; for measurements.
 
     Raises:
         SplitinferError: the layout, the model or a worker cannot be used; one sentence says why.
@@ -178,9 +189,11 @@ class LLM:
         model: str | None = None,
         settings: Settings | None = None,
         notice: Notice | None = None,
+        drafter: MakeDrafter | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        self.layout = _as_layout(layout, model)
+        self.layout = _with_draft(_as_layout(layout, model), self.settings.draft)
+        self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
         try:
             self._open(notice or (lambda _name, _progress: None))
@@ -195,7 +208,9 @@ class LLM:
         _check_draft(self.layout, self.tokenizer)
         self._ids = itertools.count(1)
         self._text_lock = threading.Lock()  # a Hugging Face tokenizer is for one thread at a time
-        self._engine = Engine(self._build(notice), self._configure, self.settings.rejoin_timeout, self._trace)
+        self._engine = Engine(
+            self._build(notice), self._configure, self.settings.rejoin_timeout, self._trace, self._drafter
+        )
         self._engine.wait_until_ready()
 
     @property
@@ -254,12 +269,14 @@ class LLM:
         session: str | None = None,
         priority: int = 0,
         timeout: float | None = None,
+        flight: Flight | None = None,
     ) -> Request:
         """Hand one prompt in and return at once.
 
         ``session``: a name under which what the request leaves can be forgotten (``forget``). ``priority``:
         higher goes first where not all can go at once. ``timeout``: seconds after which it is ended with "abort",
-        wherever it is; of equal priority, whoever has less time goes first.
+        wherever it is; of equal priority, whoever has less time goes first. ``flight``: how its drafts go, if not as
+        the settings say.
 
         Raises:
             RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit.
@@ -279,6 +296,7 @@ class LLM:
             session=session,
             priority=priority,
             deadline=None if timeout is None else time.monotonic() + timeout,
+            flight=flight or self.settings.flight,
         )
         state = RequestState(sequence, self._detokenizer(), time.monotonic)
         self._engine.submit(state)
@@ -362,7 +380,30 @@ class LLM:
                 on_disk=pipeline.is_on_disk,
                 kept=pipeline.kept(),
             ),
+            speculates=self._speculates(pipeline.rewind),
+            rewind=pipeline.rewind,
         )
+
+    def _drafter(self) -> Drafter | None:
+        """The layout's drafter, in memory; on the engine's thread."""
+        name = self.layout.draft
+        if self._make_drafter is not None:
+            return self._make_drafter()
+        if name is None:
+            return None
+        if name == NGRAM:
+            return NGramDrafter()
+        return DraftModel.load(name, open_model(name), self.layout.dtype, self._vocab_size(), self.context_length)
+
+    def _speculates(self, rewind: int | None) -> bool:
+        if self.layout.draft is None and self._make_drafter is None:
+            return False
+        if rewind == 0:
+            raise ModelError(
+                f"draft {self.layout.draft} cannot be used with {self.layout.model}: its layers keep a state that "
+                "cannot go back to where a draft was wrong; leave the draft out (--draft none)"
+            )
+        return True
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
@@ -479,8 +520,12 @@ def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     return Tokenizer.from_folder(checkpoint.folder, checkpoint.config.get("eos_token_id"))
 
 
+def _with_draft(layout: PlainLayout, draft: str | None) -> PlainLayout:
+    return layout if draft is None else replace(layout, draft=None if draft == NO_DRAFT else draft)
+
+
 def _check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
-    if layout.draft is None or layout.draft in NO_DRAFT_MODEL:
+    if layout.draft is None or layout.draft == NGRAM:
         return
     draft = open_model(layout.draft)
     own = _tokenizer_of(draft)

@@ -44,7 +44,7 @@ from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.prefix import Block, Kept, Key, Match, full_keys
 from splitinfer.core.sequence import FinishReason, Sequence
-from splitinfer.core.speculation import Draft, Speculation, Wish
+from splitinfer.core.speculation import Speculation, Wish
 from splitinfer.core.waiting import Deadlines, QueueFull, WaitingQueue
 
 
@@ -202,8 +202,8 @@ class Scheduler:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
 
-    def update(self, result: StepResult) -> list[TokenEvent]:
-        """Learn what came of the oldest plan under way.
+    def update(self, result: StepResult, heard: float = 0.0) -> list[TokenEvent]:
+        """Learn what came of the oldest plan under way. ``heard``: when, in seconds on the first stage's clock.
 
         Raises:
             ValueError: a result that does not answer that plan; the pipeline keeps order, so this
@@ -225,6 +225,8 @@ class Scheduler:
             self.batches.join(seq)
         self.batches.balance()
         self.keeper.learn(plan, result.figures)
+        if self.speculation is not None:
+            self.speculation.measured(plan, result, heard)
         return events
 
     def replay(self, kept: Iterable[Kept] = ()) -> None:
@@ -252,7 +254,8 @@ class Scheduler:
     # -- drafts ------------------------------------------------------------------------------
 
     def wish(self) -> Wish | None:
-        """Drafts that the next plan could hold; they come by ``take``, before the next ``schedule``."""
+        """Drafts that the next plan could hold; they come by ``take``, before the next ``schedule``. Asking again is
+        no harm."""
         if not self._speculates or len(self._plans) >= self._limit:
             return None
         for group in self.batches.in_turn():
@@ -262,18 +265,25 @@ class Scheduler:
         wishes = (self._wish_of(seq, first=False) for group in self.batches.groups for seq in group)
         return next((wish for wish in wishes if wish is not None), None)
 
-    def take(self, wish: Wish, drafts: list[Draft]) -> None:
-        """What came of a wish; fewer than were wished for, or none, is no error."""
-        if self.speculation is not None:
-            self.speculation.take(wish, drafts)
+    def take(self, wish: Wish) -> None:
+        """What came of a wish; fewer drafts than were wished for, or none, is no error. Results may have come since."""
+        if self.speculation is not None and self.running.get(wish.seq.seq_id) is wish.seq:
+            self.speculation.take(wish)
+
+    @property
+    def drafts_next(self) -> Sequence | None:
+        """For whom drafts are likely to be wished next, so that a drafter can read its prompt."""
+        if self.speculation is None or not self.speculation.has_room(len(self.running) + len(self.waiting)):
+            return None
+        return next(iter(self.running.values()), None)
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
         """The newest plan, which has not left the first stage, without what a result has voided since it was made."""
+        if not self._plans or self._plans[-1] is not plan:
+            return plan  # a sequence in it may have been planned anew
         void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
         if not void:
             return plan
-        if not self._plans or self._plans[-1] is not plan:
-            raise ValueError(f"step {plan.step} is not the newest plan")
         for part in void:
             self.running[part.seq_id].num_in_flight -= 1
             if self.speculation is not None:

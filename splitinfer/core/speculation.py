@@ -19,26 +19,41 @@ from splitinfer.core.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """Drafts that the next plan could take: up to ``count``, to follow a sequence's stream."""
-
-    seq: Sequence
-    count: int
-    num_misses: int
-
-    @property
-    def stands(self) -> bool:
-        """Whether it has not been overtaken by a result."""
-        seq = self.seq
-        return seq.finish_reason is None and seq.is_known and seq.num_misses == self.num_misses
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
     """A guess of the next token. ``confidence``: the drafter's own probability for it, if it has one."""
 
     token_id: int
     confidence: float | None = None
+
+
+@dataclass(slots=True)
+class Wish:
+    """Drafts that the next plan could take: up to ``count``, to follow a sequence's stream, which ends before
+    ``position``. ``drafts``: those that have been made."""
+
+    seq: Sequence
+    count: int
+    position: int
+    num_misses: int
+    drafts: list[Draft] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, seq: Sequence, count: int) -> "Wish":
+        """For what a sequence is now."""
+        return cls(seq, count, len(seq.tokens) + len(seq.ahead), seq.num_misses)
+
+    @property
+    def stands(self) -> bool:
+        """Whether no result has overtaken it: no draft before its own, or among them, was wrong."""
+        seq = self.seq
+        if seq.finish_reason is not None or not seq.is_known or seq.num_misses != self.num_misses:
+            return False
+        return all(d.token_id == t for d, t in zip(self.drafts, seq.tokens[self.position :], strict=False))
+
+    @property
+    def left(self) -> list[Draft]:
+        """The drafts in whose places nothing has been sampled yet."""
+        return self.drafts[max(0, len(self.seq.tokens) - self.position) :]
 
 
 @dataclass(slots=True)
@@ -50,6 +65,7 @@ class Speculation:
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
     _flights: dict[int, Flight] = field(default_factory=dict)  # of the run under way, by sequence
+    _chosen_at: dict[int, int] = field(default_factory=dict)  # tokens it had then
     _confidences: dict[tuple[int, int], float] = field(default_factory=dict)  # by sequence and position
 
     def __post_init__(self) -> None:
@@ -65,9 +81,10 @@ class Speculation:
         """Drafts for a block that begins with a sampled token. ``longest``: tokens the sequence has at most."""
         if seq.drafted or seq.is_dry:
             return None
-        flight = seq.flight or self.controller.flight(seq.seq_id)
-        self._flights[seq.seq_id] = flight
-        return self._wish(seq, flight.first, longest)
+        if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
+            self._chosen_at[seq.seq_id] = len(seq.tokens)
+            self._flights[seq.seq_id] = seq.flight or self.controller.flight(seq.seq_id)
+        return self._wish(seq, self._flights[seq.seq_id].first, longest)
 
     def further(self, seq: Sequence, longest: int) -> Wish | None:
         """Drafts for a block behind those under way."""
@@ -85,13 +102,13 @@ class Speculation:
         count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
         if self.rewind is not UNLIMITED:
             count = min(count, self.rewind - len(seq.ahead))
-        return Wish(seq, count, seq.num_misses) if count > 0 else None
+        return Wish.of(seq, count) if count > 0 else None
 
-    def take(self, wish: Wish, drafts: list[Draft]) -> None:
+    def take(self, wish: Wish) -> None:
         """What came of a wish. Nothing is drafted behind an end; who got less than was wished for gets no more until
         its next token."""
-        seq = wish.seq
-        self.counts.drafted += len(drafts)
+        seq, drafts = wish.seq, wish.left
+        self.counts.drafted += len(wish.drafts)
         if not wish.stands:
             return
         for draft in drafts:
@@ -101,7 +118,7 @@ class Speculation:
             if draft.confidence is not None:
                 self._confidences[seq.seq_id, position] = draft.confidence
             seq.drafted.append(draft.token_id)
-        seq.is_dry = len(seq.drafted) < wish.count
+        seq.is_dry = len(wish.drafts) < wish.count or len(seq.drafted) < len(drafts)
 
     def go(self, seq: Sequence, count: int) -> tuple[int, ...]:
         """The first ``count`` drafts of those that wait are in a plan from now on."""
@@ -140,6 +157,7 @@ class Speculation:
     def forget(self, seq: Sequence) -> None:
         """A sequence has ended, or its KV is gone."""
         self._flights.pop(seq.seq_id, None)
+        self._chosen_at.pop(seq.seq_id, None)
         if self._confidences:
             self._confidences = {key: c for key, c in self._confidences.items() if key[0] != seq.seq_id}
         if seq.finish_reason is not None:

@@ -2,12 +2,15 @@
 
     take what came in        submissions, aborts, results
     plan                     the scheduler writes the next step, if a stage can take it
+    draft                    if the scheduler wishes for drafts, guess what comes next
     run                      launch it on the own layers; pass the step before it on to the next stage
     learn                    a result gives tokens; tokens go to their readers
 
 When a worker is lost, the loop opens the pipeline again as soon as that can be done, and computes what
 the stages held from the tokens, which are all here: readers see a pause. Only when nobody comes back in
 time, or the same loss comes again and again, does every request end, with one sentence.
+
+Between two guesses, and before a block of them is sent, the loop listens: a result may have made them void.
 
 Launching a step before waiting for the one before it keeps the device fed; ``max_in_flight`` plans keep
 every stage fed.
@@ -24,8 +27,10 @@ from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import StepResult
 from splitinfer.core.scheduler import Scheduler, SchedulerConfig
 from splitinfer.core.sequence import FinishReason
+from splitinfer.core.speculation import Speculation
 from splitinfer.core.watch import Losses, Pace, Patience, StallWatch
 from splitinfer.engine.crew import Event
+from splitinfer.engine.drafters import Drafter
 from splitinfer.engine.figures import Record, StageTotals, Totals
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.pipeline import Pipeline
@@ -57,6 +62,7 @@ class Engine:
     ``build`` makes the pipeline, given where to put its events; ``configure`` makes the scheduler's
     bounds once the stages are known. Both run on the engine's thread. ``rejoin_timeout``: seconds that
     requests wait for a lost worker to come back; 0 ends them at once. ``trace``: where every step is drawn.
+    ``draft``: makes the drafter, if there is one, on the engine's thread.
     """
 
     def __init__(
@@ -65,6 +71,7 @@ class Engine:
         configure: Callable[[Pipeline], SchedulerConfig],
         rejoin_timeout: float,
         trace: Trace | None = None,
+        draft: Callable[[], Drafter | None] = lambda: None,
     ) -> None:
         self._inbox: Mailbox[Event | Call] = Mailbox()
         self._requests: dict[int, RequestState] = {}
@@ -84,7 +91,8 @@ class Engine:
             trace.begin(names)
         self.record = Record(names, time.monotonic(), trace)
         self._scheduler: Scheduler | None = None
-        self._thread = threading.Thread(target=self._run, args=(configure,), name="engine", daemon=True)
+        self.drafter: Drafter | None = None
+        self._thread = threading.Thread(target=self._run, args=(draft, configure), name="engine", daemon=True)
         self._thread.start()
 
     # -- from other threads ------------------------------------------------------------------
@@ -167,6 +175,7 @@ class Engine:
         stats["window"] = self.record.snapshot(now, reset=reset)
         if self._scheduler is not None:
             stats |= _queue_stats(self._scheduler)
+            stats["speculation"] = _draft_stats(self.drafter, self._scheduler.speculation)
             kv = self._scheduler.config.kv
             for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
                 stage["kv_bytes"] = memory.bytes_of(self._scheduler.kv_used)
@@ -188,9 +197,12 @@ class Engine:
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def _run(self, configure: Callable[[Pipeline], SchedulerConfig]) -> None:
+    def _run(
+        self, draft: Callable[[], Drafter | None], configure: Callable[[Pipeline], SchedulerConfig]
+    ) -> None:
         reason = FinishReason.ERROR
         try:
+            self.drafter = draft()  # before the stages say what memory is free
             self.pipeline.open()
             self.record.opened(self.pipeline.clocks, time.monotonic())
             self._scheduler = Scheduler(configure(self.pipeline))
@@ -219,6 +231,7 @@ class Engine:
         """Take in, plan, run, learn: one step goes out at most."""
         self._take_events()
         self._expire()
+        self._draft()
         plan = self.scheduler.schedule()
         launched = None
         if plan is None:
@@ -228,26 +241,80 @@ class Engine:
             self.totals.computed_tokens += plan.num_tokens
             self._watch.waiting(time.monotonic())
             launched = self.pipeline.launch(plan)
-        for step in (self._under_way, None if launches_ahead() else launched):
-            if step is not None:
-                self._learn(self.pipeline.pass_on(step), time.monotonic())
-                self._pace.took(time.monotonic() - step.started)
-        self._under_way = launched if launches_ahead() else None
+        self._pass_on(self._under_way)
+        self._under_way = launched
+        if not launches_ahead():
+            self._pass_on_what_is_under_way()
+
+    def _pass_on_what_is_under_way(self) -> None:
+        step, self._under_way = self._under_way, None
+        self._pass_on(step)
+
+    def _pass_on(self, step: Launched | None) -> None:
+        """Wait for a step on the own layers and send on what is still wanted of it."""
+        if step is None:
+            return
+        done = self.pipeline.finish(step)
+        self._pace.took(time.monotonic() - step.started)
+        if any(part.begins_with_draft for part in done.plan.slices):
+            self._listen()
+            done = done.reduced_to(self.scheduler.still_wanted(done.plan))
+        self._learn(self.pipeline.send(done), time.monotonic())
+
+    # -- drafts ------------------------------------------------------------------------------
+
+    def _draft(self) -> None:
+        """Guess what the scheduler wishes for, as long as that makes sense."""
+        wish = self.scheduler.wish() if self.drafter is not None else None
+        if wish is None or self.drafter is None or self.scheduler.speculation is None:
+            return
+        self._pass_on_what_is_under_way()  # or it would wait for the guesses
+        controller, sure, began = self.scheduler.speculation.controller, 1.0, time.monotonic()
+        while self.drafter.prepare(wish.seq):
+            self._listen()
+            began = time.monotonic()
+        for draft in self.drafter.drafts(wish.seq, wish.count) if wish.stands else ():
+            if draft.confidence is not None:
+                sure *= controller.confidence.share(draft.confidence)
+            if sure < controller.cutoff:
+                break
+            wish.drafts.append(draft)
+            self._listen()
+            if not wish.stands:
+                break
+        controller.drafted(len(wish.drafts), time.monotonic() - began)
+        self.scheduler.take(wish)
+
+    def _listen(self) -> None:
+        """Take in what has come, without waiting."""
+        while (event := self._next_event(0.0, for_ever=False)) is not None:
+            self._take(event)
+
+    def _prepare_drafts(self) -> bool:
+        """While there is nothing else to do: whether there was something to prepare."""
+        if self.drafter is None or not self._inbox.is_empty:
+            return False
+        seq = self.scheduler.drafts_next
+        return seq is not None and self.drafter.prepare(seq)
 
     def _take_events(self) -> None:
         """Everything that has come; waits for the first only when there is nothing else to do."""
-        can_schedule = self.scheduler.can_schedule
+        can_schedule = self.scheduler.can_schedule or (self.drafter is not None and self.scheduler.wish() is not None)
         nothing_to_do = self._under_way is None and not can_schedule
         if nothing_to_do:
             self.record.blocked()
+            nothing_to_do = not self._prepare_drafts()
         spare = 0.0 if self._under_way is None or can_schedule else self._spare(self._under_way)
         while (event := self._next_event(spare, for_ever=nothing_to_do)) is not None:
-            if isinstance(event, tuple):
-                self._learn(self.pipeline.hear(event), event.at)
-            else:
-                self.record.heard(time.monotonic())
-                event()
+            self._take(event)
             nothing_to_do, spare = False, 0.0
+
+    def _take(self, event: Event | Call) -> None:
+        if isinstance(event, tuple):
+            self._learn(self.pipeline.hear(event), event.at)
+        else:
+            self.record.heard(time.monotonic())
+            event()
 
     def _spare(self, under_way: Launched) -> float:
         return self._pace.spare(time.monotonic() - under_way.started)
@@ -277,7 +344,7 @@ class Engine:
             return
         now = time.monotonic()
         self.record.returned(result, heard)
-        events = self.scheduler.update(result)
+        events = self.scheduler.update(result, heard)
         self._watch.answered(now, more=self.scheduler.num_in_flight > 0)
         self.totals.step(result, heard)
         for event in events:
@@ -381,6 +448,8 @@ class Engine:
         self.totals.cached_tokens += sequence.num_cached or 0
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
         now = time.monotonic()
+        if self.drafter is not None:
+            self.drafter.forget(seq_id)
         self.totals.is_active(bool(self._requests), now)
         self.record.ended(seq_id, now)
         self._check_drained()
@@ -408,6 +477,20 @@ class Engine:
             self._requests.clear()
             self._arriving.clear()
             self._check_drained()
+
+
+def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> dict[str, Any] | None:
+    """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
+    if drafter is None or speculation is None:
+        return None
+    controller = speculation.controller
+    return {
+        "drafter": drafter.name,
+        **speculation.counts.as_dict(),
+        "draft_seconds": controller.draft,
+        "link_seconds": controller.link,
+        "step_seconds_by_rows": [stage.measured for stage in controller.stages],
+    }
 
 
 def _queue_stats(scheduler: Scheduler) -> dict[str, int]:

@@ -218,14 +218,16 @@ class Record:
 
     def _decodes(self, part: Slice) -> bool:
         reader = self._readers.get(part.seq_id)
-        return reader is not None and len(part.token_ids) == 1 and part.start >= reader.num_prompt_tokens
+        is_decode = len(part.token_ids) == 1 or bool(part.num_drafts)
+        return reader is not None and is_decode and part.start >= reader.num_prompt_tokens
 
     def returned(self, result: StepResult, heard: float) -> None:
         """A result has come; before its requests are told, because who has ended by then did not want it."""
         if not self._flights or self._flights[0].plan.step != result.step:
             return  # of no plan of ours; the scheduler says so
         flight = self._flights.popleft()
-        useful = sum(map(self._new_rows, flight.plan.slices))
+        sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
+        useful = sum(self._new_rows(part, sampled.get(part.seq_id, 0)) for part in flight.plan.slices)
         if not _is_plausible(result.figures, len(self._names)):
             self.heard(heard)
             return
@@ -249,12 +251,14 @@ class Record:
                 )
             )
 
-    def _new_rows(self, part: Slice) -> int:
-        """Rows that were wanted when they came, and had not been computed before."""
+    def _new_rows(self, part: Slice, num_sampled: int) -> int:
+        """Rows that were wanted when they came, and had not been computed before; of drafts, as far as they were right."""
         reader = self._readers.get(part.seq_id)
         if reader is None:
             return 0
         end, before = part.end, reader.computed
+        if part.num_drafts:
+            end += num_sampled - part.num_logits
         if end <= before:
             return 0
         reader.computed = end

@@ -27,6 +27,11 @@ class Mailbox(Generic[T]):
         """Add an event; never waits."""
         self._queue.put(event)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits at the moment."""
+        return self._queue.empty()
+
     def get(self, timeout: float | None, *, expecting: bool = False) -> T:
         """The next event, waiting at most ``timeout`` seconds for it; ``None`` waits for ever.
 

@@ -27,7 +27,7 @@ from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
 from splitinfer.engine.local import LocalWorker, take
 from splitinfer.engine.processor import give_way_if_own
 from splitinfer.engine.stage_loader import LoadedStage, load
-from splitinfer.engine.stage_runner import Launched
+from splitinfer.engine.stage_runner import Finished, Launched
 from splitinfer.engine.worker import send_step
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.kvstore.store import Disk
@@ -200,14 +200,17 @@ class Pipeline:
         assert self._own is not None
         return self._own.runner.launch(plan, None)
 
-    def pass_on(self, launched: Launched) -> StepResult | None:
-        """Wait for the own layers and send the step on; with one stage alone, its result.
+    def finish(self, launched: Launched) -> Finished:
+        """Wait for the own layers."""
+        assert self._own is not None
+        return self._own.runner.finish(launched)
+
+    def send(self, done: Finished) -> StepResult | None:
+        """Send a step on; with one stage alone, its result.
 
         Raises:
             WorkerLost: the step cannot be sent.
         """
-        assert self._own is not None
-        done = self._own.runner.finish(launched)
         if self.num_stages == 1:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
         peer = self._crew.peers[0]

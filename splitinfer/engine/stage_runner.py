@@ -3,12 +3,16 @@
 Work is split in two, because MLX is asynchronous: ``launch`` builds the graph and hands it to the
 device, ``finish`` waits for it. Between the two the loop may launch the next step, so the device
 never waits for Python.
+
+Drafts are verified on the last stage, which therefore knows first that some are void: slices behind a wrong draft
+are not computed there, and answered with no tokens.
 """
 
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
 from functools import cache
 
 import mlx.core as mx
@@ -41,11 +45,12 @@ def launches_ahead() -> bool:
 
 @dataclass(slots=True)
 class _History:
-    """A sequence's tokens on the last stage, where penalties look back on them."""
+    """A sequence's tokens on the last stage, where penalties look back on them, and what was sampled to follow them."""
 
     params: SamplingParams
     seed: int
     tokens: list[int]
+    next: int | None = None
 
     def rows(self, part: Slice) -> Iterator[Row]:
         """The rows of a slice that want logits, after its tokens have been taken in."""
@@ -53,6 +58,18 @@ class _History:
         for position in range(part.end - part.num_logits + 1, part.end + 1):
             recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
             yield Row(self.params, self.seed, position, recent)
+
+    def is_void(self, part: Slice) -> bool:
+        """Whether a slice lies behind a wrong draft."""
+        return part.begins_with_draft and (self.next is None or not part.follows(len(self.tokens), self.next))
+
+    def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
+        """Of the tokens sampled for a slice those that count; wrong drafts are forgotten."""
+        counts = tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
+        if counts:
+            del self.tokens[part.end - part.num_logits + len(counts) :]
+            self.next = counts[-1].token_id
+        return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +102,7 @@ class Launched:
     """A step under way on the device."""
 
     plan: StepPlan
+    slices: tuple[Slice, ...]  # those that are computed
     started: float
     hidden: mx.array | None
     rows: tuple[Row, ...]
@@ -101,6 +119,17 @@ class Finished:
     figures: StageFigures
     hidden: mx.array | None
     sampled: tuple[SampledSlice, ...]
+
+    def reduced_to(self, plan: StepPlan) -> "Finished":
+        """The same step with fewer slices."""
+        if plan is self.plan:
+            return self
+        rows, at = list[int](), 0
+        for part in self.plan.slices:
+            first, at = at, at + len(part.token_ids)
+            rows += range(first, at) if part in plan.slices else ()
+        hidden = self.hidden[mx.array(rows, dtype=mx.int32)] if self.hidden is not None and rows else None
+        return replace(self, plan=plan, hidden=hidden)
 
 
 class StageRunner:
@@ -141,25 +170,45 @@ class StageRunner:
         started = time.monotonic()
         self._check(plan, hidden)
         taken_in = self._take_in(plan)
+        slices, hidden = self._without_void(plan, hidden)
         parts = [
             Part(self._pool.at(part.seq_id, part.start), part.start, len(part.token_ids), part.num_logits)
-            for part in plan.slices
+            for part in slices
         ]
-        outputs = self._step.run(parts, [t for part in plan.slices for t in part.token_ids], hidden) if parts else []
+        outputs = self._step.run(parts, [t for part in slices for t in part.token_ids], hidden) if parts else []
         # A state that is not on the way to the output would let the graph grow from step to step.
         pending = [*taken_in.pending, *arrays_to_evaluate(parts)]
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         rows: tuple[Row, ...] = ()
         choices: tuple[Choice, ...] = ()
         if self._model.is_last:
-            rows = tuple(row for part in plan.slices for row in self._histories[part.seq_id].rows(part))
+            rows = tuple(row for part in slices for row in self._histories[part.seq_id].rows(part))
             choices = tuple(self._sampler.choose(joined, rows)) if joined is not None else ()
             joined = None
         last_write = _corner(pending[-1]) if pending else None
         mx.async_eval(  # type: ignore[no-untyped-call]
             *_arrays(joined, choices), *pending, *([] if last_write is None else [last_write])
         )
-        return Launched(plan, started, joined, rows, choices, last_write, taken_in)
+        return Launched(plan, slices, started, joined, rows, choices, last_write, taken_in)
+
+    def needs_verdict(self, plan: StepPlan) -> bool:
+        """Whether a step under way has to be finished before this one is launched, because it says what is void."""
+        return self._model.is_last and any(part.begins_with_draft for part in plan.slices)
+
+    def _without_void(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
+        """The slices to be computed, and their rows."""
+        if not self.needs_verdict(plan):
+            return plan.slices, hidden
+        keep, rows, at = list[Slice](), list[int](), 0
+        for part in plan.slices:
+            history, first = self._histories.get(part.seq_id), at
+            at += len(part.token_ids)
+            if history is None or not history.is_void(part):
+                keep.append(part)
+                rows += range(first, at)
+        if hidden is not None and len(rows) < at:
+            hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
+        return tuple(keep), hidden
 
     def _check(self, plan: StepPlan, hidden: mx.array | None) -> None:
         """Refuse a plan that cannot be carried out here."""
@@ -212,11 +261,29 @@ class StageRunner:
         tokens = read(launched.choices, launched.rows)
         # A step launched before the one before it was done began, for the device, when that was done.
         started, ended = max(launched.started, self._idle_since), time.monotonic()
-        figures = self._figures(launched.taken_in, started, ended)
+        rows = sum(len(part.token_ids) for part in launched.slices)
+        figures = self._figures(launched.taken_in, started, ended, rows)
         self._idle_since = ended
-        return Finished(launched.plan, figures, launched.hidden, _by_slice(launched.plan, tokens))
+        return Finished(launched.plan, figures, launched.hidden, self._verdicts(launched, tokens))
 
-    def _figures(self, taken_in: _TakenIn, started: float, ended: float) -> StageFigures:
+    def _verdicts(self, launched: Launched, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
+        """What each slice that wanted tokens gets: on the last stage. Void ones get none."""
+        if not self._model.is_last:
+            return ()
+        at, verdicts = 0, []
+        for part in launched.plan.slices:
+            if part.num_logits and part in launched.slices:
+                sampled = tokens[at : (at := at + part.num_logits)]
+                verdicts.append(SampledSlice(part.seq_id, self._verdict(part, sampled)))
+            elif part.num_logits:
+                verdicts.append(SampledSlice(part.seq_id, ()))
+        return tuple(verdicts)
+
+    def _verdict(self, part: Slice, sampled: list[SampledToken]) -> tuple[SampledToken, ...]:
+        history = self._histories.get(part.seq_id)
+        return tuple(sampled) if history is None else history.verdict(part, sampled)
+
+    def _figures(self, taken_in: _TakenIn, started: float, ended: float, rows: int) -> StageFigures:
         """What a step that is done cost, and what the disk says; it gets what has been computed for it."""
         written: tuple[Key, ...] = ()
         if self._disk is not None:
@@ -230,6 +297,7 @@ class StageRunner:
             ended,
             bytes_copied=copied.num_bytes,
             copying=copied.seconds,
+            rows=rows,
             lacking=taken_in.lacking,
             written=written,
         )
@@ -248,13 +316,3 @@ def _arrays(hidden: mx.array | None, choices: tuple[Choice, ...]) -> list[mx.arr
         found += [choice.tokens] if choice.logprobs is None else [choice.tokens, choice.logprobs]
     return found
 
-
-def _by_slice(plan: StepPlan, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
-    if not tokens:
-        return ()
-    at, slices = 0, []
-    for part in plan.slices:
-        if part.num_logits:
-            slices.append(SampledSlice(part.seq_id, tuple(tokens[at : at + part.num_logits])))
-            at += part.num_logits
-    return tuple(slices)

@@ -246,6 +246,8 @@ class Worker:
         room = self._stage.order.kv_tokens
         if any(part.end > room for part in step.plan.slices):
             raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
+        if self._stage.runner.needs_verdict(step.plan):
+            self._pass_on_what_is_under_way()
         hidden = None if step.tensor is None else from_buffer(step.tensor, memoryview(frame.parts[0]))
         return _UnderWay(self._stage.runner.launch(step.plan, hidden), step, received)
 

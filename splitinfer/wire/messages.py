@@ -14,7 +14,7 @@ from splitinfer.core.identity import Fingerprint
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.prefix import Key
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)

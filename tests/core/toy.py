@@ -325,9 +325,14 @@ class House:
         if wish is None or self.guess is None:
             return
         assert 0 < wish.count <= self.scheduler.config.token_budget
-        drafts = self.guess(wish)
-        assert len(drafts) <= wish.count
-        self.scheduler.take(wish, drafts)
+        for draft in self.guess(wish):
+            wish.drafts.append(draft)
+            if self.overtake is not None and self.overtake() and self.toy.under_way:
+                self.deliver()
+            if not wish.stands:
+                break
+        assert len(wish.drafts) <= wish.count
+        self.scheduler.take(wish)
 
     def limit(self, anybody_decodes: bool) -> int:
         config = self.scheduler.config
