@@ -75,12 +75,13 @@ class Counts:
 class Confidence:
     """What a drafter's confidence is worth: the share of drafts that were right, by tenths of it.
 
-    A new tenth is taken at its word, as so many tries.
+    A tenth that was never tried is taken to be like all drafts: models know less of each other than of themselves.
     """
 
     _WEIGHT = 4.0
 
-    def __init__(self) -> None:
+    def __init__(self, like: Acceptance) -> None:
+        self._like = like
         self._tried = [0.0] * BINS
         self._accepted = [0.0] * BINS
 
@@ -93,7 +94,7 @@ class Confidence:
     def share(self, confidence: float) -> float:
         """The probability that such a draft is right."""
         i = _bin(confidence)
-        return (self._accepted[i] + self._WEIGHT * confidence) / (self._tried[i] + self._WEIGHT)
+        return (self._accepted[i] + self._WEIGHT * self._like.share) / (self._tried[i] + self._WEIGHT)
 
 
 def _bin(confidence: float) -> int:

@@ -7,9 +7,9 @@ choice would give. A size that was never tried is taken for as fast as its neigh
 Where drafts lose they are off, and now and then one is sent, to see whether that is still so. It goes with a token
 that has to be computed anyway, so it costs one draft and one row.
 
-The confidence cut-off ends a block early: a further draft costs its drafting and its row, and brings a token's time
-if everything up to it is right; so a block ends where that probability is less than the cost as a share of a token's
-time.
+The confidence cut-off ends a block early. A further draft brings a token if everything up to it is right, and costs
+its drafting and its row; where tokens per second are to be most, it is worth that if the probability is more than the
+cost times the tokens per second that there are. The first draft of a block always goes, so every confidence is tried.
 """
 
 from collections import OrderedDict
@@ -23,6 +23,8 @@ _PROBE = Flight(first=1)
 _PROBE_EVERY = 48  # tokens, where drafts are off
 _CHOOSE_EVERY = 8  # verdicts
 _SMOOTHING = 0.2  # weight of the newest draft, and of a round trip
+_USUAL_ROWS = 8  # between which and one a row's cost is measured
+_MOST_CUT = 0.6  # probabilities are not that well known
 _MOST_REQUESTS = 256  # whose acceptance is remembered
 
 
@@ -43,7 +45,7 @@ class Controller:
     num_stages: int
     most_in_flight: int
     acceptance: Acceptance = field(default_factory=Acceptance)
-    confidence: Confidence = field(default_factory=Confidence)
+    confidence: Confidence = field(init=False)
     draft: float | None = None  # seconds per token
     link: float = 0.0  # seconds one way
     stages: list[RowTimes] = field(init=False)
@@ -51,6 +53,7 @@ class Controller:
     _sizes: int = 0  # measured at least once, all stages together
 
     def __post_init__(self) -> None:
+        self.confidence = Confidence(self.acceptance)
         self.stages = [RowTimes() for _ in range(self.num_stages)]
 
     # -- what was measured ---------------------------------------------------------------------
@@ -112,14 +115,13 @@ class Controller:
         best = best_flight(rig, acceptance, self.most_in_flight)
         return best if tokens_per_second(rig, best, acceptance) > _MARGIN * rig.sequential else OFF
 
-    @property
-    def cutoff(self) -> float:
-        """The probability below which a further draft is not worth its cost."""
-        rig = self.rig
+    def cutoff(self, seq_id: int) -> float:
+        """The probability of a whole block below which a further draft is not worth its cost."""
+        rig, mine = self.rig, self._of(seq_id)
         if rig is None:
             return 0.0
-        row = (rig.latency(8) - rig.latency(1)) / 7
-        return min(0.5, (rig.draft + max(0.0, row)) * rig.sequential)
+        row = max(0.0, rig.latency(_USUAL_ROWS) - rig.latency(1)) / (_USUAL_ROWS - 1)
+        return min(_MOST_CUT, (rig.draft + row) * tokens_per_second(rig, mine.flight, mine.acceptance.share))
 
     def _of(self, seq_id: int) -> _OfRequest:
         found = self._requests.get(seq_id)

@@ -29,18 +29,21 @@ class Draft:
 @dataclass(slots=True)
 class Wish:
     """Drafts that the next plan could take: up to ``count``, to follow a sequence's stream, which ends before
-    ``position``. ``drafts``: those that have been made."""
+    ``position``; a block ends where the probability that all of it is right falls below ``cutoff``. ``drafts``: those
+    that have been made."""
 
     seq: Sequence
     count: int
     position: int
     num_misses: int
+    cutoff: float = 0.0
     drafts: list[Draft] = field(default_factory=list)
+    sure: float = 1.0  # the probability that all of them are right
 
     @classmethod
-    def of(cls, seq: Sequence, count: int) -> "Wish":
+    def of(cls, seq: Sequence, count: int, cutoff: float) -> "Wish":
         """For what a sequence is now."""
-        return cls(seq, count, len(seq.tokens) + len(seq.ahead), seq.num_misses)
+        return cls(seq, count, len(seq.tokens) + len(seq.ahead), seq.num_misses, cutoff)
 
     @property
     def stands(self) -> bool:
@@ -102,7 +105,17 @@ class Speculation:
         count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
         if self.rewind is not UNLIMITED:
             count = min(count, self.rewind - len(seq.ahead))
-        return Wish.of(seq, count) if count > 0 else None
+        cutoff = 0.0 if seq.flight is not None else self.controller.cutoff(seq.seq_id)
+        return Wish.of(seq, count, cutoff) if count > 0 else None
+
+    def add(self, wish: Wish, draft: Draft) -> bool:
+        """One more draft has been made; whether it is worth its place in the block."""
+        if draft.confidence is not None:
+            wish.sure *= self.controller.confidence.share(draft.confidence)
+        if wish.drafts and wish.sure < wish.cutoff:
+            return False
+        wish.drafts.append(draft)
+        return True
 
     def take(self, wish: Wish) -> None:
         """What came of a wish. Nothing is drafted behind an end; who got less than was wished for gets no more until

@@ -155,7 +155,7 @@ class DraftModel:
         (choice,) = self._sampler.choose(logits, [row])
         assert choice.logprobs is not None
         confidence = mx.exp(mx.take_along_axis(choice.logprobs, choice.tokens[:, None], axis=-1)[:, 0])
-        mx.async_eval(choice.tokens, confidence, *cache_arrays(held.caches))  # type: ignore[no-untyped-call]
+        mx.async_eval(choice.tokens, confidence)  # type: ignore[no-untyped-call]
         return _Guess(choice.tokens, confidence)
 
 

@@ -269,20 +269,18 @@ class Engine:
         if wish is None or self.drafter is None or self.scheduler.speculation is None:
             return
         self._pass_on_what_is_under_way()  # or it would wait for the guesses
-        controller, sure, began = self.scheduler.speculation.controller, 1.0, time.monotonic()
+        speculation, began, made = self.scheduler.speculation, time.monotonic(), 0
         while self.drafter.prepare(wish.seq):
             self._listen()
             began = time.monotonic()
         for draft in self.drafter.drafts(wish.seq, wish.count) if wish.stands else ():
-            if draft.confidence is not None:
-                sure *= controller.confidence.share(draft.confidence)
-            if sure < controller.cutoff:
+            made += 1
+            if not speculation.add(wish, draft):
                 break
-            wish.drafts.append(draft)
             self._listen()
             if not wish.stands:
                 break
-        controller.drafted(len(wish.drafts), time.monotonic() - began)
+        speculation.controller.drafted(made, time.monotonic() - began)
         self.scheduler.take(wish)
 
     def _listen(self) -> None:

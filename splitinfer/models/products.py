@@ -18,6 +18,7 @@ import mlx.nn as nn
 from splitinfer.models.arithmetic import has_openblas
 
 MAX_ROWS = 64
+MIN_SIZE = 2**18  # numbers of a weight; with smaller ones turning costs more than it brings
 
 
 def turned_product(weight: mx.array, x: mx.array) -> mx.array:
@@ -28,7 +29,8 @@ def turned_product(weight: mx.array, x: mx.array) -> mx.array:
 
 
 def _is_for_few_rows(weight: mx.array, x: mx.array) -> bool:
-    return x.dtype == weight.dtype == mx.float32 and 0 < x.size <= MAX_ROWS * x.shape[-1]
+    is_few = weight.size >= MIN_SIZE and 0 < x.size <= MAX_ROWS * x.shape[-1]
+    return is_few and x.dtype == weight.dtype == mx.float32
 
 
 class _Linear(nn.Linear):  # type: ignore[misc]
