@@ -38,6 +38,7 @@ class Mode(StrEnum):
 
     SPEED = "speed"
     KEPT = "kept"
+    SPEC = "spec"
 
 
 LayoutOption = Annotated[
@@ -76,7 +77,8 @@ Context = Annotated[
 DraftName = Annotated[
     str | None,
     typer.Option(
-        "--draft", help="Who guesses tokens ahead: a small model of the same tokenizer, 'ngram', 'none'; or the layout's."
+        "--draft",
+        help="Who guesses tokens ahead: a small model of the same tokenizer, 'ngram', 'none'; or the layout's.",
     ),
 ]
 Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
@@ -245,7 +247,10 @@ def bench(
     layout: LayoutOption,
     model: ModelOption = None,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="speed: decode, prompts, many at once. kept: what KV that is kept is worth.")
+        Mode,
+        typer.Option(
+            "--mode", help="speed: decode, prompts, many at once. kept: what KV that is kept is worth. spec: drafts."
+        ),
     ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
     trials: Annotated[int, typer.Option("--trials", min=1, help="How often everything is measured.")] = 5,
@@ -269,6 +274,22 @@ def bench(
         bool,
         typer.Option("--peers", help="Measure mlx-lm's own pipeline and mlx-lm on all processors with --streams, too."),
     ] = False,
+    draft: Annotated[
+        str | None,
+        typer.Option(
+            "--draft", help="With spec: 'replay', which is right as often as --acceptance says; or as for coord."
+        ),
+    ] = None,
+    acceptance: Annotated[
+        str, typer.Option("--acceptance", help="With replay: the shares of drafts that are right, as in 0,0.6,0.8.")
+    ] = "0,0.6,0.8,0.9",
+    text: Annotated[
+        Path | None, typer.Option("--text", help="With spec and a draft model: a text to go on from and to agree on.")
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="With spec: draw speed-up against acceptance to this file (.png, .svg)."),
+    ] = None,
     connect_timeout: Timeout = 10.0,
     trace: Tracing = None,
     verbose: Verbose = False,
@@ -284,6 +305,14 @@ def bench(
 
         kept = KeptOrder(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
         _finish(lambda: measure_kept(kept), verbose)
+    if mode is Mode.SPEC:
+        from splitinfer.bench.spec import SpecOrder, measure_spec
+
+        spec = SpecOrder(
+            layout, model, as_json, trials, decode_tokens, seed, link_preset, baseline, connect_timeout, draft,
+            _shares(acceptance), text=text, plot=plot,
+        )  # fmt: skip
+        _finish(lambda: measure_spec(spec), verbose)
     from splitinfer.bench.run import Order
     from splitinfer.bench.run import bench as measure
 
@@ -365,6 +394,19 @@ def _counts(text: str) -> tuple[int, ...]:
     except ValueError:
         raise typer.BadParameter(f"--streams takes numbers with commas between them, not {text!r}") from None
     return tuple(count for count in counts if count > 0)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    """Numbers from 0 to 1 with commas between them."""
+    try:
+        shares = tuple(float(each) for each in text.split(","))
+        if not all(0 <= share <= 1 for share in shares):
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(
+            f"--acceptance takes numbers from 0 to 1 with commas between them, not {text!r}"
+        ) from None
+    return shares
 
 
 def _prompt_text(prompt: str | None, chat: bool) -> str | None:

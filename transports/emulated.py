@@ -31,6 +31,7 @@ import contextlib
 import ctypes
 import math
 import random
+import re
 import sys
 import threading
 import time
@@ -138,10 +139,18 @@ PRESETS: dict[str, LinkProfile] = {
 }
 
 
+_MILLISECONDS = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)ms")
+
+
 def preset(profile: LinkProfile | str) -> LinkProfile:
-    """A profile itself, or the preset of that name. Raises ValueError listing the names."""
+    """A profile itself, the preset of that name, or, for a name such as 3ms, a fast wire of that latency one way.
+
+    Raises ValueError listing the names.
+    """
     if isinstance(profile, LinkProfile):
         return profile
+    if latency := _MILLISECONDS.fullmatch(profile):
+        return replace(PRESETS["10gbe"], latency=float(latency[1]) / 1000)
     if profile not in PRESETS:
         raise ValueError(f"no link preset {profile!r}; known: {', '.join(PRESETS)}")
     return PRESETS[profile]

@@ -3,8 +3,9 @@
 One JSON line in, one out. The first order names the model, each further one is a task; the end of standard
 input is the end. Between the orders it waits for input and computes nothing.
 
-    {"folder": ..., "dtype": ...}                            -> {"device": ..., "blas": ...}
+    {"folder": ..., "dtype": ..., "draft": ... or nothing}   -> {"device": ..., "blas": ...}
     {"prompt": [...], "max_tokens": 64, "step_size": 2048}   -> {"token_ids": [...], "token_times": [...]}
+    {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
     {"prompts": [[...], ...], "max_tokens": 64, "count": true} -> {"nodes": 900, "kernels": 400} of one step
 """
@@ -13,13 +14,19 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, generate_step, generation_stream, wired_limit
+from mlx_lm.generate import (
+    BatchGenerator,
+    generate_step,
+    generation_stream,
+    speculative_generate_step,
+    wired_limit,
+)
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.blas import computed_by
@@ -35,31 +42,40 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
     answers = own_output()
     order = json.loads(sys.stdin.readline())
-    model, _ = load_model(Path(order["folder"]))
-    if order["dtype"] is not None:
-        model.set_dtype(getattr(mx, order["dtype"]))
-    mx.eval(model.parameters())
+    model = _load(order["folder"], order["dtype"])
+    draft = _load(order["draft"], order["dtype"]) if order.get("draft") else None
     answers.write(json.dumps({"device": device_name(), "blas": computed_by()}) + "\n")
     answers.flush()
     with wired_limit(model, [generation_stream]):
-        orders(answers, lambda order: obey(model, order))
+        orders(answers, lambda order: obey(model, draft, order))
 
 
-def obey(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+def _load(folder: str, dtype: str | None) -> Any:
+    model, _ = load_model(Path(folder))
+    if dtype is not None:
+        model.set_dtype(getattr(mx, dtype))
+    mx.eval(model.parameters())
+    return model
+
+
+def obey(model: Any, draft: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     """One task of whichever kind."""
     if "prompt" in order:
-        return run(model, order)
+        return run(model, draft, order)
     return count(model, order) if order.get("count") else run_batch(model, order)
 
 
-def run(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+def run(model: Any, draft: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     """One task through mlx-lm's own loop, greedily."""
     token_ids, token_times = [], []
     start = time.monotonic()
-    steps = generate_step(
-        mx.array(order["prompt"]), model, max_tokens=order["max_tokens"], prefill_step_size=order["step_size"]
-    )
-    for token, _ in steps:
+    prompt, most = mx.array(order["prompt"]), order["max_tokens"]
+    steps: Iterator[tuple[Any, ...]]
+    if "num_draft" in order:
+        steps = speculative_generate_step(prompt, model, draft, num_draft_tokens=order["num_draft"], max_tokens=most)
+    else:
+        steps = generate_step(prompt, model, max_tokens=most, prefill_step_size=order["step_size"])
+    for token, *_ in steps:
         token_times.append(time.monotonic() - start)
         token_ids.append(int(token))
     # The loop has one more step under way than it was asked for; the next contender must not feel it.

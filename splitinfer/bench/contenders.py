@@ -126,10 +126,16 @@ class _Watch:
 class PlainMlxLm:
     """mlx-lm's own loops on the whole model, in a child process that sleeps between tasks."""
 
-    def __init__(self, folder: str, dtype: str | None, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        dtype: str | None,
+        environment: Mapping[str, str] | None = None,
+        draft: str | None = None,
+    ) -> None:
         self._child = Child("splitinfer.bench.baseline", environment)
         try:
-            self.is_on: dict[str, Any] = self._ask({"folder": folder, "dtype": dtype})
+            self.is_on: dict[str, Any] = self._ask({"folder": folder, "dtype": dtype, "draft": draft})
         except BaseException:
             self.close()
             raise
@@ -143,6 +149,11 @@ class PlainMlxLm:
         """One task, with so many prompt tokens at once."""
         order = {"prompt": task.prompt, "max_tokens": task.max_tokens, "step_size": step_size}
         answer = self._ask(order)
+        return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
+
+    def run_with_drafts(self, task: Task, num_drafts: int) -> Run:
+        """One task by mlx-lm's own speculative decoding, with so many drafts at a time."""
+        answer = self._ask({"prompt": task.prompt, "max_tokens": task.max_tokens, "num_draft": num_drafts})
         return Run(tuple(answer["token_ids"]), tuple(answer["token_times"]))
 
     def run_batch(self, batch: Batch) -> BatchRun:

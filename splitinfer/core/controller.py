@@ -50,6 +50,7 @@ class Controller:
     link: float = 0.0  # seconds one way
     stages: list[RowTimes] = field(init=False)
     _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
+    last: Flight = OFF  # that was chosen
     _sizes: int = 0  # measured at least once, all stages together
 
     def __post_init__(self) -> None:
@@ -106,6 +107,7 @@ class Controller:
             return Flight(first=3)
         if mine.is_due or mine.sizes != self._sizes:
             mine.flight, mine.is_due, mine.sizes = self._choose(rig, mine.acceptance.share), False, self._sizes
+            self.last = mine.flight
         if not mine.flight.is_off:
             return mine.flight
         mine.since_probe += 1

@@ -28,7 +28,7 @@ of drafting, verifying and links behind each other, not more.) See PipeInfer (Bu
 speculation in a pipeline, and Leviathan et al. (arXiv 2211.17192) for the expectation.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 MAX_ROWS = 16  # of a block: beyond, verifying is no longer nearly free anywhere
@@ -37,6 +37,7 @@ FURTHERS = (1, 2, 3, 4, 6, 8, 12, 16)
 _CERTAIN = 0.995  # drafts that are always right would make endless runs
 _RARE = 1e-3  # runs longer than this many in one are added up as a geometric series
 _MOST_BLOCKS = 100
+_DRIFT_WEIGHT, _LEAST_WEIGHT = 0.25, 0.05  # of one measurement, in what all sizes share and in its own size's
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,41 +69,56 @@ OFF = Flight()
 
 class RowTimes:
     """Seconds that a step takes, by its number of rows: as measured, where it was, because kernels change their path
-    with the number of rows; else on the line between its neighbours."""
+    with the number of rows; else on the line between its neighbours.
 
-    def __init__(self, seconds: dict[int, float] | None = None) -> None:
-        self._seconds = dict(seconds or {})
+    Machines drift, by heat and by what else they do, all sizes together; and sizes are not measured at the same time.
+    So what is learned fast is a common factor, and slowly how sizes compare.
+    """
+
+    def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
+        self._shape = dict(seconds or {})
+        self._count = dict.fromkeys(self._shape, 1)
+        self._factor = 1.0
 
     def __contains__(self, rows: int) -> bool:
-        return rows in self._seconds
+        return rows in self._shape
 
     def __bool__(self) -> bool:
-        return bool(self._seconds)
+        return bool(self._shape)
 
     @property
     def measured(self) -> dict[int, float]:
-        """What was measured."""
-        return dict(sorted(self._seconds.items()))
+        """Seconds for each size that was measured."""
+        return {rows: self._factor * shape for rows, shape in sorted(self._shape.items())}
 
-    def took(self, rows: int, seconds: float, weight: float = 0.2) -> None:
-        """One more step. A first measurement stands as it is; later ones count ``weight``."""
-        before = self._seconds.get(rows)
-        self._seconds[rows] = seconds if before is None else before + weight * (seconds - before)
+    def took(self, rows: int, seconds: float) -> None:
+        """One more step."""
+        if rows not in self._shape:
+            self._shape[rows], self._count[rows] = seconds / self._factor, 1
+            return
+        off = seconds / self.at(rows)
+        self._count[rows] += 1
+        self._shape[rows] *= off ** max(_LEAST_WEIGHT, 1 / self._count[rows])
+        self._factor *= off**_DRIFT_WEIGHT
 
     def at(self, rows: int) -> float:
         """Seconds for so many rows; beyond what was measured as for the nearest, so that it will be tried."""
-        if rows in self._seconds or not self._seconds:
-            return self._seconds.get(rows, 0.0)
-        below = max((n for n in self._seconds if n < rows), default=None)
-        above = min((n for n in self._seconds if n > rows), default=None)
+        return self._factor * self._shape_at(rows)
+
+    def _shape_at(self, rows: int) -> float:
+        shape = self._shape
+        if rows in shape or not shape:
+            return shape.get(rows, 0.0)
+        below = max((n for n in shape if n < rows), default=None)
+        above = min((n for n in shape if n > rows), default=None)
         if below is None or above is None:
-            return self._seconds[below if below is not None else above]  # type: ignore[index]
+            return shape[below if below is not None else above]  # type: ignore[index]
         share = (rows - below) / (above - below)
-        return self._seconds[below] + share * (self._seconds[above] - self._seconds[below])
+        return shape[below] + share * (shape[above] - shape[below])
 
     def scaled(self, factor: float) -> "RowTimes":
         """The same machine with more or fewer layers."""
-        return RowTimes({rows: factor * seconds for rows, seconds in self._seconds.items()})
+        return RowTimes({rows: factor * seconds for rows, seconds in self.measured.items()})
 
 
 @dataclass(frozen=True, slots=True)

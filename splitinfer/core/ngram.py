@@ -1,8 +1,8 @@
 """Drafts without a model: what followed the last time the same tokens stood there.
 
 Code, summaries, edited text and answers that quote repeat themselves. The longest ending of the stream (3 tokens
-down to 1) that occurred before is looked up, and what followed its latest occurrence is the guess. See "prompt lookup decoding"
-(Saxena, 2023). An index of every ending makes a look-up a few dictionary reads, however long the text.
+down to 1) that occurred before is looked up, and what followed its latest occurrence is the guess. See "prompt lookup
+decoding" (Saxena, 2023). An index of every ending makes a look-up a few dictionary reads, however long the text.
 """
 
 from collections.abc import Sequence as Seq

@@ -186,8 +186,8 @@ class StageFigures:
 
     ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
     sent on, but for the message around it. ``bytes_copied``, ``copying``: of stored KV for sequences that begin with
-    it, and the seconds that took. ``rows``: how many it computed. ``lacking``: blocks of the plan's fetches that it could not read. ``written``: keys
-    that have come to its disk since it said so last.
+    it, and the seconds that took. ``rows``: how many it computed. ``lacking``: blocks of the plan's fetches that it
+    could not read. ``written``: keys that have come to its disk since it said so last.
     """
 
     stage: int

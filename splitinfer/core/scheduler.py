@@ -364,8 +364,9 @@ class Scheduler:
                 draft = self._draft(group)
                 if draft.does_something:
                     return draft
-        if self._speculates and (draft := self._further_block()) is not None:
-            return draft
+        further = self._further_block() if self._speculates else None
+        if further is not None:
+            return further
         # What is freed, saved or fetched travels with the next slices, and alone only where none will come.
         will_come = self.running and self._plans
         return _Outline(self._ledger()) if self._has_news and not will_come else None

@@ -159,7 +159,11 @@ class Speculation:
     def measured(self, plan: StepPlan, result: StepResult, heard: float) -> None:
         """What a step of one sequence has cost. ``heard``: when its result came, on the first stage's clock."""
         figures = result.figures
-        if len(plan.slices) != 1 or len(figures) != self.num_stages or plan.slices[0].num_logits < len(plan.slices[0].token_ids):
+        if (
+            len(plan.slices) != 1
+            or len(figures) != self.num_stages
+            or plan.slices[0].num_logits < len(plan.slices[0].token_ids)
+        ):
             return
         for each in figures:
             self.controller.computed(each.stage, each.rows, each.ended - each.started)

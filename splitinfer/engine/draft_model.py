@@ -12,7 +12,7 @@ last one of a block is then the first of the next, or is rolled back.
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Self, cast
 
 import mlx.core as mx
 
@@ -115,13 +115,13 @@ class DraftModel:
             if ahead and number + 1 < count:
                 following = self._launch(held, guess.token, seq, [*stream, 0])
                 held.tokens.append(0)  # until it is known
-            token_id = int(guess.token.item())
+            token_id = cast(int, guess.token.item())
             if following is not None:
                 held.tokens[-1] = token_id
             if token_id >= self._vocab_size:
                 return  # a padded place of its own, which the target may not have
             stream.append(token_id)
-            yield Draft(token_id, float(guess.confidence.item()))
+            yield Draft(token_id, cast(float, guess.confidence.item()))
             guess = following
 
     def forget(self, seq_id: int) -> None:

@@ -21,6 +21,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from splitinfer.core.kv_budget import NeverFits
@@ -197,9 +198,7 @@ class Engine:
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def _run(
-        self, draft: Callable[[], Drafter | None], configure: Callable[[Pipeline], SchedulerConfig]
-    ) -> None:
+    def _run(self, draft: Callable[[], Drafter | None], configure: Callable[[Pipeline], SchedulerConfig]) -> None:
         reason = FinishReason.ERROR
         try:
             self.drafter = draft()  # before the stages say what memory is free
@@ -485,6 +484,7 @@ def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> di
     return {
         "drafter": drafter.name,
         **speculation.counts.as_dict(),
+        "flight": asdict(controller.last),
         "draft_seconds": controller.draft,
         "link_seconds": controller.link,
         "step_seconds_by_rows": [stage.measured for stage in controller.stages],

@@ -252,7 +252,7 @@ class Record:
             )
 
     def _new_rows(self, part: Slice, num_sampled: int) -> int:
-        """Rows that were wanted when they came, and had not been computed before; of drafts, as far as they were right."""
+        """Rows that were wanted when they came, and had not been computed before; of drafts, the right ones."""
         reader = self._readers.get(part.seq_id)
         if reader is None:
             return 0

@@ -315,4 +315,3 @@ def _arrays(hidden: mx.array | None, choices: tuple[Choice, ...]) -> list[mx.arr
     for choice in choices:
         found += [choice.tokens] if choice.logprobs is None else [choice.tokens, choice.logprobs]
     return found
-

@@ -1,0 +1,416 @@
+"""What speculation in flight is worth: ``splitinfer bench --mode spec``.
+
+Contenders, trial by trial in turns, one stream: the same stages without drafts, with synchronous blocks of several
+lengths, and with blocks in flight as the controller chooses them; plain mlx-lm in one process, and its own speculative
+decoding where there is a draft model. The tokens of all have to be the same.
+
+With ``replay`` as drafter acceptance is a dial (``bench.replay``), and each of several settings is a case. A real
+drafter has the acceptance it has; its cases are temperatures, on passages of real text. Then eight requests at once,
+with drafts and without, because there drafts must not cost anything.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from splitinfer.bench import machine
+from splitinfer.bench.child import Child
+from splitinfer.bench.contenders import PlainMlxLm
+from splitinfer.bench.measure import ratios
+from splitinfer.bench.plot import check_plot, plot
+from splitinfer.bench.replay import Replay
+from splitinfer.bench.spec_report import (
+    IN_FLIGHT,
+    SEQUENTIAL,
+    Case,
+    Cut,
+    Trial,
+    best_cuts,
+    case_document,
+    curve,
+    gpu_like,
+    link_effects,
+)
+from splitinfer.bench.spec_tables import spec_tables
+from splitinfer.bench.workload import STEP_SIZES, Task, made_up
+from splitinfer.config import find_layout
+from splitinfer.core.flight import FIRSTS, FURTHERS, OFF, Flight, Rig, RowTimes
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.drafters import NGRAM
+from splitinfer.errors import ConfigError, WorkerLost
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import on_gpu
+from splitinfer.show import errors
+from transports.emulated import PRESETS, LinkProfile, installed, preset
+
+REPLAY = "replay"
+_PROMPT = 48  # tokens
+_CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
+_SYNCHRONOUS = 3  # lengths of synchronous blocks that take part: those that should be fastest
+_USUAL = 0.75  # of a draft model: which lengths take part; not what is measured
+_WARM_UP = 24  # tokens
+_OPENINGS = (
+    "Once upon a time there lived an old king who had three sons, and he did not know which of them should rule",
+    "The fisherman went down to the sea in the morning, and when he drew in his net, there was a golden fish in it",
+    "In the middle of the forest stood a little house, and an old woman looked out of its window and said",
+)
+_TEACHER_TEXT, _TEACHER_TEXTS = 400, 12  # tokens of a passage that both models read, and passages
+
+
+@dataclass(frozen=True, slots=True)
+class SpecOrder:
+    """What the command line asked for. ``drafter``: ``replay``, or as in a layout; ``None``: the layout's."""
+
+    layout: str
+    model: str | None
+    as_json: bool
+    trials: int
+    decode_tokens: int
+    seed: int
+    link_preset: str | None
+    baseline: bool
+    connect_timeout: float
+    drafter: str | None = None
+    acceptances: tuple[float, ...] = (0.0, 0.6, 0.8, 0.9)
+    draft_share: float = 0.05
+    temperatures: tuple[float, ...] = (0.0, 0.8)
+    text: Path | None = None
+    plot: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One case to be: at an acceptance where that is a dial, at a temperature where it is not."""
+
+    name: str
+    acceptance: float | None
+    temperature: float
+
+
+def measure_spec(order: SpecOrder) -> int:
+    """Measure, then print tables and, as the last line, the document; the exit code.
+
+    Raises:
+        SplitinferError: one sentence on what cannot be measured, and why.
+    """
+    if order.plot is not None:
+        check_plot()
+    found = _measure(order)
+    if order.plot is not None:
+        plot(found, order.plot)
+    out = Console(highlight=False)
+    if not order.as_json:
+        out.width = max(out.width, 130) if not out.is_terminal else out.width
+        out.print(*spec_tables(found), sep="\n")
+    out.file.write(json.dumps(found) + "\n")
+    return 0
+
+
+def _measure(order: SpecOrder) -> dict[str, Any]:
+    layout = find_layout(order.layout)
+    name = order.drafter or layout.draft or REPLAY
+    link = _link(order.link_preset)
+    on, processors = machine.describe(), machine.free_processors()
+    checkpoint = open_model(order.model or layout.model or "demo")
+    replay = Replay(_vocabulary(checkpoint)) if name == REPLAY else None
+    settings = Settings(
+        context=max(_PROMPT + order.decode_tokens, 256) + _TEACHER_TEXT,
+        draft=None if replay is not None else name,
+        connect_timeout=order.connect_timeout,
+        rejoin_timeout=0.0,
+        prefix_cache=False,
+    )
+    with ExitStack() as stack:
+        if link is not None:
+            stack.enter_context(installed(link))
+        errors.print("loading the stages", soft_wrap=True)
+        llm = stack.enter_context(
+            LLM(order.layout, model=order.model, settings=settings, drafter=None if replay is None else lambda: replay)
+        )
+        checkpoint = open_model(str(llm.layout.model))
+        dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
+        fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+        draft = name if replay is None and name != NGRAM else None
+        plain = stack.enter_context(_plain(order, checkpoint, dtype, draft))
+        pinned = _pin(llm, plain, processors)
+        bench = _Bench(order, llm, replay, plain, draft is not None)
+        cases = bench.run()
+        crowd = bench.crowd()
+        rig = bench.rig()
+    agreement = _teacher(order, llm, checkpoint, draft, dtype)
+    in_flight = layout.num_stages
+    now = Cut(
+        tuple(stage.num_layers for stage in llm.layout.stages), _head_in_layers(checkpoint, llm.layout.num_layers)
+    )
+    points = [i / 50 for i in range(50)]
+    return {
+        "measured_on": {**on, "pinned": pinned, "link": None if link is None else asdict(link)},
+        "layout": {"name": llm.layout.name, "layers": now.layers},
+        "drafter": name,
+        "trials": order.trials,
+        "decode_tokens": order.decode_tokens,
+        "cases": [case_document(case, in_flight) for case in cases],
+        "crowd": crowd,
+        "teacher_forced": agreement,
+        "step_ms_by_rows": [{n: 1000 * s for n, s in stage.measured.items()} for stage in rig.stages],
+        "draft_ms": 1000 * rig.draft,
+        "link_ms": 1000 * rig.link,
+        "draft_share_of_a_step": rig.draft / sum(stage.at(1) for stage in rig.stages),
+        "curve": curve(rig, in_flight, points),
+        "best_cuts": best_cuts(rig, now, in_flight),
+        "links": link_effects(rig, {name: each.latency for name, each in PRESETS.items()} | {"3ms": 0.003}, in_flight),
+        "gpu_like": curve(gpu_like(rig), in_flight, (0.6, 0.8, 0.9)),
+    }
+
+
+# -- the trials ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Bench:
+    """One pipeline and its contenders."""
+
+    order: SpecOrder
+    llm: LLM
+    replay: Replay | None
+    plain: PlainMlxLm | None
+    has_draft_model: bool
+    prompts: list[list[int]] = field(init=False)
+    likely: dict[float | None, list[int]] = field(default_factory=dict)  # lengths of synchronous blocks, by acceptance
+
+    def __post_init__(self) -> None:
+        self.prompts = _prompts(self.order, self.llm, self.replay is not None)
+
+    def run(self) -> list[Case]:
+        """All cases, trial by trial."""
+        self._warm_up()
+        settings = self._settings()
+        by_setting: dict[_Setting, dict[str, list[Trial]]] = {}
+        for number in range(self.order.trials):
+            for setting in settings:
+                trials = by_setting.setdefault(setting, {})
+                for name, trial in self._take_turns(setting, number):
+                    trials.setdefault(name, []).append(trial)
+        return [Case(setting.name, setting.temperature, trials) for setting, trials in by_setting.items()]
+
+    def _settings(self) -> list[_Setting]:
+        if self.replay is None:
+            return [_Setting(f"temperature {t:g}", None, t) for t in self.order.temperatures]
+        return [_Setting(f"acceptance {a:g}", a, 0.0) for a in self.order.acceptances]
+
+    def _warm_up(self) -> None:
+        """Every size of a block is seen before anything is timed."""
+        prompt = made_up("warm up", _PROMPT, self._vocab_size)
+        said = self._ask(prompt, OFF, 0.0, 0, _WARM_UP)
+        if self.replay is not None:
+            self.replay.know(prompt, said.token_ids)
+            self.replay.seconds = self.order.draft_share * sum(stage.at(1) for stage in self.rig().stages)
+        for flight in (*map(Flight, FIRSTS), *(Flight(3, n, 2) for n in FURTHERS), OFF):
+            self._ask(prompt, flight, 0.0, 0, _WARM_UP)
+        _tell(
+            f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms"
+        )
+
+    def _take_turns(self, setting: _Setting, number: int) -> Iterator[tuple[str, Trial]]:
+        """One trial of each contender; every other time the other way round, because machines drift."""
+        prompt = self.prompts[number % len(self.prompts)]
+        seed, t, tokens = self.order.seed + number, setting.temperature, self.order.decode_tokens
+        if self.replay is not None:
+            self.replay.error, self.replay.seed = 1 - (setting.acceptance or 0.0), seed
+            if tuple(prompt) not in self.replay:
+                self.replay.know(prompt, self._ask(prompt, OFF, t, seed, tokens).token_ids)
+        flights: dict[str, Flight | None] = {SEQUENTIAL: OFF, IN_FLIGHT: None}
+        flights |= {f"synchronous {k}": Flight(k) for k in self._likely(setting.acceptance)}
+        order = [*flights] if number % 2 == 0 else [*reversed(flights)]
+        for name in order:
+            trial = self._ask(prompt, flights[name], t, seed, tokens)
+            self._say(number, setting, name, trial)
+            yield name, trial
+        if self.plain is not None and t == 0.0:
+            for name, trial in self._others(prompt, number):
+                self._say(number, setting, name, trial)
+                yield name, trial
+
+    def _likely(self, acceptance: float | None) -> list[int]:
+        """The lengths of synchronous blocks that should be fastest; the same ones in every trial."""
+        if acceptance not in self.likely:
+            rig, a = self.rig(), acceptance if acceptance is not None else _USUAL
+            best = sorted(FIRSTS, key=lambda k: -rig.synchronous(k, a))[:_SYNCHRONOUS]
+            self.likely[acceptance] = sorted(best)
+        return self.likely[acceptance]
+
+    def _others(self, prompt: Sequence[int], number: int) -> Iterator[tuple[str, Trial]]:
+        assert self.plain is not None
+        task = Task("decode", number, tuple(prompt), self.order.decode_tokens)
+        run = self.plain.run(task, STEP_SIZES[0])
+        yield "plain mlx-lm", Trial(run.seconds_per_token, run.token_ids)
+        for drafts in (2, 3) if self.has_draft_model else ():
+            run = self.plain.run_with_drafts(task, drafts)
+            yield f"mlx-lm with {drafts} drafts", Trial(run.seconds_per_token, run.token_ids)
+
+    def _ask(self, prompt: Sequence[int], flight: Flight | None, t: float, seed: int, tokens: int) -> Trial:
+        """One answer, and what it took."""
+        before = self.llm.stats()["speculation"]
+        params = SamplingParams(max_tokens=tokens, temperature=t, seed=seed, ignore_eos=True)
+        output = self.llm.submit(prompt, params, flight=flight).result()
+        if output.error is not None:
+            raise WorkerLost(output.error)
+        after = self.llm.stats()["speculation"]
+        places = tuple(
+            (after["tried_at"][i] - before["tried_at"][i], after["accepted_at"][i] - before["accepted_at"][i])
+            for i in range(len(after["tried_at"]))
+        )
+        times = output.token_times
+        return Trial(
+            (times[-1] - times[0]) / (len(times) - 1),
+            tuple(output.token_ids),
+            sum(t for t, _ in places),
+            sum(right for _, right in places),
+            after["sent"] - before["sent"],
+            places,
+            rig=_rig(self.llm) if sum(after["tried_at"]) else None,
+            flight=Flight(**after["flight"]),
+        )
+
+    def crowd(self) -> dict[str, Any]:
+        """Many requests at once, with drafts allowed and without: tokens per second of all."""
+        rates: dict[str, list[float]] = {SEQUENTIAL: [], IN_FLIGHT: []}
+        for number in range(self.order.trials):
+            order = [*rates] if number % 2 == 0 else [*reversed(rates)]
+            for name in order:
+                rates[name].append(self._crowd_rate(number, OFF if name == SEQUENTIAL else None))
+        ratio = ratios(rates[IN_FLIGHT], rates[SEQUENTIAL])
+        _tell(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
+        return {"requests": _CROWD, "tokens_per_second": rates, "ratio": asdict(ratio)}
+
+    def _crowd_rate(self, number: int, flight: Flight | None) -> float:
+        params = SamplingParams(max_tokens=_CROWD_TOKENS, ignore_eos=True)
+        prompts = [made_up(f"crowd {number} {i}", _PROMPT, self._vocab_size) for i in range(_CROWD)]
+        requests = [self.llm.submit(prompt, params, flight=flight) for prompt in prompts]
+        outputs = [request.result() for request in requests]
+        first = max(output.token_times[0] for output in outputs)
+        last = min(output.token_times[-1] for output in outputs)
+        tokens = sum(sum(first < at <= last for at in output.token_times) for output in outputs)
+        return tokens / (last - first)
+
+    def rig(self) -> Rig:
+        """What steps, drafts and links take by now."""
+        return _rig(self.llm)
+
+    @property
+    def _vocab_size(self) -> int:
+        return _vocabulary(open_model(str(self.llm.layout.model)))
+
+    def _say(self, number: int, setting: _Setting, name: str, trial: Trial) -> None:
+        acceptance = f", acceptance {trial.acceptance:.2f}" if trial.tried else ""
+        _tell(
+            f"trial {number + 1} of {self.order.trials}, {setting.name}: {name}: "
+            f"{1 / trial.seconds_per_token:.3g} tokens/s{acceptance}"
+        )
+
+
+def _rig(llm: LLM) -> Rig:
+    found = llm.stats()["speculation"]
+    stages = tuple(RowTimes(seconds) for seconds in found["step_seconds_by_rows"])
+    return Rig(stages, found["draft_seconds"] or 0.0, found["link_seconds"])
+
+
+# -- what takes part -----------------------------------------------------------------------------
+
+
+def _link(name: str | None) -> LinkProfile | None:
+    try:
+        return None if name is None else preset(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+@contextmanager
+def _plain(
+    order: SpecOrder, checkpoint: Checkpoint, dtype: str | None, draft: str | None
+) -> Iterator[PlainMlxLm | None]:
+    if not order.baseline:
+        yield None
+        return
+    errors.print("loading the whole model in plain mlx-lm", soft_wrap=True)
+    folder = None if draft is None else str(open_model(draft).folder.resolve())
+    plain = PlainMlxLm(str(checkpoint.folder.resolve()), dtype, draft=folder)
+    try:
+        yield plain
+    finally:
+        plain.close()
+
+
+def _pin(llm: LLM, plain: PlainMlxLm | None, processors: Sequence[int]) -> dict[str, int | None]:
+    given = machine.assign(llm.layout.stages, processors)
+    here = {llm.layout.stages[0].name: os.getpid(), **machine.local_workers()}
+    if plain is not None:
+        here["plain mlx-lm"], given["plain mlx-lm"] = plain.pid, processors[0] if processors else None
+    machine.pin_all(here, given)
+    return given
+
+
+def _prompts(order: SpecOrder, llm: LLM, is_made_up: bool) -> list[list[int]]:
+    """A prompt for each trial: beginnings of passages, or made up where only a number of drafts is right."""
+    if is_made_up or llm.tokenizer is None:
+        size = _vocabulary(open_model(str(llm.layout.model)))
+        return [list(made_up(f"{order.seed} spec {i}", _PROMPT, size)) for i in range(order.trials)]
+    texts = list(_OPENINGS) if order.text is None else _passages(order.text, order.trials)
+    return [llm.encode(text)[:_PROMPT] for text in texts]
+
+
+def _passages(path: Path, count: int) -> list[str]:
+    """Parts of a text, evenly far from each other, from beginnings of paragraphs."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    found = []
+    for i in range(count):
+        at = text.find("\n\n", (2 * i + 1) * len(text) // (2 * count))
+        found.append(" ".join(text[max(at, 0) :].split())[: 8 * _TEACHER_TEXT])
+    return found
+
+
+def _teacher(
+    order: SpecOrder, llm: LLM, checkpoint: Checkpoint, draft: str | None, dtype: str | None
+) -> dict[str, Any] | None:
+    """How often the draft model agrees with its target on the text; with a text and a draft model only."""
+    if order.text is None or draft is None or llm.tokenizer is None:
+        return None
+    texts = [llm.encode(text)[:_TEACHER_TEXT] for text in _passages(order.text, max(_TEACHER_TEXTS, order.trials))]
+    child = Child("splitinfer.bench.teacher")
+    child.tell({
+        "target": str(checkpoint.folder.resolve()), "draft": str(open_model(draft).folder.resolve()), "dtype": dtype,
+        "texts": texts, "temperature": max(order.temperatures) or 1.0, "seed": order.seed,
+        "vocab_size": llm.tokenizer.vocab_size,
+    })  # fmt: skip
+    try:
+        return {**child.hear(), "text": order.text.name}
+    finally:
+        child.close()
+
+
+def _vocabulary(checkpoint: Checkpoint) -> int:
+    return checkpoint.vocab_size or 2
+
+
+def _head_in_layers(checkpoint: Checkpoint, num_layers: int) -> float:
+    """The head's work as a number of layers: decoding reads all weights once, so by bytes."""
+    sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
+    in_layers = sum(size for name, size in sizes.items() if ".layers." in name)
+    others = [size for name, size in sizes.items() if ".layers." not in name]
+    return max(others, default=0) * num_layers / max(1, in_layers)
+
+
+def _tell(text: str) -> None:
+    errors.print(text, soft_wrap=True)
