@@ -17,7 +17,7 @@ from splitinfer.core import keeper, kv_budget, prefix, scheduler
 from splitinfer.core.chance import position_key
 from splitinfer.engine.worker import Worker
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM, MakeDrafter, Settings
 from transports import listen
 
 _names = itertools.count()
@@ -58,15 +58,18 @@ def pipeline(
     scheme: str = "inproc",
     dtype: str = "auto",
     disks: Sequence[Disk] = (),
+    drafter: MakeDrafter | None = None,
     **settings: Any,
 ) -> Iterator[LLM]:
-    """An LLM over ``len(cuts)`` stages, the workers in this process. ``disks``: where each stage keeps KV."""
+    """An LLM over ``len(cuts)`` stages, the workers in this process. ``disks``: where each stage keeps KV.
+    ``drafter``: makes one."""
     with ExitStack() as stack:
         there = disks[1:] or [None] * (len(cuts) - 1)
         addresses = [stack.enter_context(worker(scheme, disk)) for disk in there]
         if disks:
             settings |= {"kv_dir": disks[0].path, "kv_dir_bytes": disks[0].cap_bytes}
-        yield stack.enter_context(LLM(layout(model, cuts, addresses, dtype), settings=Settings(**settings)))
+        made = LLM(layout(model, cuts, addresses, dtype), settings=Settings(**settings), drafter=drafter)
+        yield stack.enter_context(made)
 
 
 def prompt(num_tokens: int, vocab: int = 150, seed: int = 11) -> list[int]:

@@ -11,7 +11,7 @@ with drafts and without, because there drafts must not cost anything.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -277,7 +277,8 @@ class _Bench:
             sum(right for _, right in places),
             after["sent"] - before["sent"],
             places,
-            rig=_rig(self.llm) if sum(after["tried_at"]) else None,
+            rig=_rig_of_trial(before, after) if sum(after["tried_at"]) else None,
+            runs={n: count - before["runs"].get(n, 0) for n, count in after["runs"].items()},
             flight=Flight(**after["flight"]),
         )
 
@@ -322,6 +323,23 @@ def _rig(llm: LLM) -> Rig:
     found = llm.stats()["speculation"]
     stages = tuple(RowTimes(seconds) for seconds in found["step_seconds_by_rows"])
     return Rig(stages, found["draft_seconds"] or 0.0, found["link_seconds"])
+
+
+def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rig:
+    """What everything took in one trial; what was not used in it, as it was by then."""
+    stages = [dict(seconds) for seconds in after["step_seconds_by_rows"]]
+    earlier = {(stage, rows): (count, seconds) for stage, rows, count, seconds in before["steps"]}
+    for stage, rows, count, seconds in after["steps"]:
+        count_before, seconds_before = earlier.get((stage, rows), (0, 0.0))
+        if count > count_before:
+            stages[stage][rows] = (seconds - seconds_before) / (count - count_before)
+    drafts, drafting = (a - b for a, b in zip(after["drafting"], before["drafting"], strict=True))
+    trips, link = (a - b for a, b in zip(after["links"], before["links"], strict=True))
+    return Rig(
+        tuple(map(RowTimes, stages)),
+        drafting / drafts if drafts else after["draft_seconds"] or 0.0,
+        link / trips / len(stages) if trips else after["link_seconds"],
+    )
 
 
 # -- what takes part -----------------------------------------------------------------------------

@@ -1,18 +1,18 @@
 """What a speculation benchmark found, beside what theory allows. Pure.
 
 *speed-up*: tokens per second to those of the same stages without drafts, trial by trial. *expected*: what
-``core.flight`` computes for the best flight, from the seconds that drafts, steps and links took in the same run and
-the share of drafts that were right; that is the simulation of blocks in flight, without random numbers. *share*:
-measured to expected. *limit*: no chain of drafts is faster, whatever verifying and drafting cost.
+``core.flight`` computes for the best flight, from the seconds that drafts, steps and links took in the same trial, and
+for just as many right drafts in a row as there were in it: the simulation of blocks in flight. *share*: measured to
+expected. *limit*: no chain of drafts is faster, whatever verifying and drafting cost.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splitinfer.bench.measure import Summary, ratios, summarize
-from splitinfer.core.flight import OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
+from splitinfer.core.flight import OFF, Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
 
 ACCEPTANCES = (0.6, 0.8, 0.9)  # for which predictions are made
 _MANY = 8  # rows of a step when many requests share the stages
@@ -24,7 +24,8 @@ SEQUENTIAL, IN_FLIGHT = "without drafts", "in flight"
 class Trial:
     """One answer of one contender. ``tried``, ``accepted``: drafts that came to a verdict, and by ``places`` in their
     blocks; ``sent``: to the stages.
-    ``rig``: what steps, drafts and links took by then. ``flight``: how the drafts went, at the end."""
+    ``rig``: what steps, drafts and links took in it. ``runs``: how often so many drafts in a row were right.
+    ``flight``: how the drafts went, at the end."""
 
     seconds_per_token: float
     token_ids: tuple[int, ...]
@@ -33,6 +34,7 @@ class Trial:
     sent: int = 0
     places: tuple[tuple[int, int], ...] = ()
     rig: Rig | None = None
+    runs: Mapping[int, int] = field(default_factory=dict)
     flight: Flight = OFF
 
     @property
@@ -97,16 +99,17 @@ def _theory(case: Case, most_in_flight: int) -> dict[str, Any]:
     """In flight, beside the simulation and the limit of each trial's own step times and acceptance."""
     shares, expected, limits = [], [], []
     trials = case.trials[IN_FLIGHT]
-    tried, right = sum(t.tried for t in trials), sum(t.accepted for t in trials)
-    acceptance = right / tried if tried else 0.0
     for trial in trials:
-        if trial.rig is None:
+        tokens = sum(count * (right + 1) for right, count in trial.runs.items())
+        if trial.rig is None or not tokens:
             continue
-        best = best_flight(trial.rig, acceptance, most_in_flight)
-        rate = tokens_per_second(trial.rig, best, acceptance)
-        shares.append(1 / trial.seconds_per_token / rate)
-        expected.append(rate / trial.rig.sequential)
-        limits.append(trial.rig.bound(acceptance) / trial.rig.sequential)
+        best = best_flight(trial.rig, trial.acceptance, most_in_flight)
+        seconds = sum(count * run_seconds(trial.rig, best, right) for right, count in trial.runs.items()) / tokens
+        if best.is_off:
+            seconds = 1 / trial.rig.sequential
+        shares.append(seconds / trial.seconds_per_token)
+        expected.append(1 / (seconds * trial.rig.sequential))
+        limits.append(trial.rig.bound(1 - sum(trial.runs.values()) / tokens) / trial.rig.sequential)
     if not shares:
         return {}
     return {

@@ -37,6 +37,19 @@ class Acceptance:
 
 
 @dataclass(slots=True)
+class Sum:
+    """So many of something took so long, in seconds."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, count: int, seconds: float) -> None:
+        """Some more."""
+        self.count += count
+        self.seconds += seconds
+
+
+@dataclass(slots=True)
 class Counts:
     """Drafts since the start. By place in the block, from 0: how many were tried, how many of them right."""
 
@@ -48,6 +61,12 @@ class Counts:
     blocks: int = 0
     void: int = 0  # of them behind a wrong draft, thrown away as a whole
     unsent: int = 0  # thrown away before they went to the other stages
+    runs: dict[int, int] = field(
+        default_factory=dict
+    )  # how often so many drafts in a row were right before a wrong one
+    steps: dict[tuple[int, int], Sum] = field(default_factory=dict)  # of one sequence, by stage and rows
+    drafting: Sum = field(default_factory=Sum)
+    links: Sum = field(default_factory=Sum)  # round trips beyond computing
 
     def add(self, place: int, *, accepted: bool) -> None:
         """A draft was tried."""
@@ -69,6 +88,10 @@ class Counts:
             "blocks": self.blocks,
             "void_blocks": self.void,
             "unsent_blocks": self.unsent,
+            "runs": dict(sorted(self.runs.items())),
+            "steps": [[stage, rows, each.count, each.seconds] for (stage, rows), each in sorted(self.steps.items())],
+            "drafting": [self.drafting.count, self.drafting.seconds],
+            "links": [self.links.count, self.links.seconds],
         }
 
 

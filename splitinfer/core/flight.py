@@ -201,6 +201,20 @@ def resumed(rig: Rig, flight: Flight) -> Iterator[float]:
         returned.append(done + (rig.link if rig.num_links else 0.0))
 
 
+def run_seconds(rig: Rig, flight: Flight, right: int) -> float:
+    """Seconds of one run with so many right drafts, until the coordinator goes on behind the wrong one. With
+    synchronous blocks right drafts in a row are several blocks, each with a token more."""
+    if flight.is_synchronous:
+        blocks = 1 + right // (flight.first + 1)
+        return blocks * (flight.first * rig.draft + rig.latency(flight.first + 1))
+    times, covered = resumed(rig, flight), flight.first
+    for heard in times:
+        if right <= covered:
+            return heard
+        covered += flight.further
+    return heard
+
+
 def _when_heard(at: float, work: Iterable[tuple[float, float]]) -> float:
     return next((end for start, end in work if start < at < end), at)
 

@@ -81,11 +81,21 @@ class Slice:
         >>> Slice(1, 9, (4, 5, 6), 3, num_drafts=2).num_accepted((5, 7, 8))
         2
         """
-        drafts = self.token_ids[len(self.token_ids) - self.num_logits + 1 :] if self.num_drafts else ()
-        for count, (token, draft) in enumerate(zip(sampled, drafts, strict=False), 1):
+        for count, (token, draft) in enumerate(zip(sampled, self._verified, strict=False), 1):
             if token != draft:
                 return count
         return len(sampled)
+
+    def is_verdict(self, tokens: Seq[int]) -> bool:
+        """Whether these can be the tokens that count: all, or up to one that is not the next draft."""
+        if len(tokens) >= self.num_logits or not tokens:
+            return len(tokens) == self.num_logits and self.num_accepted(tokens) == len(tokens)
+        return self.num_accepted(tokens) == len(tokens) and tokens[-1] != self._verified[len(tokens) - 1]
+
+    @property
+    def _verified(self) -> tuple[int, ...]:
+        """The drafts that have a row before them."""
+        return self.token_ids[len(self.token_ids) - self.num_logits + 1 :] if self.num_drafts else ()
 
 
 @dataclass(frozen=True, slots=True)

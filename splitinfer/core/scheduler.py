@@ -624,8 +624,7 @@ class Scheduler:
             return len(tokens) == part.num_logits
         if part.begins_with_draft and (seq is None or not part.follows(len(seq.tokens) - 1, seq.tokens[-1])):
             return seq is None or not tokens
-        ids = [token.token_id for token in tokens]
-        return 0 < len(ids) <= part.num_logits and part.num_accepted(ids) == len(ids)
+        return part.is_verdict([token.token_id for token in tokens])
 
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
         """Take what was sampled for a slice, if that is not void."""

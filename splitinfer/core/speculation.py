@@ -10,7 +10,7 @@ never makes another give up memory.
 
 from dataclasses import dataclass, field
 
-from splitinfer.core.acceptance import Counts
+from splitinfer.core.acceptance import Counts, Sum
 from splitinfer.core.controller import Controller
 from splitinfer.core.flight import MAX_ROWS, OFF, Flight
 from splitinfer.core.kv import UNLIMITED
@@ -68,6 +68,7 @@ class Speculation:
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
     _flights: dict[int, Flight] = field(default_factory=dict)  # of the run under way, by sequence
+    _in_a_row: dict[int, int] = field(default_factory=dict)  # right drafts since the last wrong one
     _chosen_at: dict[int, int] = field(default_factory=dict)  # tokens it had then
     _confidences: dict[tuple[int, int], float] = field(default_factory=dict)  # by sequence and position
 
@@ -148,6 +149,10 @@ class Speculation:
         """A token was taken from row ``row`` of those of ``part`` that have logits, in the place of a draft in a plan;
         whether the draft was right."""
         accepted = seq.num_misses == misses_before
+        self._in_a_row[seq.seq_id] = self._in_a_row.get(seq.seq_id, 0) + 1
+        if not accepted:
+            right = self._in_a_row.pop(seq.seq_id) - 1
+            self.counts.runs[right] = self.counts.runs.get(right, 0) + 1
         place = row + int(part.begins_with_draft)
         position = len(seq.tokens) - 1
         self.counts.add(place if position < part.end else 0, accepted=accepted)
@@ -167,14 +172,23 @@ class Speculation:
             return
         for each in figures:
             self.controller.computed(each.stage, each.rows, each.ended - each.started)
+            if 0 < each.rows <= MAX_ROWS:
+                self.counts.steps.setdefault((each.stage, each.rows), Sum()).add(1, each.ended - each.started)
         if all(each.rows for each in figures) and len(figures) > 1:
-            inside = sum(each.ended - each.received for each in figures[1:])
-            self.controller.returned(heard - figures[0].ended - inside)
+            beyond = heard - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
+            self.controller.returned(beyond)
+            self.counts.links.add(1, beyond)
+
+    def took(self, num_drafts: int, seconds: float) -> None:
+        """So many drafts took so long."""
+        self.controller.drafted(num_drafts, seconds)
+        self.counts.drafting.add(num_drafts, seconds)
 
     def forget(self, seq: Sequence) -> None:
         """A sequence has ended, or its KV is gone."""
         self._flights.pop(seq.seq_id, None)
         self._chosen_at.pop(seq.seq_id, None)
+        self._in_a_row.pop(seq.seq_id, None)
         if self._confidences:
             self._confidences = {key: c for key, c in self._confidences.items() if key[0] != seq.seq_id}
         if seq.finish_reason is not None:

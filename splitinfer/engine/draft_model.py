@@ -16,7 +16,6 @@ from typing import Self, cast
 
 import mlx.core as mx
 
-from splitinfer.core.kv import UNLIMITED
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence, common_prefix
 from splitinfer.core.speculation import Draft
 from splitinfer.engine.sampler import Row, Sampler
@@ -75,10 +74,10 @@ class DraftModel:
         resolved = resolve_dtype(dtype, gpu=on_gpu())
         num_layers = count_layers(checkpoint)
         found = survey(checkpoint, 0, num_layers, resolved)
-        if found.rewind is not UNLIMITED:
+        if found.rewind == 0:
             raise ModelError(
-                f"draft {name} cannot go back to where one of its guesses was wrong, because its layers keep states "
-                "or sliding windows; choose one with full attention, or draft with 'ngram'"
+                f"draft {name} cannot go back to where one of its guesses was wrong, because its layers keep a state; "
+                "choose one with attention only, or draft with 'ngram'"
             )
         check_fit(found.need, kv_tokens, f"draft {name}")
         fetch(name, checkpoint, found.files, lambda _done, _total, _file: None)
@@ -140,9 +139,10 @@ class DraftModel:
         self._held.move_to_end(seq.seq_id)
         shared = min(_num_shared(held.tokens, seq.stream), len(seq.stream) - 1)
         back = len(held.tokens) - shared
-        if back:
-            for cache in held.caches.own:
-                trim(cache, back)
+        went = [trim(cache, back) for cache in held.caches.own] if back else []
+        if not all(went):
+            held.caches, held.tokens = self._model.make_caches(), []  # farther than its windows reach: anew
+        elif back:
             held.caches.place.position -= back
             del held.tokens[shared:]
         return held

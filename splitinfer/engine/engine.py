@@ -279,7 +279,7 @@ class Engine:
             self._listen()
             if not wish.stands:
                 break
-        speculation.controller.drafted(made, time.monotonic() - began)
+        speculation.took(made, time.monotonic() - began)
         self.scheduler.take(wish)
 
     def _listen(self) -> None:

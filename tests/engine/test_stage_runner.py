@@ -290,3 +290,93 @@ def test_a_token_that_the_model_has_not_is_refused(whole: StageRunner, stray: in
     steps = Steps(whole)
     with pytest.raises(ProtocolError, match=f"token id {stray}, and the model has 160"):
         steps.begin(1, [5, stray])
+
+
+# -- drafts ----------------------------------------------------------------------------------------
+
+
+def last_rows(steps: Steps, *slices: Slice) -> tuple[list[tuple[int, ...]], int]:
+    """The tokens of each slice of one step, and how many rows the last stage computed for them."""
+    plan, hidden = steps.plan(*slices), None
+    for runner in steps.runners:
+        done = runner.finish(runner.launch(plan, hidden))
+        hidden = done.hidden
+    return [tuple(token.token_id for token in part.tokens) for part in done.sampled], done.figures.rows
+
+
+def test_right_drafts_are_taken_and_one_more(steps: Steps, expected: list[int]):
+    assert steps.begin(1, PROMPT) == expected[0]
+    part = Slice(1, 20, tuple(expected[:4]), 4, num_drafts=3)
+    assert last_rows(steps, part) == ([tuple(expected[1:5])], 4)
+    behind = Slice(1, 24, tuple(expected[4:7]), 3, num_drafts=3)
+    assert last_rows(steps, behind) == ([tuple(expected[5:8])], 3)
+
+
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_a_wrong_draft_ends_the_verdict_and_voids_what_follows(steps: Steps, expected: list[int], right: int):
+    steps.begin(1, PROMPT)
+    drafts = [*expected[1:4]]
+    drafts[right] = (drafts[right] + 1) % 100
+    said, _ = last_rows(steps, Slice(1, 20, (expected[0], *drafts), 4, num_drafts=3))
+    assert said == [tuple(expected[1 : right + 2])]
+    void = Slice(1, 24, tuple(expected[4:7]), 3, num_drafts=3)
+    assert last_rows(steps, void) == ([()], 0), "nothing is computed for it"
+    assert last_rows(steps, Slice(1, 27, (7, 8), 2, num_drafts=2)) == ([()], 0)
+    at = 20 + right + 1
+    assert steps.carry_on(1, at, expected[right + 1], 4) == expected[right + 1 : right + 6]
+
+
+def test_a_block_whose_first_draft_is_wrong_is_void(steps: Steps, expected: list[int]):
+    steps.begin(1, PROMPT)
+    last_rows(steps, Slice(1, 20, tuple(expected[:4]), 4, num_drafts=3))
+    wrong = (expected[4] + 1) % 100
+    assert last_rows(steps, Slice(1, 24, (wrong, 5), 2, num_drafts=2)) == ([()], 0)
+    assert steps.carry_on(1, 24, expected[4], 2) == expected[4:7]
+
+
+def test_void_beside_others(steps: Steps, expected: list[int]):
+    other = prompt(9, seed=3)
+    steps.begin(1, PROMPT)
+    token = steps.begin(2, other)
+    alone = steps.carry_on(2, 9, token, 2)
+    last_rows(steps, Slice(1, 20, (expected[0], (expected[1] + 1) % 100), 2, num_drafts=1))
+    mixed = [Slice(1, 22, (5, 6, 7), 3, num_drafts=3), Slice(2, 9, (token,), 1), Slice(1, 30, (1,), 1, num_drafts=1)]
+    said, rows = last_rows(steps, *mixed[:2])
+    assert said == [(), (alone[1],)]
+    assert rows == 1
+    assert steps.carry_on(1, 21, expected[1], 2) == expected[1:4]
+
+
+def test_penalties_see_the_drafts(steps: Steps, tiny_folder: Callable[..., Path]):
+    params = SamplingParams(repetition_penalty=1.5)
+    one_by_one = steps.carry_on(1, 20, steps.begin(1, PROMPT, params), 8)
+    steps.run(freed=[1])
+    assert steps.begin(1, PROMPT, params) == one_by_one[0]
+    said, _ = last_rows(steps, Slice(1, 20, tuple(one_by_one[:5]), 5, num_drafts=4))
+    assert said == [tuple(one_by_one[1:6])]
+    wrong = [*one_by_one[5:7], (one_by_one[7] + 1) % 100, 3]
+    said, _ = last_rows(steps, Slice(1, 25, tuple(wrong), 4, num_drafts=3))
+    assert said == [tuple(one_by_one[6:8])]
+    assert steps.carry_on(1, 27, one_by_one[7], 1)[1] == one_by_one[8]
+
+
+def test_a_step_that_may_be_void_waits_for_the_verdict_before_it(whole: StageRunner, halves: list[StageRunner]):
+    sure, guessed = Slice(1, 20, (1, 2), 2, num_drafts=1), Slice(1, 22, (3,), 1, num_drafts=1)
+    assert not whole.needs_verdict(StepPlan(0, slices=(sure,)))
+    assert whole.needs_verdict(StepPlan(0, slices=(guessed,)))
+    assert not halves[0].needs_verdict(StepPlan(0, slices=(guessed,))), "only the last stage knows verdicts"
+
+
+def test_a_step_without_some_of_its_slices(halves: list[StageRunner], expected: list[int]):
+    steps = Steps(halves[0])
+    first = steps.plan(
+        Slice(1, 0, tuple(PROMPT), 1), Slice(2, 0, (1, 2, 3), 0), new=[NewSequence(i, GREEDY, 0) for i in (1, 2)]
+    )
+    done = halves[0].finish(halves[0].launch(first, None))
+    assert done.reduced_to(first) is done
+    fewer = replace(first, slices=first.slices[1:])
+    reduced = done.reduced_to(fewer)
+    assert reduced.hidden is not None
+    assert done.hidden is not None
+    assert mx.array_equal(reduced.hidden, done.hidden[20:])
+    assert done.reduced_to(replace(first, slices=())).hidden is None
