@@ -25,6 +25,7 @@ from splitinfer.core import sequence as core
 from splitinfer.core.flight import Flight
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.keeper import KeeperConfig
+from splitinfer.core.kv import NEVER, PUT_BACK, UNLIMITED
 from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.prefix import KEY_BYTES, Key
@@ -375,12 +376,12 @@ class LLM:
             kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
             blocks=KeeperConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
-                whole_blocks=pipeline.rewind == 0,
+                whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
                 root=self._kv_root,
                 on_disk=pipeline.is_on_disk,
                 kept=pipeline.kept(),
             ),
-            speculates=self._speculates(pipeline.rewind),
+            speculates=self._speculates(pipeline),
             rewind=pipeline.rewind,
         )
 
@@ -395,10 +396,12 @@ class LLM:
             return NGramDrafter()
         return DraftModel.load(name, open_model(name), self.layout.dtype, self._vocab_size(), self.context_length)
 
-    def _speculates(self, rewind: int | None) -> bool:
+    def _speculates(self, pipeline: Pipeline) -> bool:
         if self.layout.draft is None and self._make_drafter is None:
             return False
-        if rewind == 0:
+        # Where blocks of KV can be gone on from, states can be put back: that was tried when the stages were loaded.
+        keeps_states = all(ready.keeps_blocks for ready in pipeline.ready)
+        if pipeline.rewind == NEVER or (pipeline.rewind == PUT_BACK and not keeps_states):
             raise ModelError(
                 f"draft {self.layout.draft} cannot be used with {self.layout.model}: its layers keep a state that "
                 "cannot go back to where a draft was wrong; leave the draft out (--draft none)"

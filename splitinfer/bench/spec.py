@@ -191,16 +191,16 @@ class _Bench:
         self.prompts = _prompts(self.order, self.llm, self.replay is not None)
 
     def run(self) -> list[Case]:
-        """All cases, trial by trial."""
+        """Case after case, each trial by trial: the controller learns a drafter once."""
         self._warm_up()
-        settings = self._settings()
-        by_setting: dict[_Setting, dict[str, list[Trial]]] = {}
-        for number in range(self.order.trials):
-            for setting in settings:
-                trials = by_setting.setdefault(setting, {})
+        cases = []
+        for setting in self._settings():
+            trials: dict[str, list[Trial]] = {}
+            for number in range(self.order.trials):
                 for name, trial in self._take_turns(setting, number):
                     trials.setdefault(name, []).append(trial)
-        return [Case(setting.name, setting.temperature, trials) for setting, trials in by_setting.items()]
+            cases.append(Case(setting.name, setting.temperature, trials))
+        return cases
 
     def _settings(self) -> list[_Setting]:
         if self.replay is None:

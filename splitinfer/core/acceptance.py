@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 _MEMORY = 0.98  # what is left of a try's weight when the next comes
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # a new drafter is taken for a usual one until it has been tried some times
-_REQUEST_WEIGHT = 6.0  # tries by which a new request is taken to be like those before it
+_REQUEST_WEIGHT = 3.0  # tries by which a new request is taken to be like those before it
 PLACES = 16  # in a block
 BINS = 10  # of confidence
 

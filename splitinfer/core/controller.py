@@ -4,8 +4,9 @@ Everything is measured while it runs: each stage's seconds by rows (from the fig
 draft's seconds per token, what a round trip takes beyond computing. From these ``core.flight`` computes what each
 choice would give. A size that was never tried is taken for as fast as its neighbour, so it is tried once.
 
-Where drafts lose they are off, and now and then one is sent, to see whether that is still so. It goes with a token
-that has to be computed anyway, so it costs one draft and one row.
+Where drafts lose they are off, and now and then one is sent, to see whether that is still so: as often as costs a
+thirtieth of the time, and ever more rarely until one is right. It goes with a token that has to be computed anyway, so
+it costs one draft and one row.
 
 The confidence cut-off ends a block early. A further draft brings a token if everything up to it is right, and costs
 its drafting and its row; where tokens per second are to be most, it is worth that if the probability is more than the
@@ -20,7 +21,8 @@ from splitinfer.core.flight import MAX_ROWS, OFF, Flight, Rig, RowTimes, best_fl
 
 _MARGIN = 1.03  # drafts have to be that much faster than none
 _PROBE = Flight(first=1)
-_PROBE_EVERY = 48  # tokens, where drafts are off
+_PROBES_TAKE = 0.03  # of the time, at most
+_PROBE_EVERY = 64  # tokens without drafts, at most, before the next probe
 _CHOOSE_EVERY = 8  # verdicts
 _SMOOTHING = 0.2  # weight of the newest draft, and of a round trip
 _USUAL_ROWS = 8  # between which and one a row's cost is measured
@@ -35,7 +37,8 @@ class _OfRequest:
     is_due: bool = True  # for another choice
     sizes: int = 0  # that had been measured when it was made
     verdicts: int = 0
-    since_probe: int = 0
+    failures: int = 0  # probes in a row that were wrong
+    waited: int = 0  # tokens without drafts
 
 
 @dataclass(slots=True)
@@ -82,7 +85,8 @@ class Controller:
         mine.acceptance.add(tried, accepted)
         self.acceptance.add(tried, accepted)
         mine.verdicts += 1
-        mine.since_probe = 0
+        mine.waited = 0
+        mine.failures = 0 if accepted else mine.failures + 1
         mine.is_due |= mine.verdicts % _CHOOSE_EVERY == 0 or mine.flight.is_off
 
     def forget(self, seq_id: int) -> None:
@@ -110,8 +114,10 @@ class Controller:
             self.last = mine.flight
         if not mine.flight.is_off:
             return mine.flight
-        mine.since_probe += 1
-        return _PROBE if mine.since_probe % _PROBE_EVERY == 0 else OFF
+        mine.waited += 1
+        cost = (rig.draft + max(0.0, rig.latency(2) - rig.latency(1))) * rig.sequential
+        patience = min(_PROBE_EVERY, cost / _PROBES_TAKE * 2 ** min(mine.failures, 6))
+        return _PROBE if mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
 
     def _choose(self, rig: Rig, acceptance: float) -> Flight:
         best = best_flight(rig, acceptance, self.most_in_flight)

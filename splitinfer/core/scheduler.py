@@ -35,7 +35,7 @@ carries it out.
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import repeat
+from itertools import accumulate, repeat
 
 from splitinfer.core.keeper import Keeper, KeeperConfig
 from splitinfer.core.kv_budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
@@ -299,7 +299,7 @@ class Scheduler:
         assert self.speculation is not None
         ask = self.speculation.first if first else self.speculation.further
         wish = ask(seq, self.config.longest(seq))
-        room = self.config.token_budget - int(first)
+        room = self.config.token_budget - seq.num_to_compute
         if wish is None or room <= 0:
             return None
         return wish if wish.count <= room else replace(wish, count=room)
@@ -398,11 +398,12 @@ class Scheduler:
         granted = self._reserve(draft, candidates, min(budget - len(members), max(draft.share, MIN_CHUNK)))
         # Cut after asking for KV: who lacks it must not take the place of one that could go.
         able = [seq for seq in members if seq.seq_id in granted]
-        draft.decodes, draft.late = able[:budget], able[budget:]
+        count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
+        draft.decodes, draft.late = able[:count], able[count:]
         begin = {seq.seq_id for seq, _ in draft.chunks}  # others would sit on blocks that may go before they are used
         draft.admissions = [new for new in draft.admissions if new.seq.seq_id in begin]
         if len(draft.decodes) == 1 and not draft.chunks and self._speculates:
-            self._add_drafts(draft, budget - 1)
+            self._add_drafts(draft, budget - draft.decodes[0].num_to_compute)
         return draft
 
     def _further_block(self) -> _Outline | None:
@@ -640,6 +641,8 @@ class Scheduler:
             if is_tried and self.speculation is not None:
                 tried += 1
                 accepted += self.speculation.appended(seq, part, row, misses)
+                if seq.num_misses > misses and self.speculation.has_states and seq.num_scheduled < part.end:
+                    seq.num_scheduled = part.start
             yield TokenEvent(seq.seq_id, token, reason)
             if reason is not None:
                 self._end(seq, reason)
@@ -719,7 +722,9 @@ class Scheduler:
         assert 0 <= seq.num_awaited <= seq.num_in_flight
         if seq in self.batches:
             assert seq.num_awaited <= 1 or self.speculation is not None, "a sequence decodes twice at a time"
-            assert seq.num_to_compute == int(not seq.num_awaited), "a token was computed twice or got lost"
+            has_states = self.speculation is not None and self.speculation.has_states
+            is_due = seq.num_to_compute >= 1 if has_states else seq.num_to_compute == 1
+            assert seq.num_to_compute == 0 if seq.num_awaited else is_due, "a token was computed twice or got lost"
             assert not seq.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.ahead), "a draft got lost"
             assert len(seq.tokens) + len(seq.ahead) + len(seq.drafted) < self.config.longest(seq) or not seq.ahead
         else:

@@ -6,6 +6,11 @@ anybody while a prompt is being read: its chunks fill the stages.
 
 A draft is worth nothing where the sequence would end before it, or where the stages could not go back over it, and it
 never makes another give up memory.
+
+Caches that are states cannot be cut. Stages keep those at the beginnings of blocks, so behind a wrong draft the whole
+block is gone back over, and its right tokens are computed once more, with the token that was sampled instead and no
+drafts: the next block has to begin where a state is kept. What such a sequence has computed is not kept for others
+from its first draft on, for its states do not stand where blocks of KV end.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +18,7 @@ from dataclasses import dataclass, field
 from splitinfer.core.acceptance import Counts, Sum
 from splitinfer.core.controller import Controller
 from splitinfer.core.flight import MAX_ROWS, OFF, Flight
-from splitinfer.core.kv import UNLIMITED
+from splitinfer.core.kv import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Sequence
 
@@ -61,7 +66,8 @@ class Wish:
 
 @dataclass(slots=True)
 class Speculation:
-    """For ``num_stages`` stages whose caches go back ``rewind`` tokens (``None``: any number)."""
+    """For ``num_stages`` stages whose caches go back ``rewind`` tokens (``None``: any number); 0: they hold states,
+    which go back to the beginnings of blocks."""
 
     num_stages: int
     rewind: int | None = UNLIMITED
@@ -75,6 +81,11 @@ class Speculation:
     def __post_init__(self) -> None:
         self.controller = Controller(self.num_stages, self.num_stages)
 
+    @property
+    def has_states(self) -> bool:
+        """Whether the stages go back by whole blocks."""
+        return self.rewind == PUT_BACK
+
     # -- before a plan -------------------------------------------------------------------------
 
     def has_room(self, num_runnable: int) -> bool:
@@ -83,7 +94,7 @@ class Speculation:
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """Drafts for a block that begins with a sampled token. ``longest``: tokens the sequence has at most."""
-        if seq.drafted or seq.is_dry:
+        if seq.drafted or seq.is_dry or seq.num_to_compute > 1:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)
@@ -104,7 +115,7 @@ class Speculation:
     def _wish(self, seq: Sequence, count: int, longest: int) -> Wish | None:
         known = len(seq.tokens) + len(seq.ahead)
         count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
-        if self.rewind is not UNLIMITED:
+        if self.rewind:
             count = min(count, self.rewind - len(seq.ahead))
         cutoff = 0.0 if seq.flight is not None else self.controller.cutoff(seq.seq_id)
         return Wish.of(seq, count, cutoff) if count > 0 else None
@@ -139,6 +150,7 @@ class Speculation:
         drafts = tuple(seq.drafted[:count])
         del seq.drafted[:count]
         seq.ahead += drafts
+        seq.is_stored &= not self.has_states
         self.counts.sent += len(drafts)
         self.counts.blocks += 1
         return drafts

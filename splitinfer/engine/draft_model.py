@@ -16,6 +16,7 @@ from typing import Self, cast
 
 import mlx.core as mx
 
+from splitinfer.core.kv import PUT_BACK, UNLIMITED
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence, common_prefix
 from splitinfer.core.speculation import Draft
 from splitinfer.engine.sampler import Row, Sampler
@@ -74,7 +75,7 @@ class DraftModel:
         resolved = resolve_dtype(dtype, gpu=on_gpu())
         num_layers = count_layers(checkpoint)
         found = survey(checkpoint, 0, num_layers, resolved)
-        if found.rewind == 0:
+        if found.rewind is not UNLIMITED and found.rewind <= PUT_BACK:
             raise ModelError(
                 f"draft {name} cannot go back to where one of its guesses was wrong, because its layers keep a state; "
                 "choose one with attention only, or draft with 'ngram'"

@@ -171,10 +171,12 @@ class StageRunner:
         self._check(plan, hidden)
         taken_in = self._take_in(plan)
         slices, hidden = self._without_void(plan, hidden)
-        parts = [
-            Part(self._pool.at(part.seq_id, part.start), part.start, len(part.token_ids), part.num_logits)
-            for part in slices
-        ]
+        parts = []
+        for part in slices:
+            caches = self._pool.at(part.seq_id, part.start)
+            if part.num_drafts:
+                taken_in.pending += self._pool.remember(part.seq_id)
+            parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits))
         outputs = self._step.run(parts, [t for part in slices for t in part.token_ids], hidden) if parts else []
         # A state that is not on the way to the output would let the graph grow from step to step.
         pending = [*taken_in.pending, *arrays_to_evaluate(parts)]

@@ -11,15 +11,15 @@ A sliding window gets a cache of ours (``WindowKVCache``): mlx-lm's rotating one
 so its sums depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import cache as mlx_caches
 from mlx_lm.models.base import create_causal_mask
 
-from splitinfer.core.kv import UNLIMITED, least_rewind
+from splitinfer.core.kv import NEVER, PUT_BACK, UNLIMITED, least_rewind
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
 
@@ -164,21 +164,46 @@ def own_cache(cache: Cache) -> Cache:
 
 
 def rewind_limit(cache: Cache) -> int | None:
-    """How many tokens this cache can always be rolled back; ``None`` is any number."""
+    """How many tokens this cache can always be rolled back (``core.kv``)."""
     if isinstance(cache, mlx_caches.CacheList):
         return least_rewind(rewind_limit(c) for c in cache.caches)
     if isinstance(cache, _PLAIN):
         return UNLIMITED
-    return WindowKVCache.SLACK if isinstance(cache, WindowKVCache) else 0
+    if isinstance(cache, WindowKVCache):
+        return WindowKVCache.SLACK
+    return PUT_BACK if _is_state(cache) else NEVER
 
 
 def trim(cache: Cache, n: int) -> bool:
-    """Roll one cache back by ``n`` tokens; whether it could."""
+    """Roll one cache back by ``n`` tokens; whether it could. A state is left as it is: it is put back instead."""
     if isinstance(cache, mlx_caches.CacheList):
         return all(trim(c, n) for c in cache.caches)
-    if cache.empty():
-        return True  # a layer that never writes to its cache
+    if cache.empty() or _is_state(cache):
+        return True  # a layer that never writes to its cache, or is put back by whoever kept its state
     return bool(cache.is_trimmable() and cache.trim(n) == n)
+
+
+def states_of(cache: Cache) -> Iterator[Cache]:
+    """The caches in a cache that hold a state, which stands for all tokens up to now and cannot be cut."""
+    if isinstance(cache, mlx_caches.CacheList):
+        for one in cache.caches:
+            yield from states_of(one)
+    elif _is_state(cache) and not cache.empty():
+        yield cache
+
+
+def _is_state(cache: Cache) -> bool:
+    return isinstance(cache, mlx_caches.ArraysCache)
+
+
+def saved_state(cache: Cache) -> Any:
+    """What a state is now, as arrays that later steps do not change."""
+    return copied_state(cache.state)
+
+
+def copied_state(state: Any) -> Any:
+    """The same in arrays of its own: whoever wrote to the old ones in place would write to these, too."""
+    return tree_map(lambda leaf: mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf, state)
 
 
 class Place:

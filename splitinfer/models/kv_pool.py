@@ -1,21 +1,28 @@
 """Every sequence's caches on this stage, and stored blocks: opened, saved, rolled back and freed as the plans say."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import mlx.core as mx
+from mlx.utils import tree_flatten
 
 from splitinfer.errors import ProtocolError
-from splitinfer.models.caches import trim
+from splitinfer.models.caches import copied_state, saved_state, states_of, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.step import nbytes
 
+_MOST_STATES = 8  # of a sequence; more than blocks of drafts are ever under way
+
 
 @dataclass(slots=True)
 class _Entry:
+    """``states``: by position, what its caches held there that cannot be cut."""
+
     caches: SequenceCaches
+    states: dict[int, list[Any]] = field(default_factory=dict)
 
     @property
     def position(self) -> int:
@@ -100,11 +107,31 @@ class KVPool:
             self._rewind(entry, seq_id, back)
         return entry.caches
 
+    def remember(self, seq_id: int) -> list[mx.array]:
+        """Keep the states of a sequence as they are, to go back to; the arrays kept. Nothing where all can be cut."""
+        entry = self._entries[seq_id]
+        states = [one for cache in entry.caches.own for one in states_of(cache)]
+        if not states:
+            return []
+        kept = [saved_state(cache) for cache in states]
+        entry.states.pop(entry.position, None)
+        entry.states[entry.position] = kept
+        while len(entry.states) > _MOST_STATES:
+            del entry.states[next(iter(entry.states))]
+        return [leaf for _, leaf in tree_flatten(kept) if isinstance(leaf, mx.array)]
+
     def _rewind(self, entry: _Entry, seq_id: int, back: int) -> None:
         entry.caches.release()
-        if not all(trim(cache, back) for cache in entry.caches.own):
+        start = entry.position - back
+        states = [one for cache in entry.caches.own for one in states_of(cache)]
+        kept = entry.states.get(start)
+        can_go = not states or (kept is not None and len(kept) == len(states))
+        if not can_go or not all(trim(cache, back) for cache in entry.caches.own):
             raise ProtocolError(f"the caches of sequence {seq_id} cannot go back {back} tokens")
-        entry.caches.place.position -= back
+        for cache, state in zip(states, kept or (), strict=False):
+            cache.state = copied_state(state)
+        entry.states = {position: kept for position, kept in entry.states.items() if position <= start}
+        entry.caches.place.position = start
 
     def free(self, seq_id: int) -> None:
         """Forget a sequence; unknown ones are no error, because freeing twice is the same as once."""

@@ -10,7 +10,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from splitinfer.core.kv import least_rewind
+from splitinfer.core.kv import PUT_BACK, UNLIMITED, least_rewind
 from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -44,7 +44,8 @@ def try_blocks(stage: StageModel) -> Trial:
 
 
 def _goes_anywhere(stage: StageModel) -> bool:
-    return least_rewind(rewind_limit(cache) for cache in stage.make_caches().own) != 0
+    limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
+    return limit is UNLIMITED or limit > PUT_BACK
 
 
 def _error_after(stage: StageModel, length: int) -> tuple[KVBlock, float]:

@@ -2,6 +2,7 @@
 
 python tests/cluster/kills.py --kills 100 --freezes 25
 python tests/cluster/kills.py --kills 100 --freezes 0 --streams 8        # eight requests at a time
+python tests/cluster/kills.py --kills 50 --freezes 0 --drafts            # blocks of drafts in flight
 """
 
 import argparse
@@ -15,11 +16,12 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import psutil
 
 import splitinfer
+from splitinfer import Flight
 from splitinfer.llm import LLM, Settings
 
 SHAPES = {2: [6, 6], 3: [4, 4, 4]}
@@ -69,9 +71,13 @@ def layout(num_stages: int) -> dict[str, object]:
     return {"model": "demo", "stages": stages}
 
 
-def disturb(num_stages: int, kinds: Sequence[str], first_seed: int, num_streams: int = 1) -> list[Trial]:
+def disturb(
+    num_stages: int, kinds: Sequence[str], first_seed: int, num_streams: int = 1, *, drafts: bool = False
+) -> list[Trial]:
     """One pipeline, so many requests at a time, one disturbance for each lot of them."""
     settings = Settings(rejoin_timeout=60.0, token_budget=32)
+    if drafts:
+        settings = replace(settings, draft="demo-draft", flight=Flight(3, 4, num_stages))
     with LLM(layout(num_stages), settings=settings) as llm, _listening() as ear:
         expected = [_run(llm, index) for index in range(max(len(PROMPTS) * 2, num_streams))]
         trials = []
@@ -160,13 +166,14 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--freezes", type=int, default=25)
     parser.add_argument("--streams", type=int, default=1)
+    parser.add_argument("--drafts", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     trials: list[Trial] = []
     for i, num_stages in enumerate(SHAPES):
         share = lambda n, i=i: n // 2 + (n % 2 if i == 0 else 0)  # noqa: E731
         kinds = ["kill"] * share(args.kills) + ["freeze"] * share(args.freezes)
-        trials += disturb(num_stages, kinds, args.seed + 1000 * num_stages, args.streams)
+        trials += disturb(num_stages, kinds, args.seed + 1000 * num_stages, args.streams, drafts=args.drafts)
         print(json.dumps(summary(trials), indent=1), flush=True)
     bad = [asdict(t) for t in trials if not t.same]
     print(json.dumps({"summary": summary(trials), "wrong": bad}))

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from splitinfer.core.kv import least_rewind
 
-limits = st.one_of(st.none(), st.integers(0, 300))
+limits = st.one_of(st.none(), st.integers(-1, 300))
 
 
 @given(st.lists(limits))

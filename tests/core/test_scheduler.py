@@ -26,15 +26,15 @@ class AnyOrder:
             token_budget=pick.choice([1, 2, 3, 5, 9, 50]),
             max_running=pick.randint(1, 6),
             max_len=pick.choice([12, 1000, 1000]),
-            whole_blocks=pick.random() < 0.3,
+            whole_blocks=(states := pick.random() < 0.3),
             keeps_blocks=pick.random() < 0.9,
             max_sessions=pick.randint(1, 3),
             max_waiting=pick.choice([2, 1000]),
             kv=pick.choice([None, None, blocks(20), blocks(8), blocks(30, 6), blocks(5), blocks(20, stored=4)]),
             speculates=(speculates := pick.random() < 0.5),
-            rewind=pick.choice([None, None, 3, 9]),
+            rewind=0 if states else pick.choice([None, None, 3, 9]),
         )
-        if speculates and not self.house.scheduler.config.blocks.whole_blocks:
+        if speculates:
             self.house.guess = Guesser(pick, pick.choice([0.0, 0.5, 0.9, 1.0]))
             self.house.overtake = lambda: pick.random() < 0.3
         self.now = 0.0

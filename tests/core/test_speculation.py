@@ -49,7 +49,7 @@ FLIGHTS = st.builds(Flight, st.integers(0, 8), st.integers(0, 8), st.integers(1,
 @settings(max_examples=400, deadline=None)
 @given(
     st.integers(0, 10_000), FLIGHTS, st.floats(0, 1), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5),
-    st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([None, 12, 7]), st.sampled_from([None, 4, 9]),
+    st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([None, 12, 7]), st.sampled_from([None, 4, 9, 0]),
 )  # fmt: skip
 def test_tokens_are_those_without_drafts(
     seed: int, flight: Flight, right: float, num_groups: int, num_requests: int, block: int,
@@ -60,7 +60,7 @@ def test_tokens_are_those_without_drafts(
         kv = None if room is None else blocks(*[room + 40 // block] * num_groups)
         found = house(
             right, seed, overtaken, num_groups=num_groups, max_in_flight=num_groups + 1, kv=kv, rewind=rewind,
-            token_budget=dice.choice([2, 5, 50]),
+            token_budget=dice.choice([2, 5, 50]), whole_blocks=rewind == 0,
         )  # fmt: skip
         for _ in range(num_requests):
             ends = dice.choice([(), (), (dice.randrange(VOCAB),)])
@@ -296,6 +296,34 @@ def test_caches_that_go_back_a_little_are_not_asked_for_more() -> None:
     found.run()
     found.check_answers()
     assert max(most) == 3
+
+
+def test_states_go_back_to_the_beginning_of_the_block() -> None:
+    found = house(rewind=0, whole_blocks=True)
+    seq_id = decoding(found, Flight(5, 3, 2))
+    seq = found.sequences[seq_id]
+
+    def two_right(wish: Wish) -> list[Draft]:
+        drafts = right_guesses(wish)
+        return [*drafts[:2], *(Draft((d.token_id + 1) % VOCAB) for d in drafts[2:])]
+
+    found.guess = two_right
+    plan = found.step()
+    assert plan is not None
+    start = plan.slices[0].start
+    found.deliver()
+    assert len(seq.tokens) == start + 4, "the token before, two drafts that were right, and a correction"
+    again = found.step()
+    assert again is not None
+    part = again.slices[0]
+    assert (part.start, part.num_drafts, part.num_logits) == (start, 0, 1)
+    assert list(part.token_ids) == seq.tokens[start:]
+    found.deliver()
+    block = found.step()
+    assert block is not None
+    assert (block.slices[0].start, block.slices[0].num_drafts) == (start + 4, 5)
+    found.run()
+    found.check_answers()
 
 
 def test_blocks_of_kv_hold_no_drafts() -> None:

@@ -76,13 +76,19 @@ class Cache:
     tokens: list[int] = field(default_factory=list)
     sure: int = 0  # of the tokens, those that are no drafts or were right
     next: int | None = None  # what was sampled last
+    kept: set[int] | None = None  # where states were kept, where caches are states
 
     def run(self, part: Slice) -> tuple[int, ...]:
         """The tokens sampled; none if the slice is void."""
         if part.begins_with_draft and (self.next is None or not part.follows(self.sure, self.next)):
             assert part.start > self.sure or part.start == self.sure, "a void slice that goes back"
             return ()
-        assert part.start == self.sure, "a gap in the KV, or tokens computed twice"
+        if self.kept is None:
+            assert part.start == self.sure, "a gap in the KV, or tokens computed twice"
+        else:
+            assert part.start == len(self.tokens) or part.start in self.kept, "a state cannot go back there"
+            assert part.start <= self.sure
+            self.kept = {at for at in self.kept if at <= part.start} | ({part.start} if part.num_drafts else set())
         self.tokens[part.start :] = part.token_ids
         ends = range(part.end - part.num_logits + 1, part.end + 1)
         sampled = tuple(next_token(self.tokens[:end], self.seed) for end in ends)
@@ -159,7 +165,8 @@ class ToyStage:
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
-            cache = self.caches[new.seq_id] = Cache(new.seed, self._begin(new), len(new.prefix))
+            kept = set[int]() if self.whole_blocks else None
+            cache = self.caches[new.seq_id] = Cache(new.seed, self._begin(new), len(new.prefix), kept=kept)
             first = next(part for part in plan.slices if part.seq_id == new.seq_id)
             assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
             assert first.start == len(new.prefix)
@@ -342,7 +349,9 @@ class House:
         """The step is of one group, whole, and its decodes come first, one token each."""
         decodes = [part for part in plan.slices if part.seq_id in before]
         assert list(plan.slices[: len(decodes)]) == decodes
-        assert all(len(part.token_ids) == part.num_logits == 1 or part.num_drafts for part in decodes)
+        has_states = self.scheduler.config.rewind == 0  # which are gone back over in one step
+        assert all(part.num_logits == 1 or part.num_drafts for part in decodes)
+        assert all(len(part.token_ids) == 1 or part.num_drafts or has_states for part in decodes)
         groups = {before[part.seq_id] for part in decodes}
         assert len(groups) <= 1
         for group in groups:

@@ -221,7 +221,7 @@ def _leaves(stage: StageModel) -> list[Any]:
 
 def _rollback(whole: Stages) -> str:
     limit = least_rewind(rewind_limit(cache) for cache in whole[0].make_caches().own)
-    return "any" if limit is None else "none" if limit == 0 else f"{limit} tokens"
+    return "any" if limit is None else "none" if limit <= 0 else f"{limit} tokens"
 
 
 def _together(stage: StageModel) -> str:

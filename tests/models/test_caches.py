@@ -192,7 +192,7 @@ def test_only_a_rotating_cache_becomes_a_window():
         (mlx_caches.KVCache(), None),
         (mlx_caches.QuantizedKVCache(), None),
         (WindowKVCache(24), SLACK),
-        (mlx_caches.RotatingKVCache(max_size=24, keep=4), 0),
+        (mlx_caches.RotatingKVCache(max_size=24, keep=4), -1),
         (mlx_caches.ArraysCache(2), 0),
         (mlx_caches.CacheList(mlx_caches.KVCache(), WindowKVCache(8)), SLACK),
         (mlx_caches.CacheList(mlx_caches.KVCache(), mlx_caches.ArraysCache(2)), 0),

@@ -30,7 +30,7 @@ def run(pool: KVPool, seq_id: int, start: int, num: int) -> SequenceCaches:
     caches = pool.at(seq_id, start)
     for cache in caches.own:
         if isinstance(cache, ArraysCache):
-            cache[0] = mx.zeros((1, 4))
+            cache[0] = mx.full((1, 4), float(start + num))
         else:
             cache.update_and_fetch(*[mx.zeros((1, 1, num, 4))] * 2)
     caches.place.position += num
@@ -107,12 +107,41 @@ def test_a_gap_is_refused():
     assert refused(lambda: pool.at(1, 11)) == "the plan runs sequence 1 from 11, but it stands at 10"
 
 
-def test_a_recurrent_state_goes_on_and_never_back():
-    pool = pool_of(lambda: ArraysCache(1))
+def test_a_recurrent_state_goes_back_only_to_where_it_was_kept():
+    pool = pool_of(lambda: ArraysCache(1), KVCache)
     pool.open(1)
     run(pool, 1, 0, 10)
     run(pool, 1, 10, 5)
     assert refused(lambda: pool.at(1, 14)) == "the caches of sequence 1 cannot go back 1 tokens"
+    before = pool.at(1, 15).own[0][0].tolist()
+    assert [a.tolist() for a in pool.remember(1)] == [before]
+    after = run(pool, 1, 15, 4).own[0][0].tolist()
+    assert after != before
+    assert refused(lambda: pool.at(1, 16)) == "the caches of sequence 1 cannot go back 3 tokens"
+    caches = pool.at(1, 15)
+    assert (caches.own[0][0].tolist(), caches.own[1].offset, caches.place.position) == (before, 15, 15)
+    assert run(pool, 1, 15, 4).own[0][0].tolist() == after, "and goes on from there as before"
+    assert pool.at(1, 15).own[0][0].tolist() == before, "as often as it takes"
+
+
+def test_states_are_kept_for_a_few_blocks():
+    pool = pool_of(lambda: ArraysCache(1))
+    pool.open(1)
+    run(pool, 1, 0, 3)
+    for start in range(3, 33, 3):
+        pool.remember(1)
+        run(pool, 1, start, 3)
+    assert len(pool._entries[1].states) == 8
+    pool.at(1, 18)
+    assert max(pool._entries[1].states) == 18, "what lies ahead was of another way"
+
+
+def test_nothing_is_remembered_where_all_can_be_cut():
+    pool = pool_of(KVCache, lambda: WindowKVCache(8))
+    pool.open(1)
+    run(pool, 1, 0, 5)
+    assert pool.remember(1) == []
+    assert pool._entries[1].states == {}
 
 
 def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():
