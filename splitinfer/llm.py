@@ -382,6 +382,7 @@ class LLM:
                 kept=pipeline.kept(),
             ),
             speculates=self._speculates(pipeline),
+            num_stages=stages,
             rewind=pipeline.rewind,
         )
 

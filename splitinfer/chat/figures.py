@@ -32,6 +32,9 @@ def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
     if len(after["stages"]) > 1 and computed > 0:
         phrases.append(f"{size((_sent(after) - _sent(before)) / computed)}/token")
     phrases.append(f"prompt {output.num_prompt_tokens:,}, cached {output.num_cached_tokens:,}")
+    tried, right = (now - was for now, was in zip(_drafts(after), _drafts(before), strict=True))
+    if tried:
+        phrases.append(f"drafts {percent(right / tried)} right")
     ending = f" ({output.finish_reason})" if output.finish_reason else ""
     phrases.append(f"answer {len(output.token_ids):,}{ending}")
     return phrases
@@ -47,6 +50,12 @@ def _shares(before: Stats, after: Stats) -> list[float]:
     active = after["active_seconds"] - before["active_seconds"]
     both = zip(before["stages"], after["stages"], strict=True)
     return [(now["busy_seconds"] - was["busy_seconds"]) / active if active > 0 else 0.0 for was, now in both]
+
+
+def _drafts(stats: Stats) -> tuple[int, int]:
+    """Drafts that came to a verdict, and those that were right."""
+    found = stats.get("speculation")
+    return (sum(found["tried_at"]), found["accepted"]) if found else (0, 0)
 
 
 def _sent(stats: Stats) -> float:
@@ -71,6 +80,12 @@ def stats_table(layout: Layout, stats: Stats) -> str:
         f"{seconds(stats['active_seconds'])} at work\n"
         f"requests ended: {finished or 'none'}"
     )
+    tried, right = _drafts(stats)
+    if tried:
+        found, lost = stats["speculation"], stats["speculation"]["sent"] - right
+        totals += (
+            f"\ndrafts by {found['drafter']}: {percent(right / tried)} right, {lost:,} of {found['sent']:,} in vain"
+        )
     return f"{table(rows)}\n{totals}"
 
 

@@ -23,7 +23,7 @@ _MARGIN = 1.03  # drafts have to be that much faster than none
 _PROBE = Flight(first=1)
 _PROBES_TAKE = 0.03  # of the time, at most
 _PROBE_EVERY = 64  # tokens without drafts, at most, before the next probe
-_CHOOSE_EVERY = 8  # verdicts
+_CHOOSE_AFTER = 0.03  # by which acceptance has changed: choosing takes milliseconds
 _SMOOTHING = 0.2  # weight of the newest draft, and of a round trip
 _USUAL_ROWS = 8  # between which and one a row's cost is measured
 _MOST_CUT = 0.6  # probabilities are not that well known
@@ -34,9 +34,8 @@ _MOST_REQUESTS = 256  # whose acceptance is remembered
 class _OfRequest:
     acceptance: Acceptance
     flight: Flight = OFF
-    is_due: bool = True  # for another choice
-    sizes: int = 0  # that had been measured when it was made
-    verdicts: int = 0
+    share: float = -1.0  # acceptance when it was chosen
+    sizes: int = 0  # that had been measured then
     failures: int = 0  # probes in a row that were wrong
     waited: int = 0  # tokens without drafts
 
@@ -84,10 +83,8 @@ class Controller:
         mine = self._of(seq_id)
         mine.acceptance.add(tried, accepted)
         self.acceptance.add(tried, accepted)
-        mine.verdicts += 1
         mine.waited = 0
         mine.failures = 0 if accepted else mine.failures + 1
-        mine.is_due |= mine.verdicts % _CHOOSE_EVERY == 0 or mine.flight.is_off
 
     def forget(self, seq_id: int) -> None:
         """A request has ended."""
@@ -109,9 +106,10 @@ class Controller:
             return OFF  # one row comes first, for all else is compared with it
         if rig is None:
             return Flight(first=3)
-        if mine.is_due or mine.sizes != self._sizes:
-            mine.flight, mine.is_due, mine.sizes = self._choose(rig, mine.acceptance.share), False, self._sizes
-            self.last = mine.flight
+        share = mine.acceptance.share
+        if mine.sizes != self._sizes or abs(share - mine.share) > _CHOOSE_AFTER:
+            self.last = mine.flight = self._choose(rig, share)
+            mine.share, mine.sizes = share, self._sizes
         if not mine.flight.is_off:
             return mine.flight
         mine.waited += 1

@@ -221,14 +221,13 @@ def _when_heard(at: float, work: Iterable[tuple[float, float]]) -> float:
 
 def best_flight(rig: Rig, acceptance: float, most_in_flight: int) -> Flight:
     """The fastest; off where no drafts are as fast."""
-    flights = [OFF, *(Flight(first) for first in FIRSTS)]
-    if most_in_flight > 1:
-        # No further ones are longer than a first one that is worth its length by much, and none far shorter.
-        flights += [
-            Flight(first, further, in_flight)
-            for first in FIRSTS
-            for further in FURTHERS
-            if further <= 2 * first + 2
-            for in_flight in range(2, most_in_flight + 1)
-        ]
-    return max(flights, key=lambda flight: tokens_per_second(rig, flight, acceptance))
+    return max(_flights(most_in_flight), key=lambda flight: tokens_per_second(rig, flight, acceptance))
+
+
+def _flights(most_in_flight: int) -> Iterator[Flight]:
+    yield OFF
+    for first in FIRSTS:
+        yield Flight(first)
+        for further in FURTHERS:
+            if further <= 2 * first + 2:  # where a first block is short, so are those behind it
+                yield from (Flight(first, further, number) for number in range(2, most_in_flight + 1))

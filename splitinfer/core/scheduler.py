@@ -56,7 +56,8 @@ class SchedulerConfig:
     nobody decodes; ``token_budget`` tokens at most in a step; ``max_running`` sequences with KV that is growing;
     ``max_len`` tokens in a sequence (the model's context); ``max_waiting`` requests in the queue; ``kv`` the stages'
     memory (``None``: no bound); ``blocks``: what of it is kept. Where only whole blocks can be used, chunks end with
-    them. ``speculates``: whether somebody drafts; ``rewind``: tokens that the stages' caches go back (``None``: any).
+    them. ``speculates``: whether somebody drafts, for ``num_stages`` (0: one for each group) whose caches go back
+    ``rewind`` tokens (``core.kv``).
     """
 
     num_groups: int
@@ -68,6 +69,7 @@ class SchedulerConfig:
     kv: KVBudget | None = None
     blocks: KeeperConfig = field(default_factory=KeeperConfig)
     speculates: bool = False
+    num_stages: int = 0
     rewind: int | None = None
 
     def __post_init__(self) -> None:
@@ -154,7 +156,8 @@ class Scheduler:
         self.batches = MicroBatches(config.num_groups)
         self._budget = config.kv or KVBudget()
         self.keeper = Keeper(config.blocks, self._budget)
-        self.speculation = Speculation(config.num_groups, config.rewind) if config.speculates else None
+        num_stages = config.num_stages or config.num_groups
+        self.speculation = Speculation(num_stages, config.rewind) if config.speculates else None
         self._used = NOTHING  # by all that run
         self.num_preemptions = 0  # times a running sequence gave up its KV
         self._deadlines = Deadlines()

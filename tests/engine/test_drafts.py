@@ -17,7 +17,8 @@ from splitinfer.bench.replay import Replay
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation import Draft
 from splitinfer.demo import TARGET
-from splitinfer.engine import stage_loader
+from splitinfer.engine import engine, stage_loader
+from splitinfer.engine import worker as engine_worker
 from splitinfer.engine.drafters import Drafter, NGramDrafter
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.models.kv_trial import Trial
@@ -280,6 +281,30 @@ def test_a_session_of_threads(llm: LLM, dice: Dice) -> None:
     for thread in threads:
         thread.join()
     assert [got[i] for i in range(6)] == expected
+
+
+def test_where_steps_are_launched_ahead(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the next step is launched before the last one is passed on, but for a verdict."""
+    for module in (engine, engine_worker):
+        monkeypatch.setattr(module, "launches_ahead", lambda: True)
+    dice = Dice(0.7)
+    for cuts in ([1, 3], [1, 2, 1], [4]):
+        with pipeline(tiny_folder("llama"), cuts, drafter=lambda: dice, token_budget=16) as llm:
+            for params in (SamplingParams(max_tokens=NUM, ignore_eos=True), SamplingParams(max_tokens=NUM, **SAMPLED)):  # type: ignore[arg-type]
+                expected = llm.submit(PROMPT, params, flight=Flight()).result().token_ids
+                dice.answers[tuple(PROMPT)] = expected
+                for flight in (Flight(4), Flight(2, 5, 2), Flight(3, 3, 3)):
+                    requests = [llm.submit(p, params, flight=flight) for p in (PROMPT, prompt(9))][:1]
+                    assert requests[0].result().token_ids == expected
+
+
+def test_more_groups_than_stages(tiny_folder: Callable[..., Path]) -> None:
+    dice = Dice(1.0)
+    with pipeline(tiny_folder("llama"), [1, 3], drafter=lambda: dice, micro_batches=3) as llm:
+        expected = answer(llm, dice, PROMPT, None)
+        for _ in range(3):
+            assert answer(llm, dice, PROMPT, Flight(3, 4, 2)) == expected
+        assert all(1 in seconds for seconds in llm.stats()["speculation"]["step_seconds_by_rows"])
 
 
 # -- real drafters -------------------------------------------------------------------------------
