@@ -49,12 +49,13 @@ from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress, Ready
 
 Prompt = str | Sequence[int]
-Notice = Callable[[str, Progress], None]  # a stage's name, how far its loading is
+Notice = Callable[[str, Progress], None]  # a stage's name (or DRAFT), how far its loading is
 
 DEFAULT_CONTEXT = 8192  # tokens
 _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
 _KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for cohorts being made anew
 NO_DRAFT = "none"
+DRAFT = "draft"  # a notice's name for the draft model, which is no stage
 MakeDrafter = Callable[[], Drafter]
 
 
@@ -210,7 +211,11 @@ class LLM:
         self._ids = itertools.count(1)
         self._text_lock = threading.Lock()  # a Hugging Face tokenizer is for one thread at a time
         self._engine = Engine(
-            self._build(notice), self._configure, self.settings.rejoin_timeout, self._trace, self._drafter
+            self._build(notice),
+            self._configure,
+            self.settings.rejoin_timeout,
+            self._trace,
+            lambda: self._drafter(lambda progress: notice(DRAFT, progress)),
         )
         self._engine.wait_until_ready()
 
@@ -386,7 +391,7 @@ class LLM:
             rewind=pipeline.rewind,
         )
 
-    def _drafter(self) -> Drafter | None:
+    def _drafter(self, report: Callable[[Progress], None]) -> Drafter | None:
         """The layout's drafter, in memory; on the engine's thread."""
         name = self.layout.draft
         if self._make_drafter is not None:
@@ -395,7 +400,8 @@ class LLM:
             return None
         if name == NGRAM:
             return NGramDrafter()
-        return DraftModel.load(name, open_model(name), self.layout.dtype, self._vocab_size(), self.context_length)
+        checkpoint, vocab_size = open_model(name), self._vocab_size()
+        return DraftModel.load(name, checkpoint, self.layout.dtype, vocab_size, self.context_length, report)
 
     def _speculates(self, pipeline: Pipeline) -> bool:
         if self.layout.draft is None and self._make_drafter is None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from splitinfer.errors import SplitinferError
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "download": "downloading", "load": "reading"}
@@ -104,7 +104,7 @@ class _Board:
             return
         with self._lock:
             if progress.phase == "survey":
-                errors.print(f"stage {stage} {progress.text}", soft_wrap=True)
+                errors.print(f"{stage if stage == DRAFT else f'stage {stage}'} {progress.text}", soft_wrap=True)
             if not errors.is_terminal:
                 return
             if stage not in self._tasks:

@@ -53,7 +53,7 @@ from transports.framing import Kind, decode, encode
 
 VERSIONS = Versions(1, "0.1.0", "0.32.4", "0.32.2")
 PLAN = StepPlan(
-    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, (3,), (1, 2)),), (Slice(1, 0, (5, 6, 7), 1),), (4, 9),
+    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, (3,), (1, 2)),), (Slice(1, 0, (5, 6, 7), 3, 2),), (4, 9),
     (Save(8, 1, 0, 2, b"parent", (5, 6)),), (3,), (Fetch(9, b"key", 0, 256),), (b"old",),
 )  # fmt: skip
 SPEC = TensorSpec("bfloat16", (3, 8))
@@ -65,7 +65,7 @@ MESSAGES: list[Message] = [
     Progress("load", 3, 9, "file"),
     ClockAsk(),
     ClockTell(5.25, 5.5),
-    Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48),)),
+    Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
     Fault("broken"),
 ]

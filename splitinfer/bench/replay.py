@@ -15,14 +15,15 @@ from splitinfer.core.speculation import Draft
 
 _SIDE = 512  # of the square weights that are multiplied: 1 MB, as a layer of a small model has
 _TRIED = 200  # products that are timed
-_WHOLE = 2**32
+_FIFTY = 50
 
 
 class Replay:
     """Guesses for the prompts that it was told about, none for others.
 
-    ``error``: the probability that a guess is wrong, drawn for each position by itself from ``seed``. ``seconds``:
-    what a guess takes, in products that took as long when they were timed.
+    ``error``: the probability that a guess is wrong. Which are is drawn from ``seed``, the same share of every fifty
+    positions, so that short answers have the acceptance they should. ``seconds``: what a guess takes, in products that
+    took as long when they were timed.
     """
 
     name = "replay"
@@ -51,8 +52,13 @@ class Replay:
         first = len(seq.stream) - seq.num_prompt_tokens
         for place in range(first, min(first + count, len(answer))):
             self._compute()
-            is_wrong = position_key(self.seed, place)[0] < self.error * _WHOLE
-            yield Draft((answer[place] + is_wrong) % self._vocab_size)
+            yield Draft((answer[place] + self.is_wrong(place)) % self._vocab_size)
+
+    def is_wrong(self, place: int) -> bool:
+        """Whether the guess for this token of an answer is wrong."""
+        first = place - place % _FIFTY
+        keys = {at: position_key(self.seed, at) for at in range(first, first + _FIFTY)}
+        return sum(key < keys[place] for key in keys.values()) < round(self.error * _FIFTY)
 
     def forget(self, _seq_id: int) -> None:
         """It remembers nothing of a request."""

@@ -57,7 +57,7 @@ _PROMPT = 48  # tokens
 _CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
 _SYNCHRONOUS = 3  # lengths of synchronous blocks that take part: those that should be fastest
 _USUAL = 0.75  # of a draft model: which lengths take part; not what is measured
-_WARM_UP = 24  # tokens
+_WARM_UP, _SETTLE = 24, 50  # tokens
 _OPENINGS = (
     "Once upon a time there lived an old king who had three sons, and he did not know which of them should rule",
     "The fisherman went down to the sea in the morning, and when he drew in his net, there was a golden fish in it",
@@ -195,6 +195,7 @@ class _Bench:
         self._warm_up()
         cases = []
         for setting in self._settings():
+            self._settle(setting)
             trials: dict[str, list[Trial]] = {}
             for number in range(self.order.trials):
                 for name, trial in self._take_turns(setting, number):
@@ -210,7 +211,7 @@ class _Bench:
     def _warm_up(self) -> None:
         """Every size of a block is seen before anything is timed."""
         prompt = made_up("warm up", _PROMPT, self._vocab_size)
-        said = self._ask(prompt, OFF, 0.0, 0, _WARM_UP)
+        said = self._ask(prompt, OFF, 0.0, 0, _SETTLE)
         if self.replay is not None:
             self.replay.know(prompt, said.token_ids)
             self.replay.seconds = self.order.draft_share * sum(stage.at(1) for stage in self.rig().stages)
@@ -219,6 +220,12 @@ class _Bench:
         _tell(
             f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms"
         )
+
+    def _settle(self, setting: _Setting) -> None:
+        """The controller meets this drafter before anything is timed, as one that has run for a while."""
+        if self.replay is not None:
+            self.replay.error = 1 - (setting.acceptance or 0.0)
+        self._ask(made_up("warm up", _PROMPT, self._vocab_size), None, setting.temperature, 0, _SETTLE)
 
     def _take_turns(self, setting: _Setting, number: int) -> Iterator[tuple[str, Trial]]:
         """One trial of each contender; every other time the other way round, because machines drift."""

@@ -54,7 +54,7 @@ class Slice:
         size = len(self.token_ids)
         if not self.token_ids or self.start < 0 or not 0 <= self.num_logits <= size:
             raise ValueError(f"a slice of {size} tokens from {self.start} wants {self.num_logits} logits")
-        if self.num_drafts and self.num_logits != min(self.num_drafts + 1, size):
+        if not 0 <= self.num_drafts <= size or (self.num_drafts and self.num_logits != min(self.num_drafts + 1, size)):
             raise ValueError(f"a slice of {size} tokens with {self.num_drafts} drafts wants {self.num_logits} logits")
 
     @property

@@ -318,8 +318,8 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """The next plan, or ``None`` when there is nothing to do or no stage could take it."""
-        draft = self._decide()
-        return None if draft is None else self._carry_out(draft)
+        outline = self._decide()
+        return None if outline is None else self._carry_out(outline)
 
     @property
     def can_schedule(self) -> bool:
@@ -364,9 +364,9 @@ class Scheduler:
             return None
         for group in self.batches.in_turn():
             if not self.batches.is_in_flight(group):
-                draft = self._draft(group)
-                if draft.does_something:
-                    return draft
+                outline = self._outline(group)
+                if outline.does_something:
+                    return outline
         further = self._further_block() if self._speculates else None
         if further is not None:
             return further
@@ -390,24 +390,25 @@ class Scheduler:
         used = self._used + keeper.use
         return Ledger(self._budget, used, keeper.index.evictable(), self.running.values(), keeper.pinned)
 
-    def _draft(self, group: int) -> _Outline:
+    def _outline(self, group: int) -> _Outline:
         """The step of one group: its decodes, then chunks, as far as there are tokens and KV for them."""
-        draft = _Outline(self._ledger(), group)
+        outline = _Outline(self._ledger(), group)
         members = self.batches.members(group)
-        draft.admissions = list(self._admissions(draft))
-        candidates = [*self._ready(), *map(_newcomer, draft.admissions)]
-        self._set_share(draft, sum(one.left for one in candidates if not one.decodes))
+        outline.admissions = list(self._admissions(outline))
+        candidates = [*self._ready(), *map(_newcomer, outline.admissions)]
+        self._set_share(outline, sum(one.left for one in candidates if not one.decodes))
         budget = self.config.token_budget
-        granted = self._reserve(draft, candidates, min(budget - len(members), max(draft.share, MIN_CHUNK)))
+        room = budget - sum(max(1, seq.num_to_compute) for seq in members)
+        granted = self._reserve(outline, candidates, min(room, max(outline.share, MIN_CHUNK)))
         # Cut after asking for KV: who lacks it must not take the place of one that could go.
         able = [seq for seq in members if seq.seq_id in granted]
         count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
-        draft.decodes, draft.late = able[:count], able[count:]
-        begin = {seq.seq_id for seq, _ in draft.chunks}  # others would sit on blocks that may go before they are used
-        draft.admissions = [new for new in draft.admissions if new.seq.seq_id in begin]
-        if len(draft.decodes) == 1 and not draft.chunks and self._speculates:
-            self._add_drafts(draft, budget - draft.decodes[0].num_to_compute)
-        return draft
+        outline.decodes, outline.late = able[:count], able[count:]
+        begin = {seq.seq_id for seq, _ in outline.chunks}  # others would sit on blocks that may go before they are used
+        outline.admissions = [new for new in outline.admissions if new.seq.seq_id in begin]
+        if len(outline.decodes) == 1 and not outline.chunks and self._speculates:
+            self._add_drafts(outline, budget - outline.decodes[0].num_to_compute)
+        return outline
 
     def _further_block(self) -> _Outline | None:
         """Drafts alone, behind blocks of the same sequence that are under way."""
@@ -415,23 +416,23 @@ class Scheduler:
         for group in self.batches.in_turn():
             for seq in self.batches.members(group):
                 if seq.drafted and self.speculation.may_follow(seq):
-                    draft = _Outline(self._ledger(), group, decodes=[seq])
-                    self._add_drafts(draft, self.config.token_budget)
-                    return draft if draft.num_drafts else None
+                    outline = _Outline(self._ledger(), group, decodes=[seq])
+                    self._add_drafts(outline, self.config.token_budget)
+                    return outline if outline.num_drafts else None
         return None
 
-    def _add_drafts(self, draft: _Outline, room: int) -> None:
+    def _add_drafts(self, outline: _Outline, room: int) -> None:
         """The drafts that wait, as far as there is room and memory that nobody has to give up."""
-        (seq,) = draft.decodes
+        (seq,) = outline.decodes
         end = max(seq.num_scheduled, len(seq.tokens))
         for count in range(min(len(seq.drafted), room), 0, -1):
-            if draft.ledger.spare(seq.kv_tokens, end + count):
-                draft.num_drafts = count
+            if outline.ledger.spare(seq.kv_tokens, end + count):
+                outline.num_drafts = count
                 return
 
-    def _admissions(self, draft: _Outline) -> Iterator[_Admission]:
+    def _admissions(self, outline: _Outline) -> Iterator[_Admission]:
         """Who begins to run, in the order of the queue: nobody passes one that does not fit, so all get in."""
-        ledger, keeper = draft.ledger, self.keeper
+        ledger, keeper = outline.ledger, self.keeper
         num_places = self.config.max_running - len(self.running) - keeper.num_awaiting
         if not self.waiting or num_places <= 0:
             return
@@ -450,8 +451,8 @@ class Scheduler:
             if num_places <= 0:
                 return
             num_places -= 1
-            if self._fetches_first(draft, seq, match, promised):
-                coming.update(block.key for _, ahead in draft.fetching[-1:] for block in ahead)
+            if self._fetches_first(outline, seq, match, promised):
+                coming.update(block.key for _, ahead in outline.fetching[-1:] for block in ahead)
                 continue
             if not ledger.admit(promised, match.blocks):
                 match = Match()  # where memory is that short, its blocks must go, too
@@ -460,18 +461,18 @@ class Scheduler:
             coming.update(self._coming(seq, match.num_tokens // BLOCK))
             yield _Admission(seq, match)
 
-    def _fetches_first(self, draft: _Outline, seq: Sequence, match: Match, promised: KVUse) -> bool:
+    def _fetches_first(self, outline: _Outline, seq: Sequence, match: Match, promised: KVUse) -> bool:
         """Whether a sequence waits for blocks of the disk before it begins."""
-        going = draft.ledger.evicted
+        going = outline.ledger.evicted
         ahead = self.keeper.ahead(seq, match, going)
         if not ahead:
             return False
         num_lacking = self.keeper.num_lacking(ahead, going)
         if not num_lacking:
             return True  # they are on their way for another
-        if not draft.ledger.fetch(promised, num_lacking, match.blocks):
+        if not outline.ledger.fetch(promised, num_lacking, match.blocks):
             return False
-        draft.fetching.append((seq, ahead))
+        outline.fetching.append((seq, ahead))
         return True
 
     def _coming(self, seq: Sequence, num_stored: int) -> Iterable[Key]:
@@ -495,59 +496,59 @@ class Scheduler:
             if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
                 yield _Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self.batches)
 
-    def _set_share(self, draft: _Outline, remaining: int) -> None:
+    def _set_share(self, outline: _Outline, remaining: int) -> None:
         """Kept for a round, or for a prompt while nobody decodes, so that its steps are alike; newcomers end it."""
-        if self._share_left and not draft.admissions:
-            draft.share, draft.share_left = self._share, self._share_left - 1
+        if self._share_left and not outline.admissions:
+            outline.share, outline.share_left = self._share, self._share_left - 1
             return
         num_groups, rounds = self.config.num_groups, len(self.batches) > 0
         # The largest group says how many tokens every step of the round has left.
         most = max(self.config.token_budget - self.batches.largest, min(MIN_CHUNK, self.config.token_budget))
-        draft.share = even_share(remaining, most, num_groups, rounds=rounds)
-        steps = num_groups if rounds else -(-remaining // max(draft.share, 1))
-        draft.share_left = max(steps - 1, 0)
+        outline.share = even_share(remaining, most, num_groups, rounds=rounds)
+        steps = num_groups if rounds else -(-remaining // max(outline.share, 1))
+        outline.share_left = max(steps - 1, 0)
 
-    def _reserve(self, draft: _Outline, candidates: Iterable[_Candidate], room: int) -> set[int]:
+    def _reserve(self, outline: _Outline, candidates: Iterable[_Candidate], room: int) -> set[int]:
         """Give KV by rank, and cut chunks; the ids of those who may decode."""
         granted: set[int] = set()
         for one in sorted(candidates, key=lambda one: one.seq.rank):
-            if draft.ledger.has_given_up(one.seq):
+            if outline.ledger.has_given_up(one.seq):
                 continue
             if one.decodes:
-                if draft.ledger.reserve(one.seq, one.kv_tokens, one.start + 1):
+                if outline.ledger.reserve(one.seq, one.kv_tokens, one.start + 1):
                     granted.add(one.seq.seq_id)
                 continue
             size = min(one.left, room)
-            if size < min(one.left, MIN_CHUNK) and draft.chunks:
+            if size < min(one.left, MIN_CHUNK) and outline.chunks:
                 room = 0  # a crumb of a further prompt costs more than it brings
             if room <= 0:
                 continue
             if self.config.blocks.whole_blocks:
                 size = min(size, BLOCK - one.start % BLOCK)  # the state at the block's end is what is kept of it
-            if not draft.ledger.reserve(one.seq, one.kv_tokens, one.start + size):
+            if not outline.ledger.reserve(one.seq, one.kv_tokens, one.start + size):
                 room = 0  # juniors do not take what this one lacks
                 continue
-            draft.chunks.append((one.seq, size))
+            outline.chunks.append((one.seq, size))
             room -= size
         return granted
 
     # -- carrying out ------------------------------------------------------------------------
 
-    def _carry_out(self, draft: _Outline) -> StepPlan:
-        for block in draft.ledger.evicted:
+    def _carry_out(self, outline: _Outline) -> StepPlan:
+        for block in outline.ledger.evicted:
             self.keeper.evict(block)
-        for seq in draft.ledger.given_up:
+        for seq in outline.ledger.given_up:
             self._give_up(seq)
-        for new in draft.admissions:
+        for new in outline.admissions:
             self._admit(new)
-        for seq, ahead in draft.fetching:
+        for seq, ahead in outline.fetching:
             self.keeper.fetch(seq, ahead)
-        work = [*((seq, seq.num_to_compute) for seq in draft.decodes), *draft.chunks]
+        work = [*((seq, seq.num_to_compute) for seq in outline.decodes), *outline.chunks]
         news = self.keeper.take_news()
         plan = StepPlan(
             self._next_step,
-            new=tuple(map(self._introduce, draft.admissions)),
-            slices=tuple(self._slice(*one, draft.num_drafts) for one in work),
+            new=tuple(map(self._introduce, outline.admissions)),
+            slices=tuple(self._slice(*one, outline.num_drafts) for one in work),
             freed=tuple(self._freed),
             saves=news.saves,
             dropped=news.dropped,
@@ -560,8 +561,8 @@ class Scheduler:
         self._next_step += 1
         self._plans.append(plan)
         if work:
-            self._share, self._share_left = draft.share, draft.share_left
-            self.batches.had_turn(draft.group, draft.late)
+            self._share, self._share_left = outline.share, outline.share_left
+            self.batches.had_turn(outline.group, outline.late)
             self.batches.balance()
         return plan
 

@@ -10,7 +10,7 @@ last one of a block is then the first of the next, or is rolled back.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self, cast
 
@@ -30,6 +30,14 @@ from splitinfer.models.hub import fetch
 from splitinfer.models.loader import cache_arrays, count_layers, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, on_gpu
 from splitinfer.models.products import turn_products
+from splitinfer.wire.messages import Progress
+
+Report = Callable[[Progress], None]
+
+
+def _nothing(_progress: Progress) -> None:
+    """Nobody wants to know."""
+
 
 _CHUNK = 128  # tokens of a prompt at once: what a result that comes meanwhile waits for
 _FEW = 8  # tokens that are read with the next guess
@@ -66,8 +74,10 @@ class DraftModel:
         self._ahead = launches_ahead() if ahead is None else ahead
 
     @classmethod
-    def load(cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int) -> Self:
-        """Read the model into memory, with room for the KV of ``kv_tokens`` tokens.
+    def load(
+        cls, name: str, checkpoint: Checkpoint, dtype: str, vocab_size: int, kv_tokens: int, report: Report = _nothing
+    ) -> Self:
+        """Read the model into memory, with room for the KV of ``kv_tokens`` tokens. ``report``: how far that is.
 
         Raises:
             ModelError: it is not here, does not fit, or cannot go back to where a draft was wrong.
@@ -80,9 +90,10 @@ class DraftModel:
                 f"draft {name} cannot go back to where one of its guesses was wrong, because its layers keep a state; "
                 "choose one with attention only, or draft with 'ngram'"
             )
-        check_fit(found.need, kv_tokens, f"draft {name}")
-        fetch(name, checkpoint, found.files, lambda _done, _total, _file: None)
-        model = load_stage(checkpoint, found, 0, num_layers, resolved, lambda _done, _total: None)
+        free = check_fit(found.need, kv_tokens, f"draft {name}", "choose a smaller one, or a smaller --context")
+        report(Progress("survey", 0, found.need.weights, found.need.sentence(kv_tokens, free)))
+        fetch(name, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
+        model = load_stage(checkpoint, found, 0, num_layers, resolved, lambda *at: report(Progress("load", *at)))
         turn_products(model.whole)
         return cls(name, model, vocab_size)
 

@@ -269,7 +269,7 @@ class Engine:
             return
         self._pass_on_what_is_under_way()  # or it would wait for the guesses
         speculation, began, made = self.scheduler.speculation, time.monotonic(), 0
-        while self.drafter.prepare(wish.seq):
+        while wish.stands and self.drafter.prepare(wish.seq):
             self._listen()
             began = time.monotonic()
         for draft in self.drafter.drafts(wish.seq, wish.count) if wish.stands else ():

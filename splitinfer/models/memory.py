@@ -56,7 +56,10 @@ def free_bytes() -> int:
     return min(available, recommended - mx.get_active_memory())
 
 
-def check_fit(need: Need, kv_tokens: int, who: str) -> int:
+_FEWER_LAYERS = "give it fewer layers, or a smaller --context"
+
+
+def check_fit(need: Need, kv_tokens: int, who: str, remedy: str = _FEWER_LAYERS) -> int:
     """Refuse what cannot fit; return the free bytes.
 
     Raises:
@@ -65,10 +68,7 @@ def check_fit(need: Need, kv_tokens: int, who: str) -> int:
     free = free_bytes()
     if need.total(kv_tokens) + _MARGIN > free:
         short = size(need.total(kv_tokens) + _MARGIN - free)
-        raise CannotFit(
-            f"{who} does not fit: it {need.sentence(kv_tokens, free)}, {short} too little; "
-            "give it fewer layers, or a smaller --context"
-        )
+        raise CannotFit(f"{who} does not fit: it {need.sentence(kv_tokens, free)}, {short} too little; {remedy}")
     return free
 
 

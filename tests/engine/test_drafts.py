@@ -362,7 +362,7 @@ def test_replay_is_as_wrong_as_it_is_told(tiny_folder: Callable[..., Path]) -> N
             replay.error, replay.seed = error, seed
             guesses = [d.token_id for d in replay.drafts(seq, 100)]
             wrong += sum(a != b for a, b in zip(guesses, range(100), strict=True))
-        assert wrong / 2000 == pytest.approx(error, abs=0.04)
+        assert wrong / 2000 == pytest.approx(error, abs=0.001), "of each fifty, so many"
     assert list(replay.drafts(Sequence(2, [1], SamplingParams(), 0), 3)) == []
     assert tuple(PROMPT) in replay
 

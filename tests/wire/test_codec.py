@@ -82,11 +82,14 @@ def _params() -> st.SearchStrategy[SamplingParams]:
 
 
 def _slices() -> st.SearchStrategy[Slice]:
-    return st.lists(values(int), min_size=1, max_size=4).flatmap(
-        lambda ids: st.builds(
-            Slice, values(int), st.integers(0, 2**40), st.just(tuple(ids)), num_logits=st.integers(0, len(ids))
+    def slices(ids: list[int]) -> st.SearchStrategy[Slice]:
+        named = {"seq_id": values(int), "start": st.integers(0, 2**40), "token_ids": st.just(tuple(ids))}
+        drafted = st.integers(1, len(ids)).flatmap(
+            lambda n: st.builds(Slice, **named, num_logits=st.just(min(n + 1, len(ids))), num_drafts=st.just(n))
         )
-    )
+        return st.builds(Slice, **named, num_logits=st.integers(0, len(ids)), num_drafts=st.just(0)) | drafted
+
+    return st.lists(values(int), min_size=1, max_size=4).flatmap(slices)
 
 
 @st.composite
@@ -151,7 +154,7 @@ PARAMS = SamplingParams(temperature=0.5, seed=2**64 - 1, stop=("\n", "é"), stop
 PLAN = StepPlan(
     step=3,
     new=(NewSequence(4, PARAMS, seed=9, blocks=(2,), prefix=(1, 2, 3)),),
-    slices=(Slice(4, 3, (70_000, 5), 1), Slice(1, 0, (1,), 0)),
+    slices=(Slice(4, 3, (70_000, 5), 1), Slice(1, 0, (1,), 0), Slice(2, 7, (4, 5, 6), 3, 3)),
     freed=(0, 7),
     saves=(Save(5, 1, 0, 256), Save(6, 1, 256, 258, b"parent", (8, 9))),
     dropped=(3,),
@@ -419,6 +422,9 @@ def _step(**changes: Any) -> bytes:
         {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": -1},
         {"seq_id": 1, "start": 0, "token_ids": ["a"], "num_logits": 1},
         {"seq_id": 1, "start": 0, "token_ids": 1, "num_logits": 1},
+        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 1, "num_drafts": 2},
+        {"seq_id": 1, "start": 0, "token_ids": [1, 2], "num_logits": 1, "num_drafts": 1},
+        {"seq_id": 1, "start": 0, "token_ids": [1], "num_logits": 0, "num_drafts": -1},
     ],
 )
 def test_impossible_slices_are_refused(part: dict[str, Any]):
