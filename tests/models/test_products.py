@@ -23,6 +23,13 @@ def pair() -> tuple[Block, Block]:
     return plain, turned
 
 
+@pytest.fixture
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights as small as a test's are turned, too."""
+    monkeypatch.setattr(products, "MIN_SIZE", 1)
+
+
+@pytest.mark.usefixtures("_any_size")
 @pytest.mark.parametrize(
     "shape", [(24,), (1, 24), (1, 1, 24), (8, 1, 24), (2, 3, 24), (MAX_ROWS, 24), (MAX_ROWS + 1, 24)]
 )
@@ -45,12 +52,16 @@ def test_a_table_still_looks_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "dtype", "is_turned"),
-    [(1, mx.float32, True), (MAX_ROWS, mx.float32, True), (MAX_ROWS + 1, mx.float32, False), (1, mx.bfloat16, False)],
-)
+    ("rows", "dtype", "least", "is_turned"),
+    [
+        (1, mx.float32, 1, True), (MAX_ROWS, mx.float32, 1, True), (MAX_ROWS + 1, mx.float32, 1, False),
+        (1, mx.bfloat16, 1, False), (1, mx.float32, 2**18, False),
+    ],
+)  # fmt: skip
 def test_which_products_are_turned(
-    rows: int, dtype: mx.Dtype, is_turned: bool, monkeypatch: pytest.MonkeyPatch
+    rows: int, dtype: mx.Dtype, least: int, is_turned: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(products, "MIN_SIZE", least)
     seen: list[tuple[int, ...]] = []
 
     def noted(weight: mx.array, x: mx.array) -> mx.array:

@@ -183,7 +183,7 @@ EXAMPLES: dict[str, Message] = {
         messages.Connected(),
         messages.ClockAsk(),
         messages.ClockTell(5.25, 5.5),
-        messages.Step(PLAN, TensorSpec("bfloat16", (3, 4096)), (FIGURES,)),
+        messages.Step(PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,)),
         messages.Result(
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))
         ),
