@@ -37,6 +37,7 @@ FURTHERS = (1, 2, 3, 4, 6, 8, 12, 16)
 _CERTAIN = 0.995  # drafts that are always right would make endless runs
 _RARE = 1e-3  # runs longer than this many in one are added up as a geometric series
 _MOST_BLOCKS = 100
+_AS_GOOD = 0.99  # of the most tokens per second
 _DRIFT_WEIGHT, _LEAST_WEIGHT = 0.25, 0.05  # of one measurement, in what all sizes share and in its own size's
 
 
@@ -52,6 +53,11 @@ class Flight:
     def __post_init__(self) -> None:
         if self.first < 0 or self.further < 0 or self.in_flight < 1:
             raise ValueError(f"blocks of {self.first} and {self.further} drafts, {self.in_flight} in flight, cannot be")
+
+    @property
+    def most_drafts(self) -> int:
+        """Drafts under way at a time, at most."""
+        return self.first if self.is_synchronous else self.first + (self.in_flight - 1) * self.further
 
     @property
     def is_off(self) -> bool:
@@ -220,8 +226,11 @@ def _when_heard(at: float, work: Iterable[tuple[float, float]]) -> float:
 
 
 def best_flight(rig: Rig, acceptance: float, most_in_flight: int) -> Flight:
-    """The fastest; off where no drafts are as fast."""
-    return max(_flights(most_in_flight), key=lambda flight: tokens_per_second(rig, flight, acceptance))
+    """The fastest; off where no drafts are as fast. Of those that are as good as that, the one with the fewest drafts
+    under way: what is thrown away takes power, and the time of whoever comes next."""
+    rates = {flight: tokens_per_second(rig, flight, acceptance) for flight in _flights(most_in_flight)}
+    enough = _AS_GOOD * max(rates.values())
+    return min((flight for flight, rate in rates.items() if rate >= enough), key=lambda flight: flight.most_drafts)
 
 
 def _flights(most_in_flight: int) -> Iterator[Flight]:

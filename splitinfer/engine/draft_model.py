@@ -46,9 +46,10 @@ _MOST_SEQUENCES = 8  # whose KV is kept; more than ever draft at a time
 
 @dataclass(slots=True)
 class _Held:
-    """One sequence's KV, and the tokens it is of."""
+    """One sequence's KV, and the tokens it is of. ``params``: its own, with log probabilities, for confidence."""
 
     caches: SequenceCaches
+    params: SamplingParams
     tokens: list[int] = field(default_factory=list)
 
 
@@ -145,7 +146,7 @@ class DraftModel:
         """A sequence's KV, rolled back to what the stream shares with it; the stream's last token is not in it."""
         held = self._held.get(seq.seq_id)
         if held is None:
-            held = self._held[seq.seq_id] = _Held(self._model.make_caches())
+            held = self._held[seq.seq_id] = _Held(self._model.make_caches(), replace(seq.params, logprobs=0))
             while len(self._held) > _MOST_SEQUENCES:
                 self._held.popitem(last=False)
         self._held.move_to_end(seq.seq_id)
@@ -162,8 +163,7 @@ class DraftModel:
     def _launch(self, held: _Held, ids: mx.array, seq: Sequence, before: list[int]) -> _Guess:
         """Let the device compute what follows ``before``, whose last tokens are ``ids``."""
         logits = self._model(ids[None], held.caches, None, 1)[0]
-        params: SamplingParams = replace(seq.params, logprobs=0)
-        row = Row(params, seq.seed, len(before), tuple(before[-REPETITION_CONTEXT:]))
+        row = Row(held.params, seq.seed, len(before), tuple(before[-REPETITION_CONTEXT:]))
         (choice,) = self._sampler.choose(logits, [row])
         assert choice.logprobs is not None
         confidence = mx.exp(mx.take_along_axis(choice.logprobs, choice.tokens[:, None], axis=-1)[:, 0])

@@ -202,8 +202,13 @@ def saved_state(cache: Cache) -> Any:
 
 
 def copied_state(state: Any) -> Any:
-    """The same in arrays of its own: whoever wrote to the old ones in place would write to these, too."""
-    return tree_map(lambda leaf: mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf, state)
+    """The same in arrays of its own."""
+    return tree_map(copied, state)
+
+
+def copied(leaf: Any) -> Any:
+    """An array of its own: whoever wrote to the old one in place would write to this one, too."""
+    return mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf
 
 
 class Place:

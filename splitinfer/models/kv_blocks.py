@@ -20,7 +20,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import cache as mlx_caches
 
-from splitinfer.models.caches import Cache, WindowKVCache
+from splitinfer.models.caches import Cache, WindowKVCache, copied, copied_state, saved_state
 from splitinfer.models.cohort import SequenceCaches
 
 _ROOM = 256  # tokens by which caches grow
@@ -174,16 +174,11 @@ def _cut(cache: Cache, start: int, end: int) -> Any:
     if cache.empty():
         return None
     if not isinstance(cache, _BY_TOKEN):
-        return Piece(tree_map(_copied, cache.state), start, end, by_token=False)
+        return Piece(saved_state(cache), start, end, by_token=False)
     base = cache.base if isinstance(cache, WindowKVCache) else 0
     first = max(start, base)
     tree = (cache.keys, cache.values)
-    return Piece(tree_map(lambda a: _copied(a[..., first - base : end - base, :]), tree), first, end, by_token=True)
-
-
-def _copied(leaf: Any) -> Any:
-    """An array of its own: whoever wrote to the old one in place would write to this one, too."""
-    return mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf
+    return Piece(tree_map(lambda a: copied(a[..., first - base : end - base, :]), tree), first, end, by_token=True)
 
 
 def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
@@ -198,7 +193,7 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
     if not last.by_token:
         if last.end != length:
             raise ValueError(f"a state at {last.end} tokens is not one at {length}")
-        cache.state = tree_map(_copied, last.arrays)
+        cache.state = copied_state(last.arrays)
         return []
     base = _first_wanted(cache, length)
     wanted = [piece for piece in pieces if piece is not None and piece.end > base]
