@@ -322,6 +322,8 @@ def test_a_wrong_draft_ends_the_verdict_and_voids_what_follows(steps: Steps, exp
     void = Slice(1, 24, tuple(expected[4:7]), 3, num_drafts=3)
     assert last_rows(steps, void) == ([()], 0), "nothing is computed for it"
     assert last_rows(steps, Slice(1, 27, (7, 8), 2, num_drafts=2)) == ([()], 0)
+    happens_to = Slice(1, 24, (expected[right + 1], 8), 2, num_drafts=2)  # begin with what was sampled, elsewhere
+    assert last_rows(steps, happens_to) == ([()], 0)
     at = 20 + right + 1
     assert steps.carry_on(1, at, expected[right + 1], 4) == expected[right + 1 : right + 6]
 
