@@ -184,11 +184,13 @@ class _Bench:
     replay: Replay | None
     plain: PlainMlxLm | None
     has_draft_model: bool
+    vocab_size: int = field(init=False)
     prompts: list[list[int]] = field(init=False)
     likely: dict[float | None, list[int]] = field(default_factory=dict)  # lengths of synchronous blocks, by acceptance
 
     def __post_init__(self) -> None:
-        self.prompts = _prompts(self.order, self.llm, self.replay is not None)
+        self.vocab_size = _vocabulary(open_model(str(self.llm.layout.model)))
+        self.prompts = _prompts(self.order, self.llm, self.vocab_size, self.replay is not None)
 
     def run(self) -> list[Case]:
         """Case after case, each trial by trial: the controller learns a drafter once."""
@@ -210,7 +212,7 @@ class _Bench:
 
     def _warm_up(self) -> None:
         """Every size of a block is seen before anything is timed."""
-        prompt = made_up("warm up", _PROMPT, self._vocab_size)
+        prompt = made_up("warm up", _PROMPT, self.vocab_size)
         said = self._ask(prompt, OFF, 0.0, 0, _SETTLE)
         if self.replay is not None:
             self.replay.know(prompt, said.token_ids)
@@ -225,7 +227,7 @@ class _Bench:
         """The controller meets this drafter before anything is timed, as one that has run for a while."""
         if self.replay is not None:
             self.replay.error = 1 - (setting.acceptance or 0.0)
-        self._ask(made_up("warm up", _PROMPT, self._vocab_size), None, setting.temperature, 0, _SETTLE)
+        self._ask(made_up("warm up", _PROMPT, self.vocab_size), None, setting.temperature, 0, _SETTLE)
 
     def _take_turns(self, setting: _Setting, number: int) -> Iterator[tuple[str, Trial]]:
         """One trial of each contender; every other time the other way round, because machines drift."""
@@ -302,7 +304,7 @@ class _Bench:
 
     def _crowd_rate(self, number: int, flight: Flight | None) -> float:
         params = SamplingParams(max_tokens=_CROWD_TOKENS, ignore_eos=True)
-        prompts = [made_up(f"crowd {number} {i}", _PROMPT, self._vocab_size) for i in range(_CROWD)]
+        prompts = [made_up(f"crowd {number} {i}", _PROMPT, self.vocab_size) for i in range(_CROWD)]
         requests = [self.llm.submit(prompt, params, flight=flight) for prompt in prompts]
         outputs = [request.result() for request in requests]
         first = max(output.token_times[0] for output in outputs)
@@ -313,10 +315,6 @@ class _Bench:
     def rig(self) -> Rig:
         """What steps, drafts and links take by now."""
         return _rig(self.llm)
-
-    @property
-    def _vocab_size(self) -> int:
-        return _vocabulary(open_model(str(self.llm.layout.model)))
 
     def _say(self, number: int, setting: _Setting, name: str, trial: Trial) -> None:
         acceptance = f", acceptance {trial.acceptance:.2f}" if trial.tried else ""
@@ -384,11 +382,10 @@ def _pin(llm: LLM, plain: PlainMlxLm | None, processors: Sequence[int]) -> dict[
     return given
 
 
-def _prompts(order: SpecOrder, llm: LLM, is_made_up: bool) -> list[list[int]]:
+def _prompts(order: SpecOrder, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:
     """A prompt for each trial: beginnings of passages, or made up where only a number of drafts is right."""
     if is_made_up or llm.tokenizer is None:
-        size = _vocabulary(open_model(str(llm.layout.model)))
-        return [list(made_up(f"{order.seed} spec {i}", _PROMPT, size)) for i in range(order.trials)]
+        return [list(made_up(f"{order.seed} spec {i}", _PROMPT, vocab_size)) for i in range(order.trials)]
     texts = list(_OPENINGS) if order.text is None else _passages(order.text, order.trials)
     return [llm.encode(text)[:_PROMPT] for text in texts]
 

@@ -6,7 +6,6 @@ for just as many right drafts in a row as there were in it: the simulation of bl
 expected. *limit*: no chain of drafts is faster, whatever verifying and drafting cost.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -216,8 +215,3 @@ def link_effects(rig: Rig, links: Mapping[str, float], most_in_flight: int) -> l
         by = {str(p["acceptance"]): p for p in curve(slower, most_in_flight, ACCEPTANCES)}
         found.append({"link": name, "seconds": seconds, "sequential": slower.sequential, "speed_up": by})
     return found
-
-
-def is_number(value: float) -> bool:
-    """Whether a figure can be printed."""
-    return math.isfinite(value)

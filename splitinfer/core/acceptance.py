@@ -55,15 +55,12 @@ class Counts:
 
     drafted: int = 0
     sent: int = 0  # in blocks that went to the other stages
-    accepted: int = 0
     tried_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     accepted_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     blocks: int = 0
     void: int = 0  # of them behind a wrong draft, thrown away as a whole
     unsent: int = 0  # thrown away before they went to the other stages
-    runs: dict[int, int] = field(
-        default_factory=dict
-    )  # how often so many drafts in a row were right before a wrong one
+    runs: dict[int, int] = field(default_factory=dict)  # how often so many in a row were right before a wrong one
     steps: dict[tuple[int, int], Sum] = field(default_factory=dict)  # of one sequence, by stage and rows
     drafting: Sum = field(default_factory=Sum)
     links: Sum = field(default_factory=Sum)  # round trips beyond computing
@@ -71,18 +68,17 @@ class Counts:
     def add(self, place: int, *, accepted: bool) -> None:
         """A draft was tried."""
         place = min(place, PLACES - 1)
-        self.accepted += accepted
         self.tried_at[place] += 1
         self.accepted_at[place] += accepted
 
     def as_dict(self) -> dict[str, object]:
         """Plain numbers."""
-        tried = sum(self.tried_at)
+        tried, accepted = sum(self.tried_at), sum(self.accepted_at)
         return {
             "drafted": self.drafted,
             "sent": self.sent,
-            "accepted": self.accepted,
-            "acceptance": sum(self.accepted_at) / tried if tried else None,
+            "accepted": accepted,
+            "acceptance": accepted / tried if tried else None,
             "tried_at": list(self.tried_at),
             "accepted_at": list(self.accepted_at),
             "blocks": self.blocks,

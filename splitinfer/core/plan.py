@@ -67,10 +67,10 @@ class Slice:
         """Whether it follows a slice that is not yet verified, and is void if that one's last token is another."""
         return self.num_drafts == len(self.token_ids)
 
-    def follows(self, position: int, token_id: int) -> bool:
-        """Whether its first token is the one that was sampled for ``position``. No void slice is: it begins behind
-        the first position where a draft was wrong, or there, with the wrong token."""
-        return (self.start, self.token_ids[0]) == (position, token_id)
+    def is_void(self, position: int, token_id: int | None) -> bool:
+        """Whether it lies behind a wrong draft, where ``token_id`` was sampled last, for ``position`` (``None``:
+        nothing was). It then begins behind that position, or there, with another token."""
+        return self.begins_with_draft and (self.start, self.token_ids[0]) != (position, token_id)
 
     def num_accepted(self, sampled: Seq[int]) -> int:
         """How many of the ``num_logits`` sampled tokens count: those up to the first that is not the next draft.

@@ -627,13 +627,15 @@ class Scheduler:
         tokens, seq = got.get(part.seq_id, ()), self.running.get(part.seq_id)
         if not part.num_drafts:
             return len(tokens) == part.num_logits
-        if part.begins_with_draft and (seq is None or not part.follows(len(seq.tokens) - 1, seq.tokens[-1])):
-            return seq is None or not tokens
+        if seq is None and part.begins_with_draft:
+            return True  # nobody knows any more whether it was void
+        if seq is not None and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
+            return not tokens
         return part.is_verdict([token.token_id for token in tokens])
 
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
         """Take what was sampled for a slice, if that is not void."""
-        if part.begins_with_draft and not part.follows(len(seq.tokens) - 1, seq.tokens[-1]):
+        if part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
             if self.speculation is not None:
                 self.speculation.counts.void += 1
             return

@@ -41,14 +41,14 @@ class Wish:
     count: int
     position: int
     num_misses: int
-    cutoff: float = 0.0
+    cutoff: float | None = None  # computed when it is first needed
     drafts: list[Draft] = field(default_factory=list)
     sure: float = 1.0  # the probability that all of them are right
 
     @classmethod
-    def of(cls, seq: Sequence, count: int, cutoff: float) -> "Wish":
+    def of(cls, seq: Sequence, count: int) -> "Wish":
         """For what a sequence is now."""
-        return cls(seq, count, len(seq.tokens) + len(seq.ahead), seq.num_misses, cutoff)
+        return cls(seq, count, len(seq.tokens) + len(seq.ahead), seq.num_misses)
 
     @property
     def stands(self) -> bool:
@@ -117,17 +117,21 @@ class Speculation:
         count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
         if self.rewind:
             count = min(count, self.rewind - len(seq.ahead))
-        cutoff = 0.0 if seq.flight is not None else self.controller.cutoff(seq.seq_id)
-        return Wish.of(seq, count, cutoff) if count > 0 else None
+        return Wish.of(seq, count) if count > 0 else None
 
     def add(self, wish: Wish, draft: Draft) -> bool:
         """One more draft has been made; whether it is worth its place in the block."""
         if draft.confidence is not None:
             wish.sure *= self.controller.confidence.share(draft.confidence)
-        if wish.drafts and wish.sure < wish.cutoff:
-            return False
+            if wish.drafts and wish.sure < self._cutoff(wish):
+                return False
         wish.drafts.append(draft)
         return True
+
+    def _cutoff(self, wish: Wish) -> float:
+        if wish.cutoff is None:
+            wish.cutoff = 0.0 if wish.seq.flight is not None else self.controller.cutoff(wish.seq.seq_id)
+        return wish.cutoff
 
     def take(self, wish: Wish) -> None:
         """What came of a wish. Nothing is drafted behind an end; who got less than was wished for gets no more until

@@ -5,8 +5,8 @@ tokens, the same noise makes them choose the same one, so at a temperature more 
 
 Its KV holds the tokens of the stream it was last asked about; what the new one does not share is rolled back.
 
-On a GPU the next guess is under way before the last one has been read: its input is the array, not the number. The
-last one of a block is then the first of the next, or is rolled back.
+On a GPU the next guess of a block is under way before the last one has been read: its input is the array, not the
+number.
 """
 
 from collections import OrderedDict

@@ -61,7 +61,7 @@ class _History:
 
     def is_void(self, part: Slice) -> bool:
         """Whether a slice lies behind a wrong draft."""
-        return part.begins_with_draft and (self.next is None or not part.follows(len(self.tokens), self.next))
+        return part.is_void(len(self.tokens), self.next)
 
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
         """Of the tokens sampled for a slice those that count; wrong drafts are forgotten."""

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -294,8 +295,7 @@ def test_where_steps_are_launched_ahead(tiny_folder: Callable[..., Path], monkey
                 expected = llm.submit(PROMPT, params, flight=Flight()).result().token_ids
                 dice.answers[tuple(PROMPT)] = expected
                 for flight in (Flight(4), Flight(2, 5, 2), Flight(3, 3, 3)):
-                    requests = [llm.submit(p, params, flight=flight) for p in (PROMPT, prompt(9))][:1]
-                    assert requests[0].result().token_ids == expected
+                    assert llm.submit(PROMPT, params, flight=flight).result().token_ids == expected
 
 
 def test_more_groups_than_stages(tiny_folder: Callable[..., Path]) -> None:
@@ -314,7 +314,7 @@ def test_more_groups_than_stages(tiny_folder: Callable[..., Path]) -> None:
 def test_the_demo_pair(flight: Flight | None) -> None:
     outs = {}
     for draft in ("none", "demo-draft", "ngram"):
-        with ExitStackOf(draft, flight) as llm:
+        with demo_with(draft, flight) as llm:
             tokens = llm.encode("Once upon a time there was a poor woodcutter who")
             for params in ({}, {"temperature": 0.8, "seed": 3}):
                 outs[draft, len(params)] = tokens_of(llm, tokens, max_tokens=40, **params)
@@ -328,17 +328,12 @@ def test_the_demo_pair(flight: Flight | None) -> None:
         assert outs["demo-draft", kind] == outs["ngram", kind] == outs["none", kind]
 
 
-def ExitStackOf(draft: str, flight: Flight | None) -> object:  # noqa: N802 - reads like the class it stands for
-    from contextlib import contextmanager
-
-    @contextmanager
-    def opened() -> Iterator[LLM]:
-        with worker("inproc") as address:
-            made = layout(TARGET, [3, 9], [address]) | {"draft": draft if draft != "none" else None}
-            with LLM(made, settings=Settings(flight=flight)) as llm:
-                yield llm
-
-    return opened()
+@contextmanager
+def demo_with(draft: str, flight: Flight | None) -> Iterator[LLM]:
+    with worker("inproc") as address:
+        made = layout(TARGET, [3, 9], [address]) | {"draft": draft if draft != "none" else None}
+        with LLM(made, settings=Settings(flight=flight)) as llm:
+            yield llm
 
 
 def test_ngrams_follow_a_text_that_repeats() -> None:
