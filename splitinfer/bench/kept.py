@@ -10,7 +10,6 @@
 Everything is measured in this run, trial by trial in turns; ratios are of one trial.
 """
 
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,12 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from splitinfer.bench import machine
 from splitinfer.bench.child import Child
 from splitinfer.bench.measure import Summary, ratios, summarize
+from splitinfer.bench.printing import print_found
 from splitinfer.bench.throughput import BatchRun
 from splitinfer.bench.workload import made_up
 from splitinfer.config import find_layout
@@ -60,10 +59,7 @@ def measure_kept(order: KeptOrder) -> int:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
     found = _measure(order)
-    out = Console(highlight=False)
-    if not order.as_json:
-        out.print(_table(found))
-    out.file.write(json.dumps(found) + "\n")
+    print_found(found, [_table(found)], as_json=order.as_json)
     return 0
 
 

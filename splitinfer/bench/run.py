@@ -3,7 +3,6 @@
 This process is the coordinator. Plain mlx-lm and the local workers are its children; all are gone at the end.
 """
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,13 +11,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from splitinfer.bench import blas, machine
 from splitinfer.bench.contenders import Baseline, Contender, MlxLmPipeline, PlainMlxLm, Stages
 from splitinfer.bench.measure import Run
 from splitinfer.bench.nodes import Nodes
 from splitinfer.bench.peers import Peers
+from splitinfer.bench.printing import print_found
 from splitinfer.bench.report import (
     BASELINE,
     BASELINE_ALL,
@@ -82,11 +80,7 @@ def bench(order: Order) -> int:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
     found = document(_measure(order))
-    out = Console(highlight=False)
-    if not order.as_json:
-        out.width = max(out.width, _WIDTH) if not out.is_terminal else out.width
-        out.print(table(found), *gap_tables(found), sep="\n")
-    out.file.write(json.dumps(found, ensure_ascii=False) + "\n")
+    print_found(found, [table(found), *gap_tables(found)], as_json=order.as_json, least_width=_WIDTH)
     return 0
 
 

@@ -9,7 +9,6 @@ drafter has the acceptance it has; its cases are temperatures, on passages of re
 with drafts and without, because there drafts must not cost anything.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,13 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from splitinfer.bench import machine
 from splitinfer.bench.child import Child
 from splitinfer.bench.contenders import PlainMlxLm
 from splitinfer.bench.measure import ratios
 from splitinfer.bench.plot import check_plot, plot
+from splitinfer.bench.printing import print_found
 from splitinfer.bench.replay import Replay
 from splitinfer.bench.spec_report import (
     IN_FLIGHT,
@@ -53,6 +51,7 @@ from splitinfer.show import errors
 from transports.emulated import PRESETS, LinkProfile, installed, preset
 
 REPLAY = "replay"
+_WIDTH = 130  # columns, where there is no terminal
 _PROMPT = 48  # tokens
 _CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
 _SYNCHRONOUS = 3  # lengths of synchronous blocks that take part: those that should be fastest
@@ -107,11 +106,7 @@ def measure_spec(order: SpecOrder) -> int:
     found = _measure(order)
     if order.plot is not None:
         plot(found, order.plot)
-    out = Console(highlight=False)
-    if not order.as_json:
-        out.width = max(out.width, 130) if not out.is_terminal else out.width
-        out.print(*spec_tables(found), sep="\n")
-    out.file.write(json.dumps(found) + "\n")
+    print_found(found, spec_tables(found), as_json=order.as_json, least_width=_WIDTH)
     return 0
 
 
