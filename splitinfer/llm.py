@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from splitinfer.config import Layout, find_layout
 from splitinfer.core import sequence as core
+from splitinfer.core.bounds import SchedulerConfig
 from splitinfer.core.flight import Flight
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.keeper import KeeperConfig
@@ -29,7 +30,6 @@ from splitinfer.core.kv import NEVER, PUT_BACK, UNLIMITED
 from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.prefix import KEY_BYTES, Key
-from splitinfer.core.scheduler import SchedulerConfig
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.crew import Event
 from splitinfer.engine.draft_model import DraftModel

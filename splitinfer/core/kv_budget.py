@@ -102,6 +102,14 @@ class KVBudget:
         """Whether every stage has room for ``use``."""
         return all(stage.fits(use) for stage in self.stages)
 
+    def share(self, use: KVUse) -> float:
+        """What part of its memory ``use`` takes on the stage that is fullest; 0 without a bound.
+
+        >>> KVBudget((StageKV(4 * BLOCK, 1), StageKV(2 * BLOCK, 1))).share(use_of(1))
+        0.5
+        """
+        return max((stage.bytes_of(use) / max(stage.budget_bytes, 1) for stage in self.stages), default=0.0)
+
     def check(self, num_tokens: int) -> None:
         """Raise ``NeverFits`` unless one sequence of ``num_tokens`` tokens fits when it is alone.
 

@@ -15,7 +15,9 @@ group (``core.microbatch``), and a step is
 
     [ every member of one group, one token each | chunks of prompts, with what is left of token_budget ]
 
-so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. While
+so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. That is the
+default; other policies (``core.policy``) let prompts go first, or keep newcomers out, and the room for prompts may
+follow an objective for the time between tokens, by what steps have cost so far (``core.costs``). While
 somebody decodes, as many plans are under way as there are groups: one more would only stand in front of the next
 decode. While nobody does, ``max_in_flight`` keep a plan waiting in front of each stage.
 
@@ -34,60 +36,26 @@ carries it out.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 
-from splitinfer.core.keeper import Keeper, KeeperConfig
+from splitinfer.core import invariants
+from splitinfer.core.admissions import Admissions
+from splitinfer.core.bounds import SchedulerConfig
+from splitinfer.core.costs import CostModel, Shape, most_rows
+from splitinfer.core.keeper import Keeper
 from splitinfer.core.kv_budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
 from splitinfer.core.ledger import Ledger
 from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
+from splitinfer.core.outline import Admission, Candidate, Outline
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
-from splitinfer.core.prefix import Block, Kept, Key, Match, full_keys
+from splitinfer.core.policy import Order, Situation, policy_of
+from splitinfer.core.prefix import Kept, full_keys
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation import Speculation, Wish
 from splitinfer.core.waiting import Deadlines, QueueFull, WaitingQueue
 
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """The scheduler's bounds.
-
-    ``num_groups`` micro-batches that decode in turn, as many as stages; ``max_in_flight`` plans under way while
-    nobody decodes; ``token_budget`` tokens at most in a step; ``max_running`` sequences with KV that is growing;
-    ``max_len`` tokens in a sequence (the model's context); ``max_waiting`` requests in the queue; ``kv`` the stages'
-    memory (``None``: no bound); ``blocks``: what of it is kept. Where only whole blocks can be used, chunks end with
-    them. ``speculates``: whether somebody drafts, for ``num_stages`` (0: one for each group) whose caches go back
-    ``rewind`` tokens (``core.kv``).
-    """
-
-    num_groups: int
-    max_in_flight: int
-    token_budget: int
-    max_running: int
-    max_len: int
-    max_waiting: int = 1024
-    kv: KVBudget | None = None
-    blocks: KeeperConfig = field(default_factory=KeeperConfig)
-    speculates: bool = False
-    num_stages: int = 0
-    rewind: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_waiting"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-
-    def check_fits(self, seq: Sequence) -> None:
-        """Raise ``NeverFits`` if the KV of ``seq`` at its longest is too large for a stage even when alone.
-
-        May be called from any thread: it looks at nothing but its arguments.
-        """
-        if self.kv is not None:
-            self.kv.check(self.longest(seq))
-
-    def longest(self, seq: Sequence) -> int:
-        """Tokens that a sequence has at most."""
-        return max(seq.num_prompt_tokens, min(seq.num_prompt_tokens + seq.params.max_tokens, self.max_len))
+_LEAST_CHUNK = 8  # tokens of a prompt in a step, whatever the dials say: or it would never be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,57 +67,13 @@ class TokenEvent:
     finish_reason: FinishReason | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Admission:
-    """A sequence that begins to run, with stored KV as far as it matches."""
-
-    seq: Sequence
-    match: Match
-
-
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A sequence that could have a slice: its tokens from ``start``; its KV has place for ``kv_tokens``."""
-
-    seq: Sequence
-    start: int
-    kv_tokens: int
-    decodes: bool
-
-    @property
-    def left(self) -> int:
-        """Tokens still to compute."""
-        return len(self.seq.tokens) - self.start
-
-
-@dataclass(slots=True)
-class _Outline:
-    """What the next plan will do; nothing of it has happened."""
-
-    ledger: Ledger
-    group: int = 0
-    admissions: list[_Admission] = field(default_factory=list)
-    fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # who waits for blocks on disk
-    decodes: list[Sequence] = field(default_factory=list)
-    late: list[Sequence] = field(default_factory=list)  # members of the group for whom the step has no place
-    num_drafts: int = 0  # behind the one decode there is
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with their numbers of tokens
-    share: int = 0
-    share_left: int = 0
-
-    @property
-    def has_slices(self) -> bool:
-        return bool(self.decodes or self.chunks)
-
-    @property
-    def does_something(self) -> bool:
-        return self.has_slices or bool(self.fetching)
-
-
 class Scheduler:
-    """Pure: no clock, no threads, no arrays. ``check`` states what must always hold."""
+    """Pure: no clock, no threads, no arrays. ``check`` states what must always hold.
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    ``costs``: what is known of the stages before any step; it learns with each.
+    """
+
+    def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
         self.config = config
         self.waiting = WaitingQueue()
         self.running: dict[int, Sequence] = {}
@@ -158,6 +82,10 @@ class Scheduler:
         self.keeper = Keeper(config.blocks, self._budget)
         num_stages = config.num_stages or config.num_groups
         self.speculation = Speculation(num_stages, config.rewind) if config.speculates else None
+        self.costs = costs or CostModel.of(num_stages)
+        self.policy = policy_of(config.knobs)
+        self._admissions = Admissions(config, self.waiting, self.running, self.batches, self.keeper)
+        self._now = 0.0  # the latest time that anybody has told
         self._used = NOTHING  # by all that run
         self.num_preemptions = 0  # times a running sequence gave up its KV
         self._deadlines = Deadlines()
@@ -165,6 +93,7 @@ class Scheduler:
         self._plans: deque[StepPlan] = deque()  # under way, oldest first
         self._next_step = 0
         self._num_arrived = 0
+        self._prompts_go_on = 0  # consecutive steps with prompts in them
         self._share, self._share_left = 0, 0  # prompt tokens for each step of this round; steps it has left
 
     # -- events in ---------------------------------------------------------------------------
@@ -213,6 +142,7 @@ class Scheduler:
                 is a broken peer.
         """
         plan = self._take_plan(result)
+        self._now = max(self._now, heard)
         sampled = {s.seq_id: s.tokens for s in result.sampled}
         events: list[TokenEvent] = []
         newcomers: list[Sequence] = []
@@ -228,6 +158,8 @@ class Scheduler:
             self.batches.join(seq)
         self.batches.balance()
         self.keeper.learn(plan, result.figures)
+        if plan.slices:
+            self.costs.learn(plan.slices, result.figures, heard)
         if self.speculation is not None:
             self.speculation.measured(plan, result, heard)
         return events
@@ -316,8 +248,13 @@ class Scheduler:
 
     # -- plans out ---------------------------------------------------------------------------
 
-    def schedule(self) -> StepPlan | None:
-        """The next plan, or ``None`` when there is nothing to do or no stage could take it."""
+    def schedule(self, now: float = 0.0) -> StepPlan | None:
+        """The next plan, or ``None`` when there is nothing to do or no stage could take it.
+
+        ``now``: seconds on the first stage's clock. What goes into a plan may depend on it, whether there is one does
+        not.
+        """
+        self._now = max(self._now, now)
         outline = self._decide()
         return None if outline is None else self._carry_out(outline)
 
@@ -358,7 +295,7 @@ class Scheduler:
 
     # -- deciding ----------------------------------------------------------------------------
 
-    def _decide(self) -> _Outline | None:
+    def _decide(self) -> Outline | None:
         """What the next plan does. Changes nothing."""
         if len(self._plans) >= self._limit:
             return None
@@ -372,7 +309,7 @@ class Scheduler:
             return further
         # What is freed, saved or fetched travels with the next slices, and alone only where none will come.
         will_come = self.running and self._plans
-        return _Outline(self._ledger()) if self._has_news and not will_come else None
+        return Outline(self._ledger()) if self._has_news and not will_come else None
 
     @property
     def _has_news(self) -> bool:
@@ -383,25 +320,49 @@ class Scheduler:
     def _limit(self) -> int:
         """Plans that may be under way now."""
         most = self.config.max_in_flight
-        return min(most, self.config.num_groups) if len(self.batches) else most
+        return min(most, self.config.num_groups) if self._num_decoding else most
+
+    @property
+    def _num_decoding(self) -> int:
+        """Who decodes, or will as soon as a result is here: the steps behind it stand in front of its next token."""
+        joining = (seq not in self.batches and not seq.num_to_compute for seq in self.running.values())
+        return len(self.batches) + sum(joining)
+
+    def _situation(self, group: int) -> Situation:
+        share = self._budget.share(self._used)
+        waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
+        return Situation(self._num_decoding, share, waited)
 
     def _ledger(self) -> Ledger:
         keeper = self.keeper
         used = self._used + keeper.use
         return Ledger(self._budget, used, keeper.index.evictable(), self.running.values(), keeper.pinned)
 
-    def _outline(self, group: int) -> _Outline:
-        """The step of one group: its decodes, then chunks, as far as there are tokens and KV for them."""
-        outline = _Outline(self._ledger(), group)
+    def _outline(self, group: int) -> Outline:
+        """The step of one group, as the policy has it."""
+        order = self.policy.order(self._situation(group))
+        outline = self._filled(group, order)
+        if order.decodes_go or outline.chunks:
+            return outline
+        return self._filled(group, order._replace(decodes_go=True))  # no prompt can be read now
+
+    def _filled(self, group: int, order: Order) -> Outline:
+        """Its decodes if they go, then chunks, as far as there are tokens and KV for them."""
+        outline = Outline(self._ledger(), group)
         members = self.batches.members(group)
-        outline.admissions = list(self._admissions(outline))
-        candidates = [*self._ready(), *map(_newcomer, outline.admissions)]
-        self._set_share(outline, sum(one.left for one in candidates if not one.decodes))
+        going = members if order.decodes_go else []
+        if order.admits:
+            outline.admissions = list(self._admissions.of(outline))
+        candidates = [*self._ready(), *(new.candidate for new in outline.admissions)]
+        prompts = [one for one in candidates if not one.decodes]
+        most = self._room_for_prompts(order, going, prompts) if prompts else 0
+        # The largest group says how many tokens every step of the round has left.
+        left = max(self.config.token_budget - self.batches.largest, MIN_CHUNK) if order.decodes_go else most
+        self._set_share(outline, sum(one.left for one in prompts), min(most, left))
         budget = self.config.token_budget
-        room = budget - sum(max(1, seq.num_to_compute) for seq in members)
-        granted = self._reserve(outline, candidates, min(room, max(outline.share, MIN_CHUNK)))
+        granted = self._reserve(outline, candidates, min(most, max(outline.share, MIN_CHUNK)))
         # Cut after asking for KV: who lacks it must not take the place of one that could go.
-        able = [seq for seq in members if seq.seq_id in granted]
+        able = [seq for seq in going if seq.seq_id in granted]
         count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
         outline.decodes, outline.late = able[:count], able[count:]
         begin = {seq.seq_id for seq, _ in outline.chunks}  # others would sit on blocks that may go before they are used
@@ -410,18 +371,18 @@ class Scheduler:
             self._add_drafts(outline, budget - outline.decodes[0].num_to_compute)
         return outline
 
-    def _further_block(self) -> _Outline | None:
+    def _further_block(self) -> Outline | None:
         """Drafts alone, behind blocks of the same sequence that are under way."""
         assert self.speculation is not None
         for group in self.batches.in_turn():
             for seq in self.batches.members(group):
                 if seq.drafted and self.speculation.may_follow(seq):
-                    outline = _Outline(self._ledger(), group, decodes=[seq])
+                    outline = Outline(self._ledger(), group, decodes=[seq])
                     self._add_drafts(outline, self.config.token_budget)
                     return outline if outline.num_drafts else None
         return None
 
-    def _add_drafts(self, outline: _Outline, room: int) -> None:
+    def _add_drafts(self, outline: Outline, room: int) -> None:
         """The drafts that wait, as far as there is room and memory that nobody has to give up."""
         (seq,) = outline.decodes
         end = max(seq.num_scheduled, len(seq.tokens))
@@ -430,87 +391,42 @@ class Scheduler:
                 outline.num_drafts = count
                 return
 
-    def _admissions(self, outline: _Outline) -> Iterator[_Admission]:
-        """Who begins to run, in the order of the queue: nobody passes one that does not fit, so all get in."""
-        ledger, keeper = outline.ledger, self.keeper
-        num_places = self.config.max_running - len(self.running) - keeper.num_awaiting
-        if not self.waiting or num_places <= 0:
-            return
-        promised, coming = NOTHING, set(keeper.coming())
-        for seq in self.running.values():
-            promised += use_of(self._promise(seq))
-            coming.update(self._coming(seq, len(seq.blocks)))
-        for seq in self.waiting:
-            if seq.awaits:
-                promised += use_of(self._promise(seq))
-                continue
-            match = keeper.match(seq).without(ledger.evicted)
-            if self._comes_soon(seq, match, coming):
-                continue
-            promised += use_of(self._promise(seq))
-            if num_places <= 0:
-                return
-            num_places -= 1
-            if self._fetches_first(outline, seq, match, promised):
-                coming.update(block.key for _, ahead in outline.fetching[-1:] for block in ahead)
-                continue
-            if not ledger.admit(promised, match.blocks):
-                match = Match()  # where memory is that short, its blocks must go, too
-                if not ledger.admit(promised, ()):
-                    return
-            coming.update(self._coming(seq, match.num_tokens // BLOCK))
-            yield _Admission(seq, match)
-
-    def _fetches_first(self, outline: _Outline, seq: Sequence, match: Match, promised: KVUse) -> bool:
-        """Whether a sequence waits for blocks of the disk before it begins."""
-        going = outline.ledger.evicted
-        ahead = self.keeper.ahead(seq, match, going)
-        if not ahead:
-            return False
-        num_lacking = self.keeper.num_lacking(ahead, going)
-        if not num_lacking:
-            return True  # they are on their way for another
-        if not outline.ledger.fetch(promised, num_lacking, match.blocks):
-            return False
-        outline.fetching.append((seq, ahead))
-        return True
-
-    def _coming(self, seq: Sequence, num_stored: int) -> Iterable[Key]:
-        """The blocks of its prompt that a sequence computes, and that will be stored."""
-        return seq.keys[num_stored:] if seq.is_stored and seq not in self.batches else ()
-
-    def _comes_soon(self, seq: Sequence, match: Match, coming: set[Key]) -> bool:
-        """Whether another computes the block that a sequence lacks first."""
-        at = match.num_tokens // BLOCK
-        return at < len(seq.keys) and seq.keys[at] in coming
-
-    def _promise(self, seq: Sequence) -> int:
-        """Tokens of KV that are kept free for a sequence: all it has now and, before it decodes, a block more."""
-        if seq in self.batches:
-            return max(seq.kv_tokens, len(seq.tokens))
-        return max(seq.kv_tokens, min(len(seq.tokens) + BLOCK, self.config.longest(seq)))
-
-    def _ready(self) -> Iterator[_Candidate]:
+    def _ready(self) -> Iterator[Candidate]:
         """Who runs and has tokens to compute. Members of all groups: juniors do not take the KV they need next."""
         for seq in self.running.values():
             if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
-                yield _Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self.batches)
+                yield Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self.batches)
 
-    def _set_share(self, outline: _Outline, remaining: int) -> None:
+    def _room_for_prompts(self, order: Order, going: list[Sequence], prompts: list[Candidate]) -> int:
+        """Tokens of prompts that a step may take beside the decodes that go."""
+        room = self.config.token_budget - sum(max(1, seq.num_to_compute) for seq in going)
+        objective = self.config.knobs.itl_slo
+        if order.share < 1:
+            room = min(room, max(int(order.share * room), _LEAST_CHUNK))
+        if objective is None or not order.decodes_go or not self._num_decoding:
+            return room
+        decodes = Shape.of_single_rows(seq.num_scheduled for seq in going)
+        groups = self.config.num_groups
+        if self._prompts_go_on < groups:
+            # Whoever decodes has short steps behind it, and now waits for a long one more than there are groups.
+            objective *= groups / (groups + 1)
+        first = min(prompts, key=lambda one: one.seq.rank)
+        return min(room, most_rows(self.costs, decodes, first.start, room, groups, objective))
+
+    def _set_share(self, outline: Outline, remaining: int, most: int) -> None:
         """Kept for a round, or for a prompt while nobody decodes, so that its steps are alike; newcomers end it."""
         if self._share_left and not outline.admissions:
             outline.share, outline.share_left = self._share, self._share_left - 1
             return
         num_groups, rounds = self.config.num_groups, len(self.batches) > 0
-        # The largest group says how many tokens every step of the round has left.
-        most = max(self.config.token_budget - self.batches.largest, min(MIN_CHUNK, self.config.token_budget))
-        outline.share = even_share(remaining, most, num_groups, rounds=rounds)
+        outline.share = even_share(remaining, max(most, 1), num_groups, rounds=rounds)
         steps = num_groups if rounds else -(-remaining // max(outline.share, 1))
         outline.share_left = max(steps - 1, 0)
 
-    def _reserve(self, outline: _Outline, candidates: Iterable[_Candidate], room: int) -> set[int]:
+    def _reserve(self, outline: Outline, candidates: list[Candidate], room: int) -> set[int]:
         """Give KV by rank, and cut chunks; the ids of those who may decode."""
         granted: set[int] = set()
+        quota = self._quota(candidates, room)
         for one in sorted(candidates, key=lambda one: one.seq.rank):
             if outline.ledger.has_given_up(one.seq):
                 continue
@@ -518,7 +434,7 @@ class Scheduler:
                 if outline.ledger.reserve(one.seq, one.kv_tokens, one.start + 1):
                     granted.add(one.seq.seq_id)
                 continue
-            size = min(one.left, room)
+            size = min(one.left, room, quota)
             if size < min(one.left, MIN_CHUNK) and outline.chunks:
                 room = 0  # a crumb of a further prompt costs more than it brings
             if room <= 0:
@@ -532,9 +448,14 @@ class Scheduler:
             room -= size
         return granted
 
+    def _quota(self, candidates: list[Candidate], room: int) -> int:
+        """What one prompt may take of a step: all, or its part where several are read side by side."""
+        side_by_side = min(self.config.knobs.max_partial_prefills, sum(not one.decodes for one in candidates))
+        return max(room // side_by_side, _LEAST_CHUNK) if side_by_side > 1 else room
+
     # -- carrying out ------------------------------------------------------------------------
 
-    def _carry_out(self, outline: _Outline) -> StepPlan:
+    def _carry_out(self, outline: Outline) -> StepPlan:
         for block in outline.ledger.evicted:
             self.keeper.evict(block)
         for seq in outline.ledger.given_up:
@@ -543,6 +464,7 @@ class Scheduler:
             self._admit(new)
         for seq, ahead in outline.fetching:
             self.keeper.fetch(seq, ahead)
+        situation = self._situation(outline.group)
         work = [*((seq, seq.num_to_compute) for seq in outline.decodes), *outline.chunks]
         news = self.keeper.take_news()
         plan = StepPlan(
@@ -563,6 +485,8 @@ class Scheduler:
         if work:
             self._share, self._share_left = outline.share, outline.share_left
             self.batches.had_turn(outline.group, outline.late)
+            self.policy.went(situation)
+            self._prompts_go_on = self._prompts_go_on + 1 if outline.chunks else 0
             self.batches.balance()
         return plan
 
@@ -577,7 +501,7 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.add(seq)
 
-    def _admit(self, new: _Admission) -> None:
+    def _admit(self, new: Admission) -> None:
         seq, match = new.seq, new.match
         self.waiting.remove(seq)
         self.running[seq.seq_id] = seq
@@ -601,7 +525,7 @@ class Scheduler:
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts)
 
-    def _introduce(self, new: _Admission) -> NewSequence:
+    def _introduce(self, new: Admission) -> NewSequence:
         seq = new.seq
         seq.is_known = True
         blocks = tuple(block.block_id for block in new.match.blocks)
@@ -644,6 +568,7 @@ class Scheduler:
         for row, token in enumerate(tokens):
             misses, is_tried = seq.num_misses, bool(seq.ahead)
             reason = seq.append(token.token_id, self.config.max_len)
+            seq.token_at = self._now
             if is_tried and self.speculation is not None:
                 tried += 1
                 accepted += self.speculation.appended(seq, part, row, misses)
@@ -679,64 +604,6 @@ class Scheduler:
         self._used -= use_of(seq.kv_tokens)
         self._freed.append(seq.seq_id)
 
-    # -- invariants --------------------------------------------------------------------------
-
     def check(self) -> None:
         """Assert what must hold between any two events; tests call it after each."""
-        self._check_places()
-        self._check_plans()
-        self._check_memory()
-        self.batches.check()
-        for seq in self.running.values():
-            self._check_running(seq)
-        assert self._plans or self.is_idle or self.can_schedule, "something waits for ever"
-
-    def _check_places(self) -> None:
-        ids = [seq.seq_id for seq in (*self.waiting, *self.running.values())]
-        assert len(ids) == len(set(ids)), "a sequence is in two places"
-        assert len(self.running) <= self.config.max_running
-        assert len(self.waiting) <= self.config.max_waiting + self.config.max_running
-        assert not set(self._freed) & set(ids), "a living sequence is to be freed"
-        assert len(self._freed) == len(set(self._freed)), "a sequence is to be freed twice"
-        members = {seq.seq_id for group in self.batches.groups for seq in group}
-        assert members <= set(self.running), "somebody decodes who does not run"
-        for seq in self.waiting:
-            assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "KV of one that waits"
-            assert seq.finish_reason is None
-        alive = (*self.waiting, *self.running.values())
-        assert self.next_deadline == min((s.deadline for s in alive if s.deadline is not None), default=None)
-
-    def _check_plans(self) -> None:
-        assert len(self._plans) <= max(self.config.max_in_flight, self.config.num_groups)
-        for plan in self._plans:
-            assert plan.num_tokens <= self.config.token_budget, "a step is too large"
-            assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
-
-    def _check_memory(self) -> None:
-        self.keeper.check()
-        use = NOTHING
-        for seq in self.running.values():
-            use += use_of(seq.kv_tokens)
-        assert use == self._used, f"{self._used} is counted, {use} is used"
-        assert self._budget.fits(use + self.keeper.use), "more KV is used than there is"
-
-    def _check_running(self, seq: Sequence) -> None:
-        assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
-        assert seq.finish_reason is None
-        in_plans = sum(part.seq_id == seq.seq_id for plan in self._plans for part in plan.slices)
-        assert seq.num_in_flight == in_plans
-        assert 0 <= seq.num_awaited <= seq.num_in_flight
-        if seq in self.batches:
-            assert seq.num_awaited <= 1 or self.speculation is not None, "a sequence decodes twice at a time"
-            has_states = self.speculation is not None and self.speculation.has_states
-            is_due = seq.num_to_compute >= 1 if has_states else seq.num_to_compute == 1
-            assert seq.num_to_compute == 0 if seq.num_awaited else is_due, "a token was computed twice or got lost"
-            assert not seq.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.ahead), "a draft got lost"
-            assert len(seq.tokens) + len(seq.ahead) + len(seq.drafted) < self.config.longest(seq) or not seq.ahead
-        else:
-            assert not seq.ahead
-            assert not seq.drafted
-
-
-def _newcomer(new: _Admission) -> _Candidate:
-    return _Candidate(new.seq, new.match.num_tokens, 0, decodes=False)
+        invariants.check(self)

@@ -24,9 +24,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from splitinfer.core.bounds import SchedulerConfig
 from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import StepResult
-from splitinfer.core.scheduler import Scheduler, SchedulerConfig
+from splitinfer.core.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
 from splitinfer.core.speculation import Speculation
 from splitinfer.core.watch import Losses, Pace, Patience, StallWatch

@@ -1,20 +1,17 @@
-"""S stages on a virtual clock, driven by the scheduler as the engine drives the real ones.
+"""The simulator with toys in it: what the scheduler plans is carried out, on every stage, and the last one's answers
+count."""
 
-A step of n tokens takes ``a + b * n`` seconds on a stage; a stage runs one step at a time, in order, and what it
-sends arrives ``link`` seconds later, at the next stage or, from the last one, at the scheduler. The scheduler sits
-beside stage 0: it is asked for the next plan whenever something happened. All stages carry out all plans on toy
-caches of their own, and the last one's answers count.
-"""
-
-import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from toy import ToyStage
 
-from splitinfer.core.plan import StepPlan, StepResult
-from splitinfer.core.scheduler import Scheduler, SchedulerConfig
+from splitinfer.core.bounds import SchedulerConfig
+from splitinfer.core.costs import StageCosts
+from splitinfer.core.plan import SampledSlice, Slice, StepPlan
+from splitinfer.core.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
+from splitinfer.sim.clockwork import Clockwork
+from splitinfer.sim.machine import Hop, Machine
 
 
 @dataclass(frozen=True)
@@ -26,76 +23,33 @@ class Stage:
     link: float
 
 
-@dataclass
-class Busy:
-    """When a stage computed: [start, end) of each step, and how many tokens it had."""
-
-    spans: list[tuple[float, float, int]] = field(default_factory=list)
-
-    def duty(self, start: float, end: float) -> float:
-        return sum(max(0.0, min(end, e) - max(start, s)) for s, e, _ in self.spans) / (end - start)
-
-
-class PipelineSim:
-    """Run until nothing happens any more. Times in seconds on the virtual clock."""
+class PipelineSim(Clockwork):
+    """``times`` and ``tokens`` of each sequence."""
 
     def __init__(self, config: SchedulerConfig, stages: list[Stage], check: bool = True) -> None:
-        self.scheduler, self.stages, self._checks = Scheduler(config), stages, check
+        machine = Machine(
+            tuple(StageCosts.line(stage.a, stage.b) for stage in stages),
+            tuple(Hop(stage.link) for stage in stages),
+            (1,) * len(stages),
+        )
+        super().__init__(Scheduler(config), machine, check=check)
         self.toys = [ToyStage(whole_blocks=config.blocks.whole_blocks) for _ in stages]
-        self.busy = [Busy() for _ in stages]
-        self.now = 0.0
-        self.times: dict[int, list[float]] = {}  # of each token, by sequence
         self.tokens: dict[int, list[int]] = {}
-        self._free_at = [0.0] * len(stages)
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = 0
 
-    def at(self, time: float, event: Callable[[], None]) -> None:
-        self._count += 1
-        heapq.heappush(self._events, (time, self._count, event))
+    @property
+    def times(self) -> dict[int, list[float]]:
+        return {seq_id: served.token_times for seq_id, served in self.served.items()}
 
     def submit(self, time: float, seq: Sequence) -> None:
-        def add() -> None:
-            self.scheduler.add(seq)
-            self.times[seq.seq_id], self.tokens[seq.seq_id] = [], []
+        self.tokens[seq.seq_id] = []
+        super().submit(time, seq)
 
-        self.at(time, add)
+    def carried_out(self, stage: int, plan: StepPlan) -> None:
+        if stage + 1 < len(self.toys):
+            self.toys[stage].run(plan)
 
-    def run(self, max_events: int = 1_000_000) -> None:
-        for _ in range(max_events):
-            if not self._events:
-                assert self.scheduler.is_idle, "the pipeline stands still and somebody waits"
-                return
-            self.now, _, event = heapq.heappop(self._events)
-            event()
-            self._plan()
-            if self._checks:
-                self.scheduler.check()
-        raise AssertionError("it never ends")
+    def sampled(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
+        return self.toys[-1].run(plan).sampled, plan.slices
 
-    def _plan(self) -> None:
-        """Plans go out while there are any; stage 0 takes them one after the other."""
-        while True:
-            could = self.scheduler.can_schedule
-            plan = self.scheduler.schedule()
-            assert (plan is not None) == could
-            if plan is None:
-                return
-            self._arrive(0, plan)
-
-    def _arrive(self, stage: int, plan: StepPlan) -> None:
-        costs = self.stages[stage]
-        start = max(self.now, self._free_at[stage])
-        end = start + (costs.a + costs.b * plan.num_tokens if plan.slices else 0.0)
-        self._free_at[stage] = end
-        self.busy[stage].spans.append((start, end, plan.num_tokens))
-        result = self.toys[stage].run(plan)
-        if stage + 1 < len(self.stages):
-            self.at(end + costs.link, lambda: self._arrive(stage + 1, plan))
-        else:
-            self.at(end + costs.link, lambda: self._learn(result))
-
-    def _learn(self, result: StepResult) -> None:
-        for event in self.scheduler.update(result):
-            self.times[event.seq_id].append(self.now)
-            self.tokens[event.seq_id].append(event.token.token_id)
+    def got(self, seq_id: int, token_id: int) -> None:
+        self.tokens[seq_id].append(token_id)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from pipeline_sim import PipelineSim, Stage
 from toy import alone, blocks, small
 
+from splitinfer.core.bounds import SchedulerConfig
 from splitinfer.core.kv_budget import NeverFits
-from splitinfer.core.scheduler import SchedulerConfig
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 
 

@@ -7,9 +7,10 @@ from collections import deque
 
 import pytest
 
+from splitinfer.core.bounds import SchedulerConfig
 from splitinfer.core.kv_budget import KVBudget, StageKV
 from splitinfer.core.plan import SampledSlice, SampledToken, StepPlan, StepResult
-from splitinfer.core.scheduler import Scheduler, SchedulerConfig
+from splitinfer.core.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 
 

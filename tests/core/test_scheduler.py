@@ -8,10 +8,24 @@ from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept
 from splitinfer.core.flight import Flight
 from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
+from splitinfer.core.policy import Knobs, PolicyName
 from splitinfer.core.sequence import FinishReason
 from splitinfer.core.waiting import QueueFull
 
 # -- anything, in any order ------------------------------------------------------------------------
+
+
+def some_knobs(pick: Random) -> Knobs:
+    return Knobs(
+        policy=pick.choice([PolicyName.STALL_FREE, *PolicyName]),
+        prefill_share=pick.choice([1.0, 1.0, 0.5, 0.01]),
+        itl_slo=pick.choice([None, None, 1e-6, 3.0]),
+        max_partial_prefills=pick.choice([1, 1, 2, 5]),
+        max_decode_gap=pick.choice([None, 1.0, 10.0]),
+        kv_high=0.6,
+        kv_low=pick.choice([0.0, 0.3]),
+        min_dwell=pick.randint(1, 6),
+    )
 
 
 class AnyOrder:
@@ -33,6 +47,7 @@ class AnyOrder:
             kv=pick.choice([None, None, blocks(20), blocks(8), blocks(30, 6), blocks(5), blocks(20, stored=4)]),
             speculates=(speculates := pick.random() < 0.5),
             rewind=0 if states else pick.choice([None, None, 3, 9]),
+            knobs=some_knobs(pick),
         )
         if speculates:
             self.house.guess = Guesser(pick, pick.choice([0.0, 0.5, 0.9, 1.0]))

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from random import Random
 
-from splitinfer.core import keeper, kv_budget, microbatch, prefix, scheduler
+from splitinfer.core import admissions, keeper, kv_budget, microbatch, prefix, scheduler
+from splitinfer.core.bounds import SchedulerConfig
 from splitinfer.core.keeper import KeeperConfig
 from splitinfer.core.kv_budget import KVBudget, KVUse, StageKV, use_of
 from splitinfer.core.plan import (
@@ -26,8 +27,9 @@ from splitinfer.core.plan import (
     StepPlan,
     StepResult,
 )
+from splitinfer.core.policy import Knobs, PolicyName
 from splitinfer.core.prefix import Block, Kept, Key, chained
-from splitinfer.core.scheduler import Scheduler, SchedulerConfig, TokenEvent
+from splitinfer.core.scheduler import Scheduler, TokenEvent
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 from splitinfer.core.speculation import Draft, Wish
 
@@ -38,13 +40,13 @@ VOCAB = 5  # few, so that different prompts often begin alike
 def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
     """Blocks of KV and least chunks so small that short sequences meet their borders."""
     before, worth = (kv_budget.BLOCK, microbatch.MIN_CHUNK), keeper.WORTH
-    kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = block
+    kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = block
     keeper.WORTH = 1
     microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = min_chunk
     try:
         yield
     finally:
-        kv_budget.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = before[0]
+        kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = before[0]
         keeper.WORTH = worth
         microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = before[1]
 
@@ -241,7 +243,7 @@ class ToyPipeline(ToyStage):
         self.under_way.append(self.run(plan))
 
 
-def config_of(**config: int | bool | KVBudget | tuple[Kept, ...] | None) -> SchedulerConfig:
+def config_of(**config: int | bool | KVBudget | Knobs | tuple[Kept, ...] | None) -> SchedulerConfig:
     """The scheduler's bounds, with what is said of blocks in its place."""
     of_blocks = {name: config.pop(name) for name in [each.name for each in fields(KeeperConfig)] if name in config}
     bounds = {"num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, **config}
@@ -275,7 +277,7 @@ class Guesser:
 class House:
     """A scheduler and a toy, and the account of what each sequence got."""
 
-    def __init__(self, *, disks: Iterable[ToyDisk] = (), **config: int | bool | KVBudget | None) -> None:
+    def __init__(self, *, disks: Iterable[ToyDisk] = (), **config: int | bool | KVBudget | Knobs | None) -> None:
         self.disks = list(disks)
         self.scheduler = Scheduler(config_of(**config, on_disk=bool(self.disks), kept=kept_by_all(self.disks)))
         self.toy = ToyPipeline(whole_blocks=self.scheduler.config.blocks.whole_blocks, disks=self.disks)
@@ -286,6 +288,7 @@ class House:
         self.cancelled: set[int] = set()
         self.was_lost = False  # the stages forgot everything once
         self.guess: Callable[[Wish], list[Draft]] | None = None  # where there is a drafter
+        self.now = 0.0
         self.overtake: Callable[[], bool] | None = None  # whether a result comes while the first stage computes
 
     def add(
@@ -310,7 +313,8 @@ class House:
         before = {seq.seq_id: i for i, group in enumerate(self.scheduler.batches.groups) for seq in group}
         in_flight = {seq_id for seq_id in before if self.sequences[seq_id].num_awaited}
         num_plans = self.scheduler.num_in_flight
-        plan = self.scheduler.schedule()
+        self.now += 1.0
+        plan = self.scheduler.schedule(self.now)
         assert (plan is not None) == could, "can_schedule and schedule disagree"
         if plan is not None:
             assert plan.slices or plan.freed or plan.saves or plan.dropped or plan.fetches or plan.erased
@@ -352,6 +356,11 @@ class House:
         has_states = self.scheduler.config.rewind == 0  # which are gone back over in one step
         assert all(part.num_logits == 1 or part.num_drafts for part in decodes)
         assert all(len(part.token_ids) == 1 or part.num_drafts or has_states for part in decodes)
+        keeps_waiting = self.scheduler.config.knobs.policy in (PolicyName.PREFILL_FIRST, PolicyName.WATERMARK)
+        if plan.slices and before and not decodes and not keeps_waiting and self.scheduler.config.kv is None:
+            # A chunk alone is the step of an empty group, or of one whose results are still to come.
+            full = {before[seq_id] for seq_id in before}
+            assert len(full) < self.scheduler.config.num_groups or in_flight, "decodes were kept waiting"
         groups = {before[part.seq_id] for part in decodes}
         assert len(groups) <= 1
         for group in groups:
@@ -359,11 +368,11 @@ class House:
             if plan.slices[0].num_drafts:
                 continue
             assert not in_flight & set(members), "a group that waits for results"
-            if self.scheduler.config.kv is None:
+            if self.scheduler.config.kv is None and decodes:
                 assert len(decodes) == min(len(members), self.scheduler.config.token_budget), "a decode was skipped"
 
     def deliver(self) -> list[TokenEvent]:
-        events = self.scheduler.update(self.toy.under_way.popleft())
+        events = self.scheduler.update(self.toy.under_way.popleft(), self.now)
         for event in events:
             assert event.seq_id not in self.reasons, "a token after the end"
             self.generated[event.seq_id].append(event.token.token_id)

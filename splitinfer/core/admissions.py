@@ -1,0 +1,89 @@
+"""Who begins to run, with which kept KV, in the order of the queue.
+
+A sequence begins when its whole prompt and the beginning of its answer fit beside what all others have or were
+promised. Whoever could begin with blocks on disk waits for them; so does whoever lacks a block that another just
+computes.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from splitinfer.core.bounds import SchedulerConfig
+from splitinfer.core.keeper import Keeper
+from splitinfer.core.kv_budget import BLOCK, NOTHING, KVUse, use_of
+from splitinfer.core.microbatch import MicroBatches
+from splitinfer.core.outline import Admission, Outline
+from splitinfer.core.prefix import Key, Match
+from splitinfer.core.sequence import Sequence
+from splitinfer.core.waiting import WaitingQueue
+
+
+@dataclass(frozen=True, slots=True)
+class Admissions:
+    """Looks at the scheduler's queue, its running sequences and what is kept. Changes nothing but an outline."""
+
+    config: SchedulerConfig
+    waiting: WaitingQueue
+    running: Mapping[int, Sequence]
+    batches: MicroBatches
+    keeper: Keeper
+
+    def of(self, outline: Outline) -> Iterator[Admission]:
+        """Who begins with this step: nobody passes one that does not fit, so all get in."""
+        ledger, keeper = outline.ledger, self.keeper
+        num_places = self.config.max_running - len(self.running) - keeper.num_awaiting
+        if not self.waiting or num_places <= 0:
+            return
+        promised, coming = NOTHING, set(keeper.coming())
+        for seq in self.running.values():
+            promised += use_of(self._promise(seq))
+            coming.update(self._coming(seq, len(seq.blocks)))
+        for seq in self.waiting:
+            if seq.awaits:
+                promised += use_of(self._promise(seq))
+                continue
+            match = keeper.match(seq).without(ledger.evicted)
+            if self._comes_soon(seq, match, coming):
+                continue
+            promised += use_of(self._promise(seq))
+            if num_places <= 0:
+                return
+            num_places -= 1
+            if self._fetches_first(outline, seq, match, promised):
+                coming.update(block.key for _, ahead in outline.fetching[-1:] for block in ahead)
+                continue
+            if not ledger.admit(promised, match.blocks):
+                match = Match()  # where memory is that short, its blocks must go, too
+                if not ledger.admit(promised, ()):
+                    return
+            coming.update(self._coming(seq, match.num_tokens // BLOCK))
+            yield Admission(seq, match)
+
+    def _fetches_first(self, outline: Outline, seq: Sequence, match: Match, promised: KVUse) -> bool:
+        """Whether a sequence waits for blocks of the disk before it begins."""
+        going = outline.ledger.evicted
+        ahead = self.keeper.ahead(seq, match, going)
+        if not ahead:
+            return False
+        num_lacking = self.keeper.num_lacking(ahead, going)
+        if not num_lacking:
+            return True  # they are on their way for another
+        if not outline.ledger.fetch(promised, num_lacking, match.blocks):
+            return False
+        outline.fetching.append((seq, ahead))
+        return True
+
+    def _coming(self, seq: Sequence, num_stored: int) -> Iterable[Key]:
+        """The blocks of its prompt that a sequence computes, and that will be stored."""
+        return seq.keys[num_stored:] if seq.is_stored and seq not in self.batches else ()
+
+    def _comes_soon(self, seq: Sequence, match: Match, coming: set[Key]) -> bool:
+        """Whether another computes the block that a sequence lacks first."""
+        at = match.num_tokens // BLOCK
+        return at < len(seq.keys) and seq.keys[at] in coming
+
+    def _promise(self, seq: Sequence) -> int:
+        """Tokens of KV that are kept free for a sequence: all it has now and, before it decodes, a block more."""
+        if seq in self.batches:
+            return max(seq.kv_tokens, len(seq.tokens))
+        return max(seq.kv_tokens, min(len(seq.tokens) + BLOCK, self.config.longest(seq)))

@@ -1,0 +1,111 @@
+"""How many requests a second a machine serves, as users want to be served; and which settings give most."""
+
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from splitinfer.core.bounds import SchedulerConfig
+from splitinfer.core.costs import CostModel, Shape
+from splitinfer.core.keeper import KeeperConfig
+from splitinfer.core.kv_budget import KVBudget
+from splitinfer.core.policy import Knobs
+from splitinfer.core.scheduler import Scheduler
+from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.sim.clockwork import Clockwork
+from splitinfer.sim.machine import Machine
+from splitinfer.sim.outcome import Objective, Outcome, outcome_of
+from splitinfer.sim.workload import Arrival
+
+_FIRST_RATE = 1.0  # requests a second
+_FAR = 2.0**20
+_PRECISION = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a machine is run. ``kv``: its memory (``None``: enough); ``acceptance``: the share of drafts that are right
+    (``None``: nobody drafts)."""
+
+    token_budget: int
+    max_running: int
+    knobs: Knobs
+    kv: KVBudget | None = None
+    acceptance: float | None = None
+
+    def config(self, num_stages: int, max_len: int, num_requests: int) -> SchedulerConfig:
+        """The scheduler's bounds, as the live system sets them."""
+        return SchedulerConfig(
+            num_groups=num_stages,
+            max_in_flight=num_stages + 1,
+            token_budget=self.token_budget,
+            max_running=self.max_running,
+            max_len=max_len,
+            max_waiting=num_requests,
+            kv=self.kv,
+            blocks=KeeperConfig(keeps_blocks=False),  # no two prompts of a trace are the same
+            speculates=self.acceptance is not None,
+            knobs=self.knobs,
+        )
+
+
+def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: int = 0) -> Clockwork:
+    """Serve them all; what became of them."""
+    longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1
+    config = serving.config(machine.num_stages, longest, len(arrivals))
+    costs = CostModel([stage.scaled(1.0) for stage in machine.stages], machine.hops[0].fixed)
+    clockwork = Clockwork(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
+    for seq_id, one in enumerate(arrivals, 1):
+        params = SamplingParams(max_tokens=one.num_output_tokens)
+        clockwork.submit(one.at, Sequence(seq_id, [0] * one.num_prompt_tokens, params, 0))
+    clockwork.run()
+    return clockwork
+
+
+def decode_gap(machine: Machine, num_decoding: int, context: int) -> float:
+    """Seconds between two tokens of each of ``num_decoding`` sequences of ``context`` tokens, with no prompt there."""
+    each = -(-num_decoding // machine.num_stages)
+    shape = Shape.of_single_rows([context] * each)
+    times = [stage.at(shape) for stage in machine.stages]
+    times[0] += machine.host
+    hops = sum(hop.seconds(each) for hop in machine.hops) if machine.num_stages > 1 else 0.0
+    return max(machine.num_stages * max(times), sum(times) + hops)
+
+
+def find_capacity(run: Callable[[float], Outcome], objective: Objective, first: float = _FIRST_RATE) -> float:
+    """The most requests a second at which ``objective`` is met, within 2 %; 0 if it never is.
+
+    ``run`` serves requests that come at a rate. Whether an objective is met falls with the rate but for chance, so this
+    is the border that bisection finds.
+    """
+    low, high = first, first
+    if objective.is_met(run(first)):
+        while high < _FAR and objective.is_met(run(high := 2 * low)):
+            low = high
+    else:
+        while low > 1 / _FAR and not objective.is_met(run(low := high / 2)):
+            high = low
+        if low <= 1 / _FAR:
+            return 0.0
+    while high / low > 1 + _PRECISION:
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if objective.is_met(run(middle)) else (low, middle)
+    return low
+
+
+def cuts(machine: Machine) -> Iterator[Machine]:
+    """The same machines with every number of layers on the first one; the others share the rest as they did."""
+    total, first, *rest = sum(machine.layers), *machine.layers
+    if not rest:
+        yield machine
+        return
+    for count in range(1, total - len(rest) + 1):
+        left, given = total - count, list[int]()
+        for i, layers in enumerate(rest):
+            most = left - sum(given) - (len(rest) - i - 1)
+            given.append(most if i == len(rest) - 1 else min(most, max(1, round(left * layers / sum(rest)))))
+        yield machine.cut_into([count, *given])
+
+
+def outcome(clockwork: Clockwork, objective: float | None = None) -> Outcome:
+    """The figures of what was simulated."""
+    return outcome_of(clockwork.served.values(), objective)

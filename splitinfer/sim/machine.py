@@ -1,0 +1,101 @@
+"""What is simulated: the seconds that stages, links, drafting and the coordinator's own work take.
+
+Measured by ``splitinfer bench --mode serve`` and written down by it, or made up for machines one does not have.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from splitinfer.core.costs import StageCosts
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """From one stage to the next, or from the last one back: seconds for each step, and for each of its rows."""
+
+    fixed: float = 0.0
+    per_row: float = 0.0
+
+    def seconds(self, rows: int) -> float:
+        """For a step of so many rows."""
+        return self.fixed + self.per_row * rows
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A pipeline. ``stages``: costs of steps; ``hops``: one for each stage, behind it; ``layers`` of each stage;
+    ``host``: seconds of the coordinator for each step, beside computing; ``draft``: seconds for each draft;
+    ``launches_ahead``: whether the first stage takes the next step before it is done with one, as on a GPU.
+
+    Raises:
+        ValueError: the parts do not fit each other.
+    """
+
+    stages: tuple[StageCosts, ...]
+    hops: tuple[Hop, ...]
+    layers: tuple[int, ...]
+    host: float = 0.0
+    draft: float = 0.0
+    launches_ahead: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.stages or not len(self.stages) == len(self.hops) == len(self.layers):
+            raise ValueError(f"{len(self.stages)} stages have {len(self.hops)} hops and {len(self.layers)} layer counts")
+        if min(self.layers) < 1:
+            raise ValueError(f"each stage needs a layer, but they have {self.layers}")
+        times = (self.host, self.draft, *(x for hop in self.hops for x in (hop.fixed, hop.per_row)))
+        if not all(0 <= x < math.inf for x in times):
+            raise ValueError("host, draft and hops must be seconds, none negative")
+
+    @property
+    def num_stages(self) -> int:
+        """How many stages there are."""
+        return len(self.stages)
+
+    @property
+    def cut(self) -> str:
+        """The layers, as a layout's name would have them."""
+        return "-".join(map(str, self.layers))
+
+    def cut_into(self, layers: Sequence[int]) -> "Machine":
+        """The same machines with other layers each: the time of a stage goes with them."""
+        if len(layers) != self.num_stages or sum(layers) != sum(self.layers):
+            raise ValueError(f"{list(layers)} is no cut of {sum(self.layers)} layers into {self.num_stages} stages")
+        pairs = zip(self.stages, self.layers, layers, strict=True)
+        return replace(self, stages=tuple(s.scaled(new / old) for s, old, new in pairs), layers=tuple(layers))
+
+    def with_hop(self, seconds: float) -> "Machine":
+        """The same machines on links that take so long."""
+        return replace(self, hops=tuple(replace(hop, fixed=seconds) for hop in self.hops))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain numbers, to be written down."""
+        return {
+            "stages": [stage.as_dict() for stage in self.stages],
+            "hops": [[hop.fixed, hop.per_row] for hop in self.hops],
+            "layers": list(self.layers),
+            "host": self.host,
+            "draft": self.draft,
+            "launches_ahead": self.launches_ahead,
+        }
+
+    @classmethod
+    def from_dict(cls, said: Mapping[str, Any]) -> "Machine":
+        """The machine that ``as_dict`` wrote down.
+
+        Raises:
+            ValueError: it did not.
+        """
+        try:
+            return cls(
+                tuple(StageCosts.from_dict(stage) for stage in said["stages"]),
+                tuple(Hop(float(fixed), float(per_row)) for fixed, per_row in said["hops"]),
+                tuple(int(count) for count in said["layers"]),
+                float(said.get("host", 0.0)),
+                float(said.get("draft", 0.0)),
+                bool(said.get("launches_ahead", False)),
+            )
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ValueError(f"this is no description of a machine ({type(error).__name__}: {error})") from error

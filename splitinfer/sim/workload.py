@@ -1,0 +1,112 @@
+"""Who comes when, with how long a prompt and how long an answer: recorded lengths, recorded or Poisson arrivals.
+
+Real lengths vary more than any formula, and what they do to percentiles depends on it: a long prompt that keeps decodes
+waiting stalls each of them once, so the share of stalled tokens is about (sequences that decode) / (tokens of an answer).
+Answers that are made much shorter would make every policy look bad at the 99th percentile, which is why ``fitted``
+keeps their mean at ``LEAST_ANSWER`` tokens.
+"""
+
+import csv
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+from splitinfer.errors import ConfigError
+
+PROMPT, ANSWER, ARRIVED = "num_prompt_tokens", "num_output_tokens", "arrived_at"
+LEAST_ANSWER = 100  # tokens, on average
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """One request's tokens; ``arrived_at``: seconds, where that was recorded."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    arrived_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_prompt_tokens < 1 or self.num_output_tokens < 1:
+            raise ValueError("a request has at least one token of prompt and one of answer")
+        if self.arrived_at is not None and not 0 <= self.arrived_at < math.inf:
+            raise ValueError("a request arrives at a time from 0 on")
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request that comes ``at`` so many seconds."""
+
+    at: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+
+
+def read_lengths(path: Path) -> tuple[Lengths, ...]:
+    """The requests in a CSV file with the columns num_prompt_tokens, num_output_tokens and, if recorded, arrived_at.
+
+    Raises:
+        ConfigError: the file cannot be read, or has a line that is no request.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if not {PROMPT, ANSWER} <= set(reader.fieldnames or ()):
+                raise ConfigError(f"{path} is no trace: its first line must name {PROMPT} and {ANSWER}")
+            found = tuple(_lengths(row, path, number) for number, row in enumerate(reader, 2))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"trace {path} cannot be read: {error}") from error
+    if not found:
+        raise ConfigError(f"trace {path} has no requests")
+    return found
+
+
+def _lengths(row: dict[str, str], path: Path, number: int) -> Lengths:
+    try:
+        at = row.get(ARRIVED)
+        return Lengths(int(row[PROMPT]), int(row[ANSWER]), None if at in (None, "") else float(at or 0))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"line {number} of trace {path} is no request: {error}") from error
+
+
+def fitted(lengths: Sequence[Lengths], scale: float, most_tokens: int) -> tuple[Lengths, ...]:
+    """The same requests for a smaller model: prompts times ``scale``, answers too as far as their mean stays at
+    ``LEAST_ANSWER``; none longer than ``most_tokens`` in all.
+
+    >>> fitted([Lengths(1000, 400), Lengths(2000, 800)], 0.1, 10_000)
+    (Lengths(num_prompt_tokens=100, num_output_tokens=67, arrived_at=None), \
+Lengths(num_prompt_tokens=200, num_output_tokens=133, arrived_at=None))
+    """
+    mean = sum(one.num_output_tokens for one in lengths) / len(lengths)
+    of_answers = min(1.0, max(scale, LEAST_ANSWER / mean)) if scale < 1 else scale
+    found = []
+    for one in lengths:
+        answer = min(max(1, round(one.num_output_tokens * of_answers)), most_tokens - 1)
+        prompt = min(max(1, round(one.num_prompt_tokens * scale)), most_tokens - answer)
+        found.append(Lengths(prompt, answer, one.arrived_at))
+    return tuple(found)
+
+
+def poisson(lengths: Sequence[Lengths], count: int, rate: float, seed: int) -> tuple[Arrival, ...]:
+    """``count`` requests drawn from ``lengths``, ``rate`` a second on average. The same seed gives the same requests in
+    the same order, at any rate."""
+    dice, at, found = Random(seed), 0.0, list[Arrival]()
+    for _ in range(count):
+        one = dice.choice(lengths)
+        at += dice.expovariate(1.0) / rate
+        found.append(Arrival(at, one.num_prompt_tokens, one.num_output_tokens))
+    return tuple(found)
+
+
+def recorded(lengths: Iterable[Lengths], count: int) -> tuple[Arrival, ...]:
+    """The first ``count`` requests when they came.
+
+    Raises:
+        ConfigError: that was not recorded.
+    """
+    first = sorted((one for one in lengths if one.arrived_at is not None), key=lambda one: one.arrived_at or 0.0)[:count]
+    if not first:
+        raise ConfigError(f"the trace does not say when requests came (column {ARRIVED}); give a rate")
+    begin = first[0].arrived_at or 0.0
+    return tuple(Arrival((o.arrived_at or 0.0) - begin, o.num_prompt_tokens, o.num_output_tokens) for o in first)
