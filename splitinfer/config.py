@@ -17,12 +17,14 @@ import pydantic
 import yaml
 
 from splitinfer.core import layout as core
+from splitinfer.core.dials import Dials
 from splitinfer.errors import LayoutError
 
 SUFFIX = ".yaml"
 HERE = Path("layouts")
 
 _Text = Annotated[str, pydantic.Field(strict=True, min_length=1)]
+_Number = Annotated[float, pydantic.Field(strict=True)]
 _Count = Annotated[int, pydantic.Field(strict=True)]  # strict: neither "40" nor 40.0 nor true is a number of layers
 
 
@@ -36,7 +38,8 @@ class Layout(core.Layout):
         """The layout that ``mapping`` describes; ``name`` is for messages. Raises ``LayoutError``."""
         shape = _shape(mapping, name)
         stages = core.lay_out((stage.name, stage.layers, stage.address) for stage in shape.stages)
-        return cls(stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name)
+        serving = _dials(shape.serving or _ServingShape(), name)
+        return cls(stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving)
 
 
 def find_layout(path_or_name: str) -> Layout:
@@ -127,6 +130,23 @@ class _StageShape(pydantic.BaseModel):
     address: _Text | None = None
 
 
+class _ServingShape(pydantic.BaseModel):
+    """The names of ``core.dials``."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    policy: _Text | None = None
+    token_budget: _Count | None = None
+    itl_slo_ms: _Number | None = None
+    prefill_share: _Number | None = None
+    max_running: _Count | None = None
+    max_partial_prefills: _Count | None = None
+    max_decode_gap_ms: _Number | None = None
+    kv_high: _Number | None = None
+    kv_low: _Number | None = None
+    min_dwell: _Count | None = None
+
+
 class _LayoutShape(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -134,6 +154,7 @@ class _LayoutShape(pydantic.BaseModel):
     model: _Text | None = None
     draft: _Text | None = None
     dtype: _Text = "auto"
+    serving: _ServingShape | None = None
 
 
 _UNKNOWN_KEY = {"extra_forbidden", "invalid_key"}
@@ -141,8 +162,9 @@ _EXPECTED = {
     "string_type": "text",
     "string_too_short": "text of at least one character",
     "int_type": "a whole number",
+    "float_type": "a number",
     "list_type": "a list of stages",
-    "model_type": "a mapping with the keys name, layers and (for a worker) address",
+    "model_type": "a mapping with its keys and their values",
 }
 
 
@@ -158,17 +180,30 @@ def _shape(mapping: Mapping[str, Any], name: str) -> _LayoutShape:
 
 
 def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: str) -> str:
-    """One of pydantic's verdicts in our words; ``location`` is ``(key,)`` or ``("stages", index[, key])``."""
-    in_stage = len(location) > 1
+    """One of pydantic's verdicts in our words; ``location`` is ``(key,)``, ``("stages", index[, key])`` or
+    ``("serving", key)``."""
+    in_stage, in_serving = location[0] == "stages" and len(location) > 1, location[0] == "serving" and len(location) > 1
     where = f"stage {int(location[1]) + 1} of layout {name}" if in_stage else f"layout {name}"
     if in_stage and len(location) == 2:
-        return f"{where} must be {_EXPECTED['model_type']}, but is {_described(value)}"
+        keys = "name, layers and (for a worker) address"
+        return f"{where} must be a mapping with the keys {keys}, but is {_described(value)}"
+    where = f"'serving' of {where}" if in_serving else where
     key = location[-1]
     if kind in _UNKNOWN_KEY:
-        return f"unknown key {key!r} in {where}; {_hint(str(key), _StageShape if in_stage else _LayoutShape)}"
+        shape: type[pydantic.BaseModel] = _LayoutShape
+        if len(location) > 1:
+            shape = _StageShape if in_stage else _ServingShape
+        return f"unknown key {key!r} in {where}; {_hint(str(key), shape)}"
     if kind == "missing":
         return f"{where} lacks the key {key!r}"
     return f"{key!r} in {where} must be {_EXPECTED.get(kind, 'of another kind')}, but is {_described(value)}"
+
+
+def _dials(shape: _ServingShape, name: str) -> Dials:
+    try:
+        return Dials(**shape.model_dump())
+    except ValueError as error:
+        raise LayoutError(f"'serving' of layout {name}: {error}") from error
 
 
 def _hint(key: str, shape: type[pydantic.BaseModel]) -> str:

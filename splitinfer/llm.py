@@ -14,7 +14,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,7 @@ from typing import Any, Self
 from splitinfer.config import Layout, find_layout
 from splitinfer.core import sequence as core
 from splitinfer.core.bounds import SchedulerConfig
+from splitinfer.core.dials import MAX_RUNNING, Dials
 from splitinfer.core.flight import Flight
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.keeper import KeeperConfig
@@ -39,7 +40,7 @@ from splitinfer.engine.pipeline import Pipeline, PipelineOrder
 from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.trace import Trace
 from splitinfer.engine.versions import own_versions
-from splitinfer.errors import LayoutError, ModelError, QueueFull, RequestError
+from splitinfer.errors import ConfigError, LayoutError, ModelError, QueueFull, RequestError
 from splitinfer.kvstore.place import DEFAULT_CAP
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
@@ -60,14 +61,12 @@ MakeDrafter = Callable[[], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """How a pipeline is run; every default in one place.
+class Settings(Dials):
+    """How a pipeline is run; every default in one place. The dials of serving, from ``policy`` to ``min_dwell``, go
+    before the layout's (``core.dials`` says what each does), and can be turned later, too (``LLM.tune``).
 
-    token_budget: tokens in one step; prompts are read in chunks of what answers under way leave of it.
-        ``None``: 512 where a stage computes on a GPU, else 128.
     context: tokens a prompt and its answer may have together; ``None``: the model's own, at most 8,192,
         because every stage must have room for the KV of one request at that length.
-    max_running: requests that share the stages at a time, if their KV fits.
     max_waiting: requests that may wait; one more is refused.
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.
@@ -90,9 +89,7 @@ class Settings:
     trace: a file that every step is drawn in, for ui.perfetto.dev; it is written anew.
     """
 
-    token_budget: int | None = None
     context: int | None = None
-    max_running: int = 32
     max_waiting: int = 1024
     prefix_cache: bool = True
     kv_bytes: int | None = None
@@ -116,9 +113,10 @@ class Settings:
             return None
         return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)
 
-    def budget_of(self, devices: Iterable[str]) -> int:
-        """Tokens in one step. Short chunks fill the stages sooner; on a GPU they would leave it idle."""
-        return self.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
+
+def _budget_of(dials: Dials, devices: Iterable[str]) -> int:
+    """Tokens in one step. Short chunks fill the stages sooner; on a GPU they would leave it idle."""
+    return dials.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
 
 
 class Request:
@@ -136,6 +134,7 @@ class Request:
                 event = self._state.events.get()
                 self.output.add(event)
                 self.output.num_cached_tokens = self._state.sequence.num_cached or 0
+                self.output.queue_seconds = self._state.queue_seconds
                 yield event
         finally:
             if self.output.finish_reason is None:
@@ -195,6 +194,8 @@ class LLM:
     ) -> None:
         self.settings = settings or Settings()
         self.layout = _with_draft(_as_layout(layout, model), self.settings.draft)
+        self.dials = self.settings.over(self.layout.serving)
+        """The dials in force."""
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
         try:
@@ -223,6 +224,11 @@ class LLM:
     def context_length(self) -> int:
         """Tokens a prompt and its answer may have together."""
         return self.settings.context_of(self._checkpoint.context_length)
+
+    @property
+    def kv_budget(self) -> KVBudget:
+        """The stages' memory for KV."""
+        return self._engine.scheduler.config.kv or KVBudget()
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -330,6 +336,25 @@ class LLM:
         """Free what a session keeps."""
         self._engine.drop_session(session)
 
+    def tune(self, **dials: Any) -> None:
+        """Turn dials of serving (``Settings``) while requests are under way: from the next step on, and with no token
+        changed. ``None`` puts one back to its default.
+
+        Raises:
+            ConfigError: there is no such dial, or the value is out of its range.
+        """
+        known = [each.name for each in fields(Dials)]
+        unknown = next((name for name in dials if name not in known), None)
+        if unknown is not None:
+            raise ConfigError(f"there is no dial {unknown!r}; there are {', '.join(known)}")
+        try:
+            turned = replace(self.dials, **dials)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{error}") from error
+        budget = _budget_of(turned, (ready.device for ready in self._engine.pipeline.ready))
+        self._engine.tune(turned.knobs, budget, turned.max_running or MAX_RUNNING)
+        self.dials = turned
+
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as a plain dictionary; the README explains each.
 
@@ -374,8 +399,8 @@ class LLM:
         return SchedulerConfig(
             num_groups=groups,
             max_in_flight=max(stages + 1, groups),
-            token_budget=settings.budget_of(ready.device for ready in pipeline.ready),
-            max_running=settings.max_running,
+            token_budget=_budget_of(self.dials, (ready.device for ready in pipeline.ready)),
+            max_running=self.dials.max_running or MAX_RUNNING,
             max_len=self.context_length,
             max_waiting=settings.max_waiting,
             kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
@@ -389,6 +414,7 @@ class LLM:
             speculates=self._speculates(pipeline),
             num_stages=stages,
             rewind=pipeline.rewind,
+            knobs=self.dials.knobs,
         )
 
     def _drafter(self, report: Callable[[Progress], None]) -> Drafter | None:

@@ -7,6 +7,7 @@ input is the end. Between the orders it waits for input and computes nothing.
     {"prompt": [...], "max_tokens": 64, "step_size": 2048}   -> {"token_ids": [...], "token_times": [...]}
     {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
+    {"jobs": [[at, [...], 64], ...], "until": 3 or null} -> {"token_times": [[...], ...]}; each from when it comes
     {"prompts": [[...], ...], "max_tokens": 64, "count": true} -> {"nodes": 900, "kernels": 400} of one step
 """
 
@@ -62,6 +63,8 @@ def obey(model: Any, draft: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     """One task of whichever kind."""
     if "prompt" in order:
         return run(model, draft, order)
+    if "jobs" in order:
+        return serve(model, order)
     return count(model, order) if order.get("count") else run_batch(model, order)
 
 
@@ -103,6 +106,43 @@ def run_batch(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
     mx.synchronize(generation_stream)
     generator.close()
     return {"token_ids": list(token_ids.values()), "token_times": list(token_times.values())}
+
+
+def serve(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:
+    """Prompts that come over time, given to mlx-lm's batch generator as they come."""
+    jobs, until = order["jobs"], order["until"]
+    generator = BatchGenerator(model, completion_batch_size=_LEAST_BATCH)
+    number_of: dict[int, int] = {}
+    token_times: list[list[float]] = [[] for _ in jobs]
+    start, came, done = time.monotonic(), 0, set[int]()
+    while len(done) < len(jobs) and not _is_over(token_times, done, until):
+        now = time.monotonic() - start
+        while came < len(jobs) and jobs[came][0] <= now:
+            _, prompt, most = jobs[came]
+            (uid,) = generator.insert([prompt], max_tokens=[most])
+            number_of[uid] = came
+            came += 1
+        if came == len(done):
+            time.sleep(max(0.0, jobs[came][0] - now))
+            continue
+        _, responses = generator.next()
+        now = time.monotonic() - start
+        for response in responses:
+            number = number_of[response.uid]
+            token_times[number].append(now)
+            if response.finish_reason is not None:
+                done.add(number)
+    mx.synchronize(generation_stream)
+    generator.close()
+    return {"token_times": token_times}
+
+
+def _is_over(token_times: list[list[float]], done: set[int], until: int | None) -> bool:
+    """Whether the job that ends all has ended, and each other one has a token after that."""
+    if until not in done or until is None:
+        return False
+    over = token_times[until][-1]
+    return all(number in done or (times and times[-1] > over) for number, times in enumerate(token_times))
 
 
 def count(model: Any, order: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from splitinfer.bench.child import Child
@@ -15,6 +16,7 @@ from splitinfer.bench.workload import Batch, Kind, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError, WorkerLost
 from splitinfer.llm import LLM, Request
+from splitinfer.show import errors
 
 
 class Contender(Protocol):
@@ -161,6 +163,13 @@ class PlainMlxLm:
         answer = self._ask({"prompts": batch.prompts, "max_tokens": batch.max_tokens})
         return BatchRun(_rows(answer["token_ids"]), _rows(answer["token_times"]))
 
+    def serve(self, jobs: Sequence[tuple[float, Sequence[int], int]], until: int | None) -> list[list[float]]:
+        """Requests that come over time (when, prompt, tokens), in the batch generator; when each token was there, in
+        seconds since the beginning. ``until``: the number of the job after whose
+        end each other one is given one token more, and ended."""
+        times: list[list[float]] = self._ask({"jobs": jobs, "until": until})["token_times"]
+        return times
+
     def count_nodes(self, batch: Batch) -> Nodes | None:
         """Of the batch generator's call of the model."""
         answer = self._ask({"prompts": batch.prompts, "max_tokens": batch.max_tokens, "count": True})
@@ -178,6 +187,17 @@ class PlainMlxLm:
     def close(self) -> None:
         """End the child."""
         self._child.close()
+
+
+@contextmanager
+def plain_mlx_lm(folder: str, dtype: str | None, environment: Mapping[str, str] | None = None) -> Iterator[PlainMlxLm]:
+    """The whole model in a process of its own, as long as it is needed."""
+    errors.print("loading the whole model in plain mlx-lm", soft_wrap=True)
+    plain = PlainMlxLm(folder, dtype, environment)
+    try:
+        yield plain
+    finally:
+        plain.close()
 
 
 class Baseline:

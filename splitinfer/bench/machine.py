@@ -93,3 +93,13 @@ def local_workers() -> dict[str, int]:
             if "--child" in words and "--name" in words:
                 found[words[words.index("--name") + 1]] = child.pid
     return found
+
+
+def pin_stages(stages: Sequence[StageSpec], plain: int | None, processors: Sequence[int]) -> dict[str, int | None]:
+    """A processor for each stage here. ``plain``, the process of mlx-lm, runs while they sleep; it shares the first."""
+    given = assign(stages, processors)
+    here = {stages[0].name: os.getpid(), **local_workers()}
+    if plain is not None:
+        here["plain mlx-lm"], given["plain mlx-lm"] = plain, processors[0] if processors else None
+    pin_all(here, given)
+    return given

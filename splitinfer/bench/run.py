@@ -5,14 +5,14 @@ This process is the coordinator. Plain mlx-lm and the local workers are its chil
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from splitinfer.bench import blas, machine
-from splitinfer.bench.contenders import Baseline, Contender, MlxLmPipeline, PlainMlxLm, Stages
+from splitinfer.bench.contenders import Baseline, Contender, MlxLmPipeline, PlainMlxLm, Stages, plain_mlx_lm
 from splitinfer.bench.measure import Run
 from splitinfer.bench.nodes import Nodes
 from splitinfer.bench.peers import Peers
@@ -31,6 +31,7 @@ from splitinfer.bench.tables import gap_tables, table
 from splitinfer.bench.throughput import BatchRun
 from splitinfer.bench.workload import KINDS, STEP_SIZES, Kind, Turn, Workload, step_sizes, turns
 from splitinfer.config import find_layout
+from splitinfer.core.dials import MAX_RUNNING
 from splitinfer.core.layout import Layout
 from splitinfer.errors import ConfigError, ModelError
 from splitinfer.llm import LLM, Settings
@@ -104,7 +105,7 @@ def _measure(order: Order) -> Findings:
         if order.baseline or order.peers:
             fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
         if order.baseline:
-            cast.plain = stack.enter_context(_plain_mlx_lm(folder, dtype))
+            cast.plain = stack.enter_context(plain_mlx_lm(folder, dtype))
         if order.peers and workload.streams:
             _invite_peers(stack, cast, folder, dtype, llm.layout)
         pinned, blas_by_process = _pin(llm.layout, cast, processors), _blas(cast.plain)
@@ -155,7 +156,7 @@ def _settings(order: Order) -> Settings:
     return Settings(
         token_budget=order.token_budget,
         context=_longest(order),
-        max_running=max([Settings().max_running, *(n * num_stages for n in order.streams)]),
+        max_running=max([MAX_RUNNING, *(n * num_stages for n in order.streams)]),
         connect_timeout=order.connect_timeout,
         rejoin_timeout=0.0,
         trace=order.trace,
@@ -221,16 +222,6 @@ def _whole(llm: LLM, settings: Settings) -> Iterator[LLM]:
         yield whole
 
 
-@contextmanager
-def _plain_mlx_lm(folder: str, dtype: str | None, environment: Mapping[str, str] | None = None) -> Iterator[PlainMlxLm]:
-    errors.print("loading the whole model in plain mlx-lm", soft_wrap=True)
-    plain = PlainMlxLm(folder, dtype, environment)
-    try:
-        yield plain
-    finally:
-        plain.close()
-
-
 def _baselines(plain: PlainMlxLm, best: int) -> list[Contender]:
     """mlx-lm as it comes; and for prompts also at its best, where that is another step size."""
     default: Contender = Baseline(BASELINE, plain, STEP_SIZES[0], KINDS, 1)
@@ -251,7 +242,7 @@ def _invite_peers(stack: ExitStack, cast: _Cast, folder: str, dtype: str | None,
         cast.notes.append(f"mlx-lm's own pipeline was not measured: {error}")
     count = str(len(machine.free_processors()) or os.cpu_count() or 1)
     threads = {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
-    everywhere = stack.enter_context(_plain_mlx_lm(folder, dtype, threads))
+    everywhere = stack.enter_context(plain_mlx_lm(folder, dtype, threads))
     cast.contenders.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
 
 

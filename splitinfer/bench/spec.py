@@ -9,7 +9,6 @@ drafter has the acceptance it has; its cases are temperatures, on passages of re
 with drafts and without, because there drafts must not cost anything.
 """
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
@@ -136,7 +135,7 @@ def _measure(order: SpecOrder) -> dict[str, Any]:
         fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
         draft = name if replay is None and name != NGRAM else None
         plain = stack.enter_context(_plain(order, checkpoint, dtype, draft))
-        pinned = _pin(llm, plain, processors)
+        pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
         bench = _Bench(order, llm, replay, plain, draft is not None)
         cases = bench.run()
         crowd = bench.crowd()
@@ -366,15 +365,6 @@ def _plain(
         yield plain
     finally:
         plain.close()
-
-
-def _pin(llm: LLM, plain: PlainMlxLm | None, processors: Sequence[int]) -> dict[str, int | None]:
-    given = machine.assign(llm.layout.stages, processors)
-    here = {llm.layout.stages[0].name: os.getpid(), **machine.local_workers()}
-    if plain is not None:
-        here["plain mlx-lm"], given["plain mlx-lm"] = plain.pid, processors[0] if processors else None
-    machine.pin_all(here, given)
-    return given
 
 
 def _prompts(order: SpecOrder, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:

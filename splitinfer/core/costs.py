@@ -236,6 +236,10 @@ class CostModel:
             one = max(0.0, heard - figures[0].ended - there) / len(figures)
             self.hop = one if self.hop == 0.0 else self.hop + _DRIFT * (one - self.hop)
 
+    def as_dict(self) -> dict[str, Any]:
+        """What a simulation needs, as plain numbers."""
+        return {"stages": [stage.as_dict() for stage in self.stages], "hop": self.hop}
+
     def cycle(self, shape: Shape, num_groups: int) -> float:
         """Seconds between two tokens of a sequence, if the steps of all groups were like this one; one in twenty takes
         longer. The slowest stage has to do one for each group; and a step has to come through all of them."""

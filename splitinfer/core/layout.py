@@ -15,9 +15,10 @@ nobody downstream asks again. Only what needs the model (do the layers add up to
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
+from splitinfer.core.dials import Dials
 from splitinfer.errors import LayoutError
 
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
@@ -55,7 +56,8 @@ class StageSpec:
 class Layout:
     """The stages in order, and what they run; ``name`` is for messages (mostly the file's name).
 
-    ``model`` and ``draft`` are hub ids, folders or built-in names; ``dtype`` is one of ``DTYPES``.
+    ``model`` and ``draft`` are hub ids, folders or built-in names; ``dtype`` is one of ``DTYPES``; ``serving``: how
+    requests share the stages.
     Raises ``LayoutError`` when the stages contradict each other.
     """
 
@@ -64,6 +66,7 @@ class Layout:
     draft: str | None = None
     dtype: str = "auto"
     name: str = UNNAMED
+    serving: Dials = field(default_factory=Dials)
 
     def __post_init__(self) -> None:
         _check_stages(self.stages, self.name)

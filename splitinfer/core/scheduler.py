@@ -49,7 +49,7 @@ from splitinfer.core.ledger import Ledger
 from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
 from splitinfer.core.outline import Admission, Candidate, Outline
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
-from splitinfer.core.policy import Order, Situation, policy_of
+from splitinfer.core.policy import Knobs, Order, Situation, policy_of
 from splitinfer.core.prefix import Kept, full_keys
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation import Speculation, Wish
@@ -185,6 +185,13 @@ class Scheduler:
     def drop(self, session: str) -> None:
         """Forget a session: the KV that nobody else begins with is freed by the next plan."""
         self.keeper.forget(session)
+
+    def tune(self, knobs: Knobs, token_budget: int, max_running: int) -> None:
+        """Go by other rules from the next plan on; who runs already goes on."""
+        self.config = replace(self.config, knobs=knobs, token_budget=token_budget, max_running=max_running)
+        self._admissions = replace(self._admissions, config=self.config)
+        self.policy = policy_of(knobs)
+        self._share_left = 0
 
     # -- drafts ------------------------------------------------------------------------------
 
@@ -519,6 +526,7 @@ class Scheduler:
         if num_drafts and self.speculation is not None:
             token_ids += self.speculation.go(seq, num_drafts)
         seq.num_scheduled = start + len(token_ids)
+        seq.begun_at = self._now if seq.begun_at is None else seq.begun_at
         seq.num_in_flight += 1
         seq.num_awaited += 1
         self._used += growth(before, seq.kv_tokens)

@@ -135,6 +135,7 @@ class Sequence:
     num_misses: int = 0  # times a draft in a plan was wrong
     kv_floor: int = 0  # tokens its KV had place for when one was
     flight: Flight | None = None  # how its drafts go; None: whatever is best
+    begun_at: float | None = None  # seconds on the scheduler's clock, when its first slice was planned
     token_at: float = 0.0  # seconds on the scheduler's clock, when its last token came
     is_known: bool = False  # whether the stages have been told its static data
     finish_reason: FinishReason | None = None

@@ -27,6 +27,7 @@ from typing import Any
 from splitinfer.core.bounds import SchedulerConfig
 from splitinfer.core.kv_budget import NeverFits
 from splitinfer.core.plan import StepResult
+from splitinfer.core.policy import Knobs
 from splitinfer.core.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
 from splitinfer.core.speculation import Speculation
@@ -150,6 +151,10 @@ class Engine:
         """Free what a session keeps."""
         self._inbox.put(lambda: self.scheduler.drop(session))
 
+    def tune(self, knobs: Knobs, token_budget: int, max_running: int) -> None:
+        """Go by other rules from the next step on."""
+        self._inbox.put(lambda: self.scheduler.tune(knobs, token_budget, max_running))
+
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
         Returns when none is left, or a moment later than that."""
@@ -177,6 +182,7 @@ class Engine:
         stats["window"] = self.record.snapshot(now, reset=reset)
         if self._scheduler is not None:
             stats |= _queue_stats(self._scheduler)
+            stats["costs"] = self._scheduler.costs.as_dict()
             stats["speculation"] = _draft_stats(self.drafter, self._scheduler.speculation)
             kv = self._scheduler.config.kv
             for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
@@ -232,7 +238,7 @@ class Engine:
         self._take_events()
         self._expire()
         self._draft()
-        plan = self.scheduler.schedule()
+        plan = self.scheduler.schedule(time.monotonic())
         launched = None
         if plan is None:
             self.record.blocked()
@@ -492,9 +498,10 @@ def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> di
     }
 
 
-def _queue_stats(scheduler: Scheduler) -> dict[str, int]:
+def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
     """The scheduler's bounds, and how many are where now."""
     return {
+        "policy": scheduler.config.knobs.policy.value,
         "token_budget": scheduler.config.token_budget,
         "max_running": scheduler.config.max_running,
         "waiting": len(scheduler.waiting),

@@ -54,6 +54,7 @@ class StreamEvent:
 @dataclass(slots=True)
 class RequestOutput:
     """Everything a request gave. ``token_times``: seconds since submission, one per token; [0] is TTFT.
+    ``queue_seconds``: of that, until its prompt began to be read; ``None`` if it never was.
 
     ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither
     special tokens nor the stop string.
@@ -67,6 +68,7 @@ class RequestOutput:
     token_times: list[float] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
+    queue_seconds: float | None = None
 
     def add(self, event: StreamEvent) -> None:
         """Take one event in."""
@@ -94,6 +96,12 @@ class RequestState:
     def seq_id(self) -> int:
         """The sequence's id, which is also the request's."""
         return self.sequence.seq_id
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """Seconds from its submission until its prompt began to be read."""
+        begun = self.sequence.begun_at
+        return None if begun is None else begun - self._submitted
 
     def take(self, token: SampledToken, reason: FinishReason | None) -> FinishReason | None:
         """Pass a token on. Says how the request ends with it: as the scheduler said, or by a stop string."""

@@ -71,8 +71,10 @@ def decode_gap(machine: Machine, num_decoding: int, context: int) -> float:
     return max(machine.num_stages * max(times), sum(times) + hops)
 
 
-def find_capacity(run: Callable[[float], Outcome], objective: Objective, first: float = _FIRST_RATE) -> float:
-    """The most requests a second at which ``objective`` is met, within 2 %; 0 if it never is.
+def find_capacity(
+    run: Callable[[float], Outcome], objective: Objective, first: float = _FIRST_RATE, precision: float = _PRECISION
+) -> float:
+    """The most requests a second at which ``objective`` is met, within ``precision`` of it; 0 if it never is.
 
     ``run`` serves requests that come at a rate. Whether an objective is met falls with the rate but for chance, so this
     is the border that bisection finds.
@@ -86,7 +88,7 @@ def find_capacity(run: Callable[[float], Outcome], objective: Objective, first: 
             high = low
         if low <= 1 / _FAR:
             return 0.0
-    while high / low > 1 + _PRECISION:
+    while high / low > 1 + precision:
         middle = (low * high) ** 0.5
         low, high = (middle, high) if objective.is_met(run(middle)) else (low, middle)
     return low
@@ -94,7 +96,7 @@ def find_capacity(run: Callable[[float], Outcome], objective: Objective, first: 
 
 def cuts(machine: Machine) -> Iterator[Machine]:
     """The same machines with every number of layers on the first one; the others share the rest as they did."""
-    total, first, *rest = sum(machine.layers), *machine.layers
+    total, rest = sum(machine.layers), machine.layers[1:]
     if not rest:
         yield machine
         return

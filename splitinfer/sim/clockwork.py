@@ -4,8 +4,8 @@
     stages         a step each, in the order in which they come
     hops           any number of steps at a time
 
-What the coordinator hears of while it computes it takes in afterwards, as the engine does; so a token's time is when its
-reader gets it. Deterministic: the only thing made up is which drafts are right.
+What the coordinator hears of while it computes it takes in afterwards, as the engine does; so a token's time is when
+its reader gets it. Deterministic: the only thing made up is which drafts are right.
 """
 
 import heapq
@@ -29,8 +29,8 @@ class Served:
 
     at: float
     num_prompt_tokens: int
-    begun: float | None = None  # when its first slice was planned
     token_times: list[float] = field(default_factory=list)
+    delay: float | None = None  # seconds until its first slice was planned
 
 
 @dataclass(slots=True)
@@ -77,6 +77,7 @@ class Clockwork:
         self.scheduler, self.machine = scheduler, machine
         self.now = 0.0
         self.served: dict[int, Served] = {}
+        self._sequences: dict[int, Sequence] = {}
         self.busy = [Busy() for _ in machine.stages]
         self._acceptance, self._dice, self._checks = acceptance, Random(seed), check
         self._answers = Answers()
@@ -98,7 +99,7 @@ class Clockwork:
         def add() -> None:
             self.scheduler.add(seq)
 
-        self.served[seq.seq_id] = Served(time, seq.num_prompt_tokens)
+        self.served[seq.seq_id], self._sequences[seq.seq_id] = Served(time, seq.num_prompt_tokens), seq
         self.at(time, add)
 
     def run(self, until: float = float("inf"), max_steps: int = 10_000_000) -> None:
@@ -148,10 +149,6 @@ class Clockwork:
 
     def _compute(self, plan: StepPlan) -> None:
         """The own layers; whoever launches ahead only waits for the step before."""
-        for part in plan.slices:
-            served = self.served.get(part.seq_id)
-            if served is not None and served.begun is None:
-                served.begun = self.now
         before = self._free_at[0]
         self._advance(self.now + self.machine.host)
         figures = self._step(0, plan, plan.slices)
@@ -206,9 +203,9 @@ class Clockwork:
 
     def _learn(self, result: StepResult, heard: float) -> None:
         for event in self.scheduler.update(result, heard):
-            served = self.served.get(event.seq_id)
-            if served is not None:
-                served.token_times.append(self.now)
+            served, begun = self.served[event.seq_id], self._sequences[event.seq_id].begun_at
+            served.token_times.append(self.now)
+            served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
 
     def got(self, seq_id: int, token_id: int) -> None:

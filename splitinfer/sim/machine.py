@@ -42,7 +42,9 @@ class Machine:
 
     def __post_init__(self) -> None:
         if not self.stages or not len(self.stages) == len(self.hops) == len(self.layers):
-            raise ValueError(f"{len(self.stages)} stages have {len(self.hops)} hops and {len(self.layers)} layer counts")
+            raise ValueError(
+                f"{len(self.stages)} stages have {len(self.hops)} hops and {len(self.layers)} layer counts"
+            )
         if min(self.layers) < 1:
             raise ValueError(f"each stage needs a layer, but they have {self.layers}")
         times = (self.host, self.draft, *(x for hop in self.hops for x in (hop.fixed, hop.per_row)))

@@ -39,9 +39,9 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``ttft``: from a request's coming to its first token; ``itl``: between two tokens, all requests pooled; ``delay``:
-    until its first slice was planned; ``stalled``: the share of gaps that are longer than the objective (or than three
-    times the median, where there is none); ``seconds``: from the first coming to the last token."""
+    """``ttft``: from a request's coming to its first token; ``itl``: between two tokens, all requests pooled;
+    ``delay``: until its first slice was planned; ``stalled``: the share of gaps that are longer than the objective (or than
+    three times the median, where there is none); ``seconds``: from the first coming to the last token."""
 
     num_requests: int
     num_tokens: int
@@ -79,15 +79,15 @@ def outcome_of(served: Iterable[Served], objective: float | None = None) -> Outc
         max((one.token_times[-1] for one in done), default=0.0) - min((one.at for one in done), default=0.0),
         Spread.of(one.token_times[0] - one.at for one in done),
         Spread.of(gaps),
-        Spread.of(one.begun - one.at for one in done if one.begun is not None),
+        Spread.of(one.delay for one in done if one.delay is not None),
         sum(gap > limit for gap in gaps) / len(gaps) if gaps else 0.0,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What users accept: ``itl`` seconds between tokens, for 99 of 100; ``delay`` seconds, for half of them, until their
-    prompt is begun (more says that the queue grows). As Sarathi-Serve has it (arXiv 2403.02310)."""
+    """What users accept: ``itl`` seconds between tokens, for 99 of 100; ``delay`` seconds, for half of them, until
+    their prompt is begun (more says that the queue grows). As Sarathi-Serve has it (arXiv 2403.02310)."""
 
     itl: float
     delay: float

@@ -1,7 +1,7 @@
 """Who comes when, with how long a prompt and how long an answer: recorded lengths, recorded or Poisson arrivals.
 
 Real lengths vary more than any formula, and what they do to percentiles depends on it: a long prompt that keeps decodes
-waiting stalls each of them once, so the share of stalled tokens is about (sequences that decode) / (tokens of an answer).
+waiting stalls each of them once, so the share of stalled tokens is about (sequences that decode) / (tokens an answer).
 Answers that are made much shorter would make every policy look bad at the 99th percentile, which is why ``fitted``
 keeps their mean at ``LEAST_ANSWER`` tokens.
 """
@@ -70,6 +70,19 @@ def _lengths(row: dict[str, str], path: Path, number: int) -> Lengths:
         raise ConfigError(f"line {number} of trace {path} is no request: {error}") from error
 
 
+def made_up_lengths(count: int = 2000, seed: int = 1) -> tuple[Lengths, ...]:
+    """Lengths like those of recorded chats, where none were recorded: log-normal prompts with a median of 1,700 tokens
+    and a tail to 8,000, answers of 400 with a tail to 1,000."""
+    dice = Random(seed)
+    return tuple(
+        Lengths(
+            max(1, min(8000, round(dice.lognormvariate(math.log(1700), 0.9)))),
+            max(1, min(1000, round(dice.lognormvariate(math.log(400), 0.6)))),
+        )
+        for _ in range(count)
+    )
+
+
 def fitted(lengths: Sequence[Lengths], scale: float, most_tokens: int) -> tuple[Lengths, ...]:
     """The same requests for a smaller model: prompts times ``scale``, answers too as far as their mean stays at
     ``LEAST_ANSWER``; none longer than ``most_tokens`` in all.
@@ -105,7 +118,9 @@ def recorded(lengths: Iterable[Lengths], count: int) -> tuple[Arrival, ...]:
     Raises:
         ConfigError: that was not recorded.
     """
-    first = sorted((one for one in lengths if one.arrived_at is not None), key=lambda one: one.arrived_at or 0.0)[:count]
+    first = sorted((one for one in lengths if one.arrived_at is not None), key=lambda one: one.arrived_at or 0.0)[
+        :count
+    ]
     if not first:
         raise ConfigError(f"the trace does not say when requests came (column {ARRIVED}); give a rate")
     begin = first[0].arrived_at or 0.0

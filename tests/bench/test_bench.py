@@ -19,7 +19,7 @@ from splitinfer.bench.model import Shape, make
 from splitinfer.bench.peers import Peers
 from splitinfer.bench.run import Order, bench
 from splitinfer.bench.workload import Batch, Task
-from splitinfer.cli import _counts
+from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError, ModelError
 
 SIZES = (

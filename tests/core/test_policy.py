@@ -171,12 +171,9 @@ def test_the_objective_is_kept_and_used_up(num_stages: int, slo: float):
     gaps = sorted(b - a for i in range(8) for a, b in pairwise(times[i]) if a > 3.0)
     assert gaps[int(0.99 * len(gaps))] <= 1.02 * slo
     assert gaps[-1] <= 1.1 * slo
-    reading = [(sim.served[8 + i].begun or 0.0, times[8 + i][0]) for i in range(1, 4)]
+    reading = [(sim.served[8 + i].at, times[8 + i][0]) for i in range(1, 4)]
     busy = [
-        b - a
-        for i in range(8)
-        for a, b in pairwise(times[i])
-        if any(first < a and b < last for first, last in reading)
+        b - a for i in range(8) for a, b in pairwise(times[i]) if any(first < a and b < last for first, last in reading)
     ]
     # Whole tiles of 16 rows: 8 ms a stage.
     assert sum(busy) / len(busy) > 0.85 * slo - 0.008 * num_stages, "prompts get what the objective leaves"

@@ -1,0 +1,38 @@
+"""The command line: parse, build settings, call one function; errors become one sentence.
+
+Exit codes: 0 done, 1 it could not be done (the sentence says why), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM
+(after the answer under way, if that ends soon: `show.DRAIN_SECONDS`).
+Answers go to standard output; everything else goes to standard error.
+"""
+
+import sys
+from typing import NoReturn
+
+import typer
+
+from splitinfer.cli.bench import bench
+from splitinfer.cli.cache import cache_app
+from splitinfer.cli.pipeline import chat, coord, worker
+
+_SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+for command in (coord, chat, worker, bench):
+    app.command()(command)
+app.add_typer(cache_app, name="cache")
+
+
+@app.command()
+def version() -> None:
+    """Print the versions that both sides of a pipeline must share."""
+    from splitinfer.engine.versions import own_versions
+
+    v = own_versions()
+    typer.echo(f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}")
+
+
+def main() -> NoReturn:
+    """The entry point of `splitinfer` and `python -m splitinfer`."""
+    sys.setswitchinterval(_SWITCH)
+    app()
+    sys.exit(0)

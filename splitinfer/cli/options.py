@@ -1,0 +1,284 @@
+"""Options that several commands have, each written once.
+
+A command that runs a pipeline declares one parameter of type ``PipelineOptions``; ``with_pipeline_options`` gives it an
+option for each of its fields.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from splitinfer.core.dials import Dials
+from splitinfer.core.policy import LEAST_SHARE, PolicyName
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import SplitinferError
+from splitinfer.kvstore.place import DEFAULT_CAP, default_folder
+
+if TYPE_CHECKING:
+    from splitinfer.kvstore.store import Disk
+    from splitinfer.llm import Settings
+
+_MOST_GB = 1e9  # for whoever says "inf"
+_SERVING = "Serving: who goes first, prompts or answers"
+
+LayoutOption = Annotated[
+    str, typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md).")
+]
+ModelOption = Annotated[
+    str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")
+]
+MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer, at most.")]
+Temp = Annotated[float, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")]
+TopP = Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens that hold this probability.")]
+TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")]
+MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens less likely than this share of the likeliest.")]
+Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.")]
+Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        "--token-budget",
+        "--chunk",
+        min=1,
+        help="Tokens in one step, prompts and answers together; 512 on a GPU and 128 else if not given.",
+    ),
+]
+KVMemory = Annotated[
+    float | None,
+    typer.Option("--kv-gb", min=0, help="GB for KV on each stage; half of what is free if not given."),
+]
+Context = Annotated[
+    int | None,
+    typer.Option(
+        "--context", min=1, help="Tokens of a prompt and its answer together; 8,192 or the model's own if not given."
+    ),
+]
+DraftName = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        help="Who guesses tokens ahead: a small model of the same tokenizer, 'ngram', 'none'; or the layout's.",
+    ),
+]
+Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
+Rejoin = Annotated[
+    float,
+    typer.Option("--rejoin-timeout", min=0, help="Seconds to wait for a lost worker to come back; 0 gives up at once."),
+]
+Tracing = Annotated[
+    Path | None, typer.Option("--trace", help="Write a picture of every step to this file, for ui.perfetto.dev.")
+]
+KVDir = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-dir",
+        help="Folder where KV is kept for later; in your cache folder if not given; 'none': in memory only.",
+    ),
+]
+KVDirSize = Annotated[
+    float, typer.Option("--kv-disk-gb", min=0, help="GB that folder may hold; the least recently used goes first.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
+
+Policy = Annotated[
+    PolicyName | None,
+    typer.Option(
+        "--policy",
+        rich_help_panel=_SERVING,
+        help="stall_free: answers never wait for prompts. prefill_first: prompts go first. watermark: prompts until "
+        "memory is full, then answers. decode_first: nobody joins until all are answered.",
+    ),
+]
+ItlSlo = Annotated[
+    float | None,
+    typer.Option(
+        "--itl-slo-ms",
+        min=0.001,
+        rich_help_panel=_SERVING,
+        help="Milliseconds between two tokens of an answer, at most; prompts are read in chunks that allow it.",
+    ),
+]
+PrefillShare = Annotated[
+    float | None,
+    typer.Option(
+        "--prefill-share",
+        min=LEAST_SHARE,
+        max=1,
+        rich_help_panel=_SERVING,
+        help="The dial: 1 reads prompts soonest, less keeps answers under way steadier.",
+    ),
+]
+MaxRunning = Annotated[
+    int | None,
+    typer.Option("--max-running", min=1, rich_help_panel=_SERVING, help="Requests that share the stages; 32."),
+]
+MaxPartial = Annotated[
+    int | None,
+    typer.Option(
+        "--max-partial-prefills",
+        min=1,
+        rich_help_panel=_SERVING,
+        help="Prompts read side by side; with more than 1, short ones pass long ones.",
+    ),
+]
+MaxGap = Annotated[
+    float | None,
+    typer.Option(
+        "--max-decode-gap-ms",
+        min=0.001,
+        rich_help_panel=_SERVING,
+        help="Milliseconds for which prefill_first and watermark may keep answers waiting.",
+    ),
+]
+KVHigh = Annotated[
+    float | None,
+    typer.Option("--kv-high", rich_help_panel=_SERVING, help="Share of KV memory at which watermark turns to answers."),
+]
+KVLow = Annotated[
+    float | None,
+    typer.Option("--kv-low", rich_help_panel=_SERVING, help="Share at which it turns back to prompts."),
+]
+MinDwell = Annotated[
+    int | None,
+    typer.Option("--min-dwell", rich_help_panel=_SERVING, help="Steps that watermark goes one way, at least."),
+]
+
+
+Lengths = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        help="A CSV of requests: num_prompt_tokens, num_output_tokens, perhaps arrived_at; like chats if not given.",
+    ),
+]
+Scale = Annotated[
+    float,
+    typer.Option(
+        "--scale",
+        min=1e-4,
+        help="Make those requests shorter, for a smaller model; answers to 100 tokens on average at least.",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineOptions:
+    """What every command that runs a pipeline for a person takes."""
+
+    layout: LayoutOption
+    model: ModelOption = None
+    top_p: TopP = 1.0
+    top_k: TopK = 0
+    min_p: MinP = 0.0
+    repetition_penalty: Penalty = 1.0
+    seed: Seed = None
+    context: Context = None
+    draft: DraftName = None
+    kv_gb: KVMemory = None
+    kv_dir: KVDir = None
+    kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9
+    connect_timeout: Timeout = 10.0
+    rejoin_timeout: Rejoin = 60.0
+    trace: Tracing = None
+    verbose: Verbose = False
+    policy: Policy = None
+    token_budget: Budget = None
+    itl_slo_ms: ItlSlo = None
+    prefill_share: PrefillShare = None
+    max_running: MaxRunning = None
+    max_partial_prefills: MaxPartial = None
+    max_decode_gap_ms: MaxGap = None
+    kv_high: KVHigh = None
+    kv_low: KVLow = None
+    min_dwell: MinDwell = None
+
+
+def with_pipeline_options(command: Callable[..., None]) -> Callable[..., None]:
+    """``command(options, ...)`` as a function with an option for each field of ``PipelineOptions``."""
+    hints = get_type_hints(PipelineOptions, include_extras=True)
+    common = [
+        each.replace(annotation=hints[each.name]) for each in inspect.signature(PipelineOptions).parameters.values()
+    ]
+    own = [
+        each.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in inspect.signature(command).parameters.values()
+        if each.annotation is not PipelineOptions
+    ]
+
+    def run(**given: Any) -> None:
+        options = PipelineOptions(**{each.name: given.pop(each.name) for each in common})
+        command(options, **given)
+
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
+    run.__signature__ = inspect.Signature([common[0], *own, *common[1:]])  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in (*common, *own)}
+    return run
+
+
+def sampling(
+    options: PipelineOptions, max_tokens: int, temp: float, stop: list[str] | None, logprobs: int | None
+) -> SamplingParams:
+    """How answers are sampled."""
+    try:
+        return SamplingParams(
+            max_tokens=max_tokens, temperature=temp, top_p=options.top_p, top_k=options.top_k, min_p=options.min_p,
+            repetition_penalty=options.repetition_penalty, seed=options.seed, stop=tuple(stop or ()), logprobs=logprobs,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def settings_of(options: PipelineOptions) -> "Settings":
+    """The settings of a pipeline; its local workers come up while this process does."""
+    disk = disk_of(options.kv_dir, options.kv_disk_gb)
+    dials = _dials(options)
+    start_workers(options.layout, disk)
+    from splitinfer.llm import Settings
+
+    return Settings(
+        **dials.as_dict(),
+        context=options.context,
+        draft=options.draft,
+        kv_bytes=None if options.kv_gb is None else _gigabytes(options.kv_gb),
+        kv_dir=None if disk is None else disk.path,
+        kv_dir_bytes=_gigabytes(options.kv_disk_gb),
+        connect_timeout=options.connect_timeout,
+        rejoin_timeout=options.rejoin_timeout,
+        trace=options.trace,
+    )
+
+
+def _dials(options: PipelineOptions) -> Dials:
+    try:
+        return Dials(**{each.name: getattr(options, each.name) for each in fields(Dials)})
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _gigabytes(count: float) -> int:
+    return int(min(count, _MOST_GB) * 1e9)
+
+
+def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
+    """Where KV is kept on disk; ``None``: nowhere."""
+    from splitinfer.kvstore.store import Disk
+
+    if kv_dir == "none":
+        return None
+    folder = default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
+    return Disk(folder, _gigabytes(gigabytes))
+
+
+def start_workers(layout: str, disk: "Disk | None") -> None:
+    """Let local workers come up while this process does; what is wrong with the layout is said later."""
+    from splitinfer.config import find_layout
+    from splitinfer.engine.local import start_early
+
+    with contextlib.suppress(SplitinferError, OSError):
+        start_early(find_layout(layout), disk)

@@ -1,0 +1,114 @@
+"""`splitinfer coord`, `chat` and `worker`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from splitinfer.cli.options import (
+    KVDir,
+    KVDirSize,
+    MaxTokens,
+    PipelineOptions,
+    Stop,
+    Temp,
+    Verbose,
+    disk_of,
+    sampling,
+    settings_of,
+    with_pipeline_options,
+)
+from splitinfer.cli.running import finish, set_up
+from splitinfer.errors import ConfigError
+from splitinfer.kvstore.place import DEFAULT_CAP
+
+DEFAULT_PORT = 5577
+
+
+@with_pipeline_options
+def coord(
+    options: PipelineOptions,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this and end.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Open the REPL, also where there is no terminal.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show speed and load of the stages, live.")] = False,
+    max_tokens: MaxTokens = 256,
+    temp: Temp = 0.0,
+    stop: Stop = None,
+    logprobs: Annotated[
+        int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
+    ] = None,
+) -> None:
+    """Hold the first layers, reach the workers, then chat or answer."""
+    params = sampling(options, max_tokens, temp, stop, logprobs)
+    set_up(options.verbose)
+    settings = settings_of(options)
+    from splitinfer.answer import answer
+    from splitinfer.chat import run_chat
+    from splitinfer.show import open_llm
+
+    def run() -> int:
+        text = _prompt_text(prompt, chat)
+        with open_llm(options.layout, options.model, settings) as llm:
+            if text is None:
+                return run_chat(llm, params)
+            return answer(llm, text, params, raw=raw, as_json=as_json, status=status)
+
+    finish(run, options.verbose)
+
+
+@with_pipeline_options
+def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = 0.7) -> None:
+    """Open the REPL: what `coord` does on a terminal."""
+    params = sampling(options, max_tokens, temp, None, None)
+    set_up(options.verbose)
+    settings = settings_of(options)
+    from splitinfer.chat import run_chat
+    from splitinfer.show import open_llm
+
+    def run() -> int:
+        with open_llm(options.layout, options.model, settings) as llm:
+            return run_chat(llm, params)
+
+    finish(run, options.verbose)
+
+
+def worker(
+    host: Annotated[str, typer.Option("--host", help="Interface to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Where the model lies on this machine, if not where the coordinator says."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="What to call this worker; the machine's name if not given.")
+    ] = None,
+    kv_dir: KVDir = None,
+    kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
+    child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
+    set_up(verbose, info=True)
+    from splitinfer.serve import serve
+
+    disk = disk_of(kv_dir, kv_disk_gb)
+    at = ("127.0.0.1", 0) if child else (host, port)
+    finish(lambda: serve(*at, name=name, model=model, child=child, disk=disk), verbose)
+
+
+def _prompt_text(prompt: str | None, chat: bool) -> str | None:
+    """The prompt to answer; ``None`` opens the REPL."""
+    if prompt is not None:
+        if chat:
+            raise ConfigError("--prompt answers and ends, --chat opens the REPL; give one of them")
+        return prompt
+    if chat or sys.stdin.isatty():
+        return None
+    text = sys.stdin.read()
+    if not text.strip():
+        raise ConfigError("there is no prompt: give --prompt TEXT, text on standard input, or --chat")
+    return text
