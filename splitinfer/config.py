@@ -18,6 +18,7 @@ import yaml
 
 from splitinfer.core import layout as core
 from splitinfer.core.dials import Dials
+from splitinfer.core.kv_format import EXACT
 from splitinfer.errors import LayoutError
 
 SUFFIX = ".yaml"
@@ -39,7 +40,10 @@ class Layout(core.Layout):
         shape = _shape(mapping, name)
         stages = core.lay_out((stage.name, stage.layers, stage.address) for stage in shape.stages)
         serving = _dials(shape.serving or _ServingShape(), name)
-        return cls(stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving)
+        return cls(
+            stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving,
+            kv_format=shape.kv_format,
+        )  # fmt: skip
 
 
 def find_layout(path_or_name: str) -> Layout:
@@ -155,6 +159,7 @@ class _LayoutShape(pydantic.BaseModel):
     draft: _Text | None = None
     dtype: _Text = "auto"
     serving: _ServingShape | None = None
+    kv_format: _Text = EXACT
 
 
 _UNKNOWN_KEY = {"extra_forbidden", "invalid_key"}

@@ -79,6 +79,8 @@ class Settings(Dials):
         there after a restart; ``None``: only in memory. A worker on another machine uses the folder it was started
         with, if this is set.
     kv_dir_bytes: what the folder may hold at most; the least recently used goes first.
+    kv_format: how keys and values are stored: "exact", "k8v8" (8 bits, about half of bfloat16's memory) or "k8v4"
+        (values in 4 bits, a third); ``None``: the layout's. Tokens are then those of the format.
     draft: who guesses tokens ahead: a model of the same tokenizer, "ngram" (what followed the same tokens before),
         or "none"; ``None``: the layout's.
     flight: how the drafts of all requests go (``splitinfer.Flight``); ``None``: whatever is fastest, measured as it
@@ -96,6 +98,7 @@ class Settings(Dials):
     micro_batches: int | None = None
     kv_dir: Path | str | None = None
     kv_dir_bytes: int = DEFAULT_CAP
+    kv_format: str | None = None
     draft: str | None = None
     flight: Flight | None = None
     connect_timeout: float = 10.0
@@ -194,6 +197,8 @@ class LLM:
     ) -> None:
         self.settings = settings or Settings()
         self.layout = _with_draft(_as_layout(layout, model), self.settings.draft)
+        if self.settings.kv_format is not None:
+            self.layout = replace(self.layout, kv_format=self.settings.kv_format)
         self.dials = self.settings.over(self.layout.serving)
         """The dials in force."""
         self._make_drafter = drafter
@@ -451,7 +456,15 @@ class LLM:
         """What the keys of blocks begin with: everything that all stages' KV depends on. What only depends on one
         stage's machine is in the name of its group of files."""
         v = own_versions()
-        said = (self._fingerprint.digest(), self.layout.dtype, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
+        said = (
+            self._fingerprint.digest(),
+            self.layout.dtype,
+            self.layout.kv_format,
+            BLOCK,
+            v.splitinfer,
+            v.mlx,
+            v.mlx_lm,
+        )
         return hashlib.blake2b(repr(said).encode(), digest_size=KEY_BYTES).digest()
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:

@@ -13,7 +13,7 @@ from mlx_lm.utils import load_model
 
 import splitinfer
 from splitinfer import llm as door
-from splitinfer.core import keeper, kv_budget, prefix, scheduler
+from splitinfer.core import admissions, keeper, kv_budget, prefix, scheduler
 from splitinfer.core.chance import position_key
 from splitinfer.engine.worker import Worker
 from splitinfer.kvstore.store import Disk
@@ -37,7 +37,7 @@ def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
 
 def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Blocks of KV so short that short prompts and answers fill several."""
-    for module in (kv_budget, prefix, scheduler, keeper, door):
+    for module in (kv_budget, prefix, admissions, scheduler, keeper, door):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

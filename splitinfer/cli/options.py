@@ -66,6 +66,12 @@ DraftName = Annotated[
         help="Who guesses tokens ahead: a small model of the same tokenizer, 'ngram', 'none'; or the layout's.",
     ),
 ]
+KVFormatName = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-format", help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); or the layout's."
+    ),
+]
 Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
 Rejoin = Annotated[
     float,
@@ -180,6 +186,7 @@ class PipelineOptions:
     seed: Seed = None
     context: Context = None
     draft: DraftName = None
+    kv_format: KVFormatName = None
     kv_gb: KVMemory = None
     kv_dir: KVDir = None
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9
@@ -245,6 +252,7 @@ def settings_of(options: PipelineOptions) -> "Settings":
         **dials.as_dict(),
         context=options.context,
         draft=options.draft,
+        kv_format=options.kv_format,
         kv_bytes=None if options.kv_gb is None else _gigabytes(options.kv_gb),
         kv_dir=None if disk is None else disk.path,
         kv_dir_bytes=_gigabytes(options.kv_disk_gb),

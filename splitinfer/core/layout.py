@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from splitinfer.core.dials import Dials
+from splitinfer.core.kv_format import EXACT
+from splitinfer.core.kv_format import NAMES as KV_FORMATS
 from splitinfer.errors import LayoutError
 
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
@@ -57,7 +59,7 @@ class Layout:
     """The stages in order, and what they run; ``name`` is for messages (mostly the file's name).
 
     ``model`` and ``draft`` are hub ids, folders or built-in names; ``dtype`` is one of ``DTYPES``; ``serving``: how
-    requests share the stages.
+    requests share the stages; ``kv_format``: how keys and values are stored (``core.kv_format``).
     Raises ``LayoutError`` when the stages contradict each other.
     """
 
@@ -67,12 +69,15 @@ class Layout:
     dtype: str = "auto"
     name: str = UNNAMED
     serving: Dials = field(default_factory=Dials)
+    kv_format: str = EXACT
 
     def __post_init__(self) -> None:
         _check_stages(self.stages, self.name)
         _check_addresses(self.stages, self.name)
         if self.dtype not in DTYPES:
             raise LayoutError(f"dtype {self.dtype!r} of layout {self.name} is none of {', '.join(DTYPES)}")
+        if self.kv_format not in KV_FORMATS:
+            raise LayoutError(f"kv_format {self.kv_format!r} of layout {self.name} is none of {', '.join(KV_FORMATS)}")
 
     @property
     def num_stages(self) -> int:

@@ -196,7 +196,8 @@ class StageFigures:
 
     ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
     sent on, but for the message around it. ``bytes_copied``, ``copying``: of stored KV for sequences that begin with
-    it, and the seconds that took. ``rows``: how many it computed. ``lacking``: blocks of the plan's fetches that it
+    it, and the seconds that took. ``fetching``: seconds that reading the plan's fetches took. ``rows``: how many it
+    computed. ``lacking``: blocks of the plan's fetches that it
     could not read. ``written``: keys that have come to its disk since it said so last.
     """
 
@@ -209,6 +210,7 @@ class StageFigures:
     bytes_copied: int = 0
     copying: float = 0.0
     rows: int = 0
+    fetching: float = 0.0
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()
 

@@ -158,6 +158,7 @@ class Pipeline:
             vocab_size=order.vocab_size,
             kv_tokens=order.kv_tokens,
             kv_root=order.kv_root,
+            kv_format=order.layout.kv_format,
         )
 
     def _own_progress(self, progress: Progress) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from splitinfer.core.kv_format import format_of
 from splitinfer.core.prefix import Kept, Key
 from splitinfer.engine.stage_disk import StageDisk
 from splitinfer.engine.stage_runner import StageRunner
@@ -17,7 +18,7 @@ from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
-from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, free_bytes, on_gpu, set_limits
 from splitinfer.models.products import turn_products
@@ -25,6 +26,7 @@ from splitinfer.wire.messages import Load, Progress, Ready
 
 log = logging.getLogger(__name__)
 
+_MOST_OFF = 0.7  # relative error by few bits of KV; more, and something else is wrong
 _WRITE = 1.0  # seconds for KV still to be written to disk, when the stage goes
 
 Report = Callable[[Progress], None]
@@ -70,7 +72,7 @@ def load(order: Load, name: str, report: Report, disk: Disk | None = None) -> Lo
     if difference:
         raise ModelError(f"{name} has other weights for {order.model} than the coordinator: {difference}")
     dtype = resolve_dtype(order.dtype, gpu=on_gpu())
-    found = survey(checkpoint, order.start, order.end, dtype)
+    found = survey(checkpoint, order.start, order.end, dtype, format_of(order.kv_format))
     free = check_fit(found.need, order.kv_tokens, f"stage {name} (layers {order.start} to {order.end - 1})")
     report(Progress("survey", 0, found.need.weights, found.need.sentence(order.kv_tokens, free)))
     fetch(
@@ -87,6 +89,15 @@ def _read(
         checkpoint, found, order.start, order.end, dtype, lambda done, total: report(Progress("load", done, total))
     )
     turn_products(model.whole)
+    kv_format = format_of(order.kv_format)
+    if kv_format is not None:
+        off = off_by(model, kv_format)
+        log.info("with KV as %s the stage's output differs by %.2g", kv_format.name, off)
+        if not off <= _MOST_OFF:
+            raise ModelError(
+                f"KV as {kv_format.name} changes what layers {order.start} to {order.end - 1} compute by "
+                f"{100 * off:.0f} %, which is more than rounding; use another kv_format"
+            )
     need, trial = found.need, try_blocks(model)
     if trial.sample is None:
         log.info("no KV is kept for other requests: %s", trial.why_not)

@@ -94,6 +94,7 @@ class _TakenIn:
     pending: list[mx.array]  # arrays to be computed with the step
     copied: _Copied
     for_disk: list[tuple[Save, KVBlock]]
+    fetching: float
     lacking: tuple[int, ...]
 
 
@@ -233,7 +234,9 @@ class StageRunner:
         for block_id in plan.dropped:
             self._pool.drop(block_id)
             self._keys.pop(block_id, None)
+        began = time.monotonic()
         lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
+        fetching = time.monotonic() - began if plan.fetches else 0.0
         copied: list[mx.array] = []
         for new in plan.new:
             copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
@@ -245,7 +248,7 @@ class StageRunner:
             begun = {block_id for new in plan.new for block_id in new.blocks}
             self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
         pending = [array for _, block in saved for array in block.arrays()]
-        return _TakenIn(pending, _Copied.now(copied), for_disk, lacking)
+        return _TakenIn(pending, _Copied.now(copied), for_disk, fetching, lacking)
 
     def _fetch(self, fetch: Fetch) -> bool:
         """Read a block from disk; whether it could be."""
@@ -300,6 +303,7 @@ class StageRunner:
             bytes_copied=copied.num_bytes,
             copying=copied.seconds,
             rows=rows,
+            fetching=taken_in.fetching,
             lacking=taken_in.lacking,
             written=written,
         )

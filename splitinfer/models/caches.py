@@ -20,13 +20,15 @@ from mlx_lm.models import cache as mlx_caches
 from mlx_lm.models.base import create_causal_mask
 
 from splitinfer.core.kv import NEVER, PUT_BACK, UNLIMITED, least_rewind
+from splitinfer.core.kv_format import KVFormat
+from splitinfer.models.quantised import QuantisedKVCache
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
 
 _PLAIN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache)
 
 
-_EVEN = (*_PLAIN, mlx_caches.ArraysCache)
+_EVEN = (*_PLAIN, QuantisedKVCache, mlx_caches.ArraysCache)
 
 
 def grows_evenly(cache: Cache) -> bool:
@@ -153,14 +155,22 @@ def _extended(old: mx.array | None, like: mx.array, more: int) -> mx.array:
     return room if old is None else mx.concatenate([old, room], axis=2)
 
 
-def own_cache(cache: Cache) -> Cache:
-    """The cache a stage uses at an own position: mlx-lm's, or ours for a sliding window."""
+def own_cache(cache: Cache, format: KVFormat | None = None) -> Cache:
+    """The cache a stage uses at an own position: mlx-lm's, or ours for a sliding window, and for plain keys and values
+    in few bits."""
     if isinstance(cache, mlx_caches.CacheList):
-        cache.caches = tuple(own_cache(c) for c in cache.caches)
+        cache.caches = tuple(own_cache(c, format) for c in cache.caches)
         return cache
+    if format is not None and can_quantise(cache):
+        return QuantisedKVCache(format)
     if type(cache) is mlx_caches.RotatingKVCache and cache.keep == 0:
         return WindowKVCache(cache.max_size)
     return cache
+
+
+def can_quantise(cache: Cache) -> bool:
+    """Whether a cache is one that may store few bits. Windows and states do not grow with the context."""
+    return type(cache) is mlx_caches.KVCache
 
 
 def rewind_limit(cache: Cache) -> int | None:
@@ -218,12 +228,15 @@ class Place:
         self.position = 0
 
 
-def make_list(fresh: Sequence[Cache], own: Collection[int], place: Place) -> tuple[list[Cache], list[Cache]]:
+def make_list(
+    fresh: Sequence[Cache], own: Collection[int], place: Place, format: KVFormat | None = None
+) -> tuple[list[Cache], list[Cache]]:
     """The full-length cache list of one sequence, and the own caches in it.
 
-    ``fresh`` is what the model's own ``make_cache`` returned, ``own`` the places of the own ones.
+    ``fresh`` is what the model's own ``make_cache`` returned, ``own`` the places of the own ones; those store their
+    keys and values in ``format``, if there is one.
     """
-    full = [own_cache(cache) if i in own else cache for i, cache in enumerate(fresh)]
+    full = [own_cache(cache, format) if i in own else cache for i, cache in enumerate(fresh)]
     relatives: dict[tuple[Any, ...], Cache] = {}
     for i in sorted(own):
         relatives.setdefault(_kind(full[i]), full[i])

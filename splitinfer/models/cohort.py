@@ -22,13 +22,16 @@ gives them their arrays back, and everything else that can be done with a sequen
 
 import math
 from collections.abc import Hashable, Sequence
+from functools import partial
+from typing import Any
 
 import mlx.core as mx
-from mlx_lm.models.base import scaled_dot_product_attention
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import KVCache
 
 from splitinfer.models.caches import Cache, Place
 from splitinfer.models.memory import on_gpu
+from splitinfer.models.quantised import QuantisedKVCache, attention
 
 STEP = 256  # tokens of room by which a cohort's arrays grow, as mlx-lm's caches do
 
@@ -98,34 +101,35 @@ class Cohort:
             self._at = mx.array(self._lengths, dtype=mx.int32)
             self._mask = (mx.arange(self._used)[None] <= self._at[:, None])[:, None, None]
 
-    def store(self, place: int, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
+    def store(self, place: int, k: mx.array, v: mx.array) -> Any:
         """Put each member's new [B, kv heads, 1, d] keys and values in; all [B, kv heads, longest, d] of them."""
-        keys, values = self._kv[place] = tuple(  # type: ignore[assignment]
-            self._write(old, new) for old, new in zip(self._kv[place], (k, v), strict=True)
-        )
+        like = self.members[0].full[place]
+        new = like.encode(k, v) if isinstance(like, QuantisedKVCache) else (k, v)
+        self._kv[place] = tree_map(self._write, self._kv[place], new)
         for member in self.members:
             member.full[place].offset += 1
-        used = slice(0, self._used)
-        return keys[:, :, used], values[:, :, used]
+        used = tree_map(lambda array: array[:, :, : self._used], self._kv[place])
+        return like.decode(*used) if isinstance(like, QuantisedKVCache) else used
 
-    def attend(self, q: mx.array, k: mx.array, v: mx.array, scale: float, sinks: mx.array | None) -> mx.array:
+    def attend(self, q: mx.array, k: Any, v: Any, scale: float, sinks: mx.array | None) -> mx.array:
         """[B, heads, 1, d] of one query each, over what ``store`` returned."""
         if sinks is None and not on_gpu():
             # Heads that share keys become rows of one product: MLX's CPU backend would read the keys for each.
             q = q.reshape(k.shape[0], k.shape[1], -1, q.shape[-1])
-        y: mx.array = scaled_dot_product_attention(q, k, v, cache=None, scale=scale, mask=self._mask, sinks=sinks)
+        y = attention(q, k, v, scale, self._mask, sinks)
         return y.reshape(y.shape[0], -1, 1, y.shape[-1])
 
     def arrays(self) -> list[mx.array]:
         """Everything kept here."""
-        return [array for pair in self._kv.values() for array in pair]
+        return [array for _, array in tree_flatten(list(self._kv.values()))]
 
-    def view(self, member: SequenceCaches, place: int) -> KVCache:
+    def view(self, member: SequenceCaches, place: int) -> Cache:
         """A member's keys and values at a place, not copied. Not to be written to, nor kept."""
         row = next(i for i, m in enumerate(self.members) if m is member)
-        cache = KVCache()
-        cache.keys, cache.values = (array[row : row + 1] for array in self._kv[place])
-        cache.offset = member.full[place].offset
+        like = member.full[place]
+        cache = QuantisedKVCache(like.format) if isinstance(like, QuantisedKVCache) else KVCache()
+        cache.keys, cache.values = tree_map(lambda array: array[row : row + 1], self._kv[place])
+        cache.offset = like.offset
         return cache
 
     def release(self, member: SequenceCaches) -> None:
@@ -135,9 +139,9 @@ class Cohort:
             cache = member.full[place]
             room = -(-max(cache.offset, 1) // STEP) * STEP
             # Gathered, not sliced: a slice would keep the arrays of the whole cohort.
-            cache.keys, cache.values = (_fit(array[mx.array([row])], room) for array in self._kv[place])
+            cache.keys, cache.values = tree_map(partial(_picked, [row], room), self._kv[place])
         member.cohort = None
-        mx.async_eval([a for place in self.places for a in (member.full[place].keys, member.full[place].values)])  # type: ignore[no-untyped-call]
+        mx.async_eval([(member.full[place].keys, member.full[place].values) for place in self.places])  # type: ignore[no-untyped-call]
 
     def forget(self, member: SequenceCaches) -> None:
         """A member is gone for good. Where few are left, they take what is theirs and the rest goes."""
@@ -154,21 +158,20 @@ class Cohort:
 
     # -- inside ------------------------------------------------------------------------------
 
-    def _gather(self) -> dict[int, tuple[mx.array, mx.array]]:
+    def _gather(self) -> dict[int, Any]:
         """The members' arrays side by side, each with room for the longest and a little more."""
         room = -(-(max(member.place.position for member in self.members) + 1) // STEP) * STEP
         old = self.members[0].cohort
         if old is not None and all(member.cohort is old for member in self.members):
-            rows = mx.array([next(i for i, m in enumerate(old.members) if m is member) for member in self.members])
-            return {place: (_fit(k[rows], room), _fit(v[rows], room)) for place, (k, v) in old._kv.items()}
+            rows = [next(i for i, m in enumerate(old.members) if m is member) for member in self.members]
+            return {place: tree_map(partial(_picked, rows, room), kept) for place, kept in old._kv.items()}
         for member in self.members:
             member.release()
         return {place: self._side_by_side(place, room) for place in self.places}
 
-    def _side_by_side(self, place: int, room: int) -> tuple[mx.array, mx.array]:
-        caches = [member.full[place] for member in self.members]
-        keys = mx.concatenate([_fit(cache.keys, room) for cache in caches])
-        return keys, mx.concatenate([_fit(cache.values, room) for cache in caches])
+    def _side_by_side(self, place: int, room: int) -> Any:
+        first, *others = ((member.full[place].keys, member.full[place].values) for member in self.members)
+        return tree_map(lambda *arrays: mx.concatenate([_fit(array, room) for array in arrays]), first, *others)
 
     def _take_over(self, member: SequenceCaches) -> None:
         member.cohort = self
@@ -183,6 +186,11 @@ class Cohort:
         else:
             old[self._rows, :, self._at] = new[:, :, 0]
         return old
+
+
+def _picked(rows: Sequence[int], room: int, array: mx.array) -> mx.array:
+    """Some rows of [B, .., tokens, d], with room for so many tokens."""
+    return _fit(array[mx.array(list(rows))], room)
 
 
 def _fit(array: mx.array, room: int) -> mx.array:

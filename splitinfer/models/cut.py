@@ -31,6 +31,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
+from splitinfer.core.kv_format import KVFormat
 from splitinfer.errors import CannotCut
 from splitinfer.models.anatomy import (
     Anatomy,
@@ -48,8 +49,9 @@ from splitinfer.models.anatomy import (
     replaced,
     type_name,
 )
-from splitinfer.models.caches import Place, arrays_of, make_list, share
+from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, share
 from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.trace import Graph, uncompiled
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
@@ -146,6 +148,7 @@ class StageModel:
     """
 
     def __init__(self, model: nn.Module, start: int, end: int, anatomy: Anatomy | None = None) -> None:
+        self._kv_format: KVFormat | None = None
         self._slots = find_layers(model)
         if not 0 <= start < end <= len(self._slots):
             raise CannotCut(f"layers [{start}, {end}) are not in a model of {len(self._slots)} layers")
@@ -175,6 +178,11 @@ class StageModel:
         return max(tables, default=None)
 
     @property
+    def can_quantise(self) -> bool:
+        """Whether any layer of the whole model has keys and values that may be stored in few bits."""
+        return any(map(can_quantise, make_prompt_cache(self._model)))
+
+    @property
     def own_places(self) -> list[int]:
         """The places of the own caches in the full-length list."""
         return self._own
@@ -198,10 +206,16 @@ class StageModel:
         """Whether this stage has norm and head."""
         return self.end == self.num_layers
 
+    def use_format(self, kv_format: KVFormat | None) -> None:
+        """Have the caches that are made from now on store keys and values so; ``None``: as the model computes them."""
+        self._kv_format = kv_format
+        if kv_format is not None:
+            attend_by_rows(self._model)  # which knows what such caches hand out
+
     def make_caches(self) -> SequenceCaches:
         """Empty caches for one sequence."""
         place = Place()
-        full, own = make_list(make_prompt_cache(self._model), self._own, place)
+        full, own = make_list(make_prompt_cache(self._model), self._own, place, self._kv_format)
         for border in (self._incoming, self._outgoing):
             for i in border.shared if border else ():
                 share(full[i])

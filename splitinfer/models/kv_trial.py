@@ -11,6 +11,7 @@ from typing import cast
 import mlx.core as mx
 
 from splitinfer.core.kv import PUT_BACK, UNLIMITED, least_rewind
+from splitinfer.core.kv_format import KVFormat
 from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
@@ -41,6 +42,17 @@ def try_blocks(stage: StageModel) -> Trial:
     except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
         return Trial(f"{type(error).__name__}: {error}")
     return Trial(sample=sample)
+
+
+def off_by(stage: StageModel, kv_format: KVFormat) -> float:
+    """How far, relatively, a few made-up tokens' outputs with KV of a format are from those with exact KV. The stage
+    goes on with the format."""
+    outputs = []
+    for one in (None, kv_format):
+        stage.use_format(one)
+        outputs.append(_run(stage, stage.make_caches(), 0, _ENDS[1], salt=0).astype(mx.float32))
+    exact, rounded = outputs
+    return cast(float, (mx.linalg.norm(rounded - exact) / (mx.linalg.norm(exact) + 1e-9)).item())
 
 
 def _goes_anywhere(stage: StageModel) -> bool:

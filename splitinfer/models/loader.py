@@ -23,14 +23,16 @@ import mlx_lm.utils as mlx_lm_utils
 from mlx.utils import tree_flatten, tree_unflatten
 
 from splitinfer.core.kv import least_rewind
+from splitinfer.core.kv_format import KVFormat
 from splitinfer.errors import ModelError
-from splitinfer.models.anatomy import find_layers
+from splitinfer.models.anatomy import find_layers, type_name
 from splitinfer.models.caches import arrays_of, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.memory import Need
+from splitinfer.models.quantised import CannotQuantise
 from splitinfer.models.trace import arrays_read, uncompiled
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
@@ -72,11 +74,14 @@ def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
     return None if gpu else "float32"
 
 
-def survey(checkpoint: Checkpoint, start: int, end: int, dtype: str | None) -> Survey:
+def survey(
+    checkpoint: Checkpoint, start: int, end: int, dtype: str | None, kv_format: KVFormat | None = None
+) -> Survey:
     """What the stage with layers [start, end) reads and needs. Reads no weight.
 
     Raises:
-        ModelError: an architecture mlx-lm does not know, or tensors that do not fit it.
+        ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
+            and values of ``kv_format``.
         CannotCut: this cut cannot be right.
     """
     placeholders = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
@@ -84,6 +89,8 @@ def survey(checkpoint: Checkpoint, start: int, end: int, dtype: str | None) -> S
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
     outputs, output = _probe_outputs(stage)
+    check_format(stage, kv_format)
+    stage.use_format(kv_format)
     if not stage.traceable:
         outputs = list(parameters.values())
     tensors = arrays_read(outputs, placeholders)
@@ -108,7 +115,13 @@ def count_layers(checkpoint: Checkpoint) -> int:
 
 
 def load_stage(
-    checkpoint: Checkpoint, found: Survey, start: int, end: int, dtype: str | None, report: Report
+    checkpoint: Checkpoint,
+    found: Survey,
+    start: int,
+    end: int,
+    dtype: str | None,
+    report: Report,
+    kv_format: KVFormat | None = None,
 ) -> StageModel:
     """Read the stage's own tensors, and nothing else, into memory.
 
@@ -132,6 +145,7 @@ def load_stage(
     # The tensors as stored must go as soon as the parameters made of them are there.
     del arrays, outputs, there
     _evaluate([parameters[name] for name in read], report)
+    stage.use_format(kv_format)
     return stage
 
 
@@ -173,6 +187,30 @@ def _kv_need(stage: StageModel) -> tuple[int, int, int]:
     half = len(sizes) // 2
     per_token = -(-(sizes[-1] - sizes[half - 1]) // (chunk * half))
     return max(0, sizes[-1] - length * per_token), per_token, bytes_of_block(caches, stage.own_places, length)
+
+
+def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
+    """Refuse a format that the stage's attention cannot read. Computes nothing: graphs are built, and thrown away.
+
+    Raises:
+        ModelError: with the reason.
+    """
+    if kv_format is None:
+        return
+    name, reason = type_name(stage.whole), ""
+    if not stage.can_quantise:
+        raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
+    stage.use_format(kv_format)
+    try:
+        _probe_outputs(stage)
+    except CannotQuantise as error:
+        reason = str(error)
+    except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
+        reason = f"its attention does not go by mlx-lm's function ({type(error).__name__}: {error})"
+    finally:
+        stage.use_format(None)
+    if reason:
+        raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")
 
 
 def _placeholder(info: TensorInfo) -> mx.array:

@@ -40,6 +40,7 @@ from mlx_lm.models.cache import CacheList
 from splitinfer.models.anatomy import StandIn
 from splitinfer.models.caches import Cache
 from splitinfer.models.cohort import Cohort, SequenceCaches
+from splitinfer.models.quantised import Packed, attention
 
 _SDPA = "scaled_dot_product_attention"
 
@@ -210,10 +211,7 @@ def _attend(
     """One sequence's rows [n, heads, 1, d] as [1, heads, n, d], and back."""
     if mask is None and part.count > 1:
         raise NotByRows("many rows of one sequence came without a mask")
-    y = base.scaled_dot_product_attention(
-        q.transpose(2, 1, 0, 3), k, v, cache=None, scale=scale, mask=mask, sinks=sinks
-    )
-    return cast(mx.array, y.transpose(2, 1, 0, 3))
+    return attention(q.transpose(2, 1, 0, 3), k, v, scale, mask, sinks).transpose(2, 1, 0, 3)
 
 
 _original = base.scaled_dot_product_attention
@@ -228,9 +226,11 @@ def _attention(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's function, but for keys and values that are notes."""
+    """mlx-lm's function, but for keys and values that are notes, or in few bits."""
     if isinstance(keys, _Note) and isinstance(values, _Note):
         return keys.cache.attend(queries, keys, values, scale, mask, sinks)
+    if isinstance(keys, Packed) and isinstance(values, Packed):
+        return attention(queries, keys, values, scale, mask, sinks)
     return cast(mx.array, _original(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks))
 
 

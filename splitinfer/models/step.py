@@ -20,6 +20,7 @@ from splitinfer.models.arithmetic import is_exact
 from splitinfer.models.caches import WindowKVCache, arrays_of
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
+from splitinfer.models.quantised import QuantisedKVCache
 from splitinfer.models.rows import (
     EachSequence,
     Group,
@@ -68,7 +69,7 @@ class StepModel:
         self._exact = is_exact() if exact is None else exact
         self._fresh = fresh = model.make_caches().full
         self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
-        self._plain_places = [i for i in model.own_places if type(fresh[i]) is KVCache]
+        self._plain_places = [i for i in model.own_places if type(fresh[i]) in (KVCache, QuantisedKVCache)]
         self._places = self._plain_places
         self._each: list[tuple[Any, str, EachSequence]] = []
 

@@ -40,8 +40,8 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """``ttft``: from a request's coming to its first token; ``itl``: between two tokens, all requests pooled;
-    ``delay``: until its first slice was planned; ``stalled``: the share of gaps that are longer than the objective (or than
-    three times the median, where there is none); ``seconds``: from the first coming to the last token."""
+    ``delay``: until its first slice was planned; ``stalled``: the share of gaps that are longer than the objective (or
+    than three times the median, where there is none); ``seconds``: from the first coming to the last token."""
 
     num_requests: int
     num_tokens: int

@@ -11,10 +11,11 @@ read it. Saying goodbye and being alive belong to the transport (BYE and heartbe
 from dataclasses import dataclass
 
 from splitinfer.core.identity import Fingerprint
+from splitinfer.core.kv_format import EXACT, format_of
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.prefix import Key
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,10 @@ class Load:
     vocab_size: int  # the tokenizer's: the number of values noise is drawn for
     kv_tokens: int  # tokens of KV to leave room for
     kv_root: Key  # what the keys of KV on disk begin with; empty: none is to be written
+    kv_format: str = EXACT  # how keys and values are stored (``core.kv_format``)
 
     def __post_init__(self) -> None:
+        format_of(self.kv_format)
         rising = all(a < b for a, b in zip(self.bounds, self.bounds[1:], strict=False))
         if len(self.bounds) < 2 or self.bounds[0] != 0 or not rising or not 0 <= self.stage < len(self.bounds) - 1:
             raise ValueError(f"stage {self.stage} of cuts {self.bounds} does not own every layer once")

@@ -1,0 +1,176 @@
+"""Keys and values in few bits (``core.kv_format``): a cache that stores them so, and attention over them.
+
+    layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
+    attention    <--on a GPU one row: products with the words themselves; else: back to numbers, then MLX's own--
+
+The cache hands out a note (``Packed``) in the place of arrays, and the attention function that stands in for mlx-lm's
+(``models.rows``) knows what to do with it. A model that does anything else with its keys and values fails while its
+graph is built, and is refused.
+
+Numbers are quantised in float32 whatever the model computes in, for in half precision scale and bias would be rounded,
+which doubles the error.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx.utils import tree_map
+from mlx_lm.models import base
+from mlx_lm.models import cache as mlx_caches
+
+from splitinfer.core.kv_format import KVFormat
+from splitinfer.models.memory import on_gpu
+
+_GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
+_STEP = 256  # tokens by which a cache grows
+_FEW_ROWS = 8  # for which products with words are faster than making numbers of them
+
+Columns = tuple[mx.array, mx.array, mx.array]  # words, scales, biases: each [B, heads, tokens, *]
+_original = base.scaled_dot_product_attention
+
+
+class CannotQuantise(Exception):
+    """Keys and values that no group fits."""
+
+
+def group_size(dim: int) -> int:
+    """Numbers that share a scale, of ``dim`` in a head.
+
+    Raises:
+        CannotQuantise: none fits.
+    """
+    found = next((size for size in _GROUPS if dim % size == 0), None)
+    if found is None:
+        raise CannotQuantise(f"its heads have {dim} numbers, which are no multiple of {_GROUPS[-1]}")
+    return found
+
+
+def quantise(array: mx.array, bits: int) -> Columns:
+    """[B, heads, n, d] numbers in few bits."""
+    group = group_size(array.shape[-1])
+    words, scales, biases = mx.quantize(array.astype(mx.float32), group_size=group, bits=bits)
+    if group < _GROUPS[0]:  # as many bits for the scales as with the larger group
+        scales, biases = scales.astype(mx.float16), biases.astype(mx.float16)
+    return words, scales, biases
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Stored keys, or values, as a model's code may see them: their shape and dtype, and no numbers."""
+
+    columns: Columns
+    bits: int
+    dtype: mx.Dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[B, heads, tokens, d]."""
+        words = self.columns[0]
+        return (*words.shape[:-1], words.shape[-1] * 32 // self.bits)
+
+    @property
+    def _group(self) -> int:
+        return group_size(self.shape[-1])
+
+    def numbers(self) -> mx.array:
+        """Back to numbers, [B, heads, tokens, d]."""
+        words, scales, biases = self.columns
+        scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
+        full = mx.dequantize(words, scales, biases, group_size=self._group, bits=self.bits)
+        return full.astype(self.dtype)
+
+    def product(self, x: mx.array, *, transpose: bool) -> mx.array:
+        """``x`` [B, heads, repeats, rows, *] with these, each head with its own."""
+        words, scales, biases = (column[:, :, None] for column in self.columns)
+        scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
+        return mx.quantized_matmul(
+            x, words, scales, biases, transpose=transpose, group_size=self._group, bits=self.bits
+        )
+
+
+class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
+    """mlx-lm's plain cache with ``keys`` and ``values`` as columns of ``format``'s bits."""
+
+    cache_kind = mlx_caches.KVCache
+
+    def __init__(self, format: KVFormat) -> None:
+        super().__init__()
+        self.keys: Columns | None = None
+        self.values: Columns | None = None
+        self.offset: int = 0
+        self.format = format
+        self.dtype = mx.float32
+
+    def encode(self, keys: mx.array, values: mx.array) -> tuple[Columns, Columns]:
+        """New keys and values as they are stored."""
+        self.dtype = keys.dtype
+        return quantise(keys, self.format.key_bits), quantise(values, self.format.value_bits)
+
+    def decode(self, keys: Columns, values: Columns) -> tuple[Packed, Packed]:
+        """What attention is given of stored ones."""
+        return Packed(keys, self.format.key_bits, self.dtype), Packed(values, self.format.value_bits, self.dtype)
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
+        """Append [B, heads, n, d] keys and values; all stored ones."""
+        before, self.offset = self.offset, self.offset + keys.shape[2]
+        new = self.encode(keys, values)
+        if self.keys is None:
+            self.keys, self.values = tree_map(lambda array: array[:, :, :0], new)
+        self.keys, self.values = tree_map(lambda old, one: _put(old, one, before), (self.keys, self.values), new)
+        used = tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
+        return self.decode(*used)
+
+    @property
+    def state(self) -> Any:
+        """All that is stored."""
+        return tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.keys, self.values = value
+        self.offset = self.keys[0].shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(array.nbytes for array in (*(self.keys or ()), *(self.values or ())))
+
+
+def _put(old: mx.array, new: mx.array, at: int) -> mx.array:
+    """``old`` with ``new`` in it from token ``at`` on, and with room for more."""
+    end, room = at + new.shape[2], old.shape[2]
+    if end > room:
+        more = -(-(end - room) // _STEP) * _STEP
+        shape = (*new.shape[:2], more, new.shape[3])
+        old = mx.concatenate([old[:, :, :at], mx.zeros(shape, new.dtype), old[:, :, at:]], axis=2)
+    old[:, :, at:end] = new
+    return old
+
+
+def attention(
+    queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, sinks: mx.array | None = None
+) -> mx.array:
+    """[B, heads, n, d] of queries over keys and values, packed or not."""
+    if not isinstance(keys, Packed):
+        return cast(mx.array, _original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks))
+    if on_gpu() and sinks is None and queries.shape[2] <= _FEW_ROWS:
+        return _over_words(queries, keys, values, scale, mask)
+    full, other = keys.numbers(), values.numbers()
+    return cast(mx.array, _original(queries, full, other, cache=None, scale=scale, mask=mask, sinks=sinks))
+
+
+def _over_words(q: mx.array, keys: Packed, values: Packed, scale: float, mask: Any) -> mx.array:
+    """Reads each stored word once and makes no numbers of it: what a decode waits for is memory."""
+    batch, heads, rows, dim = q.shape
+    num_kv, tokens = keys.shape[1], keys.shape[2]
+    q = (scale * q.astype(mx.float32)).reshape(batch, num_kv, heads // num_kv, rows, dim)
+    scores = keys.product(q, transpose=True)
+    if isinstance(mask, str):
+        mask = mx.arange(tokens - rows, tokens)[:, None] >= mx.arange(tokens)[None]
+    if mask is not None:
+        mask = mask[:, :, None] if mask.ndim == 4 else mask
+        least = mx.finfo(scores.dtype).min
+        scores = mx.where(mask, scores, least) if mask.dtype == mx.bool_ else scores + mask
+    out = values.product(mx.softmax(scores, axis=-1, precise=True), transpose=False)
+    return out.reshape(batch, heads, rows, -1).astype(values.dtype)

@@ -1,0 +1,92 @@
+"""Keys and values in few bits: what is stored, what attention makes of it, and that rows do not know of each other."""
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.base import create_causal_mask
+
+from splitinfer.core.kv_format import FORMATS, format_of
+from splitinfer.models import quantised
+from splitinfer.models.quantised import CannotQuantise, QuantisedKVCache, attention, group_size, quantise
+
+
+def numbers(*shape: int, seed: int = 1, dtype: mx.Dtype = mx.float32) -> mx.array:
+    return mx.random.normal(shape, key=mx.random.key(seed)).astype(dtype)
+
+
+@pytest.mark.parametrize(("dim", "group"), [(64, 64), (128, 64), (192, 64), (32, 32), (96, 32)])
+def test_groups_divide_heads(dim: int, group: int):
+    assert group_size(dim) == group
+
+
+@pytest.mark.parametrize("dim", [16, 80, 40])
+def test_heads_that_no_group_divides_are_refused(dim: int):
+    with pytest.raises(CannotQuantise, match=f"{dim} numbers, which are no multiple of 32"):
+        group_size(dim)
+
+
+@pytest.mark.parametrize("dim", [32, 64])
+@pytest.mark.parametrize(("name", "bits"), [("k8v8", 18), ("k8v4", 14)])
+def test_bytes(name: str, bits: int, dim: int):
+    """8 bits and one for the scales, of 32: 0.281 of float32, 0.5625 of bfloat16."""
+    cache = QuantisedKVCache(FORMATS[name])
+    cache.update_and_fetch(numbers(1, 2, 256, dim), numbers(1, 2, 256, dim))
+    mx.eval(cache.state)
+    assert cache.nbytes * 8 == bits * 2 * 256 * dim
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16, mx.float16])
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.008), (4, 0.12)])
+def test_the_error_is_that_of_the_bits(bits: int, error: float, dtype: mx.Dtype):
+    """In half precision, too: the scales are not rounded."""
+    cache = QuantisedKVCache(FORMATS["k8v8" if bits == 8 else "k8v4"])
+    values = numbers(1, 2, 50, 64, dtype=dtype)
+    _, packed = cache.update_and_fetch(values, values)
+    assert packed.shape == values.shape
+    assert packed.numbers().dtype == dtype
+    off = mx.linalg.norm((packed.numbers() - values).astype(mx.float32)) / mx.linalg.norm(values.astype(mx.float32))
+    assert 0.1 * error < off.item() < error
+
+
+def test_chunks_do_not_matter():
+    """A position's bits are made of that position alone, so any chunking stores the same."""
+    keys, values = numbers(1, 2, 300, 64), numbers(1, 2, 300, 64, seed=2)
+    stored = []
+    for chunks in ([300], [1] * 300, [7, 249, 44]):
+        cache, at = QuantisedKVCache(FORMATS["k8v4"]), 0
+        for n in chunks:
+            cache.update_and_fetch(keys[:, :, at : at + n], values[:, :, at : at + n])
+            at += n
+        stored.append(cache.state)
+    for other in stored[1:]:
+        for a, b in zip((*stored[0][0], *stored[0][1]), (*other[0], *other[1]), strict=True):
+            assert mx.array_equal(a, b)
+
+
+def test_it_goes_back_and_on():
+    cache, keys = QuantisedKVCache(FORMATS["k8v8"]), numbers(1, 2, 40, 64)
+    cache.update_and_fetch(keys, keys)
+    assert cache.trim(13) == 13
+    packed, _ = cache.update_and_fetch(keys[:, :, 27:], keys[:, :, 27:])
+    assert mx.array_equal(packed.numbers(), quantised.Packed(quantise(keys, 8), 8, mx.float32).numbers())
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_with_words_are_products_with_their_numbers(name: str, rows: int, monkeypatch: pytest.MonkeyPatch):
+    """What a GPU does for few rows, against making numbers first."""
+    cache = QuantisedKVCache(FORMATS[name])
+    keys, values = cache.update_and_fetch(numbers(2, 2, 90, 64), numbers(2, 2, 90, 64, seed=2))
+    queries, mask = numbers(2, 6, rows, 64, seed=3), create_causal_mask(rows, 90 - rows)
+    for given in ("causal" if rows > 1 else None, mask):
+        expected = attention(queries, keys, values, 0.125, given)
+        with monkeypatch.context() as patch:
+            patch.setattr(quantised, "on_gpu", lambda: True)
+            found = attention(queries, keys, values, 0.125, given)
+        assert mx.allclose(found, expected, atol=1e-5)
+
+
+def test_names():
+    assert format_of("exact") is None
+    assert format_of("k8v4") == FORMATS["k8v4"]
+    with pytest.raises(ValueError, match="kv_format 'k4v4' is none of exact, k8v8, k8v4"):
+        format_of("k4v4")
