@@ -18,6 +18,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from splitinfer.core.plan import Slice, StageFigures
@@ -29,7 +30,7 @@ _DECODE, _CHUNK = _NUM_FEATURES - 2, _NUM_FEATURES - 1
 _PER_DECODE, _PER_CHUNK = 1e-3, 1e-5  # so that all features are of about one size
 _FORGETTING = 0.998  # of a step's weight, with each step after it
 _SMOOTH, _SMALL = 1e-3, 1e-9  # weights of: pieces are alike; nothing is needed
-_SOLVE_EVERY, _SOLVE_EACH = 8, 16  # steps; solved after each one at first
+_SOLVE_EVERY, _SOLVE_EACH, _SETTLED = 8, 16, 256  # steps; solved after each one at first, then ever less often
 _DRIFT = 0.1  # weight of one step in the common factor
 _MOST_OFF = 1.5  # a step that took so much longer or shorter says that something else happened
 _LAST = 64  # steps that the margin looks at
@@ -130,7 +131,8 @@ class StageCosts:
         self.most_rows = max(self.most_rows, shape.rows)
         self._add(shape._features(), seconds)
         self.num_seen += 1
-        if self.num_seen < _SOLVE_EACH or self.num_seen % _SOLVE_EVERY == 0:
+        every = 1 if self.num_seen < _SOLVE_EACH else _SOLVE_EVERY if self.num_seen < _SETTLED else 4 * _SOLVE_EVERY
+        if self.num_seen % every == 0:
             self._solve()
 
     def _add(self, features: list[tuple[int, float]], seconds: float) -> None:
@@ -190,6 +192,26 @@ class StageCosts:
         pieces = [per_row] * len(_EDGES)
         return cls([base, *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK], num_seen=_SOLVE_EACH, most_rows=2**20)
 
+    @classmethod
+    def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
+        """Seconds of steps of some numbers of rows, with lines between them and the last one going on; and for each
+        position that a single row, or one of a chunk, attends to."""
+        known = sorted(seconds.items())
+        if known[0][0] < 1 or any(b < a for (_, a), (_, b) in pairwise(known)):
+            raise ValueError("more rows than one cannot take less time than one")
+
+        def at(rows: float) -> float:
+            if len(known) == 1:
+                return known[0][1]
+            lines = list(pairwise(known))
+            (n, low), (m, high) = next((line for line in lines if rows <= line[1][0]), lines[-1])
+            return low + (high - low) * (rows - n) / (m - n)
+
+        points = [at(max(edge, 1)) for edge in (*_EDGES, 2 * _EDGES[-1])]
+        pieces = [max(0.0, b - a) / width for (a, b), width in zip(pairwise(points), _WIDTHS, strict=True)]
+        costs = [points[0], *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK]
+        return cls(costs, num_seen=_SOLVE_EACH, most_rows=2**20)
+
     def scaled(self, factor: float) -> "StageCosts":
         """The same machine with more or fewer layers."""
         coefficients = [self.factor * factor * c for c in self.coefficients]
@@ -215,10 +237,11 @@ def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
 @dataclass(slots=True)
 class CostModel:
     """All stages' costs, and ``hop``: the seconds from the end of a step on one stage until it can begin on the next,
-    or until its result is with the scheduler."""
+    or until its result is with the scheduler. ``is_known``: these are what they are, and no step teaches more."""
 
     stages: list[StageCosts]
     hop: float = 0.0
+    is_known: bool = False
 
     @classmethod
     def of(cls, num_stages: int) -> "CostModel":
@@ -227,6 +250,8 @@ class CostModel:
 
     def learn(self, slices: Sequence[Slice], figures: Sequence[StageFigures], heard: float) -> None:
         """A step's figures have come, at ``heard`` on the first stage's clock."""
+        if self.is_known:
+            return
         shape = Shape.of(slices)
         for each in figures:
             if 0 <= each.stage < len(self.stages) and each.rows == shape.rows:
@@ -243,7 +268,7 @@ class CostModel:
     def cycle(self, shape: Shape, num_groups: int) -> float:
         """Seconds between two tokens of a sequence, if the steps of all groups were like this one; one in twenty takes
         longer. The slowest stage has to do one for each group; and a step has to come through all of them."""
-        times = [stage.margin * stage.at(shape) for stage in self.stages]
+        times = [(_LEAST_MARGIN if self.is_known else stage.margin) * stage.at(shape) for stage in self.stages]
         return max(num_groups * max(times), sum(times) + self.hop * (len(times) if len(times) > 1 else 0))
 
     @property

@@ -52,7 +52,7 @@ def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: i
     """Serve them all; what became of them."""
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1
     config = serving.config(machine.num_stages, longest, len(arrivals))
-    costs = CostModel([stage.scaled(1.0) for stage in machine.stages], machine.hops[0].fixed)
+    costs = CostModel(list(machine.stages), machine.hops[0].fixed, is_known=True)
     clockwork = Clockwork(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
     for seq_id, one in enumerate(arrivals, 1):
         params = SamplingParams(max_tokens=one.num_output_tokens)

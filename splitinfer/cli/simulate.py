@@ -1,0 +1,91 @@
+"""`splitinfer simulate`: what a pipeline would do, without one."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splitinfer.cli.options import ItlSlo, Lengths, MaxRunning, PrefillShare, Scale, Verbose
+from splitinfer.cli.running import finish, set_up
+from splitinfer.core.dials import Dials
+from splitinfer.core.policy import PolicyName
+
+_CONTEXT = 8192
+
+
+def simulate(
+    machine: Annotated[
+        Path, typer.Option("--machine", help="What `bench --mode serve` printed, or a description (see the README).")
+    ],
+    lengths: Lengths = None,
+    scale: Scale = 1.0,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="How many come.")] = 256,
+    rate: Annotated[
+        str | None, typer.Option("--rate", help="Requests a second, as in 0.5,1,2; as recorded if not given.")
+    ] = None,
+    find_capacity: Annotated[
+        bool, typer.Option("--find-capacity", help="Find the highest rate at which the objectives are met.")
+    ] = False,
+    objective: Annotated[
+        str,
+        typer.Option("--objective", help="With --find-capacity: gaps between tokens, as multiples of the usual one."),
+    ] = "5,25",
+    policies: Annotated[str, typer.Option("--policies", help="Some of them, or 'all'.")] = "stall_free,prefill_first",
+    budgets: Annotated[str, typer.Option("--budgets", help="Tokens in a step, as in 128,256,512.")] = "512",
+    all_cuts: Annotated[bool, typer.Option("--cuts", help="Every cut of the layers, not only the machine's.")] = False,
+    hop_ms: Annotated[float | None, typer.Option("--hop-ms", min=0, help="Other links than the machine's.")] = None,
+    kv_tokens: Annotated[int | None, typer.Option("--kv-tokens", min=1, help="Tokens of KV that fit.")] = None,
+    acceptance: Annotated[
+        float | None, typer.Option("--acceptance", min=0, max=1, help="Draft, and be right as often as that.")
+    ] = None,
+    itl_slo_ms: ItlSlo = None,
+    prefill_share: PrefillShare = None,
+    max_running: MaxRunning = None,
+    seed: Annotated[int, typer.Option("--seed", help="Who comes when.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run the live scheduler in virtual time: capacity, cuts and chunks, for machines here or elsewhere."""
+    set_up(verbose)
+    rates = () if rate is None else _numbers(rate, "--rate")
+    names = tuple(PolicyName) if policies == "all" else tuple(each.strip() for each in policies.split(","))
+    unknown = next((name for name in names if name not in tuple(PolicyName)), None)
+    if unknown is not None:
+        raise typer.BadParameter(f"policy {unknown!r} is none of {', '.join(PolicyName)}")
+    dials = Dials(itl_slo_ms=itl_slo_ms, prefill_share=prefill_share, max_running=max_running)
+
+    def run() -> int:
+        from splitinfer.bench.simulate import run_simulation
+        from splitinfer.sim.files import read_machine
+        from splitinfer.sim.search import Search
+        from splitinfer.sim.workload import fitted, made_up_lengths, read_lengths
+
+        found = read_machine(machine)
+        asked = Search(
+            machine=found if hop_ms is None else found.with_hop(hop_ms / 1000),
+            lengths=fitted(made_up_lengths() if lengths is None else read_lengths(lengths), scale, _CONTEXT),
+            dials=dials,
+            policies=names,
+            budgets=tuple(map(int, _numbers(budgets, "--budgets"))),
+            requests=requests,
+            seed=seed,
+            rates=rates,
+            objectives=_numbers(objective, "--objective") if find_capacity else (),
+            all_cuts=all_cuts,
+            kv_tokens=kv_tokens,
+            acceptance=acceptance,
+        )
+        return run_simulation(asked, as_json=as_json)
+
+    finish(run, verbose)
+
+
+def _numbers(text: str, option: str) -> tuple[float, ...]:
+    """Numbers over 0 with commas between them."""
+    try:
+        numbers = tuple(float(each) for each in text.split(","))
+        if not all(0 < number < float("inf") for number in numbers):
+            raise ValueError
+    except ValueError:
+        raise typer.BadParameter(f"{option} takes numbers over 0 with commas between them, not {text!r}") from None
+    return numbers

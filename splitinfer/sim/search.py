@@ -1,0 +1,102 @@
+"""``splitinfer simulate``: what a machine would do, over policies, budgets, cuts and rates."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import median
+from typing import Any
+
+from splitinfer.core.dials import MAX_RUNNING, Dials
+from splitinfer.core.kv_budget import KVBudget, StageKV
+from splitinfer.sim.capacity import Serving, cuts, decode_gap, find_capacity, outcome, simulate
+from splitinfer.sim.machine import Machine
+from splitinfer.sim.outcome import Objective, Outcome
+from splitinfer.sim.workload import Arrival, Lengths, poisson, recorded
+
+DELAY = 50.0  # gaps that half of the requests may wait at most, at capacity
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is asked. ``rates``: requests a second to look at; ``objectives``: times the usual gap, at which capacity is
+    to be found; ``kv_tokens``: tokens of KV that fit (``None``: enough); ``all_cuts``: not only the machine's own."""
+
+    machine: Machine
+    lengths: tuple[Lengths, ...]
+    dials: Dials
+    policies: tuple[str, ...]
+    budgets: tuple[int, ...]
+    requests: int
+    seed: int
+    rates: tuple[float, ...] = ()
+    objectives: tuple[float, ...] = ()
+    all_cuts: bool = False
+    kv_tokens: int | None = None
+    acceptance: float | None = None
+
+    @property
+    def max_running(self) -> int:
+        """Requests that share the stages."""
+        return self.dials.max_running or MAX_RUNNING
+
+    def gap(self, machine: Machine) -> float:
+        """The usual gap: between two tokens, when as many as may run decode at half their usual length and no prompt
+        is there."""
+        usual = median(one.num_prompt_tokens + one.num_output_tokens / 2 for one in self.lengths)
+        return decode_gap(machine, self.max_running, round(usual))
+
+
+def search(asked: Search) -> dict[str, Any]:
+    """Every combination; plain numbers."""
+    machines = list(cuts(asked.machine)) if asked.all_cuts else [asked.machine]
+    cases = [
+        _case(asked, machine, policy, budget)
+        for machine, policy, budget in product(machines, asked.policies, asked.budgets)
+    ]
+    return {
+        "requests": asked.requests,
+        "max_running": asked.max_running,
+        "mean_prompt_tokens": sum(one.num_prompt_tokens for one in asked.lengths) / len(asked.lengths),
+        "mean_answer_tokens": sum(one.num_output_tokens for one in asked.lengths) / len(asked.lengths),
+        "gap": asked.gap(asked.machine),
+        "cases": cases,
+    }
+
+
+def _case(asked: Search, machine: Machine, policy: str, budget: int) -> dict[str, Any]:
+    gap = asked.gap(asked.machine)
+    found: dict[str, Any] = {"cut": machine.cut, "policy": policy, "token_budget": budget, "rates": [], "capacity": []}
+    for arrivals, rate in _arrivals(asked):
+        result = _run(asked, machine, policy, budget, arrivals, None)
+        found["rates"].append({"rate": rate, **result.as_dict()})
+    for times in asked.objectives:
+        objective = Objective(times * gap, DELAY * gap)
+        found["capacity"].append({"objective": times, **_capacity(asked, machine, policy, budget, objective)})
+    return found
+
+
+def _arrivals(asked: Search) -> Sequence[tuple[tuple[Arrival, ...], float | None]]:
+    if asked.rates:
+        return [(poisson(asked.lengths, asked.requests, rate, asked.seed), rate) for rate in asked.rates]
+    return [] if asked.objectives else [(recorded(asked.lengths, asked.requests), None)]
+
+
+def _capacity(asked: Search, machine: Machine, policy: str, budget: int, objective: Objective) -> dict[str, Any]:
+    def run(rate: float) -> Outcome:
+        arrivals = poisson(asked.lengths, asked.requests, rate, asked.seed)
+        return _run(asked, machine, policy, budget, arrivals, objective.itl)
+
+    rate = find_capacity(run, objective)
+    return {"rate": rate, **(run(rate).as_dict() if rate else {})}
+
+
+def _run(
+    asked: Search, machine: Machine, policy: str, budget: int, arrivals: Sequence[Arrival], itl: float | None
+) -> Outcome:
+    """One run; with an objective, stall_free is told of it, as a user would."""
+    dials = Dials(policy=policy).over(asked.dials)
+    if itl is not None and policy == "stall_free" and dials.itl_slo_ms is None:
+        dials = Dials(itl_slo_ms=1000 * itl).over(dials)
+    kv = None if asked.kv_tokens is None else KVBudget((StageKV(asked.kv_tokens, 1),) * machine.num_stages)
+    serving = Serving(budget, asked.max_running, dials.knobs, kv, asked.acceptance)
+    return outcome(simulate(machine, serving, arrivals, asked.seed), itl)
