@@ -19,6 +19,7 @@ from splitinfer.bench import machine
 from splitinfer.bench.child import Child
 from splitinfer.bench.contenders import PlainMlxLm
 from splitinfer.bench.measure import ratios
+from splitinfer.bench.passages import OPENINGS, passages
 from splitinfer.bench.plot import check_plot, plot
 from splitinfer.bench.printing import print_found
 from splitinfer.bench.replay import Replay
@@ -56,11 +57,6 @@ _CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
 _SYNCHRONOUS = 3  # lengths of synchronous blocks that take part: those that should be fastest
 _USUAL = 0.75  # of a draft model: which lengths take part; not what is measured
 _WARM_UP, _SETTLE = 24, 50  # tokens
-_OPENINGS = (
-    "Once upon a time there lived an old king who had three sons, and he did not know which of them should rule",
-    "The fisherman went down to the sea in the morning, and when he drew in his net, there was a golden fish in it",
-    "In the middle of the forest stood a little house, and an old woman looked out of its window and said",
-)
 _TEACHER_TEXT, _TEACHER_TEXTS = 400, 12  # tokens of a passage that both models read, and passages
 
 
@@ -371,21 +367,8 @@ def _prompts(order: SpecOrder, llm: LLM, vocab_size: int, is_made_up: bool) -> l
     """A prompt for each trial: beginnings of passages, or made up where only a number of drafts is right."""
     if is_made_up or llm.tokenizer is None:
         return [list(made_up(f"{order.seed} spec {i}", _PROMPT, vocab_size)) for i in range(order.trials)]
-    texts = list(_OPENINGS) if order.text is None else _passages(order.text, order.trials)
+    texts = list(OPENINGS) if order.text is None else passages(order.text, order.trials, 8 * _TEACHER_TEXT)
     return [llm.encode(text)[:_PROMPT] for text in texts]
-
-
-def _passages(path: Path, count: int) -> list[str]:
-    """Parts of a text, evenly far from each other, from beginnings of paragraphs."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    found = []
-    for i in range(count):
-        at = text.find("\n\n", (2 * i + 1) * len(text) // (2 * count))
-        found.append(" ".join(text[max(at, 0) :].split())[: 8 * _TEACHER_TEXT])
-    return found
 
 
 def _teacher(
@@ -394,7 +377,10 @@ def _teacher(
     """How often the draft model agrees with its target on the text; with a text and a draft model only."""
     if order.text is None or draft is None or llm.tokenizer is None:
         return None
-    texts = [llm.encode(text)[:_TEACHER_TEXT] for text in _passages(order.text, max(_TEACHER_TEXTS, order.trials))]
+    texts = [
+        llm.encode(text)[:_TEACHER_TEXT]
+        for text in passages(order.text, max(_TEACHER_TEXTS, order.trials), 8 * _TEACHER_TEXT)
+    ]
     child = Child("splitinfer.bench.teacher")
     child.tell({
         "target": str(checkpoint.folder.resolve()), "draft": str(open_model(draft).folder.resolve()), "dtype": dtype,

@@ -27,6 +27,7 @@ class Mode(StrEnum):
     KEPT = "kept"
     SPEC = "spec"
     SERVE = "serve"
+    KV = "kv"
 
 
 def bench(
@@ -37,7 +38,7 @@ def bench(
         typer.Option(
             "--mode",
             help="speed: decode, prompts, many at once. kept: what KV that is kept is worth. spec: drafts. "
-            "serve: policies, while requests come.",
+            "serve: policies, while requests come. kv: KV in few bits.",
         ),
     ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -72,7 +73,7 @@ def bench(
         str, typer.Option("--acceptance", help="With replay: the shares of drafts that are right, as in 0,0.6,0.8.")
     ] = "0,0.6,0.8,0.9",
     text: Annotated[
-        Path | None, typer.Option("--text", help="With spec and a draft model: a text to go on from and to agree on.")
+        Path | None, typer.Option("--text", help="With spec and a draft model, and with kv: a text to read.")
     ] = None,
     plot: Annotated[
         Path | None,
@@ -111,6 +112,11 @@ def bench(
             _shares(acceptance), text=text, plot=plot,
         )  # fmt: skip
         finish(lambda: measure_spec(spec), verbose)
+    if mode is Mode.KV:
+        from splitinfer.bench.quantised_kv import KVOrder, measure_kv
+
+        kv = KVOrder(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
+        finish(lambda: measure_kv(kv), verbose)
     if mode is Mode.SERVE:
         from splitinfer.bench.serve import ServeOrder, measure_serve
 

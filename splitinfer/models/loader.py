@@ -121,7 +121,6 @@ def load_stage(
     end: int,
     dtype: str | None,
     report: Report,
-    kv_format: KVFormat | None = None,
 ) -> StageModel:
     """Read the stage's own tensors, and nothing else, into memory.
 
@@ -145,7 +144,6 @@ def load_stage(
     # The tensors as stored must go as soon as the parameters made of them are there.
     del arrays, outputs, there
     _evaluate([parameters[name] for name in read], report)
-    stage.use_format(kv_format)
     return stage
 
 

@@ -1,0 +1,66 @@
+"""How much an approximation changes what a model says, on text: at each position the text so far is given, whatever
+the model would have said itself, and two ways of computing give the next token's distribution.
+
+    KL        sum over tokens of p log(p / q): p computed exactly, q approximately; mean, and the 99th of 100 positions
+    top-1     the share of positions where both find the same token likeliest
+    perplexity of the text under each, and by how much it changes, with a 95 % interval: positions differ far more from
+              each other than the two ways do at one position, so the interval is of the differences
+"""
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import mlx.core as mx
+
+from splitinfer.models.cut import StageModel
+
+_CHUNK = 128
+
+
+def logprobs(stage: StageModel, text: list[int], vocab_size: int) -> mx.array:
+    """[n, vocabulary] of a whole model over a text, in chunks, as prompts are read."""
+    caches, found = stage.make_caches(), []
+    for at in range(0, len(text), _CHUNK):
+        ids = text[at : at + _CHUNK]
+        found.append(stage(mx.array([ids], dtype=mx.int32), caches, None, len(ids))[0])
+        mx.eval(found[-1])
+    logits = mx.concatenate(found)[:, :vocab_size].astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+@dataclass(slots=True)
+class Fidelity:
+    """What was seen of one approximation."""
+
+    kl: list[float] = field(default_factory=list)
+    worse: list[float] = field(default_factory=list)  # of the text's token: nats lost
+    nats: list[float] = field(default_factory=list)  # of the text's token, computed exactly
+    num_same: int = 0
+    most_off: float = 0.0
+
+    def add(self, exact: mx.array, other: mx.array, text: list[int]) -> None:
+        """One text, and both ways' log probabilities [n, vocabulary]."""
+        self.kl += cast(list[float], mx.maximum((mx.exp(exact) * (exact - other)).sum(-1), 0.0).tolist())
+        self.num_same += cast(int, (mx.argmax(exact, -1) == mx.argmax(other, -1)).sum().item())
+        self.most_off = max(self.most_off, cast(float, mx.abs(exact - other).max().item()))
+        said = mx.array(text[1:])[:, None]
+        own, theirs = (-mx.take_along_axis(one[:-1], said, axis=-1)[:, 0] for one in (exact, other))
+        self.nats += cast(list[float], own.tolist())
+        self.worse += cast(list[float], (theirs - own).tolist())
+
+    def as_dict(self) -> dict[str, Any]:
+        """The figures."""
+        ordered, n = sorted(self.kl), len(self.kl)
+        mean, error = statistics.mean(self.worse), 1.96 * statistics.stdev(self.worse) / len(self.worse) ** 0.5
+        return {
+            "positions": n,
+            "mean_kl": statistics.mean(self.kl),
+            "p99_kl": ordered[min(n - 1, math.ceil(0.99 * n) - 1)],
+            "top1_agreement": self.num_same / n,
+            "perplexity": math.exp(statistics.mean(self.nats)),
+            "perplexity_change_percent": 100 * math.expm1(mean),
+            "perplexity_change_interval": [100 * math.expm1(mean - error), 100 * math.expm1(mean + error)],
+            "largest_logprob_difference": self.most_off,
+        }
