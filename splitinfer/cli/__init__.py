@@ -13,7 +13,7 @@ import typer
 from splitinfer.cli.bench import bench
 from splitinfer.cli.cache import cache_app
 from splitinfer.cli.pipeline import chat, coord, worker
-from splitinfer.cli.simulate import simulate
+from splitinfer.cli.simulation import simulate
 
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 

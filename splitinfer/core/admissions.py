@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from splitinfer.core.bounds import SchedulerConfig
+from splitinfer.core.costs import CostModel, Shape
 from splitinfer.core.keeper import Keeper
 from splitinfer.core.kv_budget import BLOCK, NOTHING, KVUse, use_of
 from splitinfer.core.microbatch import MicroBatches
@@ -27,6 +28,7 @@ class Admissions:
     running: Mapping[int, Sequence]
     batches: MicroBatches
     keeper: Keeper
+    costs: CostModel
 
     def of(self, outline: Outline) -> Iterator[Admission]:
         """Who begins with this step: nobody passes one that does not fit, so all get in."""
@@ -63,7 +65,7 @@ class Admissions:
         """Whether a sequence waits for blocks of the disk before it begins."""
         going = outline.ledger.evicted
         ahead = self.keeper.ahead(seq, match, going)
-        if not ahead:
+        if not ahead or not self.reads_faster(ahead[-1].end):
             return False
         num_lacking = self.keeper.num_lacking(ahead, going)
         if not num_lacking:
@@ -72,6 +74,16 @@ class Admissions:
             return False
         outline.fetching.append((seq, ahead))
         return True
+
+    def reads_faster(self, num_tokens: int) -> bool:
+        """Whether the first tokens of a sequence are read faster than computed, by what both have taken so far; where
+        that is not known, reading finds out."""
+        reading, rows = self.keeper.seconds_per_token, self.config.token_budget
+        if reading is None or not self.costs.trusted_rows:
+            return True
+        # A prompt's chunks go through the stages side by side, and so do fetches.
+        chunk = Shape().plus(max(0, num_tokens - rows) // 2, rows)
+        return reading < self.costs.slowest(chunk) / rows
 
     def _coming(self, seq: Sequence, num_stored: int) -> Iterable[Key]:
         """The blocks of its prompt that a sequence computes, and that will be stored."""

@@ -207,7 +207,8 @@ class StageCosts:
             (n, low), (m, high) = next((line for line in lines if rows <= line[1][0]), lines[-1])
             return low + (high - low) * (rows - n) / (m - n)
 
-        points = [at(max(edge, 1)) for edge in (*_EDGES, 2 * _EDGES[-1])]
+        rising = (at(_EDGES[1]) - at(1)) / (_EDGES[1] - 1)
+        points = [max(0.0, at(1) - rising), *(at(edge) for edge in (*_EDGES[1:], 2 * _EDGES[-1]))]
         pieces = [max(0.0, b - a) / width for (a, b), width in zip(pairwise(points), _WIDTHS, strict=True)]
         costs = [points[0], *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK]
         return cls(costs, num_seen=_SOLVE_EACH, most_rows=2**20)
@@ -264,6 +265,10 @@ class CostModel:
     def as_dict(self) -> dict[str, Any]:
         """What a simulation needs, as plain numbers."""
         return {"stages": [stage.as_dict() for stage in self.stages], "hop": self.hop}
+
+    def slowest(self, shape: Shape) -> float:
+        """Seconds that a step takes on the stage that takes longest."""
+        return max(stage.at(shape) for stage in self.stages)
 
     def cycle(self, shape: Shape, num_groups: int) -> float:
         """Seconds between two tokens of a sequence, if the steps of all groups were like this one; one in twenty takes

@@ -8,6 +8,10 @@ plans, as long as no step gets much longer by it; and the sequence waits until t
 stage could not read is dropped on all of them, with everything after it, and computed again.
 
 So the stages never have to agree on anything, and what is only on some of them does not count.
+
+A sequence that gives up its KV has what is not on disk yet written there, without a place in memory (``swap_out``), and
+begins again like any other: with what it finds. Whether reading is faster than computing again is measured: by what
+fetches have taken so far, and by what steps cost (``core.costs``).
 """
 
 from collections import OrderedDict, deque
@@ -22,6 +26,7 @@ from splitinfer.core.sequence import Sequence
 
 WORTH = 32  # tokens that a fetch must spare; fewer are computed as soon as they are read
 FETCHES = 2  # blocks in one plan: reading one takes a small part of what computing a chunk takes
+_SMOOTHING = 0.3  # weight of the newest fetch, in what reading takes
 _MOST_UNWRITTEN = 4096  # blocks whose files are waited for; a stage whose disk is full never tells of them
 
 
@@ -70,6 +75,8 @@ class Keeper:
         self.disk = PrefixIndex(config.root, whole_blocks=config.whole_blocks)
         self.sessions: OrderedDict[str, Block] = OrderedDict()  # the last block of each one's last request
         self.num_fetched = 0  # tokens that came from disk
+        self.num_swapped = 0  # tokens written for sequences that gave up their KV
+        self.seconds_per_token: float | None = None  # that reading takes, on the slowest stage
         self._awaiting: dict[int, Sequence] = {}
         self._saves: list[Save] = []
         self._dropped: list[int] = []
@@ -180,6 +187,28 @@ class Keeper:
             while len(self.sessions) > self._config.max_sessions:
                 self.sessions.popitem(last=False)
 
+    def swap_out(self, seq: Sequence) -> None:
+        """A sequence gives up its KV: have what is not on disk written there. The next plan says so, before that goes.
+        The caches must be able to give any positions."""
+        if not (self._config.on_disk and self._config.keeps_blocks) or self._config.whole_blocks:
+            return
+        parent = self.index.root
+        for start in range(0, seq.num_sure, BLOCK):
+            tokens = tuple(seq.tokens[start : min(start + BLOCK, seq.num_sure)])
+            key = chained(parent, tokens)
+            if self.disk.get(key) is None and key not in self._unwritten:
+                block_id = self.index.new_id()
+                self._saves.append(Save(block_id, seq.seq_id, start, start + len(tokens), parent, tokens))
+                self._dropped.append(block_id)
+                self._expect(Kept(parent, tokens), key)
+                self.num_swapped += len(tokens)
+            parent = key
+
+    def _expect(self, kept: Kept, key: Key) -> None:
+        self._unwritten[key] = _Unwritten(kept)
+        if len(self._unwritten) > _MOST_UNWRITTEN:
+            self._unwritten.popitem(last=False)
+
     def _store(self, seq: Sequence, end: int, used: KVUse) -> bool:
         """Keep a sequence's tokens from its last stored block to ``end``; whether there is a place for them."""
         parent, start = seq.blocks[-1] if seq.blocks else None, len(seq.blocks) * BLOCK
@@ -217,9 +246,7 @@ class Keeper:
         if not self._config.on_disk or self.disk.get(block.key) is not None:
             return Save(block.block_id, seq.seq_id, block.start, block.end)
         parent = self.index.root if block.parent is None else block.parent.key
-        self._unwritten[block.key] = _Unwritten(Kept(parent, block.tokens))
-        if len(self._unwritten) > _MOST_UNWRITTEN:
-            self._unwritten.popitem(last=False)
+        self._expect(Kept(parent, block.tokens), block.key)
         return Save(block.block_id, seq.seq_id, block.start, block.end, parent, block.tokens)
 
     def _make_room(self, keep: Collection[Block], used: KVUse) -> bool:
@@ -281,9 +308,22 @@ class Keeper:
                 self._arrive(block, was_read=fetch.block_id not in lacking)
         if plan.fetches:
             self._release()
+            self._clock(plan, figures)
         for each in figures:
             for key in each.written:
                 self._wrote(key, each.stage, num_stages=len(figures))
+
+    def _clock(self, plan: StepPlan, figures: Seq[StageFigures]) -> None:
+        """What reading a token has taken, on the stage that took longest."""
+        sizes = {fetch.block_id: fetch.end - fetch.start for fetch in plan.fetches}
+        each = [
+            one.fetching / read
+            for one in figures
+            if (read := sum(size for block_id, size in sizes.items() if block_id not in one.lacking))
+        ]
+        if each and max(each) > 0:
+            now, before = max(each), self.seconds_per_token
+            self.seconds_per_token = now if before is None else before + _SMOOTHING * (now - before)
 
     def _arrive(self, block: Block, *, was_read: bool) -> None:
         if was_read:

@@ -142,6 +142,11 @@ class PrefixIndex:
                 best, most = block, common
         return best, most
 
+    def new_id(self) -> int:
+        """A number that no block has had."""
+        self._next_id += 1
+        return self._next_id - 1
+
     def add(self, parent: Block | None, tokens: Sequence[int]) -> tuple[Block, list[Block]]:
         """A new block after ``parent``, and the partial ones whose place it takes: it has their tokens and more.
 
@@ -150,8 +155,7 @@ class PrefixIndex:
         assert parent is None or parent.is_full
         key = chained(self.root if parent is None else parent.key, tokens)
         start = 0 if parent is None else parent.end
-        block = Block(self._next_id, key, tuple(tokens), parent, start, self._tick())
-        self._next_id += 1
+        block = Block(self.new_id(), key, tuple(tokens), parent, start, self._tick())
         siblings = self._siblings(block)
         outdone = [one for one in siblings if one.tokens == block.tokens[: len(one.tokens)]]
         siblings.append(block)

@@ -44,6 +44,7 @@ from splitinfer.core.admissions import Admissions
 from splitinfer.core.bounds import SchedulerConfig
 from splitinfer.core.costs import CostModel, Shape, most_rows
 from splitinfer.core.keeper import Keeper
+from splitinfer.core.kv import UNLIMITED
 from splitinfer.core.kv_budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
 from splitinfer.core.ledger import Ledger
 from splitinfer.core.microbatch import MIN_CHUNK, MicroBatches, even_share
@@ -84,7 +85,7 @@ class Scheduler:
         self.speculation = Speculation(num_stages, config.rewind) if config.speculates else None
         self.costs = costs or CostModel.of(num_stages)
         self.policy = policy_of(config.knobs)
-        self._admissions = Admissions(config, self.waiting, self.running, self.batches, self.keeper)
+        self._admissions = Admissions(config, self.waiting, self.running, self.batches, self.keeper, self.costs)
         self._now = 0.0  # the latest time that anybody has told
         self._used = NOTHING  # by all that run
         self.num_preemptions = 0  # times a running sequence gave up its KV
@@ -501,6 +502,8 @@ class Scheduler:
         """A running sequence's KV: it waits from now on, with its tokens."""
         del self.running[seq.seq_id]
         self.batches.leave(seq)
+        if self.config.rewind is UNLIMITED and self._admissions.reads_faster(seq.num_sure):
+            self.keeper.swap_out(seq)
         self._release(seq)
         self._forget_drafts(seq)
         seq.forget_stages()

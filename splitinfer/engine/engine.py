@@ -508,5 +508,7 @@ def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
         "running": len(scheduler.running),
         "stored_blocks": len(scheduler.keeper.index),
         "fetched_tokens": scheduler.keeper.num_fetched,
+        "swapped_tokens": scheduler.keeper.num_swapped,
+        "read_seconds_per_token": scheduler.keeper.seconds_per_token,
         "preemptions": scheduler.num_preemptions,
     }

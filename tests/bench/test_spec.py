@@ -13,7 +13,7 @@ import yaml
 from rich.console import Console
 
 from splitinfer.bench import plot as plotting
-from splitinfer.bench.spec import _passages
+from splitinfer.bench.passages import passages
 from splitinfer.bench.spec_report import (
     IN_FLIGHT,
     SEQUENTIAL,
@@ -101,7 +101,7 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
 
 def test_a_text_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
-        _passages(tmp_path / "no.txt", 3)
+        passages(tmp_path / "no.txt", 3, 3200)
 
 
 def test_without_the_library_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:

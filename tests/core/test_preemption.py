@@ -1,8 +1,9 @@
 """Who gives up its KV when memory is short, and that nobody can tell from the tokens."""
 
 import pytest
-from toy import House, blocks, small
+from toy import House, ToyDisk, blocks, small
 
+from splitinfer.core.costs import StageCosts
 from splitinfer.core.scheduler import Scheduler
 
 
@@ -88,6 +89,42 @@ def test_a_newcomer_does_not_make_its_own_blocks_go():
         house.run()
         house.check_answers()
         house.check_kv()
+
+
+@pytest.mark.parametrize("num_disks", [1, 2])
+def test_what_was_given_up_comes_back_from_disk(num_disks: int):
+    """What is not on disk is written before it goes, though there is no place for it in memory."""
+    with small(block=4):
+        disks = [ToyDisk() for _ in range(num_disks)]
+        house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(22), disks=disks)
+        old, young = prefilled(house, 23, 3)
+        while not preempted(house):
+            if house.step() is None:
+                house.deliver()
+        computed = house.toy.num_computed[young]
+        for disk in disks:
+            disk.catch_up()
+        house.run()
+        keeper = house.scheduler.keeper
+        assert keeper.num_swapped > 0
+        assert keeper.num_fetched >= computed - computed % 4
+        assert house.toy.num_computed[young] < 43 + 8, "computed again"
+        house.check_answers()
+        house.check_kv()
+        assert house.sequences[old].num_preemptions == 0
+
+
+def test_where_reading_is_slower_nothing_is_read():
+    with small(block=4):
+        disks = [ToyDisk()]
+        house = House(num_groups=1, max_running=4, token_budget=8, kv=blocks(12), disks=disks)
+        house.scheduler.costs.stages[0] = StageCosts.line(0.0, 1e-3)
+        house.scheduler.keeper.seconds_per_token = 2e-3
+        prefilled(house, 3, 3)
+        house.run()
+        assert preempted(house)
+        assert house.scheduler.keeper.num_swapped == house.scheduler.keeper.num_fetched == 0
+        house.check_answers()
 
 
 def test_one_in_flight_is_not_preempted_and_the_senior_waits_for_it():

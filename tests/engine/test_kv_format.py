@@ -146,7 +146,7 @@ def test_what_cannot_be_quantised_is_refused(
 
 def test_an_unknown_format_is_refused(tiny_folder: Callable[..., Path]) -> None:
     with (
-        pytest.raises(splitinfer.SplitinferError, match="kv_format 'k2' of layout .* is none of exact, k8v8, k8v4"),
+        pytest.raises(splitinfer.SplitinferError, match="kv_format 'k2' of layout"),
         pipeline(tiny_folder("llama"), [4], kv_format="k2"),
     ):
         pass

@@ -276,3 +276,33 @@ def test_a_stream_that_is_dropped_unread_is_aborted(llm: LLM) -> None:
     del stream
     llm.generate(TALE, params(max_tokens=2))
     assert llm.stats()["finished"]["abort"] == before + 1
+
+
+def test_dials_can_be_turned_while_requests_are_under_way(tiny_folder: Callable[..., Path]) -> None:
+    with pipeline(tiny_folder("llama"), [2, 2], policy="watermark", token_budget=16) as llm:
+        params = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True)
+        alone = llm.generate([prompt(50)], params)[0].token_ids
+        requests = [llm.submit(prompt(50), params) for _ in range(4)]
+        llm.tune(policy="prefill_first", token_budget=7)
+        llm.tune(itl_slo_ms=1.0, policy=None, max_running=2)
+        assert [request.result().token_ids for request in requests] == [alone] * 4
+        stats = llm.stats()
+        assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("stall_free", 7, 2)
+        assert requests[0].output.queue_seconds is not None
+        assert 0 <= requests[0].output.queue_seconds < requests[0].output.token_times[0]
+        for wrong, sentence in (
+            ({"polcy": "x"}, "there is no dial 'polcy'; there are policy, token_budget"),
+            ({"prefill_share": 3}, "prefill_share must be from 0.01 to 1, not 3"),
+        ):
+            with pytest.raises(splitinfer.SplitinferError, match=sentence):
+                llm.tune(**wrong)
+
+
+def test_a_layouts_dials_hold_unless_the_settings_say_otherwise(tiny_folder: Callable[..., Path]) -> None:
+    stages = [{"name": "all", "layers": 4}]
+    layout = {
+        "model": str(tiny_folder("llama")), "stages": stages, "serving": {"policy": "decode_first", "max_running": 3}
+    }  # fmt: skip
+    with splitinfer.LLM(layout, settings=splitinfer.Settings(max_running=5)) as llm:
+        stats = llm.stats()
+        assert (stats["policy"], stats["max_running"]) == ("decode_first", 5)

@@ -1,0 +1,94 @@
+"""bench --mode serve and --mode kv from end to end on small models, and their arithmetic."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import tiny
+import yaml
+
+from splitinfer.bench.fidelity import Fidelity
+from splitinfer.bench.serve_runs import jobs_of
+from splitinfer.sim.files import read_machine
+from splitinfer.sim.workload import Arrival
+
+
+def bench(mode: str, folder: Path, tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
+    layout = {"model": str(folder), "stages": [{"name": "a", "layers": 2}, {"name": "b", "layers": 2}]}
+    layout["stages"][1]["address"] = "local"  # type: ignore[index]
+    path = tmp_path / "two.yaml"
+    path.write_text(yaml.safe_dump(layout))
+    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", mode, "--layout", str(path), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.strip().splitlines()[-1]), done.stdout
+
+
+def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    picture = tmp_path / "serve.png"
+    found, text = bench(
+        "serve", tiny_folder("llama"), tmp_path, "--trials", "1", "--prompt-tokens", "120", "--streams", "2",
+        "--requests", "4", "--scale", "0.02", "--plot", str(picture),
+    )  # fmt: skip
+    contenders = found["stall"]["trials"][0]["contenders"]  # type: ignore[index]
+    assert set(contenders) == {
+        "stall_free", "stall_free, no objective", "prefill_first", "mlx-lm BatchGenerator"
+    }  # fmt: skip
+    assert all(each["ttft"] > 0 and each["itl"]["max"] > 0 and each["gaps"] for each in contenders.values())
+    names = [point["name"] for point in found["arrivals"]]  # type: ignore[attr-defined]
+    assert {"stall_free", "prefill_first", "watermark", "decode_first", "mlx-lm BatchGenerator"} <= set(names)
+    for point in [*found["arrivals"], *found["dial"]]:  # type: ignore[misc]
+        assert point["live"]["num_requests"] == 4
+        if "simulated" in point:
+            assert point["simulated"]["num_tokens"] == point["live"]["num_tokens"]
+    assert [point["prefill_share"] for point in found["dial"]] == [0.1, 0.2, 0.4, 0.7, 1.0]  # type: ignore[attr-defined]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "BatchGenerator" in text
+    measured = tmp_path / "machine.json"
+    measured.write_text(text)
+    assert read_machine(measured).layers == (2, 2)
+
+
+def test_kv_formats_of_a_tiny_model(tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "model", "llama", head_dim=64, vocab_size=160)
+    found, _ = bench("kv", folder, tmp_path, "--trials", "1", "--prompt-tokens", "64", "--decode-tokens", "6")
+    formats = found["formats"]
+    assert formats["exact"]["bytes_to_exact"] == 1.0  # type: ignore[index]
+    assert formats["k8v8"]["bytes_to_exact"] == pytest.approx(0.28125)  # type: ignore[index]
+    assert 0 < formats["k8v8"]["mean_kl"] < formats["k8v4"]["mean_kl"]  # type: ignore[index]
+    assert formats["k8v8"]["positions"] > 1000  # type: ignore[index]
+
+
+def test_the_same_distribution_is_no_different() -> None:
+    exact = mx.log(mx.softmax(mx.random.normal((6, 11), key=mx.random.key(1)), axis=-1))
+    fidelity = Fidelity()
+    fidelity.add(exact, exact, [1, 2, 3, 4, 5, 6])
+    found = fidelity.as_dict()
+    assert (found["mean_kl"], found["top1_agreement"], found["perplexity_change_percent"]) == (
+        pytest.approx(0, abs=1e-6), 1.0, 0.0
+    )  # fmt: skip
+
+
+def test_fidelity_of_two_coins() -> None:
+    """p = (3/4, 1/4) against q = (1/4, 3/4), on a text of the first side."""
+    p, q = mx.log(mx.array([[0.75, 0.25]] * 3)), mx.log(mx.array([[0.25, 0.75]] * 3))
+    fidelity = Fidelity()
+    fidelity.add(p, q, [0, 0, 0])
+    found = fidelity.as_dict()
+    assert found["mean_kl"] == pytest.approx(0.5 * math.log(3))
+    assert found["top1_agreement"] == 0.0
+    assert found["perplexity"] == pytest.approx(4 / 3)
+    assert found["perplexity_change_percent"] == pytest.approx(200)
+
+
+def test_jobs_are_the_same_for_everybody() -> None:
+    arrivals = (Arrival(0.5, 7, 3), Arrival(1.0, 4, 9))
+    jobs = jobs_of(arrivals, 50, seed=1)
+    assert [(job.at, len(job.prompt), job.max_tokens) for job in jobs] == [(0.5, 7, 3), (1.0, 4, 9)]
+    assert jobs == jobs_of(arrivals, 50, seed=1)
+    assert jobs != jobs_of(arrivals, 50, seed=2)

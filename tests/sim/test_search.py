@@ -1,0 +1,182 @@
+"""Who comes, what it was worth to them, and how much a machine serves: from files to tables."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from splitinfer.cli import app
+from splitinfer.core.costs import Shape, StageCosts
+from splitinfer.core.dials import Dials
+from splitinfer.errors import ConfigError
+from splitinfer.sim.capacity import cuts, find_capacity
+from splitinfer.sim.clockwork import Served
+from splitinfer.sim.files import read_machine
+from splitinfer.sim.machine import Hop, Machine
+from splitinfer.sim.outcome import Objective, Outcome, Spread, outcome_of, quantile
+from splitinfer.sim.search import Search, search
+from splitinfer.sim.workload import Lengths, fitted, made_up_lengths, poisson, read_lengths, recorded
+
+# A machine as GPUs are: weights weigh as much as 128 rows do.
+GPU = Machine(
+    (StageCosts.through({1: 0.047, 128: 0.048, 512: 0.106, 2048: 0.366}, 8e-8, 1e-8),) * 2, (Hop(0.0005),) * 2, (30, 30)
+)
+
+# -- who comes ---------------------------------------------------------------------------------------
+
+
+def test_a_trace_is_read(tmp_path: Path):
+    path = tmp_path / "a.csv"
+    path.write_text("num_prompt_tokens,num_output_tokens,arrived_at\n10,5,2.5\n7,3,1\n")
+    lengths = read_lengths(path)
+    assert lengths == (Lengths(10, 5, 2.5), Lengths(7, 3, 1.0))
+    assert [(one.at, one.num_prompt_tokens) for one in recorded(lengths, 9)] == [(0.0, 7), (1.5, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("a,b\n1,2\n", "its first line must name num_prompt_tokens and num_output_tokens"),
+        ("num_prompt_tokens,num_output_tokens\n", "has no requests"),
+        ("num_prompt_tokens,num_output_tokens\n5,0\n", "line 2 of trace .* at least one token"),
+        ("num_prompt_tokens,num_output_tokens\n5\n", "line 2 of trace"),
+        ("num_prompt_tokens,num_output_tokens\n5,x\n", "line 2 of trace"),
+    ],
+)
+def test_what_is_no_trace_is_refused(text: str, sentence: str, tmp_path: Path):
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        read_lengths(tmp_path / "a.csv")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_lengths(tmp_path / "none.csv")
+
+
+def test_arrivals_that_were_not_recorded_need_a_rate():
+    with pytest.raises(ConfigError, match="give a rate"):
+        recorded([Lengths(1, 1)], 5)
+
+
+def test_the_same_seed_is_the_same_requests_at_any_rate():
+    lengths = made_up_lengths(50)
+    slow, fast = poisson(lengths, 400, 1.0, seed=3), poisson(lengths, 400, 8.0, seed=3)
+    assert [one.num_prompt_tokens for one in slow] == [one.num_prompt_tokens for one in fast]
+    assert all(a.at == pytest.approx(8 * b.at) for a, b in zip(slow, fast, strict=True))
+    assert slow[-1].at == pytest.approx(400, rel=0.15)
+
+
+@given(scale=st.floats(0.001, 3.0), most=st.integers(2, 5000))
+def test_fitted_requests_fit(scale: float, most: int):
+    for one in fitted(made_up_lengths(20), scale, most):
+        assert one.num_prompt_tokens >= 1
+        assert one.num_output_tokens >= 1
+        assert one.num_prompt_tokens + one.num_output_tokens <= most
+
+
+# -- what it was worth ---------------------------------------------------------------------------------
+
+
+def test_the_figures_of_an_outcome():
+    served = [Served(1.0, 5, [2.0, 2.5, 3.0], 0.25), Served(2.0, 5, [6.0, 9.0], 1.0), Served(3.0, 5, [])]
+    found = outcome_of(served, objective=0.5)
+    assert (found.num_requests, found.num_tokens, found.seconds) == (2, 5, 8.0)
+    assert (found.ttft.p50, found.ttft.max) == (1.0, 4.0)
+    assert (found.itl.p50, found.itl.max, found.stalled) == (0.5, 3.0, pytest.approx(1 / 3))
+    assert found.delay.p50 == 0.25
+    assert outcome_of([]).tokens_per_second == 0.0
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.floats(0, 1))
+def test_a_quantile_is_not_exceeded_by_its_share(values: list[float], share: float):
+    ordered = sorted(values)
+    found = quantile(ordered, share)
+    assert sum(value <= found for value in ordered) >= share * len(ordered) - 1e-6
+    assert sum(value < found for value in ordered) <= share * len(ordered) + 1e-6
+
+
+# -- capacity --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("most", [0.003, 0.7, 1.0, 40.0])
+def test_bisection_finds_the_border(most: float):
+    def run(rate: float) -> Outcome:
+        return Outcome(1, 1, 1.0, Spread(), Spread(p99=rate), Spread(), 0.0)
+
+    found = find_capacity(run, Objective(itl=most, delay=1.0))
+    assert most / 1.02 <= found <= most
+    assert find_capacity(run, Objective(itl=0.0, delay=1.0)) == 0.0
+
+
+def test_stall_free_serves_more_than_prefill_first_where_answers_must_flow():
+    lengths, policies = fitted(made_up_lengths(), 0.3, 4000), ("stall_free", "prefill_first")
+    asked = Search(GPU, lengths, Dials(max_running=16), policies, (512,), 60, 1, objectives=(5.0,))
+    free, first = (case["capacity"][0]["rate"] for case in search(asked)["cases"])
+    assert free > 1.3 * first
+
+
+def test_every_cut_of_the_layers():
+    assert [one.cut for one in cuts(Machine((StageCosts(),) * 3, (Hop(),) * 3, (4, 1, 1)))] == [
+        "1-2-3", "2-2-2", "3-2-1", "4-1-1"
+    ]  # fmt: skip
+    assert len(list(cuts(GPU))) == 59
+
+
+# -- files and the command ----------------------------------------------------------------------------------
+
+
+DESCRIPTION = """
+stages:
+  - {layers: 2, rows_ms: {1: 10, 101: 20}, decode_per_1k_ms: 1}
+  - {layers: 2, rows_ms: {1: 10}}
+hop_ms: 0.5
+launches_ahead: true
+"""
+
+
+def test_a_described_machine(tmp_path: Path):
+    path = tmp_path / "m.yaml"
+    path.write_text(DESCRIPTION)
+    machine = read_machine(path)
+    assert machine.launches_ahead
+    assert machine.hops == (Hop(0.0005),) * 2
+    assert machine.stages[0].at(Shape(101)) == pytest.approx(0.02, rel=1e-3)
+    assert machine.stages[0].at(Shape(1, decode_context=1000)) == pytest.approx(0.011, rel=1e-3)
+    assert machine.stages[1].at(Shape(500)) == pytest.approx(0.01)
+    written = tmp_path / "m.json"
+    written.write_text("some table\n" + json.dumps({"machine": machine.as_dict(), "other": 1}) + "\n")
+    assert read_machine(written).as_dict() == machine.as_dict()
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("stages: []\n", "stages: list should have at least 1 item"),
+        ("stages: [{layers: 2}]\n", "stages.0.rows_ms: field required"),
+        ("stages: [{layers: 0, rows_ms: {1: 3}}]\n", "each stage needs a layer"),
+        ("stages: [{layers: 1, rows_ms: {1: 3, 9: 2}}]\n", "more rows than one cannot take less time"),
+        ("stages: [\n", "machine .*: "),
+        ('{"machine": {"stages": 3}}', "no description of a machine"),
+        ("", "machine .*: "),
+    ],
+)
+def test_what_is_no_machine_is_refused(text: str, sentence: str, tmp_path: Path):
+    (tmp_path / "m").write_text(text)
+    with pytest.raises(ConfigError, match=sentence):
+        read_machine(tmp_path / "m")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "m.yaml").write_text(DESCRIPTION)
+    found: list[dict[str, object]] = []
+    monkeypatch.setattr("splitinfer.cli.simulation.finish", lambda run, _verbose: found.append({"code": run()}))
+    given = ["simulate", "--machine", str(tmp_path / "m.yaml"), "--requests", "12", "--scale", "0.05", "--cuts"]
+    result = CliRunner().invoke(app, [*given, "--rate", "2,4", "--policies", "all", "--budgets", "64"])
+    assert found == [{"code": 0}]
+    document = json.loads(result.stdout.strip().splitlines()[-1])
+    assert len(document["cases"]) == 3 * 4
+    assert {case["cut"] for case in document["cases"]} == {"1-3", "2-2", "3-1"}
+    assert all(each["num_requests"] == 12 for case in document["cases"] for each in case["rates"])
+    for wrong in (["--policies", "fair"], ["--rate", "0"], ["--budgets", "x"]):
+        assert CliRunner().invoke(app, [*given, *wrong]).exit_code == 2
