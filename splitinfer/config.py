@@ -38,7 +38,7 @@ class Layout(core.Layout):
     def from_dict(cls, mapping: Mapping[str, Any], name: str = core.UNNAMED) -> Self:
         """The layout that ``mapping`` describes; ``name`` is for messages. Raises ``LayoutError``."""
         shape = _shape(mapping, name)
-        stages = core.lay_out((stage.name, stage.layers, stage.address) for stage in shape.stages)
+        stages = core.lay_out((stage.name, stage.layers, stage.address, stage.key) for stage in shape.stages)
         serving = _dials(shape.serving or _ServingShape(), name)
         return cls(
             stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving,
@@ -132,6 +132,7 @@ class _StageShape(pydantic.BaseModel):
     name: _Text
     layers: _Count
     address: _Text | None = None
+    key: _Text | None = None
 
 
 class _ServingShape(pydantic.BaseModel):
@@ -190,7 +191,7 @@ def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: s
     in_stage, in_serving = location[0] == "stages" and len(location) > 1, location[0] == "serving" and len(location) > 1
     where = f"stage {int(location[1]) + 1} of layout {name}" if in_stage else f"layout {name}"
     if in_stage and len(location) == 2:
-        keys = "name, layers and (for a worker) address"
+        keys = "name, layers and (for a worker) address and key"
         return f"{where} must be a mapping with the keys {keys}, but is {_described(value)}"
     where = f"'serving' of {where}" if in_serving else where
     key = location[-1]

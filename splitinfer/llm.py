@@ -41,6 +41,7 @@ from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState
 from splitinfer.engine.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, LayoutError, ModelError, QueueFull, RequestError
+from splitinfer.keyring import Keyring
 from splitinfer.kvstore.place import DEFAULT_CAP
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
@@ -393,6 +394,7 @@ class LLM:
             kv_tokens=self.context_length,
             connect_timeout=self.settings.connect_timeout,
             disk=self.settings.disk,
+            keys=Keyring() if any(spec.key for spec in self.layout.stages) else None,
             kv_root=self._kv_root if self.settings.disk is not None else b"",
         )
         names = [spec.name for spec in self.layout.stages]

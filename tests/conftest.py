@@ -18,13 +18,15 @@ def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory)
     """Processes keep KV in the user's cache folder unless they are told otherwise."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
         yield
 
 
 @pytest.fixture(autouse=True)
 def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each test has a folder of caches of its own."""
+    """Each test has folders of caches and of keys of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
 
 
 @pytest.fixture(scope="session")

@@ -57,11 +57,23 @@ PLAN = StepPlan(
     (Save(8, 1, 0, 2, b"parent", (5, 6)),), (3,), (Fetch(9, b"key", 0, 256),), (b"old",),
 )  # fmt: skip
 SPEC = TensorSpec("bfloat16", (3, 8))
+PRINT = Fingerprint("c", {"f": FilePrint(9, "t", None)})
 MESSAGES: list[Message] = [
     Hello("coordinator", "studio", "0123abc", VERSIONS),
     Welcome("mini", VERSIONS, "cpu", 2**34),
     Refuse("no"),
-    Load("demo", "auto", 1, (0, 6, 12), Fingerprint("c", {"f": FilePrint(9, "t", None)}), 2048, 4096, b"root"),
+    Load(
+        "demo",
+        "auto",
+        1,
+        (0, 6, 12),
+        Fingerprint("c", {"f": FilePrint(9, "t", None)}),
+        2048,
+        4096,
+        b"root",
+        "exact",
+        "",
+    ),
     Progress("load", 3, 9, "file"),
     ClockAsk(),
     ClockTell(5.25, 5.5),

@@ -153,12 +153,21 @@ def test_what_is_not_a_layout_file(tmp_path: Path, text: str, message: str):
     assert error_of_text(tmp_path, text).startswith(message)
 
 
+KEYS = "stages, model, draft, dtype, serving, kv_format"
+
+
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
         ({"stages": STAGES, "modl": "m"}, "unknown key 'modl' in layout x.yaml; did you mean 'model'?"),
-        ({"stages": STAGES, "q": 1}, "unknown key 'q' in layout x.yaml; known keys: stages, model, draft, dtype"),
-        ({"stages": STAGES, 7: 1}, "unknown key 7 in layout x.yaml; known keys: stages, model, draft, dtype"),
+        (
+            {"stages": STAGES, "q": 1},
+            "unknown key 'q' in layout x.yaml; known keys: stages, model, draft, dtype, serving, kv_format",
+        ),
+        (
+            {"stages": STAGES, 7: 1},
+            "unknown key 7 in layout x.yaml; known keys: stages, model, draft, dtype, serving, kv_format",
+        ),
         ({}, "layout x.yaml lacks the key 'stages'"),
         ({"stages": []}, "layout x.yaml has no stages; it needs at least one"),
         ({"stages": None}, "'stages' in layout x.yaml must be a list of stages, but is nothing"),
@@ -191,7 +200,7 @@ def test_wrong_at_the_top(mapping: Any, message: str):
         ),
         (
             "mini",
-            "stage 2 of layout x.yaml must be a mapping with the keys name, layers and (for a worker) address, "
+            "stage 2 of layout x.yaml must be a mapping with the keys name, layers and (for a worker) address and key, "
             "but is 'mini'",
         ),
     ],

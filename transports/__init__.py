@@ -15,6 +15,7 @@ from transports.base import (
     Link,
     LinkClosed,
     LinkOptions,
+    LinkRefused,
     LinkStats,
     LinkTimeout,
     Listener,
@@ -26,6 +27,7 @@ from transports.base import (
 from transports.emulated import PRESETS, EmulatedTransport, LinkProfile, emulate
 from transports.inproc import InprocTransport
 from transports.registry import connect, known, listen, register, register_prefix
+from transports.security import KeyPair, Security, check_key
 from transports.tcp import TcpTransport
 
 register(InprocTransport())
@@ -40,17 +42,21 @@ __all__ = [
     "EmulatedTransport",
     "Frame",
     "FrameError",
+    "KeyPair",
     "Link",
     "LinkClosed",
     "LinkOptions",
     "LinkProfile",
+    "LinkRefused",
     "LinkStats",
     "LinkTimeout",
     "Listener",
     "ListenerClosed",
+    "Security",
     "Sink",
     "Transport",
     "TransportError",
+    "check_key",
     "connect",
     "emulate",
     "known",

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 if TYPE_CHECKING:
     # Whatever has the buffer protocol; the name is in the standard library only from Python 3.12 on.
     from typing_extensions import Buffer as Buffer
+
+    from transports.security import Security
 else:
     Buffer = object
 
@@ -43,6 +45,10 @@ class LinkClosed(TransportError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class LinkRefused(LinkClosed):
+    """The handshake failed: one end is encrypted and the other is not, or a key is not the expected one."""
 
 
 class LinkTimeout(TransportError):
@@ -84,6 +90,7 @@ class LinkOptions:
     beat_every: float = 0.2  # seconds between heartbeats
     dead_after: float = 3.0  # seconds of silence after which the link is closed
     checksum_parts: bool = True  # the header always has a checksum; this adds the payload's
+    security: Security | None = None  # None: readable and open to anybody
 
     def __post_init__(self) -> None:
         for name in ("max_header_bytes", "max_part_bytes", "max_parts", "max_waiting_bytes"):
@@ -129,6 +136,9 @@ class Link(ABC):
 
     address: str
     """The peer's address, for messages to people."""
+
+    peer_key: str | None = None
+    """The public key that the peer has proven to own; None where the link is not encrypted."""
 
     @abstractmethod
     def send(self, frame: Frame) -> None:

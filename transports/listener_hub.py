@@ -24,6 +24,7 @@ from transports.address import HostPort
 from transports.base import FLUSH_SECONDS, FrameError, LinkOptions
 from transports.framing import Kind, decode, encode
 from transports.hub import Hub, TcpLink
+from transports.security import key_of
 
 log = logging.getLogger("transports")
 
@@ -147,6 +148,7 @@ class ListenerHub(Hub):
             self._refuse(connection, route, str(problem))
             return
         link = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
+        link.peer_key = key_of(body[0]) if self._options.security is not None else None
         with self._lock:
             self._try_send(link, encode(Kind.ACCEPT, seq=0))
             if link.over.is_set():

@@ -2,7 +2,8 @@
 
 A connector is a DEALER, a listener a ROUTER, so that one port serves many peers. The connector speaks first: OPEN, and
 the listener answers ACCEPT or, with a reason, BYE. Nothing is sent to a connection that has said nothing, and one that
-does not open a link within seconds is shut.
+does not open a link within seconds is shut. With `LinkOptions.security` the connection is encrypted, and who is not
+admitted does not come as far as that (`security`).
 
 zmq would like to reconnect by itself and lose messages on the way; RECONNECT_IVL=-1 forbids it, and every attempt to
 connect is a fresh socket. Heartbeats are ours and carry the engine's progress. zmq's own (HEARTBEAT_IVL) stay off: they
@@ -32,6 +33,7 @@ from transports.base import (
     Link,
     LinkClosed,
     LinkOptions,
+    LinkRefused,
     LinkTimeout,
     Listener,
     ListenerClosed,
@@ -39,11 +41,22 @@ from transports.base import (
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
 from transports.hub import ConnectorHub, TcpLink
 from transports.listener_hub import OPEN_SECONDS, ListenerHub
+from transports.security import secure_connector, secure_listener
 
 _QUEUE_FRAMES = 512
+_CURVE_BYTES = 64  # by which encryption makes a message longer, at most
 _BACKLOG = 1024
 _RETRY_SECONDS = 0.05
 _ONE_OF_MANY_SECONDS = 1.0  # how long one of several addresses of a host may take before the next is tried
+
+_WHY_REFUSED = {
+    zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not admit this machine's key",
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one end of the link is encrypted and the other is not",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has not the key that it should have, or ended the handshake",
+}
+_HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | (
+    zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+)
 
 _contexts_lock = threading.Lock()
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
@@ -93,6 +106,8 @@ class TcpTransport:
         wanted = parse_host_port(address)
         host = _resolve(wanted, address)[0]
         socket = _new_socket(zmq.ROUTER, host, options)
+        if options.security is not None:
+            secure_listener(socket, options.security)
         socket.ROUTER_MANDATORY = 1
         socket.BACKLOG = _BACKLOG
         monitor = socket.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
@@ -110,6 +125,8 @@ class TcpTransport:
         wanted = parse_host_port(address)
         if wanted.port == 0:
             raise AddressError(f"{address!r} has the port 0, which can only be listened on")
+        if options.security is not None and options.security.peer is None:
+            raise ValueError("an encrypted link needs the listener's key")
         until = time.monotonic() + timeout
         while True:
             trouble = self._try_all(wanted, address, until, options)
@@ -139,7 +156,9 @@ class TcpTransport:
 def _open(host: HostPort, address: str, until: float, options: LinkOptions) -> Link:
     """Connect, say OPEN, wait for ACCEPT. Raises _NoLuckError, or LinkClosed if the peer refuses."""
     socket = _new_socket(zmq.DEALER, host, options)
-    events = zmq.Event.CONNECTED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED
+    if options.security is not None:
+        secure_connector(socket, options.security)
+    events = zmq.Event.CONNECTED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED | _HANDSHAKE_FAILED
     monitor = socket.get_monitor_socket(events)
     is_open = False
     try:
@@ -155,6 +174,7 @@ def _open(host: HostPort, address: str, until: float, options: LinkOptions) -> L
         if not is_open:
             _discard(socket, monitor)
     hub = ConnectorHub(socket, monitor, options, address)
+    hub.link.peer_key = None if options.security is None else options.security.peer
     hub.start()
     return hub.link
 
@@ -172,6 +192,8 @@ def _wait(
             return
         if monitor in ready:
             event = parse_monitor_message(monitor.recv_multipart())["event"]
+            if event & _HANDSHAKE_FAILED:
+                raise LinkRefused(_WHY_REFUSED[zmq.Event(event)])
             if event == zmq.Event.CLOSED:
                 raise _NoLuckError("connection refused")
             if event == zmq.Event.DISCONNECTED:
@@ -203,7 +225,8 @@ def _new_socket(kind: zmq.SocketType, host: HostPort, options: LinkOptions) -> z
     socket.IPV6 = int(":" in host.host)
     socket.IMMEDIATE = 1
     socket.RECONNECT_IVL = -1
-    socket.MAXMSGSIZE = max(PRELUDE_BYTES + options.max_header_bytes, options.max_part_bytes)
+    overhead = 0 if options.security is None else _CURVE_BYTES
+    socket.MAXMSGSIZE = max(PRELUDE_BYTES + options.max_header_bytes, options.max_part_bytes) + overhead
     socket.HANDSHAKE_IVL = int(OPEN_SECONDS * 1000)
     socket.SNDHWM = _QUEUE_FRAMES
     socket.RCVHWM = _QUEUE_FRAMES

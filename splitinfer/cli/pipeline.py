@@ -88,6 +88,9 @@ def worker(
     ] = None,
     kv_dir: KVDir = None,
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Admit anybody, and encrypt nothing, also beyond this machine.")
+    ] = False,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -97,7 +100,7 @@ def worker(
 
     disk = disk_of(kv_dir, kv_disk_gb)
     at = ("127.0.0.1", 0) if child else (host, port)
-    finish(lambda: serve(*at, name=name, model=model, child=child, disk=disk), verbose)
+    finish(lambda: serve(*at, name=name, model=model, child=child, disk=disk, insecure=insecure), verbose)
 
 
 def _prompt_text(prompt: str | None, chat: bool) -> str | None:

@@ -15,6 +15,7 @@ in ``margin``: as much longer than predicted are one in twenty of the last steps
 """
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _QUANTILE = 0.95
 _LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
 _TRUSTED_AFTER = 4  # steps
 _FURTHER = 2  # times the most rows seen, as far as predictions are trusted
+_UNTRIED = 3  # sizes more that are tried where nothing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,22 +284,23 @@ class CostModel:
         return min(stage.trusted_rows for stage in self.stages)
 
 
-TILE = 16  # rows: kernels work on that many at a time, so the last rows of a tile cost nothing
+# Rows of a step that kernels like: they work on so many at a time, and the last of them cost nothing.
+_LIKED: tuple[int, ...] = (*range(4, 64, 4), *range(64, 256, 16), *range(256, 16384, 64))
 
 
 def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_groups: int, seconds: float) -> int:
     """How many rows of a prompt that stands at ``start``, at most ``most``, may go with ``decodes``, so that these get
-    their next token within ``seconds``; with the decodes they fill whole tiles.
+    their next token within ``seconds``; with the decodes they are a number that kernels like.
 
-    At least what fills one tile: an objective that cannot be kept must not keep prompts from being read.
+    Never none: an objective that cannot be kept must not keep prompts from being read.
     """
-    least = TILE - decodes.rows % TILE
-    trusted = max(costs.trusted_rows - decodes.rows, least)
-    low, high = 0, max(0, (min(most, trusted) - least) // TILE)
+    first = bisect_right(_LIKED, decodes.rows)
+    trusted = max(costs.trusted_rows, _LIKED[min(first + _UNTRIED, len(_LIKED) - 1)])
+    last = bisect_right(_LIKED, min(decodes.rows + most, trusted)) - 1
+    low, high = first, max(first, last)
     while low < high:
         middle = -(-(low + high) // 2)
-        if costs.cycle(decodes.plus(start, least + middle * TILE), num_groups) <= seconds:
-            low = middle
-        else:
-            high = middle - 1
-    return min(most, least + low * TILE)
+        shape = decodes.plus(start, _LIKED[middle] - decodes.rows)
+        low, high = (middle, high) if costs.cycle(shape, num_groups) <= seconds else (low, middle - 1)
+    rows: int = _LIKED[low] - decodes.rows
+    return min(most, rows)

@@ -28,6 +28,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 UNNAMED = "(unnamed)"  # the name of a layout that came from no file
 
 _TCP = re.compile(r"tcp://(?P<host>[\w.-]+|\[[\w:.%]+\]):(?P<port>[0-9]+)")  # [..] holds an IPv6 address
+_KEY = re.compile(r"[0-9a-f]{64}")
 _INPROC = re.compile(r"inproc://[\w.-]+")
 
 
@@ -36,13 +37,15 @@ class StageSpec:
     """One stage and its layers ``[start, end)``.
 
     ``address`` is None for stage 0 (the coordinator); for a worker it is ``"local"``, ``"tcp://host:port"``
-    or, in tests, ``"inproc://name"``.
+    or, in tests, ``"inproc://name"``. ``key``: the worker's public key, 64 hexadecimal digits, where the link to it is
+    encrypted.
     """
 
     name: str
     start: int
     end: int
     address: str | None = None
+    key: str | None = None
 
     @property
     def num_layers(self) -> int:
@@ -102,12 +105,15 @@ class Layout:
         )
 
 
-def lay_out(parts: Iterable[tuple[str, int, str | None]]) -> tuple[StageSpec, ...]:
-    """Stages from ``(name, number of layers, address)`` in order; each starts where the one before ends."""
+Part = tuple[str, int, str | None] | tuple[str, int, str | None, str | None]
+
+
+def lay_out(parts: Iterable[Part]) -> tuple[StageSpec, ...]:
+    """Stages from ``(name, number of layers, address[, key])`` in order; each starts where the one before ends."""
     stages: list[StageSpec] = []
     start = 0
-    for name, num_layers, address in parts:
-        stages.append(StageSpec(name, start, start + num_layers, address))
+    for name, num_layers, address, *key in parts:
+        stages.append(StageSpec(name, start, start + num_layers, address, *key))
         start += num_layers
     return tuple(stages)
 
@@ -142,6 +148,8 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
             f"the first stage of layout {layout} ({first.name!r}) is the coordinator and takes no address, "
             f"but has {first.address!r}"
         )
+    for stage in stages:
+        _check_key(stage, layout)
     place_to_name: dict[str, str] = {}
     for stage in workers:
         if stage.address is None:
@@ -158,6 +166,19 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
                 f"each needs its own address"
             )
         place_to_name[place] = stage.name
+
+
+def _check_key(stage: StageSpec, layout: str) -> None:
+    if stage.key is None:
+        return
+    if stage.address is None or not _TCP.fullmatch(stage.address):
+        raise LayoutError(
+            f"stage {stage.name!r} of layout {layout} has a key; only a worker at tcp://host:port has one"
+        )
+    if not _KEY.fullmatch(stage.key):
+        raise LayoutError(
+            f"the key of stage {stage.name!r} of layout {layout} is none: it has 64 digits from 0 to 9 and a to f"
+        )
 
 
 def _place(address: str, where: str) -> str:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from splitinfer.core.clocks import ClockReading, best, exchange
 from splitinfer.core.layout import StageSpec
+from splitinfer.engine.admission import options_to
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.wire import codec
@@ -34,13 +35,28 @@ from splitinfer.wire.messages import (
     Welcome,
 )
 from splitinfer.wire.session import Session
-from transports import AddressError, Frame, Link, LinkClosed, LinkTimeout, TransportError, connect
+from transports import (
+    AddressError,
+    Frame,
+    KeyPair,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkRefused,
+    LinkTimeout,
+    TransportError,
+    connect,
+)
 from transports.emulated import address_for_others
 
 Notice = Callable[[int, Progress], None]  # stage number, how far it is
 
 _CLOCK_SECONDS, _CLOCK_QUESTIONS = 0.003, 8  # to read one worker's clock; at least one question is asked
 _STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
+
+
+def _no_key() -> KeyPair:
+    raise PeerError("this pipeline has no key of its own for encrypted links")
 
 
 @dataclass(slots=True, eq=False)
@@ -99,11 +115,12 @@ class Event(NamedTuple):
 class Crew:
     """Links to the workers ``at``: (stage number, its spec, its address), in the order of the stages.
 
-    ``put`` gets an ``Event`` for everything a worker says once ``hand_over`` was called.
+    ``put`` gets an ``Event`` for everything a worker says once ``hand_over`` was called. ``own``: this machine's key
+    pair, where a worker has one.
     """
 
-    def __init__(self, put: Callable[[Event], None], notice: Notice) -> None:
-        self._put, self._notice = put, notice
+    def __init__(self, put: Callable[[Event], None], notice: Notice, own: Callable[[], KeyPair] = _no_key) -> None:
+        self._put, self._notice, self._own = put, notice, own
         self._session_id = uuid.uuid4().hex
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
         self._handing_over = threading.Lock()
@@ -116,7 +133,7 @@ class Crew:
             WorkerUnreachable: nobody there, or no answer.
             Refused: it said no.
         """
-        link = _connect(spec, address, timeout)
+        link = _connect(spec, address, timeout, options_to(spec.key, self._own))
         peer = Peer(stage, spec, address, link)
         try:
             peer.say(Hello("coordinator", machine_name(), self._session_id, own_versions()))
@@ -158,7 +175,7 @@ class Crew:
     def join(self) -> None:
         """Every worker but the last opens its data link to the next."""
         for peer, following in zip(self.peers, self.peers[1:], strict=False):
-            peer.say(Connect(address_for_others(following.address)))
+            peer.say(Connect(address_for_others(following.address), following.spec.key or ""))
         waiting = {peer.stage for peer in self.peers[:-1]}
         while waiting:
             peer, message = self._next_message()
@@ -214,14 +231,30 @@ class Crew:
             put(event)
 
 
+def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:
+    """What a person can do about a handshake that failed."""
+    where = f"worker {spec.name} ({address})"
+    if options.security is None:
+        return (
+            f"{where} wants an encrypted link: put the key that it printed when it started into the layout, "
+            f"as `key:` of stage {spec.name}"
+        )
+    return (
+        f"{where} cannot be reached with encryption: {error}. If it has not been told of this machine, run there: "
+        f"splitinfer pair {options.security.own.public}; if it runs with --insecure, its stage must have no key"
+    )
+
+
 def start_command(address: str) -> str:
     """What a person types on a worker's machine so that it waits at this address."""
     return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
 
 
-def _connect(spec: StageSpec, address: str, timeout: float) -> Link:
+def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions) -> Link:
     try:
-        return connect(address, timeout=timeout)
+        return connect(address, timeout=timeout, options=options)
+    except LinkRefused as error:
+        raise Refused(_why_refused(spec, address, options, error)) from error
     except (LinkTimeout, LinkClosed) as error:
         raise WorkerUnreachable(
             f"worker {spec.name} is not at {address} (tried for {timeout:.0f} s); "

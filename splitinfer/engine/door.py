@@ -12,11 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from splitinfer.engine.admission import Admission
 from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.errors import ProtocolError
 from splitinfer.models.memory import free_bytes
 from splitinfer.wire import codec
-from splitinfer.wire.messages import Hello, Message, Refuse, Versions, Welcome
+from splitinfer.wire.messages import Hello, Message, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
 
@@ -67,9 +68,9 @@ class _Stranger:
 class Door:
     """Accepts links in a thread of its own and hands those let in to ``deliver``, frame by frame."""
 
-    def __init__(self, listener: Listener, deliver: Deliver, name: str, versions: Versions | None = None) -> None:
-        self._listener, self._deliver, self._name = listener, deliver, name
-        self._versions = versions or own_versions()
+    def __init__(self, listener: Listener, deliver: Deliver, name: str, admission: Admission) -> None:
+        self._listener, self._deliver, self._name, self._admission = listener, deliver, name, admission
+        self._versions = own_versions()
         self._lock = threading.Lock()
         self._strangers: list[_Stranger] = []
         self._owner: Visitor | None = None
@@ -141,6 +142,9 @@ class Door:
         difference = self._versions.difference(hello.versions)
         if difference:
             return f"the worker runs another version ({difference}); install the same on both"
+        may = self._admission.may_bring if hello.role == "upstream" else self._admission.may_coordinate
+        if not may(visitor.link.peer_key):
+            return "that key is not admitted here"
         with self._lock:
             busy = self._owner is not None and self._owner.link.closed is None
             if hello.role == "upstream":

@@ -23,6 +23,7 @@ from splitinfer.core.kv import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.prefix import Kept, Key
+from splitinfer.engine.admission import Keys
 from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
 from splitinfer.engine.local import LocalWorker, take
 from splitinfer.engine.processor import give_way_if_own
@@ -50,6 +51,7 @@ class PipelineOrder:
     connect_timeout: float  # seconds to reach a worker
     disk: Disk | None = None  # where this machine keeps KV
     kv_root: Key = b""  # what the keys of KV on disk begin with
+    keys: Keys | None = None  # for encrypted links
 
 
 class Pipeline:
@@ -58,13 +60,17 @@ class Pipeline:
     def __init__(self, order: PipelineOrder, put: Callable[[Event], None], notice: Notice) -> None:
         self._order, self._put, self._notice = order, put, notice
         self._locals: dict[str, LocalWorker] = {}
-        self._crew = Crew(put, notice)
+        self._crew = self._new_crew()
         self._own: LoadedStage | None = None
         self._lost: Peer | None = None  # what the last loss was about
         self._stuck: Peer | None = None  # beats, but its engine stands still
         self._closing = threading.Lock()
         self.ready: tuple[Ready, ...] = ()
         self.clocks = Clocks(())
+
+    def _new_crew(self) -> Crew:
+        keys = self._order.keys
+        return Crew(self._put, self._notice) if keys is None else Crew(self._put, self._notice, keys.own)
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -95,7 +101,7 @@ class Pipeline:
     def regroup(self, reason: str) -> None:
         """Part with the workers as they are: a new process for each local one that is none any more or
         stands still, a goodbye to the others, which stay loaded."""
-        crew, self._crew = self._crew, Crew(self._put, self._notice)
+        crew, self._crew = self._crew, self._new_crew()
         self._kill_lost(crew)
         self._stuck = None
         self._start_locals()
@@ -159,7 +165,14 @@ class Pipeline:
             kv_tokens=order.kv_tokens,
             kv_root=order.kv_root,
             kv_format=order.layout.kv_format,
+            upstream_key=self._upstream_key(stage),
         )
+
+    def _upstream_key(self, stage: int) -> str:
+        """The key of the stage that brings a stage its hidden states, where those two are linked with keys. The first
+        worker gets them from the coordinator itself."""
+        stages = self._order.layout.stages
+        return (stages[stage - 1].key or "") if stage >= 2 and stages[stage].key else ""
 
     def _own_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""

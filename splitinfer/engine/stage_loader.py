@@ -57,8 +57,10 @@ class LoadedStage:
             self.disk.close(_WRITE)
 
     def serves(self, order: Load) -> bool:
-        """Whether this carries the order out as it is: the same but for KV, and room for as much of that."""
-        return order.kv_tokens <= self.order.kv_tokens and replace(self.order, kv_tokens=order.kv_tokens) == order
+        """Whether this carries the order out as it is: the same but for KV, and room for as much of that; who brings
+        the hidden states is another matter."""
+        same = replace(self.order, kv_tokens=order.kv_tokens, upstream_key=order.upstream_key)
+        return order.kv_tokens <= self.order.kv_tokens and same == order
 
 
 def load(order: Load, name: str, report: Report, disk: Disk | None = None) -> LoadedStage:

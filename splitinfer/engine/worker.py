@@ -25,6 +25,7 @@ import mlx.core as mx
 from splitinfer.core.layout import DTYPES
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.watch import Pace
+from splitinfer.engine.admission import Admission, Keys, options_to
 from splitinfer.engine.door import Door, Visitor, one_line
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.processor import give_way_if_own
@@ -51,7 +52,7 @@ from splitinfer.wire.messages import (
     Welcome,
 )  # fmt: skip
 from splitinfer.wire.session import Session
-from transports import Frame, Link, LinkClosed, Listener, TransportError, connect
+from transports import Frame, KeyPair, Link, LinkClosed, Listener, TransportError, connect
 
 log = logging.getLogger(__name__)
 
@@ -75,12 +76,21 @@ class _Abandoned(Exception):
 
 class Worker:
     """Serves on ``listener`` until ``stop``. ``model`` overrides the coordinator's name for the model,
-    for a folder that lies elsewhere on this machine. ``disk``: where KV is kept for coordinators that want it."""
+    for a folder that lies elsewhere on this machine. ``disk``: where KV is kept for coordinators that want it.
+    ``keys``: for encrypted links; ``admission``: who may come by ``listener``."""
 
     def __init__(
-        self, listener: Listener, *, name: str | None = None, model: str | None = None, disk: Disk | None = None
+        self,
+        listener: Listener,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        disk: Disk | None = None,
+        keys: Keys | None = None,
+        admission: Admission | None = None,
     ) -> None:
         self.name = name or machine_name()
+        self._keys, self._admission = keys, admission or Admission(None)
         self._model, self._disk = model, disk
         self._inbox: Mailbox[Event | str] = Mailbox()
         self._expecting = False  # the last event was a step, so another may follow soon
@@ -93,7 +103,7 @@ class Worker:
         self._pace = Pace()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-        self._door = Door(listener, self._deliver, self.name)
+        self._door = Door(listener, self._deliver, self.name, self._admission)
 
     def stop(self, timeout: float) -> bool:
         """End: finish the step under way, say goodbye. Whether that was done within ``timeout`` seconds."""
@@ -195,6 +205,7 @@ class Worker:
             if self._stage is None or not self._stage.serves(order):
                 self._let_go()
                 self._stage = load(order, self.name, report, self._disk)
+            self._admission.expect(order.upstream_key)
             ready = self._stage.offer()
         except SplitinferError as error:
             log.warning("refused %s: %s", visitor.name, error)
@@ -216,7 +227,10 @@ class Worker:
         session = Session(opened=True)
         hello = Hello("upstream", self.name, visitor.session_id, own_versions())
         session.sending(hello)
-        link = connect(message.address, timeout=CONNECT_TIMEOUT)
+        if message.key and self._keys is None:
+            raise PeerError(f"{self.name} was started with --insecure, and the next stage wants an encrypted link")
+        options = options_to(message.key, self._own_key)
+        link = connect(message.address, timeout=CONNECT_TIMEOUT, options=options)
         try:
             link.send(Frame(codec.encode(hello)))
             answer = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
@@ -233,6 +247,10 @@ class Worker:
         link.deliver_to(lambda item: self._deliver(next_stage, item))
         self._downstream = (link, session)
         visitor.say(Connected())
+
+    def _own_key(self) -> KeyPair:
+        assert self._keys is not None
+        return self._keys.own()
 
     # -- steps -------------------------------------------------------------------------------
 

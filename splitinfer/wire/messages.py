@@ -11,7 +11,7 @@ read it. Saying goodbye and being alive belong to the transport (BYE and heartbe
 from dataclasses import dataclass
 
 from splitinfer.core.identity import Fingerprint
-from splitinfer.core.kv_format import EXACT, format_of
+from splitinfer.core.kv_format import format_of
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.prefix import Key
 
@@ -76,7 +76,8 @@ class Load:
     vocab_size: int  # the tokenizer's: the number of values noise is drawn for
     kv_tokens: int  # tokens of KV to leave room for
     kv_root: Key  # what the keys of KV on disk begin with; empty: none is to be written
-    kv_format: str = EXACT  # how keys and values are stored (``core.kv_format``)
+    kv_format: str  # how keys and values are stored (``core.kv_format``)
+    upstream_key: str  # the key of the stage before, which may bring hidden states; empty: it comes in the open
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
@@ -128,9 +129,10 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open the data link to the next stage at ``address``."""
+    """Open the data link to the next stage at ``address``, which owns ``key``; without one, in the open."""
 
     address: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.models.hub import open_model
 from splitinfer.wire import codec
 from splitinfer.wire.messages import Hello, Load, Message, Progress, Step
-from transports import Frame, LinkClosed, connect
+from transports import Frame, Link, LinkClosed, connect
 
 SECONDS = 20.0
 MODEL, NUM_LAYERS, WIDTH = "demo", 12, 192
@@ -27,8 +27,8 @@ MODEL, NUM_LAYERS, WIDTH = "demo", 12, 192
 class Peer:
     """A link to a worker. Leaving the ``with`` block ends it, and the worker knows so by then."""
 
-    def __init__(self, address: str) -> None:
-        self.link = connect(address, timeout=SECONDS)
+    def __init__(self, address: str, link: Link | None = None) -> None:
+        self.link = link or connect(address, timeout=SECONDS)
 
     def say(self, message: Message, *parts: Any) -> Self:
         return self.send(codec.encode(message), *parts)
@@ -76,7 +76,7 @@ def load(**changes: Any) -> Load:
     """The order for the second half of the demo model."""
     model = changes.get("model", MODEL)
     print_ = open_model(model if model == MODEL else MODEL).fingerprint()
-    order = Load(MODEL, "auto", 1, (0, NUM_LAYERS // 2, NUM_LAYERS), print_, 2048, 512, b"")
+    order = Load(MODEL, "auto", 1, (0, NUM_LAYERS // 2, NUM_LAYERS), print_, 2048, 512, b"", "exact", "")
     return replace(order, **changes)
 
 

@@ -260,8 +260,8 @@ WRONG_STEPS: dict[str, tuple[Message | np.ndarray, ...]] = {
     "hello again": (hello(),),
     "load again": (load(),),
     "the worker's own words": (Result(StepResult(0)),),
-    "an address that is none": (Connect("garbage\n" * 1000),),
-    "a scheme that is none": (Connect("ftp://127.0.0.1:1"),),
+    "an address that is none": (Connect("garbage\n" * 1000, ""),),
+    "a scheme that is none": (Connect("ftp://127.0.0.1:1", ""),),
 }
 
 
@@ -313,7 +313,7 @@ def test_a_next_stage_that_is_none_leaves_no_link_behind(answer: bytes, victim: 
     threads = victim.process.num_threads()
     with transports.listen("tcp://127.0.0.1:0") as listener:
         with ready(victim) as peer:
-            peer.say(Connect(listener.address))
+            peer.say(Connect(listener.address, ""))
             link = listener.accept(peers.SECONDS)
             link.recv(peers.SECONDS)
             link.send(Frame(answer))
@@ -329,7 +329,7 @@ TARGETS: list[Callable[[], bytes]] = [
     lambda: codec.encode(hello()),
     lambda: codec.encode(load()),
     lambda: codec.encode(TWO[0]),
-    lambda: codec.encode(Connect("tcp://127.0.0.1:1")),
+    lambda: codec.encode(Connect("tcp://127.0.0.1:1", "")),
 ]
 
 

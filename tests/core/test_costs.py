@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitinfer.core.costs import TILE, CostModel, Shape, StageCosts, most_rows
+from splitinfer.core.costs import CostModel, Shape, StageCosts, most_rows
 from splitinfer.core.plan import Slice, StageFigures
 
 
@@ -118,16 +118,16 @@ def test_a_step_of_which_a_part_was_not_computed_teaches_nothing():
 
 
 @pytest.mark.parametrize("num_decoding", [1, 4, 16, 21])
-def test_as_many_rows_as_the_objective_lets_through_in_whole_tiles(num_decoding: int):
+@pytest.mark.parametrize(("seconds", "like"), [(0.3, 16), (0.12, 4)])
+def test_as_many_rows_as_the_objective_lets_through(num_decoding: int, seconds: float, like: int):
     model = CostModel([StageCosts.line(0.01, 0.001), StageCosts.line(0.005, 0.001)])
     decodes = Shape.of_single_rows([100] * num_decoding)
-    found = most_rows(model, decodes, 0, 2048, 2, 0.3)
-    rows = num_decoding + found
-    assert rows % TILE == 0
-    assert model.cycle(decodes.plus(0, found), 2) <= 0.3 < model.cycle(decodes.plus(0, found + TILE), 2)
-    assert most_rows(model, decodes, 0, 2048, 2, 1e-9) == TILE - num_decoding % TILE, "never nothing"
+    found = most_rows(model, decodes, 0, 2048, 2, seconds)
+    assert (num_decoding + found) % like == 0
+    assert model.cycle(decodes.plus(0, found), 2) <= seconds < model.cycle(decodes.plus(0, found + like), 2)
+    assert most_rows(model, decodes, 0, 2048, 2, 1e-9) == 4 - num_decoding % 4, "never nothing"
     assert most_rows(model, decodes, 0, 3, 2, 10.0) == 3, "never more than there is"
 
 
 def test_of_a_machine_it_does_not_know_it_asks_little():
-    assert most_rows(CostModel.of(2), Shape.of_single_rows([9] * 4), 0, 512, 2, 1.0) == TILE - 4
+    assert most_rows(CostModel.of(2), Shape.of_single_rows([9] * 4), 0, 512, 2, 1.0) == 16

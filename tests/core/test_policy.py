@@ -175,8 +175,8 @@ def test_the_objective_is_kept_and_used_up(num_stages: int, slo: float):
     busy = [
         b - a for i in range(8) for a, b in pairwise(times[i]) if any(first < a and b < last for first, last in reading)
     ]
-    # Whole tiles of 16 rows: 8 ms a stage.
-    assert sum(busy) / len(busy) > 0.85 * slo - 0.008 * num_stages, "prompts get what the objective leaves"
+    # Beyond 64 rows sixteen are taken at a time, beyond 256 sixty-four.
+    assert sum(busy) / len(busy) > 0.7 * slo - 0.008 * num_stages, "prompts get what the objective leaves"
 
 
 def test_prompts_are_read_even_where_the_objective_cannot_be_kept():

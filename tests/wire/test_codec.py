@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitinfer.core.identity import FilePrint, Fingerprint
+from splitinfer.core.kv_format import NAMES as KV_FORMATS
 from splitinfer.core.plan import (
     Fetch,
     NewSequence,
@@ -108,7 +109,7 @@ def _loads(draw: st.DrawFn) -> messages.Load:
     stage = draw(st.integers(0, len(layers) - 1))
     return messages.Load(
         draw(text), draw(text), stage, bounds, draw(values(Fingerprint)), draw(number), draw(number),
-        draw(values(bytes)),
+        draw(values(bytes)), draw(st.sampled_from(KV_FORMATS)), draw(text),
     )  # fmt: skip
 
 
@@ -176,10 +177,12 @@ EXAMPLES: dict[str, Message] = {
             vocab_size=151_643,
             kv_tokens=8192,
             kv_root=b"root",
+            kv_format="k8v4",
+            upstream_key="ab" * 32,
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(1, 10**10, 4096, 512, 2**20, 10**9, None, True, (b"key", b"another"), "gpu"),
-        messages.Connect("tcp://10.0.0.3:5577"),
+        messages.Connect("tcp://10.0.0.3:5577", "ab" * 32),
         messages.Connected(),
         messages.ClockAsk(),
         messages.ClockTell(5.25, 5.5),

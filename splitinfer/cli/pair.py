@@ -1,0 +1,37 @@
+"""`splitinfer pair`: whom this machine admits, and how others know it."""
+
+from typing import Annotated
+
+import typer
+
+from splitinfer.cli.running import finish, set_up
+
+
+def pair(
+    key: Annotated[
+        str | None, typer.Argument(help="A coordinator's key, as `splitinfer pair` prints it there.")
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="What to call its owner.")] = "",
+    remove: Annotated[bool, typer.Option("--remove", help="Admit it no more.")] = False,
+) -> None:
+    """Admit a coordinator to this machine's workers; without a key, print this machine's own and whom it admits."""
+    set_up(verbose=False)
+    finish(lambda: _pair(key, name, remove=remove), verbose=False)
+
+
+def _pair(key: str | None, name: str, *, remove: bool) -> int:
+    from splitinfer.keyring import Keyring
+
+    keyring = Keyring()
+    if key is None:
+        public = keyring.own().public
+        typer.echo(f"this machine's key: {public}\nto let it in, run on a worker's machine: splitinfer pair {public}")
+        for known in keyring.known():
+            typer.echo(f"admitted here: {known.key} {known.name}".rstrip())
+        return 0
+    if remove:
+        typer.echo("it is admitted no more" if keyring.forget(key) else "it was not admitted", err=True)
+        return 0
+    keyring.admit(key, name)
+    typer.echo("admitted; workers that run already know it", err=True)
+    return 0

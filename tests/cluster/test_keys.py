@@ -1,0 +1,151 @@
+"""Workers beyond loopback, real processes, each with keys of its own: who is admitted, and what others get."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import stages
+from peers import Peer, hello
+from processes import Running, RunningWorker, until, worker
+
+import splitinfer
+from splitinfer.demo import TARGET
+from splitinfer.errors import PeerError, Refused
+from splitinfer.keyring import Keyring
+from splitinfer.llm import LLM, Settings
+from transports import KeyPair, LinkOptions, LinkRefused, Security, connect
+
+PROMPT = "Once upon a time there was"
+PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)
+
+
+@contextmanager
+def beyond_loopback(folder: Path, name: str, *options: str) -> Iterator[RunningWorker]:
+    """A worker on all interfaces, on a machine of its own as far as keys go."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(folder / name))
+        with worker("--host", "0.0.0.0", *options, name=name) as running:
+            patch.undo()
+            yield running
+
+
+def address(running: RunningWorker) -> str:
+    return running.address.replace("0.0.0.0", "127.0.0.1")
+
+
+def key(running: RunningWorker) -> str:
+    """What a person would copy from the line it prints."""
+    return running.sees(r"this worker's stage in the layout: \{.*key: ([0-9a-f]{64})\}")[1]
+
+
+def keyring(folder: Path, name: str) -> Keyring:
+    return Keyring(folder / name / "splitinfer")
+
+
+def layout(*workers: RunningWorker, with_keys: bool = True) -> dict[str, object]:
+    share = 12 // (len(workers) + 1)
+    found: list[dict[str, object]] = [{"name": "a", "layers": share}]
+    for i, one in enumerate(workers):
+        found.append({"name": f"w{i}", "layers": share, "address": address(one)})
+        if with_keys:
+            found[-1]["key"] = key(one)
+    return {"model": "demo", "stages": found}
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[int]:
+    with stages.pipeline(TARGET, [12]) as llm:
+        return llm.generate(PROMPT, PARAMS)[0].token_ids
+
+
+def test_from_the_first_start_to_an_answer(tmp_path: Path, expected: list[int]) -> None:
+    """As a person does it: start the worker, copy its line, be refused, run what the sentence says, go on."""
+    with beyond_loopback(tmp_path, "mini") as mini:
+        mini.sees("nobody is admitted yet: on the coordinator's machine, `splitinfer pair`")
+        with pytest.raises(Refused, match=r"run there: splitinfer pair ([0-9a-f]{64})") as refused:
+            LLM(layout(mini))
+        mine = re.search(r"splitinfer pair ([0-9a-f]{64})", str(refused.value))
+        assert mine is not None
+        mini.sees(f"admit it with: splitinfer pair {mine[1]}")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mini"))
+            pairing = Running("pair", mine[1], "--name", "studio")
+        assert pairing.wait(30) == 0
+        with LLM(layout(mini)) as llm:
+            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+        assert [one.name for one in keyring(tmp_path, "mini").known()] == ["studio"]
+        with pytest.raises(Refused, match="wants an encrypted link: put the key that it printed"):
+            LLM(layout(mini, with_keys=False))
+    told = Running("pair")
+    assert told.wait(30) == 0
+    assert mine[1] in told.out
+
+
+def test_a_worker_brings_hidden_states_and_nothing_else(tmp_path: Path, expected: list[int]) -> None:
+    """The middle stage's key is told by the coordinator: it may bring hidden states, as long as that session lasts."""
+    with beyond_loopback(tmp_path, "mini") as mini, beyond_loopback(tmp_path, "air") as air:
+        for name in ("mini", "air"):
+            keyring(tmp_path, name).admit(Keyring().own().public, "studio")
+        both = layout(mini, air)
+        middle = keyring(tmp_path, "mini").own()
+        with LLM(both) as llm:
+            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+            link = connect(address(air), timeout=5, options=LinkOptions(security=Security(middle, key(air))))
+            with Peer(address(air), link=link) as peer:
+                answer = peer.say(hello(role="coordinator")).hear()
+                assert "that key is not admitted here" in answer.reason
+            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+        with LLM(both) as llm:  # the workers are still there, and a second session is one more
+            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+
+
+def test_a_peer_without_the_key_gets_nothing(tmp_path: Path) -> None:
+    with beyond_loopback(tmp_path, "mini") as mini:
+        for options in (LinkOptions(), LinkOptions(security=Security(KeyPair.make(), key(mini)))):
+            with pytest.raises(LinkRefused):
+                connect(address(mini), timeout=5, options=options)
+        assert mini.is_alive
+
+
+def test_a_killed_worker_comes_back_with_its_key(tmp_path: Path, expected: list[int]) -> None:
+    with beyond_loopback(tmp_path, "mini") as mini:
+        keyring(tmp_path, "mini").admit(Keyring().own().public, "studio")
+        there, port = layout(mini), address(mini).rpartition(":")[2]
+        with LLM(there, settings=Settings(rejoin_timeout=60)) as llm:
+            request = llm.submit(PROMPT, splitinfer.SamplingParams(max_tokens=60, ignore_eos=True))
+            for event in request:
+                if event.token_ids:
+                    break
+            psutil.Process(mini.pid).kill()
+            with beyond_loopback(tmp_path, "mini", "--port", port) as again:
+                again.sees("waits at")
+                assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+                assert llm.stats()["rejoins"] == 1
+
+
+def test_insecure_is_possible_and_said(tmp_path: Path, expected: list[int]) -> None:
+    with beyond_loopback(tmp_path, "mini", "--insecure") as mini:
+        mini.sees("--insecure: whoever reaches tcp://.* can use this worker")
+        with LLM(layout(mini, with_keys=False)) as llm:
+            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+        there = layout(mini, with_keys=False)
+        there["stages"][1]["key"] = "ab" * 32  # type: ignore[index]
+        with pytest.raises(PeerError, match="if it runs with --insecure, its stage must have no key"):
+            LLM(there)
+
+
+def test_on_loopback_there_are_no_keys(tmp_path: Path) -> None:
+    with worker(name="near") as near:
+        assert near.address
+        assert "key" not in near.err
+    assert not (tmp_path / "config").exists()
+
+
+def test_it_sleeps_when_nobody_is_there(tmp_path: Path) -> None:
+    """Whoever answers for keys sleeps, too."""
+    with beyond_loopback(tmp_path, "mini") as mini:
+        assert mini.address
+        until(lambda: mini.process.cpu_percent(1.0) < 2.0, "an idle worker takes under 2 % of a processor", 20)

@@ -1,0 +1,67 @@
+"""The files of keys: made once, private, edited by hand, damaged."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from splitinfer.errors import ConfigError
+from splitinfer.keyring import Keyring
+from transports import KeyPair
+
+KEY = "ab" * 32
+
+
+def test_the_own_key_is_made_once_and_private(tmp_path: Path) -> None:
+    first = Keyring(tmp_path / "deep" / "keys").own()
+    assert Keyring(tmp_path / "deep" / "keys").own() == first
+    assert stat.S_IMODE((tmp_path / "deep" / "keys" / "key").stat().st_mode) == 0o600
+    assert [path.name for path in (tmp_path / "deep" / "keys").iterdir()] == ["key"]
+
+
+def test_who_is_admitted_is_known_to_all_who_look(tmp_path: Path) -> None:
+    here, there = Keyring(tmp_path), Keyring(tmp_path)
+    assert not there.admits(KEY)
+    here.admit(KEY, "my  studio\n")
+    assert there.admits(KEY)
+    assert [(one.key, one.name) for one in there.known()] == [(KEY, "my studio")]
+    assert here.forget(KEY)
+    assert not there.admits(KEY)
+    assert not here.forget(KEY)
+
+
+def test_the_file_may_be_written_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "peers").write_text(f"\n{KEY}\n{'cd' * 32} studio\n")
+    assert Keyring(tmp_path).admits(KEY)
+    assert Keyring(tmp_path).admits("cd" * 32)
+
+
+@pytest.mark.parametrize("text", ["nonsense\n", f"{KEY[:-1]} short\n", "\x00" * 64])
+def test_a_damaged_file_admits_nobody(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "peers").write_text(f"{KEY} good\n{text}")
+    assert not Keyring(tmp_path).admits(KEY)
+    assert "line 2 of" in caplog.text
+    with pytest.raises(ConfigError, match="line 2 of"):
+        Keyring(tmp_path).known()
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"public": "x", "secret": "y"}'])
+def test_a_damaged_key_is_said(text: str, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(text)
+    with pytest.raises(ConfigError, match="holds no key"):
+        Keyring(tmp_path).own()
+
+
+def test_what_is_no_key_is_not_admitted(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is no key"):
+        Keyring(tmp_path).admit("studio", "")
+
+
+def test_a_stranger_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keyring = Keyring(tmp_path)
+    for _ in range(3):
+        keyring.tell_stranger(KEY)
+    for _ in range(50):
+        keyring.tell_stranger(KeyPair.make().public)
+    assert caplog.text.count(f"splitinfer pair {KEY}") == 1
+    assert len(caplog.records) == 20, "a flood of strangers does not fill the log"

@@ -1,0 +1,31 @@
+"""tcp:// with keys as one more scheme, `curve+tcp://`, for checks that take an address and nothing else: both ends
+have the same key pair, and admit it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import transports
+from transports import KeyPair, Link, LinkOptions, Listener, Security, Transport
+
+OWN = KeyPair.make()
+
+
+def secured(options: LinkOptions, own: KeyPair = OWN, peer: str = OWN.public) -> LinkOptions:
+    return replace(options, security=Security(own, peer, lambda key: key == peer))
+
+
+class Curve:
+    def __init__(self, plain: Transport) -> None:
+        self.scheme, self._plain = f"curve+{plain.scheme}", plain
+
+    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
+        return self._plain.connect(address.removeprefix("curve+"), timeout=timeout, options=secured(options))
+
+    def listen(self, address: str, *, options: LinkOptions) -> Listener:
+        listener = self._plain.listen(address.removeprefix("curve+"), options=secured(options))
+        listener.address = f"curve+{listener.address}"
+        return listener
+
+
+transports.register_prefix("curve", Curve)

@@ -1,0 +1,153 @@
+"""Links with keys: who has the wrong one, or none, gets nothing; and the listener serves on."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+
+import pytest
+import zmq
+from contract import QUICK, SECONDS, until
+from curve import OWN, secured
+
+import transports
+from transports import Frame, KeyPair, LinkClosed, LinkOptions, LinkRefused, LinkTimeout, Security, check_key
+
+LOOPBACK = "tcp://127.0.0.1:0"
+OTHER = KeyPair.make()
+
+
+def test_both_ends_know_whom_they_talk_to() -> None:
+    with transports.listen(LOOPBACK, options=secured(QUICK, OWN, OTHER.public)) as listener:
+        here = transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK, OTHER, OWN.public))
+        there = listener.accept(SECONDS)
+        assert (here.peer_key, there.peer_key) == (OWN.public, OTHER.public)
+        here.send(Frame(b"secret", (b"x" * 100_000,)))
+        assert there.recv(SECONDS).header == b"secret"
+        here.abort()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (QUICK, "one end of the link is encrypted and the other is not"),
+        (secured(QUICK, OTHER, OWN.public), "it does not admit this machine's key"),
+        (secured(QUICK, OWN, OTHER.public), "it has not the key that it should have"),
+    ],
+    ids=["no key", "a stranger's key", "another listener's key"],
+)
+def test_who_is_not_admitted_hears_why_and_gets_nothing(options: LinkOptions, reason: str) -> None:
+    with transports.listen(LOOPBACK, options=secured(QUICK)) as listener:
+        with pytest.raises(LinkRefused, match=reason):
+            transports.connect(listener.address, timeout=SECONDS, options=options)
+        with pytest.raises(LinkTimeout):
+            listener.accept(0.2)
+        check_serves(listener.address, listener)
+
+
+def check_serves(address: str, listener: transports.Listener) -> None:
+    link = transports.connect(address, timeout=SECONDS, options=secured(QUICK))
+    there = listener.accept(SECONDS)
+    link.send(Frame(b"still here"))
+    assert there.recv(SECONDS).header == b"still here"
+    link.abort()
+
+
+def test_keys_do_not_fit_a_listener_without() -> None:
+    with (
+        transports.listen(LOOPBACK, options=QUICK) as listener,
+        pytest.raises(LinkRefused, match="one end of the link is encrypted"),
+    ):
+        transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK))
+
+
+def test_a_listener_admits_whom_it_comes_to_know() -> None:
+    known: set[str] = set()
+    options = LinkOptions(
+        beat_every=0.02, dead_after=2.0, security=Security(OWN, None, lambda key: key in known)
+    )  # fmt: skip
+    mine = secured(QUICK, OTHER, OWN.public)
+    with transports.listen(LOOPBACK, options=options) as listener:
+        with pytest.raises(LinkRefused):
+            transports.connect(listener.address, timeout=SECONDS, options=mine)
+        known.add(OTHER.public)
+        transports.connect(listener.address, timeout=SECONDS, options=mine).abort()
+
+
+def test_two_listeners_of_one_process_admit_each_its_own() -> None:
+    first, second = secured(QUICK, OWN, OWN.public), secured(QUICK, OTHER, OTHER.public)
+    with transports.listen(LOOPBACK, options=first) as one, transports.listen(LOOPBACK, options=second) as two:
+        transports.connect(one.address, timeout=SECONDS, options=first).abort()
+        transports.connect(two.address, timeout=SECONDS, options=second).abort()
+        with pytest.raises(LinkRefused):
+            transports.connect(one.address, timeout=SECONDS, options=secured(QUICK, OTHER, OWN.public))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nonsense_in_the_handshake_gets_nothing(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Bytes that are no ZMTP, half a greeting, a greeting and noise: not a byte of a frame comes back."""
+    noise = bytes((i * 37 + seed * 101) % 256 for i in range(4096))
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\x00" + bytes(31)
+    sent = [
+        noise,
+        b"",
+        greeting[:20],
+        greeting + noise,
+        greeting + b"\x04\xc8" + noise[:200],
+        b"GET / HTTP/1.1\r\n\r\n",
+    ]
+    with caplog.at_level(logging.CRITICAL), transports.listen(LOOPBACK, options=secured(QUICK)) as listener:
+        host, port = listener.address.removeprefix("tcp://").rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=SECONDS) as raw:
+            raw.settimeout(0.3)
+            raw.sendall(sent[seed])
+            got = b""
+            try:
+                while data := raw.recv(4096):
+                    got += data
+            except (TimeoutError, ConnectionError):
+                pass
+            assert b"SPLI" not in got
+            assert len(got) <= 64 + 200, "a greeting, and at most one command of the handshake"
+        check_serves(listener.address, listener)
+
+
+def test_damaged_frames_over_an_encrypted_link_end_it_and_nothing_else() -> None:
+    with transports.listen(LOOPBACK, options=secured(QUICK)) as listener:
+        raw = zmq.Context.instance().socket(zmq.DEALER)
+        raw.LINGER = 0
+        transports.security.secure_connector(raw, Security(OWN, OWN.public))
+        raw.connect(listener.address)
+        raw.send_multipart([b"SPLInonsense", b"more"])
+        with pytest.raises(LinkTimeout):
+            listener.accept(0.3)
+        check_serves(listener.address, listener)
+        raw.close()
+
+
+def test_a_lost_process_is_noticed_as_without_keys() -> None:
+    with transports.listen(LOOPBACK, options=secured(QUICK)) as listener:
+        here = transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK))
+        there = listener.accept(SECONDS)
+        ended = threading.Event()
+        there.deliver_to(lambda item: ended.set() if isinstance(item, LinkClosed) else None)
+        here.abort("gone")
+        until(ended.is_set, "the other end hears of it")
+
+
+@pytest.mark.parametrize("wrong", ["", "0" * 63, "G" * 64, "0" * 65, "A" * 64])
+def test_what_is_no_key(wrong: str) -> None:
+    with pytest.raises(ValueError, match="is no key"):
+        check_key(wrong)
+
+
+def test_halves_of_two_keys_do_not_make_one() -> None:
+    with pytest.raises(ValueError, match="do not belong together"):
+        KeyPair(OWN.public, OTHER.secret)
+    assert OWN.secret not in repr(OWN)
+
+
+def test_connecting_needs_the_listeners_key() -> None:
+    with pytest.raises(ValueError, match="needs the listener's key"):
+        transports.connect("tcp://127.0.0.1:1", timeout=1, options=LinkOptions(security=Security(OWN)))

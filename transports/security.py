@@ -1,0 +1,127 @@
+"""Keys, and who is let in: CurveZMQ, as far as a link needs to know of it.
+
+Both ends have a key pair. Who connects knows the listener's public key beforehand, so nobody can pretend to be the
+listener; the listener is told the connecting side's key by the handshake, which proves that it has the secret half, and
+admits it or not. What travels is encrypted and cannot be changed or repeated. See CurveZMQ (rfc.zeromq.org/spec/26) and
+ZAP (rfc.zeromq.org/spec/27), which libzmq and pyzmq implement.
+
+A peer that is not admitted gets nothing: not a byte of ours, for the handshake comes before the first message.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import zmq
+import zmq.auth.thread
+import zmq.utils.z85
+
+KEY_HEX = 64  # characters of a key as people see it
+Admits = Callable[[str], bool]  # a public key -> whether its owner may come in; called on a thread of its own
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A Curve25519 key pair, each half as 64 hexadecimal digits."""
+
+    public: str
+    secret: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        check_key(self.public)
+        check_key(self.secret)
+        if public_of(self.secret) != self.public:
+            raise ValueError("the two halves of a key do not belong together")
+
+    @classmethod
+    def make(cls) -> KeyPair:
+        """A new one."""
+        public, secret = zmq.curve_keypair()
+        return cls(_hex(public), _hex(secret))
+
+
+def check_key(key: str) -> None:
+    """Raise ValueError unless `key` is 64 hexadecimal digits, in small letters."""
+    if len(key) != KEY_HEX or not set(key) <= set("0123456789abcdef"):
+        raise ValueError(f"{key[:KEY_HEX]!r} is no key: a key has {KEY_HEX} hexadecimal digits")
+
+
+def public_of(secret: str) -> str:
+    """The public half that belongs to a secret one."""
+    return _hex(zmq.curve_public(_z85(secret)))
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a link is encrypted. `peer`: connecting, the key that the listener must have; `admits`: listening, who may
+    come in."""
+
+    own: KeyPair
+    peer: str | None = None
+    admits: Admits | None = None
+
+    def __post_init__(self) -> None:
+        if self.peer is not None:
+            check_key(self.peer)
+
+
+def secure_listener(socket: zmq.Socket[bytes], security: Security) -> None:
+    """Let nobody in but whom `security` admits. Before the socket is bound."""
+    domain = f"splitinfer-{next(_domains)}"
+    _authenticator(socket.context).configure_curve_callback(domain, _Provider(security.admits or (lambda _key: False)))
+    socket.curve_server = True
+    socket.curve_secretkey = _z85(security.own.secret)
+    socket.curve_publickey = _z85(security.own.public)
+    socket.zap_domain = domain.encode()
+
+
+def secure_connector(socket: zmq.Socket[bytes], security: Security) -> None:
+    """Connect to nobody but the owner of `security.peer`. Before the socket connects."""
+    assert security.peer is not None
+    socket.curve_serverkey = _z85(security.peer)
+    socket.curve_secretkey = _z85(security.own.secret)
+    socket.curve_publickey = _z85(security.own.public)
+
+
+def key_of(frame: zmq.Frame) -> str | None:
+    """The public key of who sent a frame; None where the connection is not encrypted."""
+    try:
+        return _hex(str(frame.get("User-Id")).encode())
+    except (zmq.ZMQError, ValueError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Provider:
+    """What pyzmq asks about each key."""
+
+    admits: Admits
+
+    def callback(self, _domain: str, key: bytes) -> bool:
+        return self.admits(_hex(key))
+
+
+_domains = itertools.count(1)
+_authenticators: dict[int, zmq.auth.thread.ThreadAuthenticator] = {}
+_authenticators_lock = threading.Lock()
+
+
+def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.auth.thread.ThreadAuthenticator:
+    """The one that answers for all listeners of a context; it sleeps between two handshakes."""
+    with _authenticators_lock:
+        if id(context) not in _authenticators:
+            found = zmq.auth.thread.ThreadAuthenticator(context)
+            found.start()
+            _authenticators[id(context)] = found
+        return _authenticators[id(context)]
+
+
+def _hex(z85: bytes) -> str:
+    return zmq.utils.z85.decode(z85).hex()
+
+
+def _z85(key: str) -> bytes:
+    return zmq.utils.z85.encode(bytes.fromhex(key))
