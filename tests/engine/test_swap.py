@@ -19,7 +19,7 @@ def test_what_is_given_up_is_read_again(
     """Memory for one long answer and a part of another: the younger one waits, and is not computed again."""
     shorten_blocks(monkeypatch, BLOCK)
     folder = tiny_folder("llama", head_dim=64)
-    prompts, lengths = [prompt(90, seed=1), prompt(20, seed=2)], [120, 150]
+    prompts, lengths = [prompt(120, seed=1), prompt(8, seed=2)], [200, 150]
     params = [
         splitinfer.SamplingParams(max_tokens=n, temperature=0.8, seed=n, ignore_eos=True) for n in lengths
     ]  # fmt: skip
