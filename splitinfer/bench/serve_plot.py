@@ -28,10 +28,12 @@ def _stall(axes: Any, found: Mapping[str, Any]) -> None:
         yscale="log", xlabel="seconds since the long prompt came", ylabel="seconds between two tokens of a stream",
         title=f"{found['stall']['streams']} streams, a prompt of {found['stall']['prompt_tokens']:,} tokens",
     )  # fmt: skip
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
 def _dial(axes: Any, found: Mapping[str, Any]) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     points = found["dial"]
     for kind, style in (("live", "o-"), ("simulated", "x:")):
         xs = [point[kind]["ttft"]["p50"] for point in points]
@@ -47,4 +49,8 @@ def _dial(axes: Any, found: Mapping[str, Any]) -> None:
         xscale="log", yscale="log", xlabel="TTFT, p50 (s)", ylabel="time between tokens, p99 (s)",
         title=f"{found['requests']} requests, {found['rate']:.2g} a second",
     )  # fmt: skip
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _place: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, fontsize=8)

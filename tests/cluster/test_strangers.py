@@ -351,7 +351,7 @@ def test_a_worker_that_listens_to_itself(victim: RunningWorker):
     """A stage whose next stage is itself does no harm to the next coordinator."""
     with greeted(victim) as peer:
         assert isinstance(peer.say(load(stage=0, bounds=(0, 6, 12))).hear(), Ready)
-        peer.say(Connect(victim.address)).hear()
+        peer.say(Connect(victim.address, "")).hear()
         slices = (at(1, 0, 5, 6),)
         peer.say(Step(StepPlan(0, (new(1),), slices), TensorSpec("float32", (2, 192))), TWO[1])
 
