@@ -16,6 +16,7 @@ from splitinfer.bench.workload import Batch, Kind, Task
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError, WorkerLost
 from splitinfer.llm import LLM, Request
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.show import errors
 
 
@@ -238,6 +239,13 @@ class MlxLmPipeline:
     def count_nodes(self, batch: Batch) -> Nodes | None:
         """Nobody looks."""
         return None
+
+
+def vocabulary(llm: LLM, checkpoint: Checkpoint) -> int:
+    """Token ids that both the model and its tokenizer have, for prompts that are made up."""
+    text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
+    sizes = [text.get("vocab_size"), llm.tokenizer.vocab_size if llm.tokenizer else None]
+    return min((size for size in sizes if size is not None), default=2)
 
 
 def _rows(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], ...]:

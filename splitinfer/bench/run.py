@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.bench import blas, machine
-from splitinfer.bench.contenders import Baseline, Contender, MlxLmPipeline, PlainMlxLm, Stages, plain_mlx_lm
+from splitinfer.bench.contenders import Baseline, Contender, MlxLmPipeline, PlainMlxLm, Stages, plain_mlx_lm, vocabulary
 from splitinfer.bench.measure import Run
 from splitinfer.bench.nodes import Nodes
 from splitinfer.bench.peers import Peers
@@ -204,10 +204,7 @@ def _link(order: Order) -> LinkProfile:
 
 
 def _workload(order: Order, llm: LLM, checkpoint: Checkpoint) -> Workload:
-    text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
-    sizes = [text.get("vocab_size"), llm.tokenizer.vocab_size if llm.tokenizer else None]
-    vocab_size = min((size for size in sizes if size is not None), default=2)
-    return _plan(order, vocab_size)
+    return _plan(order, vocabulary(llm, checkpoint))
 
 
 # -- contenders ----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.bench import machine
-from splitinfer.bench.contenders import PlainMlxLm, plain_mlx_lm
+from splitinfer.bench.contenders import PlainMlxLm, plain_mlx_lm, vocabulary
 from splitinfer.bench.plot import check_plot
 from splitinfer.bench.printing import print_found
 from splitinfer.bench.serve_plot import plot_serving
@@ -111,7 +111,7 @@ def _measure(order: ServeOrder) -> dict[str, Any]:
         llm = stack.enter_context(LLM(order.layout, model=order.model, settings=settings))
         plain = stack.enter_context(_plain(order, llm, checkpoint)) if order.baseline else None
         pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
-        bench = _Bench(order, llm, plain, _vocabulary(llm, checkpoint), lengths, context)
+        bench = _Bench(order, llm, plain, vocabulary(llm, checkpoint), lengths, context)
         return {
             "measured_on": {**on, "pinned": pinned},
             "layout": {"name": llm.layout.name, "layers": [stage.num_layers for stage in llm.layout.stages]},
@@ -286,12 +286,6 @@ def _compared(there: Outcome, live: Outcome) -> dict[str, float]:
         "itl_p99": (there.itl.p99, live.itl.p99),
     }
     return {name: a / b if b else 0.0 for name, (a, b) in pairs.items()}
-
-
-def _vocabulary(llm: LLM, checkpoint: Checkpoint) -> int:
-    text = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
-    sizes = [text.get("vocab_size"), llm.tokenizer.vocab_size if llm.tokenizer else None]
-    return min((size for size in sizes if size is not None), default=2)
 
 
 def _plain(order: ServeOrder, llm: LLM, checkpoint: Checkpoint) -> Any:
