@@ -12,6 +12,7 @@ import typer
 
 from splitinfer.cli.bench import bench
 from splitinfer.cli.cache import cache_app
+from splitinfer.cli.doctor import doctor
 from splitinfer.cli.pair import pair
 from splitinfer.cli.pipeline import chat, coord, worker
 from splitinfer.cli.simulation import simulate
@@ -19,7 +20,7 @@ from splitinfer.cli.simulation import simulate
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (coord, chat, worker, pair, bench, simulate):
+for command in (coord, chat, worker, pair, doctor, bench, simulate):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
 

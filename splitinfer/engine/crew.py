@@ -60,6 +60,7 @@ Notice = Callable[[int, Progress], None]  # stage number, how far it is
 Answer = TypeVar("Answer", bound=Message)
 
 _CLOCK_SECONDS, _CLOCK_QUESTIONS = 0.003, 8  # to read one worker's clock; at least one question is asked
+_ANSWER_SECONDS = 60.0  # for an idle engine to answer what takes less than a second; a dead link ends in three
 _STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
 
 
@@ -76,6 +77,7 @@ class Peer:
     address: str
     link: Link
     session: Session = field(default_factory=lambda: Session(opened=True))
+    welcome: Welcome | None = None  # what it said of itself
     silence_at_end: float | None = None  # seconds since anything was heard of it when its link ended
 
     @property
@@ -152,6 +154,7 @@ class Crew:
                 raise
             raise WorkerUnreachable(f"worker {spec.name} ({address}) did not answer: {error}") from error
         assert isinstance(answer, Welcome)
+        peer.welcome = answer
         link.deliver_to(lambda item: self._deliver(peer, item))
         self.peers.append(peer)
 
@@ -222,7 +225,7 @@ class Crew:
         Raises:
             PeerError, TransportError: a worker is gone.
         """
-        return [*map(self.measure_link, self.peers[:1]), *map(self._measure_next, self.peers[:-1])]
+        return [*map(self.measure_link, self.peers[:1]), *map(self.measure_next, self.peers[:-1])]
 
     def measure_link(self, peer: Peer) -> LinkFigures:
         """How quick this machine's own link to a worker is."""
@@ -236,7 +239,8 @@ class Crew:
         link_probe.check_reply(exchange, event.item)
         return event.at - asked
 
-    def _measure_next(self, peer: Peer) -> LinkFigures:
+    def measure_next(self, peer: Peer) -> LinkFigures:
+        """How quick a worker's link to the next is."""
         peer.say(MeasureNext())
         return self._answer(Measured)[0].figures
 
@@ -244,7 +248,10 @@ class Crew:
         """What the worker says that was asked; meanwhile another's end is heard, too."""
         assert self._opening is not None
         while True:
-            event = self._opening.get()
+            try:
+                event = self._opening.get(timeout=_ANSWER_SECONDS)
+            except queue.Empty:
+                raise WorkerLost(f"a worker has not answered for {_ANSWER_SECONDS:.0f} s") from None
             message = event.peer.hear(event.item)
             if isinstance(message, kind):
                 return message, event

@@ -56,6 +56,12 @@ def test_hiccups_of_one_question_in_ten_change_little(name: str):
     assert (found.down, found.up) == (pytest.approx(down, rel=0.3), pytest.approx(up, rel=0.3))
 
 
+def test_one_long_hiccup_is_not_taken_for_a_slow_link():
+    chance = iter([*[0.0] * 21, 0.3, *[0.0] * 1000])
+    found, _, _ = asked(wire(0.0002, 117e6, 117e6, lambda: next(chance)))
+    assert found.down == pytest.approx(117e6, rel=0.05)
+
+
 def test_the_slowest_of_twenty_is_the_99th_of_100():
     times = iter([0.5, *[0.002] * 13, 0.008, *[0.002] * 1000])  # the first is not counted
     found, _, _ = asked(lambda _: next(times))

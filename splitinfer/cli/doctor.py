@@ -1,0 +1,39 @@
+"""`splitinfer doctor`: what this machine and the links have, and what is missing."""
+
+from typing import Annotated
+
+import typer
+
+from splitinfer.cli.options import ModelOption, Timeout, Verbose
+from splitinfer.cli.running import finish, set_up
+
+
+def doctor(
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Also measure the links of this layout; its workers must be waiting.")
+    ] = None,
+    model: ModelOption = None,
+    connect_timeout: Timeout = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it all as one JSON document.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what this machine has, whether RDMA over Thunderbolt can work, and how quick a layout's links are."""
+    set_up(verbose)
+
+    def run() -> int:
+        from splitinfer.config import find_layout
+        from splitinfer.doctor.run import run_doctor
+        from splitinfer.show import errors
+
+        found = None if layout is None else find_layout(layout)
+        if found is not None and model is not None:
+            found = found.with_model(model)
+        with errors.status("looking") as status:
+            return run_doctor(
+                found,
+                connect_timeout=connect_timeout,
+                as_json=as_json,
+                notice=lambda what: status.update(f"measuring {what}"),
+            )
+
+    finish(run, verbose)

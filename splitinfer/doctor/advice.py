@@ -1,0 +1,104 @@
+r"""What a link's figures mean for a pipeline: the cost of a token, whether to compress prompts, how large a chunk.
+
+A generated token is one row of hidden states on every link, and a result on the way back: latency decides, and nothing
+is compressed. A prompt's chunk is many rows: bandwidth decides. Per row, with b bytes a value and n values,
+
+    as it is        n b / bandwidth
+    compressed      n b' / bandwidth + n (time to encode a value + time to decode it)
+
+so a codec pays where the link takes longer for the bytes it saves than it takes itself; it is worth its rounding where
+that makes a good part of the way. A chunk goes over while the one before it is computed. What a link adds to each of
+them is its latency, which is little beside a chunk that takes twenty times as long: to compute, or else to send.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from splitinfer.core.link_figures import LinkFigures
+
+_LATENCIES = 20  # that a chunk should take, so that latency is a twentieth
+_WORTH = 0.75  # of the time without it is what a codec must make at least
+_MOST_ROWS = 4096  # chunks are smaller than that anyhow
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A way to write values. ``seconds``: to encode a value and decode it, both ends together."""
+
+    name: str
+    bytes_per_value: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """What goes over a link for a token: so many values of so many bytes, and where that is known from."""
+
+    values: int
+    bytes_per_value: int
+    source: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one row."""
+        return self.values * self.bytes_per_value
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A codec, and what a prompt's token takes with it and without."""
+
+    codec: str
+    seconds: float
+    seconds_plain: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkAdvice:
+    """``row_seconds``: sending hides behind a stage that computes a prompt's token in longer than that.
+    ``chunk_seconds``: what a chunk should take a stage at least; ``chunk_rows``: tokens of which the bytes alone take
+    as long; ``None``: more than a chunk has."""
+
+    token_seconds: float
+    row_seconds: float
+    chunk_seconds: float
+    chunk_rows: int | None
+    choice: Choice
+
+
+def advise(figures: LinkFigures, hidden: Hidden, codecs: Sequence[Codec]) -> LinkAdvice:
+    """For a link on which hidden states go ``down``."""
+    choice = choose(figures.down, hidden, codecs)
+    chunk = _LATENCIES * figures.latency_p50
+    return LinkAdvice(figures.seconds(hidden.num_bytes), choice.seconds, chunk, rows_of(chunk, choice.seconds), choice)
+
+
+def choose(bandwidth: float, hidden: Hidden, codecs: Sequence[Codec]) -> Choice:
+    """The quickest way for a row, "none" unless another saves a quarter.
+
+    >>> hidden = Hidden(4096, 2, "")
+    >>> choose(1e8, hidden, [Codec("int8", 1, 1e-9)])
+    Choice(codec='int8', seconds=4.5056e-05, seconds_plain=8.192e-05)
+    >>> choose(1e10, hidden, [Codec("int8", 1, 1e-9)]).codec
+    'none'
+    """
+    plain = hidden.num_bytes / bandwidth
+    best = Choice("none", plain, plain)
+    for codec in codecs:
+        seconds = hidden.values * (codec.bytes_per_value / bandwidth + codec.seconds)
+        if codec.bytes_per_value < hidden.bytes_per_value and seconds < min(best.seconds, _WORTH * plain):
+            best = Choice(codec.name, seconds, plain)
+    return best
+
+
+def rows_of(seconds: float, row_seconds: float) -> int | None:
+    """Rows that take so long to send; ``None``: more than a chunk has."""
+    if row_seconds * _MOST_ROWS < seconds or row_seconds <= 0:
+        return None
+    return max(math.ceil(seconds / row_seconds), 1)
+
+
+def pipeline_seconds(ways: Sequence[LinkAdvice], back: float) -> float:
+    """What the links add to a generated token: every hop down, and the result's way back."""
+    return sum(way.token_seconds for way in ways) + back

@@ -1,0 +1,151 @@
+"""Every link of a layout: opened, measured with nothing loaded, and closed again.
+
+    coordinator ----> worker 1 ----> worker 2 ... ----> worker n      hidden states
+         ^-----------------------------------------------'            results: the last worker's link to the coordinator
+
+Each is looked at in a session of its own, so that one that fails says nothing of the others: the worker hears a
+coordinator that greets it, asks, and goes. Between two workers, the first is asked to open the link and to measure it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from splitinfer.core.clocks import ClockReading
+from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.link_figures import LinkFigures
+from splitinfer.engine.crew import Crew
+from splitinfer.engine.local import LocalWorker
+from splitinfer.errors import PeerError
+from splitinfer.wire.messages import Welcome
+from transports import KeyPair, TransportError
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSeen:
+    """A worker, by its stage: what it said of itself, or why it cannot be reached."""
+
+    name: str
+    address: str
+    welcome: Welcome | None
+    clock: ClockReading | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSeen:
+    """A link and its figures, or why there are none. ``carries``: "hidden states" or "results"."""
+
+    source: str
+    target: str
+    transport: str
+    carries: str
+    figures: LinkFigures | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """All of a layout."""
+
+    workers: tuple[WorkerSeen, ...]
+    links: tuple[LinkSeen, ...]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every link could be measured."""
+        return all(link.figures is not None for link in self.links)
+
+
+class Visit:
+    """A layout's workers, visited one link after the other. Leaving the ``with`` block ends those it started."""
+
+    def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: Progress) -> None:
+        self._layout, self._own, self._timeout, self._notice = layout, own, timeout, notice
+        self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.stages[1:] if spec.is_local}
+        self._seen: dict[int, WorkerSeen] = {}
+
+    def __enter__(self) -> "Visit":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._locals.values():
+            worker.stop()
+
+    def look(self) -> Looked:
+        """Reach all, then measure all that can be."""
+        stages = self._layout.stages
+        links = [self._link(stage) for stage in range(1, len(stages))]
+        if len(stages) > 2:
+            links.append(self._results())
+        return Looked(tuple(self._seen[stage] for stage in range(1, len(stages))), tuple(links))
+
+    def _link(self, stage: int) -> LinkSeen:
+        """The one by which a stage gets its hidden states."""
+        before, spec = self._layout.stages[stage - 1 : stage + 1]
+        seen = LinkSeen(before.name, spec.name, _transport(spec), "hidden states", None)
+        if stage == 1:
+            return self._measured(seen, [1], lambda crew: crew.measure_link(crew.peers[0]))
+        return self._measured(seen, [stage - 1, stage], _measure_between)
+
+    def _results(self) -> LinkSeen:
+        stages = self._layout.stages
+        seen = LinkSeen(stages[-1].name, stages[0].name, _transport(stages[-1]), "results", None)
+        return self._measured(seen, [len(stages) - 1], lambda crew: crew.measure_link(crew.peers[0]))
+
+    def _measured(self, link: LinkSeen, needed: Sequence[int], measure: Callable[[Crew], LinkFigures]) -> LinkSeen:
+        """The link with its figures. The workers ``needed`` for it are greeted, and seen for the first time perhaps."""
+        self._notice(f"{link.source} to {link.target}")
+        crew = Crew(lambda _: None, lambda *_: None, self._own)
+        try:
+            if problem := self._greet(crew, needed):
+                return _without(link, problem)
+            for stage, clock in zip(needed, crew.look(), strict=True):
+                self._seen[stage] = _with_clock(self._seen[stage], clock)
+            return LinkSeen(link.source, link.target, link.transport, link.carries, measure(crew))
+        except (PeerError, TransportError) as error:
+            return _without(link, str(error))
+        finally:
+            crew.close("the links were measured")
+
+    def _greet(self, crew: Crew, needed: Sequence[int]) -> str:
+        """Reach these workers; why one of them cannot be. Who could not be before is not tried again."""
+        problems = []
+        for stage in needed:
+            if stage not in self._seen or not self._seen[stage].problem:
+                self._seen[stage] = self._reach(crew, stage)
+            problems.append(self._seen[stage].problem)
+        return next(filter(None, problems), "")
+
+    def _reach(self, crew: Crew, stage: int) -> WorkerSeen:
+        spec = self._layout.stages[stage]
+        address = str(spec.address)
+        try:
+            if spec.is_local:
+                address = self._locals[spec.name].address()
+            crew.reach(stage, spec, address, self._timeout)
+        except PeerError as error:
+            return WorkerSeen(spec.name, address, None, None, str(error))
+        return WorkerSeen(spec.name, address, crew.peers[-1].welcome, None)
+
+
+def _measure_between(crew: Crew) -> LinkFigures:
+    crew.join()
+    return crew.measure_next(crew.peers[0])
+
+
+def _without(link: LinkSeen, problem: str) -> LinkSeen:
+    return LinkSeen(link.source, link.target, link.transport, link.carries, None, problem)
+
+
+def _with_clock(worker: WorkerSeen, clock: ClockReading) -> WorkerSeen:
+    return WorkerSeen(worker.name, worker.address, worker.welcome, clock)
+
+
+def _transport(spec: StageSpec) -> str:
+    """How a stage is reached, in a word."""
+    if spec.is_local:
+        return "tcp (loopback)"
+    scheme = str(spec.address).partition("://")[0]
+    return f"{scheme} (encrypted)" if spec.key else scheme

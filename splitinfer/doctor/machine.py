@@ -1,0 +1,102 @@
+"""This machine, as far as it matters to a stage."""
+
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import psutil
+
+from splitinfer.doctor import reading
+from splitinfer.doctor.commands import Said
+from splitinfer.engine.versions import device_name, machine_name, own_versions
+from splitinfer.kvstore.place import default_folder
+from splitinfer.models.arithmetic import preloaded_blas
+from splitinfer.models.memory import free_bytes, on_gpu
+from splitinfer.wire.messages import Versions
+
+WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every row of a batch"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``working_set``: bytes that Metal recommends for the GPU, where it says; ``wired_limit_mb``: what ``sysctl`` has,
+    0 for macOS's own choice; ``blas``: what multiplies matrices on Linux's processors."""
+
+    name: str
+    system: str
+    chip: str
+    processors: int
+    memory: int
+    free: int
+    backend: str
+    device: str
+    working_set: int | None
+    wired_limit_mb: int | None
+    blas: str | None
+    versions: Versions
+    python: str
+    kv_folder: str
+    kv_disk_free: int | None
+
+
+def describe(said: dict[str, Said]) -> Machine:
+    """What ``said`` and this process tell."""
+    info = mx.device_info()
+    working_set = info.get("max_recommended_working_set_size")
+    folder = default_folder()
+    return Machine(
+        name=machine_name(),
+        system=_system(said),
+        chip=str(info.get("device_name") or platform.processor() or platform.machine()),
+        processors=os.cpu_count() or 1,
+        memory=int(psutil.virtual_memory().total),
+        free=free_bytes(),
+        backend=_backend(),
+        device=device_name(),
+        working_set=working_set if isinstance(working_set, int) else None,
+        wired_limit_mb=None if (text := said["wired_limit"].text) is None else reading.wired_limit(text),
+        blas=_blas(),
+        versions=own_versions(),
+        python=platform.python_version(),
+        kv_folder=str(folder),
+        kv_disk_free=_disk_free(folder),
+    )
+
+
+def _system(said: dict[str, Said]) -> str:
+    found = reading.version(said["macos"].text or "")
+    if found is not None:
+        return f"macOS {'.'.join(map(str, found))}"
+    return f"{platform.system()} {platform.release()}"
+
+
+def _backend() -> str:
+    if not on_gpu():
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def _blas() -> str | None:
+    """In words; ``None`` where that is no question."""
+    if on_gpu() or platform.system() != "Linux":
+        return None
+    try:
+        found = preloaded_blas(Path("/proc/self/maps").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return WHEEL_BLAS if found is None else found
+
+
+def _disk_free(folder: Path) -> int | None:
+    """Bytes free where KV would be kept; the folder may not be there yet."""
+    for place in (folder, *folder.parents):
+        try:
+            return shutil.disk_usage(place).free
+        except FileNotFoundError:
+            continue
+        except OSError:
+            break
+    return None

@@ -1,0 +1,253 @@
+"""Whether RDMA over Thunderbolt can work here, and what to do if not: one finding for each thing that it needs.
+
+It needs macOS 26.2 on Thunderbolt 5, at both ends of a cable; to be switched on once, from Recovery; a port that has
+come up; an IPv4 address on that port's interface, which must not be in the Thunderbolt bridge; and an MLX that was
+built with JACCL. Whatever cannot be seen is unknown, and says why.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from splitinfer.doctor import reading
+from splitinfer.doctor.commands import Said
+from splitinfer.doctor.reading import Interface, Port
+
+LEAST_MACOS = (26, 2)
+LEAST_GIGABITS = 80.0  # of a link between two Thunderbolt 5 ports; Thunderbolt 4 makes 40
+_ENABLE = (
+    "start this Mac in Recovery, open its Terminal, run `rdma_ctl enable`, restart (not possible over the network)"
+)
+_CABLE = "connect the two Macs with a Thunderbolt 5 cable, port to port"
+_NO_DEVICES = "No IB devices found"  # what ibv_devinfo complains of, and fails
+T = TypeVar("T")
+
+
+class State(StrEnum):
+    """Whether something that is needed is there."""
+
+    OK = "ok"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One sentence on one thing, and what to do about it."""
+
+    about: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """All that is judged: the commands' answers, by name, and what this process knows of itself."""
+
+    said: Mapping[str, Said]
+    system: str  # "Darwin", "Linux" ...
+    has_jaccl: bool
+    environment: Mapping[str, str]
+
+
+def findings(seen: Seen) -> list[Finding]:
+    """In the order in which a person would put them right."""
+    if seen.system != "Darwin":
+        text = f"RDMA over Thunderbolt is a thing of macOS, and this is {seen.system}"
+        return [Finding("system", State.MISSING, text, "links between other machines are tcp://")]
+    ports = _parsed(seen, "thunderbolt", reading.thunderbolt_ports)
+    has_none = _NO_DEVICES in seen.said["states"].why
+    states = {} if has_none else _parsed(seen, "states", reading.port_states)
+    interfaces = _parsed(seen, "interfaces", reading.interfaces)
+    return [
+        _macos(seen),
+        _ports(seen, ports),
+        _cable(seen, ports),
+        _enabled(seen),
+        _devices(seen),
+        _active(seen, states),
+        _bridge(seen, interfaces),
+        _address(seen, states, interfaces),
+        _jaccl(seen),
+        _fast_synch(seen),
+    ]
+
+
+def verdict(found: Sequence[Finding]) -> Finding:
+    """What all of them come to."""
+    missing = [each.about for each in found if each.state is State.MISSING]
+    unknown = [each.about for each in found if each.state is State.UNKNOWN]
+    if missing:
+        return Finding("RDMA", State.MISSING, f"cannot be used; to be put right: {', '.join(missing)}")
+    if unknown:
+        return Finding("RDMA", State.UNKNOWN, f"may work; not known: {', '.join(unknown)}")
+    return Finding("RDMA", State.OK, "can be used")
+
+
+def _parsed(seen: Seen, name: str, read: Callable[[str], T]) -> T | None:
+    text = seen.said[name].text
+    return None if text is None else read(text)
+
+
+def _unknown(about: str, seen: Seen, name: str) -> Finding:
+    """A command did not say, or nothing that can be read."""
+    return Finding(about, State.UNKNOWN, seen.said[name].why or f"{name} says nothing that can be read")
+
+
+def _macos(seen: Seen) -> Finding:
+    found = _parsed(seen, "macos", reading.version)
+    if found is None:
+        return _unknown("macOS", seen, "macos")
+    here, least = ".".join(map(str, found)), ".".join(map(str, LEAST_MACOS))
+    if found >= LEAST_MACOS:
+        return Finding("macOS", State.OK, f"macOS {here}; RDMA needs {least}")
+    return Finding("macOS", State.MISSING, f"macOS {here} is too old: RDMA needs {least}", "update macOS on every Mac")
+
+
+def _ports(seen: Seen, ports: Sequence[Port] | None) -> Finding:
+    about = "Thunderbolt 5"
+    if ports is None:
+        return _unknown(about, seen, "thunderbolt")
+    if not ports:
+        return Finding(about, State.MISSING, "this machine has no Thunderbolt port")
+    speeds = [port.gigabits for port in ports if port.gigabits is not None]
+    if not speeds:
+        return Finding(about, State.UNKNOWN, f"{len(ports)} ports, none of which says how quick it is")
+    if max(speeds) >= LEAST_GIGABITS:
+        return Finding(about, State.OK, f"{_ports_in_words(len(ports))} of up to {max(speeds):g} Gb/s")
+    if any(not port.is_connected for port in ports):
+        text = f"the ports make {max(speeds):g} Gb/s, so they are Thunderbolt 4 or older, and have no RDMA"
+        return Finding(about, State.MISSING, text, "use tcp:// over the Thunderbolt bridge or Ethernet on this Mac")
+    text = f"all ports are in use, at {max(speeds):g} Gb/s at most, which does not tell what they could make"
+    return Finding(about, State.UNKNOWN, text, "look again with one port free")
+
+
+def _ports_in_words(count: int) -> str:
+    return "1 port" if count == 1 else f"{count} ports"
+
+
+def _cable(seen: Seen, ports: Sequence[Port] | None) -> Finding:
+    about = "cable to a Mac"
+    if ports is None:
+        return _unknown(about, seen, "thunderbolt")
+    macs = [port for port in ports if port.mac is not None]
+    if not macs:
+        return Finding(about, State.MISSING, "no other Mac is connected by Thunderbolt", _CABLE)
+    best = max(macs, key=lambda port: port.gigabits or 0.0)
+    where = f"{best.mac} at receptacle {best.receptacle}"
+    if best.gigabits is None:
+        return Finding(about, State.UNKNOWN, f"{where}, at a speed that is not said")
+    if best.gigabits >= LEAST_GIGABITS:
+        return Finding(about, State.OK, f"{where}, {best.gigabits:g} Gb/s")
+    text = f"{where} makes {best.gigabits:g} Gb/s: the cable or the other Mac is not Thunderbolt 5"
+    return Finding(about, State.MISSING, text, _CABLE)
+
+
+def _enabled(seen: Seen) -> Finding:
+    about = "rdma_ctl"
+    said = seen.said["rdma"]
+    if said.text is None and said.why.startswith("there is no"):
+        return Finding(about, State.MISSING, f"{said.why}: it came with macOS 26.2", "update macOS")
+    is_enabled = _parsed(seen, "rdma", reading.rdma_is_enabled)
+    if is_enabled is None:
+        return _unknown(about, seen, "rdma")
+    if is_enabled:
+        return Finding(about, State.OK, "RDMA is enabled")
+    return Finding(about, State.MISSING, "RDMA is not enabled", _ENABLE)
+
+
+def _devices(seen: Seen) -> Finding:
+    about = "RDMA devices"
+    devices = _parsed(seen, "devices", reading.rdma_devices)
+    if devices is None:
+        return _unknown(about, seen, "devices")
+    if devices:
+        return Finding(about, State.OK, ", ".join(devices))
+    text = "ibv_devices lists none, as on Thunderbolt 4, whatever rdma_ctl says, and before RDMA is enabled"
+    return Finding(about, State.MISSING, text, _ENABLE)
+
+
+def _active(seen: Seen, states: Mapping[str, str] | None) -> Finding:
+    about = "active port"
+    if states is None:
+        found = _unknown(about, seen, "states")
+        hangs = "has not answered" in found.text
+        return Finding(
+            about, found.state, found.text, "unplug the cable and plug it in again, or restart" if hangs else ""
+        )
+    active = _active_devices(states)
+    if active:
+        return Finding(about, State.OK, ", ".join(active))
+    if not states:
+        return Finding(about, State.MISSING, "ibv_devinfo lists no port", _ENABLE)
+    down = ", ".join(f"{name} {state}" for name, state in states.items())
+    remedy = f"{_CABLE}, and enable RDMA on the other Mac too: a port is down until both have it"
+    return Finding(about, State.MISSING, f"no port is active ({down})", remedy)
+
+
+def _active_devices(states: Mapping[str, str]) -> list[str]:
+    return [name for name, state in states.items() if state == "PORT_ACTIVE"]
+
+
+def _bridge(seen: Seen, interfaces: Mapping[str, Interface] | None) -> Finding:
+    about = "Thunderbolt bridge"
+    if interfaces is None:
+        return _unknown(about, seen, "interfaces")
+    names = _parsed(seen, "hardware_ports", reading.hardware_ports) or {}
+    bridge = names.get("Thunderbolt Bridge", "bridge0")
+    if bridge not in interfaces:
+        return Finding(about, State.OK, "there is none")
+    ports = [name for name in interfaces[bridge].members if _is_thunderbolt(name, names)]
+    if not interfaces[bridge].is_up or not ports:
+        return Finding(about, State.OK, f"{bridge} is down" if ports else f"{bridge} holds no Thunderbolt port")
+    remedy = (
+        f"turn Thunderbolt Bridge off in the network settings, or until the next start: sudo ifconfig {bridge} down; "
+        "then give each port an address of its own"
+    )
+    return Finding(about, State.MISSING, f"{bridge} holds {', '.join(ports)}, which RDMA cannot use then", remedy)
+
+
+def _is_thunderbolt(interface: str, names: Mapping[str, str]) -> bool:
+    """Whether it is a Thunderbolt port; where nothing says what it is, it may be."""
+    known = {device: port for port, device in names.items()}
+    return known.get(interface, "Thunderbolt").startswith("Thunderbolt")
+
+
+def _address(seen: Seen, states: Mapping[str, str] | None, interfaces: Mapping[str, Interface] | None) -> Finding:
+    about = "IPv4 address"
+    if states is None or interfaces is None:
+        return _unknown(about, seen, "interfaces" if interfaces is None else "states")
+    ports = [name.removeprefix("rdma_") for name in _active_devices(states) or states]
+    if not ports:
+        return Finding(about, State.UNKNOWN, "no RDMA device says which interface needs one")
+    have = [f"{port} {interfaces[port].ipv4[0]}" for port in ports if port in interfaces and interfaces[port].ipv4]
+    if have:
+        return Finding(about, State.OK, ", ".join(have))
+    text = f"{', '.join(ports)} {'has' if len(ports) == 1 else 'have'} no IPv4 address, by which RDMA finds its way"
+    remedy = (
+        f"give both ends of the cable one of a network of their own, such as sudo ifconfig {ports[0]} inet "
+        "192.168.90.1 netmask 255.255.255.252 here and .2 there (for good: in the network settings)"
+    )
+    return Finding(about, State.MISSING, text, remedy)
+
+
+def _jaccl(seen: Seen) -> Finding:
+    if seen.has_jaccl:
+        return Finding("MLX with JACCL", State.OK, "this MLX was built with it")
+    text = "this MLX was built without JACCL: only its wheels for macOS 26 and later have it"
+    return Finding(
+        "MLX with JACCL",
+        State.MISSING,
+        text,
+        "on macOS 26.2 or later, install mlx again: pip install --force-reinstall mlx",
+    )
+
+
+def _fast_synch(seen: Seen) -> Finding:
+    value = seen.environment.get("MLX_METAL_FAST_SYNCH", "")
+    if value in ("", "0"):
+        return Finding("MLX_METAL_FAST_SYNCH", State.OK, "is not set")
+    text = f"is set to {value!r:.20}; GPUs have hung with it until the next start of the machine"
+    return Finding("MLX_METAL_FAST_SYNCH", State.MISSING, text, "unset MLX_METAL_FAST_SYNCH")

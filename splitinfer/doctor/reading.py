@@ -1,0 +1,134 @@
+"""What macOS's commands print, read. Nothing here raises: what cannot be read is ``None``, or is left out."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+_DEPTH = 20  # of devices behind devices
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """A Thunderbolt port. ``gigabits``: what the link carries, or, with nothing in it, could; ``mac``: the name of the
+    Mac at the other end of its cable."""
+
+    receptacle: str
+    gigabits: float | None
+    is_connected: bool
+    mac: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface; ``members`` are those that a bridge holds."""
+
+    is_up: bool
+    ipv4: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+
+
+def version(text: str) -> tuple[int, ...] | None:
+    """The first version number in ``sw_vers``.
+
+    >>> version("26.2.1"), version("ProductVersion:  15.7"), version("none")
+    ((26, 2, 1), (15, 7), None)
+    """
+    found = re.search(r"\b\d{1,4}(?:\.\d{1,4}){1,3}\b", text)
+    return tuple(int(part) for part in found[0].split(".")) if found else None
+
+
+def wired_limit(text: str) -> int | None:
+    """Megabytes that the GPU may wire, of ``sysctl iogpu.wired_limit_mb``; 0 leaves it to macOS."""
+    found = re.search(r"\b(\d{1,12})\s*$", text.strip())
+    return int(found[1]) if found else None
+
+
+def rdma_is_enabled(text: str) -> bool | None:
+    """What ``rdma_ctl status`` says."""
+    words = set(re.findall(r"[a-z]+", text.lower()))
+    if {"enabled", "disabled"} <= words or "not" in words:
+        return None
+    return True if "enabled" in words else False if "disabled" in words else None
+
+
+def rdma_devices(text: str) -> tuple[str, ...]:
+    """The devices that ``ibv_devices`` lists."""
+    return tuple(re.findall(r"^\s*(\w+)\s+[0-9a-fA-F]{16}\s*$", text, re.MULTILINE))
+
+
+def port_states(text: str) -> dict[str, str]:
+    """Each device's port, as ``ibv_devinfo`` has it: PORT_ACTIVE, PORT_DOWN ..."""
+    found: dict[str, str] = {}
+    device = None
+    for line in text.splitlines():
+        name, _, value = line.strip().partition(":")
+        if name == "hca_id":
+            device = value.strip()
+        elif name == "state" and device and value.split():
+            found.setdefault(device, value.split()[0])
+    return found
+
+
+def interfaces(text: str) -> dict[str, Interface]:
+    """What ``ifconfig`` lists."""
+    found: dict[str, Interface] = {}
+    for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
+        head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
+        if head:
+            ipv4 = re.findall(r"^\s+inet (\d+(?:\.\d+){3})\b", block, re.MULTILINE)
+            members = re.findall(r"^\s+member: (\w+)\b", block, re.MULTILINE)
+            found[head[1]] = Interface("UP" in head[2].split(","), tuple(ipv4), tuple(members))
+    return found
+
+
+def hardware_ports(text: str) -> dict[str, str]:
+    """The interface of each port, of ``networksetup -listallhardwareports``."""
+    return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
+
+
+def thunderbolt_ports(text: str) -> tuple[Port, ...] | None:
+    """This machine's ports, of ``system_profiler SPThunderboltDataType -json``; ``None``: it is none of its output."""
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    buses = whole.get("SPThunderboltDataType") if isinstance(whole, dict) else None
+    if not isinstance(buses, list):
+        return None
+    ports = [port for bus in buses if isinstance(bus, dict) for port in _ports_of(bus)]
+    return tuple(sorted(ports, key=lambda port: port.receptacle))
+
+
+def _ports_of(bus: Mapping[str, Any]) -> Iterator[Port]:
+    for name, tag in bus.items():
+        if re.fullmatch(r"receptacle_\d+_tag", str(name)) and isinstance(tag, dict):
+            is_connected = _text(tag, "receptacle_status_key") == "receptacle_connected"
+            receptacle = _text(tag, "receptacle_id_key") or "?"
+            mac = next(_macs_of(bus, _DEPTH), None) if is_connected else None
+            yield Port(receptacle, _gigabits(_text(tag, "current_speed_key")), is_connected, mac)
+
+
+def _macs_of(node: Mapping[str, Any], depth: int) -> Iterator[str]:
+    """Those that are hosts themselves: they have a domain of their own, which devices have not."""
+    items = node.get("_items")
+    for item in items if isinstance(items, list) and depth else []:
+        if isinstance(item, dict):
+            if _text(item, "domain_uuid_key"):
+                yield _text(item, "_name") or "another host"
+            yield from _macs_of(item, depth - 1)
+
+
+def _gigabits(text: str) -> float | None:
+    """
+    >>> _gigabits("Up to 120 Gb/s"), _gigabits("40 Gb/s"), _gigabits("")
+    (120.0, 40.0, None)
+    """
+    found = re.search(r"(\d{1,5}(?:\.\d{1,3})?) Gb/s", text)
+    return float(found[1]) if found else None
+
+
+def _text(mapping: Mapping[str, Any], key: str) -> str:
+    value = mapping.get(key)
+    return value if isinstance(value, str) else ""

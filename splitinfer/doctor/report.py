@@ -1,0 +1,245 @@
+"""All that was found, as a document for a program and as text for a person."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from splitinfer.doctor.advice import Hidden, LinkAdvice, pipeline_seconds
+from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
+from splitinfer.doctor.machine import Machine
+from splitinfer.doctor.rdma import Finding, State, verdict
+from splitinfer.models.memory import size
+
+_MARKS = {State.OK: ("✓", "green"), State.MISSING: ("✗", "red"), State.UNKNOWN: ("?", "yellow")}
+_PLAIN_WIDTH = 140  # columns where there is no terminal to say how many
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutReport:
+    """A layout's links, what goes over them, and advice on each that carries hidden states and could be measured."""
+
+    name: str
+    hidden: Hidden
+    looked: Looked
+    advice: tuple[LinkAdvice | None, ...]  # one for each link
+
+    @property
+    def token_seconds(self) -> float | None:
+        """What the links add to a generated token, where all are known."""
+        if not self.looked.is_whole:
+            return None
+        back = self.looked.links[-1].figures  # with two stages it is the same link
+        assert back is not None
+        return pipeline_seconds([each for each in self.advice if each is not None], back.latency_p50)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything."""
+
+    machine: Machine
+    rdma: tuple[Finding, ...]
+    layout: LayoutReport | None = None
+
+
+# -- for a program -----------------------------------------------------------------------------------------------------
+
+
+def as_document(report: Report) -> dict[str, Any]:
+    """What JSON can hold: bandwidth too high to be told is null."""
+    found: dict[str, Any] = {
+        "machine": asdict(report.machine),
+        "rdma": {"verdict": asdict(verdict(report.rdma)), "findings": [asdict(each) for each in report.rdma]},
+    }
+    if report.layout is not None:
+        found["layout"] = _layout_document(report.layout)
+    finite: dict[str, Any] = _finite(found)
+    return finite
+
+
+def _layout_document(layout: LayoutReport) -> dict[str, Any]:
+    links = zip(layout.looked.links, layout.advice, strict=True)
+    return {
+        "name": layout.name,
+        "hidden": {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes},
+        "workers": [asdict(worker) for worker in layout.looked.workers],
+        "links": [{**asdict(link), "advice": None if advice is None else asdict(advice)} for link, advice in links],
+        "token_seconds": layout.token_seconds,
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+# -- for a person ------------------------------------------------------------------------------------------------------
+
+
+def show(report: Report, *, as_json: bool) -> None:
+    """On standard output: text, or one JSON document."""
+    out = Console(highlight=False)
+    if as_json:
+        out.file.write(json.dumps(as_document(report), ensure_ascii=False, indent=2) + "\n")
+        return
+    if not out.is_terminal:
+        out.width = max(out.width, _PLAIN_WIDTH)
+    out.print(Group(*_machine(report.machine), *_rdma(report.rdma)))
+    if report.layout is not None:
+        out.print(Group(*_layout(report.layout)))
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _grid(rows: Iterable[tuple[str, str]]) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, text in rows:
+        grid.add_row(name, Text(text))
+    return grid
+
+
+def _machine(machine: Machine) -> list[RenderableType]:
+    v = machine.versions
+    rows = [
+        ("system", f"{machine.system}, Python {machine.python}"),
+        ("chip", f"{machine.chip}, {machine.processors} processors"),
+        ("memory", f"{size(machine.memory)}, {size(machine.free)} free for a stage{_gpu_memory(machine)}"),
+        ("versions", f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}"),
+        ("MLX computes on", f"{machine.backend}" + (f" ({machine.device})" if machine.device != "cpu" else "")),
+    ]
+    if machine.blas is not None:
+        rows.append(("BLAS", machine.blas))
+    if machine.kv_disk_free is not None:
+        rows.append(("disk for KV", f"{size(machine.kv_disk_free)} free at {machine.kv_folder}"))
+    return [_title(f"This machine: {machine.name}"), _grid(rows)]
+
+
+def _gpu_memory(machine: Machine) -> str:
+    if machine.working_set is None:
+        return ""
+    words = f"; the GPU may hold {size(machine.working_set)}"
+    if machine.wired_limit_mb:
+        return f"{words}, set by iogpu.wired_limit_mb={machine.wired_limit_mb}"
+    megabytes = machine.memory * 85 // 100 // 2**20
+    return f"{words}; more with: sudo sysctl iogpu.wired_limit_mb={megabytes}"
+
+
+def _rdma(found: Sequence[Finding]) -> list[RenderableType]:
+    table = Table.grid(padding=(0, 2))
+    table.add_column()
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for each in found:
+        mark, colour = _MARKS[each.state]
+        text = Text(each.text)
+        if each.remedy and each.state is not State.OK:
+            text.append(f"\n→ {each.remedy}", style="dim")
+        table.add_row(Text(mark, style=colour), each.about, text)
+    return [_title(f"RDMA over Thunderbolt: {verdict(found).text}"), table]
+
+
+def _layout(layout: LayoutReport) -> list[RenderableType]:
+    hidden = layout.hidden
+    source = (
+        f"of {hidden.source}" if hidden.source != "assumed" else "assumed: the layout's model is not on this machine"
+    )
+    return [
+        _title(f"Layout {layout.name}"),
+        *map(_worker, layout.looked.workers),
+        _title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
+        _links(layout),
+        *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.looked)],
+        *[Text(sentence) for sentence in _sentences(layout)],
+    ]
+
+
+def _failed(looked: Looked) -> list[LinkSeen]:
+    return [link for link in looked.links if link.figures is None]
+
+
+def _worker(worker: WorkerSeen) -> Text:
+    where = f"{worker.name} ({worker.address})"
+    if worker.welcome is None:
+        return Text(f"✗ {where}: {worker.problem}", style="red")
+    said = f"✓ {where}: {worker.welcome.name}, {worker.welcome.device}, {size(worker.welcome.free_bytes)} free"
+    if worker.clock is not None:
+        said += f", clock {_time(worker.clock.offset, signed=True)} ± {_time(worker.clock.uncertainty)} from ours"
+    if worker.problem:
+        said += f"; {worker.problem}"
+    return Text(said)
+
+
+def _links(layout: LayoutReport) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name, justify in (
+        ("link", "left"), ("by", "left"), ("carries", "left"), ("latency p50", "right"), ("p99", "right"),
+        ("down", "right"), ("up", "right"), ("a token", "right"),
+    ):  # fmt: skip
+        table.add_column(name, justify=justify)  # type: ignore[arg-type]
+    for link, advice in zip(layout.looked.links, layout.advice, strict=True):
+        if link.figures is not None:
+            f = link.figures
+            table.add_row(
+                f"{link.source} → {link.target}", link.transport, link.carries, _time(f.latency_p50),
+                _time(f.latency_p99), _rate(f.down), _rate(f.up), "" if advice is None else _time(advice.token_seconds),
+            )  # fmt: skip
+    return table
+
+
+def _sentences(layout: LayoutReport) -> list[str]:
+    found = [
+        _advice(link, advice)
+        for link, advice in zip(layout.looked.links, layout.advice, strict=True)
+        if advice is not None
+    ]
+    if layout.token_seconds is not None:
+        found.append(f"The links add {_time(layout.token_seconds)} to each generated token, there and back.")
+    return found
+
+
+def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
+    choice = advice.choice
+    if choice.codec == "none":
+        codec = "no compression of prompts: the link is quicker than any codec here"
+    else:
+        codec = (
+            f"prompts in {choice.codec}: {_time(choice.seconds)} a token instead of {_time(choice.seconds_plain)}, "
+            "if codecs are as quick at both ends as here"
+        )
+    chunk = f"chunks that take a stage {_time(advice.chunk_seconds)} or more, 20 latencies"
+    if advice.chunk_rows is not None:
+        chunk += f" (from {advice.chunk_rows} tokens on their bytes alone do)"
+    return (
+        f"{link.source} → {link.target}: {codec}; {chunk}; sending hides where a stage takes over "
+        f"{_time(advice.row_seconds)} to compute a prompt's token."
+    )
+
+
+def _time(seconds: float, *, signed: bool = False) -> str:
+    """
+    >>> _time(0.00025), _time(0.0123), _time(-2.5, signed=True), _time(0.0)
+    ('250 µs', '12.3 ms', '-2.5 s', '0 µs')
+    """
+    sign = "+" if signed and seconds >= 0 else ""
+    if abs(seconds) < 0.9995e-3:
+        return f"{sign}{seconds * 1e6:.3g} µs"
+    if abs(seconds) < 0.9995:
+        return f"{sign}{seconds * 1e3:.3g} ms"
+    return f"{sign}{seconds:,.4g} s"
+
+
+def _rate(bandwidth: float) -> str:
+    return "too high to tell" if math.isinf(bandwidth) else f"{size(bandwidth)}/s"

@@ -1,0 +1,52 @@
+"""The command: look, judge, show."""
+
+import os
+import platform
+
+import mlx.core as mx
+
+from splitinfer.core.layout import Layout
+from splitinfer.doctor.advice import Hidden, LinkAdvice, advise
+from splitinfer.doctor.codec_costs import codecs
+from splitinfer.doctor.commands import COMMANDS, ask_all
+from splitinfer.doctor.hidden import hidden_of
+from splitinfer.doctor.links import LinkSeen, Looked, Progress, Visit
+from splitinfer.doctor.machine import describe
+from splitinfer.doctor.rdma import Seen, findings
+from splitinfer.doctor.report import LayoutReport, Report, show
+from splitinfer.keyring import Keyring
+
+
+def run_doctor(layout: Layout | None, *, connect_timeout: float, as_json: bool, notice: Progress) -> int:
+    """Show this machine, and the links of ``layout`` if there is one. 1 if one of them cannot be measured."""
+    report = look(layout, connect_timeout, notice)
+    show(report, as_json=as_json)
+    return 0 if report.layout is None or report.layout.looked.is_whole else 1
+
+
+def look(layout: Layout | None, connect_timeout: float, notice: Progress) -> Report:
+    """All of it."""
+    said = ask_all(COMMANDS)
+    seen = Seen(said, platform.system(), bool(mx.distributed.is_available("jaccl")), os.environ)
+    links = None if layout is None else look_at_layout(layout, connect_timeout, notice)
+    return Report(describe(said), tuple(findings(seen)), links)
+
+
+def look_at_layout(layout: Layout, connect_timeout: float, notice: Progress) -> LayoutReport:
+    """Its links, measured one after the other."""
+    with Visit(layout, Keyring().own, connect_timeout, notice) as visit:
+        looked = visit.look()
+    hidden = hidden_of(layout)
+    return LayoutReport(layout.name, hidden, looked, _advice(looked, hidden))
+
+
+def _advice(looked: Looked, hidden: Hidden) -> tuple[LinkAdvice | None, ...]:
+    known = codecs(hidden) if any(_is_advised(link) for link in looked.links) else []
+    return tuple(
+        advise(link.figures, hidden, known) if link.figures is not None and _is_advised(link) else None
+        for link in looked.links
+    )
+
+
+def _is_advised(link: LinkSeen) -> bool:
+    return link.figures is not None and link.carries == "hidden states"

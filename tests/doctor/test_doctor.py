@@ -1,0 +1,226 @@
+"""The command, on this machine: with nothing, with workers of its own, with some that are not there, and with keys."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stages
+import yaml
+from processes import Running, worker
+from test_keys import address, beyond_loopback, key, keyring
+
+from splitinfer.config import Layout
+from splitinfer.core.clocks import ClockReading
+from splitinfer.core.link_figures import LinkFigures
+from splitinfer.doctor.advice import Hidden
+from splitinfer.doctor.codec_costs import codecs
+from splitinfer.doctor.hidden import hidden_of
+from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
+from splitinfer.doctor.report import LayoutReport, as_document
+from splitinfer.doctor.run import look, look_at_layout, run_doctor
+from splitinfer.engine import door
+from splitinfer.engine.versions import own_versions
+from splitinfer.keyring import Keyring
+from splitinfer.wire.messages import Versions
+from transports import LinkProfile
+from transports.emulated import installed
+
+
+def write(folder: Path, *addresses: str, **more: Any) -> Path:
+    found: list[dict[str, Any]] = [{"name": "a", "layers": 4}]
+    found += [{"name": f"w{i}", "layers": 4, "address": each} for i, each in enumerate(addresses, 1)]
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({"stages": found, **more}))
+    return path
+
+
+def doctor(*args: str) -> tuple[int, Running]:
+    running = Running("doctor", *args)
+    try:
+        return running.wait(60), running
+    finally:
+        running.end()
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    code, running = doctor("--json")
+    assert code == 0, running.err
+    found = json.loads(running.out)
+    assert found["machine"]["versions"]["mlx"] == own_versions().mlx
+    assert found["machine"]["memory"] > found["machine"]["free"] > 0
+    assert found["rdma"]["verdict"]["state"] in ("ok", "missing", "unknown")
+    assert "layout" not in found
+    code, running = doctor()
+    assert code == 0
+    assert "This machine: " in running.out
+    assert f"mlx {own_versions().mlx}" in running.out
+    assert "RDMA over Thunderbolt: " in running.out
+
+
+def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
+    code, running = doctor("--layout", str(write(tmp_path, "local", "local", model="demo")), "--json")
+    assert code == 0, running.err
+    assert running.children() == []
+    found = json.loads(running.out)["layout"]
+    assert [worker["problem"] for worker in found["workers"]] == ["", ""]
+    assert all(
+        abs(worker["clock"]["offset"]) <= 0.05 for worker in found["workers"]
+    )  # one clock for all processes here
+    assert [(link["source"], link["target"], link["carries"]) for link in found["links"]] == [
+        ("a", "w1", "hidden states"), ("w1", "w2", "hidden states"), ("w2", "a", "results")
+    ]  # fmt: skip
+    for link in found["links"]:
+        figures = link["figures"]
+        assert 0 < figures["latency_p50"] <= figures["latency_p99"] < 1
+        assert figures["down"] is None or figures["down"] > 1e6
+    assert (found["hidden"]["values"], found["hidden"]["source"]) == (192, "demo")
+    steps = [link["figures"]["latency_p50"] for link in found["links"]]
+    assert found["token_seconds"] >= sum(steps)
+
+
+def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
+    """The rest is measured and printed all the same."""
+    with worker() as there:
+        path = write(tmp_path, there.address, "tcp://127.0.0.1:9")
+        code, running = doctor("--layout", str(path), "--connect-timeout", "0.5")
+        assert code == 1
+        assert "✓ w1" in running.out
+        assert "✗ w2 (tcp://127.0.0.1:9): worker w2 is not at tcp://127.0.0.1:9" in running.out
+        assert "a → w1" in running.out
+        assert "w1 → w2: not measured: worker w2 is not at" in running.out
+        assert "w2 → a: not measured" in running.out
+        assert "to each generated token" not in running.out
+        assert running.err == ""
+        again = doctor("--layout", str(write(tmp_path, there.address)))  # and it is free for the next
+        assert again[0] == 0
+
+
+def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
+    """It is measured by the coordinator, and so is the next; between them there is nothing."""
+    with worker() as first, worker() as second:
+        found = Layout.from_dict({"stages": [
+            {"name": "a", "layers": 1},
+            {"name": "w1", "layers": 1, "address": first.address},
+            {"name": "w2", "layers": 1, "address": second.address},
+        ]})  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("splitinfer.engine.crew.address_for_others", lambda _: "tcp://127.0.0.1:9")
+            patch.setattr("splitinfer.engine.crew._ANSWER_SECONDS", 30.0)
+            looked = look_at_layout(found, 5, lambda _: None).looked
+    assert [link.figures is not None for link in looked.links] == [True, False, True]
+    assert "tcp://127.0.0.1:9" in looked.links[1].problem
+    assert not looked.is_whole
+
+
+def test_another_version_is_one_sentence() -> None:
+    older = Versions(own_versions().protocol - 1, "0", "0", "0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(door, "own_versions", lambda: older)
+        with stages.worker("inproc") as there:
+            layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
+            looked = look_at_layout(layout, 5, lambda _: None).looked
+    (seen,) = looked.workers
+    assert "the worker runs another version (protocol" in seen.problem
+    assert looked.links[0].problem == seen.problem
+
+
+def test_figures_are_those_of_the_wire(tmp_path: Path) -> None:
+    wire = LinkProfile(latency=0.005, bytes_per_second=10e6)
+    with stages.worker("inproc") as first, stages.worker("inproc") as second, installed(wire):
+        layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
+        report = look_at_layout(layout, 5, lambda _: None)
+    for link in report.looked.links:
+        assert link.figures is not None
+        assert 0.005 <= link.figures.latency_p50 < 0.009
+        assert 6e6 < link.figures.down < 11e6
+        assert 6e6 < link.figures.up < 11e6
+    assert report.hidden.source == "assumed"
+    assert report.token_seconds is not None
+    assert 0.015 < report.token_seconds < 0.04
+    assert report.advice[0] is not None
+    assert report.advice[0].choice.codec != "none"  # 10 MB/s is slower than any processor compresses
+
+
+def test_links_with_keys(tmp_path: Path) -> None:
+    """Two encrypted workers that do not know each other: the second is told whom to expect."""
+    with beyond_loopback(tmp_path, "mini") as mini, beyond_loopback(tmp_path, "air") as air:
+        stage_list = [{"name": "a", "layers": 1}] + [
+            {"name": name, "layers": 1, "address": address(each), "key": key(each)}
+            for name, each in (("w1", mini), ("w2", air))
+        ]
+        layout = Layout.from_dict({"stages": stage_list})
+        refused = look_at_layout(layout, 2, lambda _: None)
+        assert all("run there: splitinfer pair" in each.problem for each in refused.looked.workers)
+        for name in ("mini", "air"):
+            keyring(tmp_path, name).admit(Keyring().own().public, "studio")
+        report = look_at_layout(layout, 5, lambda _: None)
+        assert report.looked.is_whole, report.looked
+        assert {link.transport for link in report.looked.links} == {"tcp (encrypted)"}
+
+
+def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
+    with worker() as there:
+        assert there.address
+        there.process.suspend()
+        try:
+            layout = Layout.from_dict(yaml.safe_load(write(tmp_path, there.address).read_text()))
+            looked = look_at_layout(layout, 1, lambda _: None).looked
+        finally:
+            there.process.resume()
+    assert not looked.is_whole
+    assert "w1" in looked.workers[0].problem
+
+
+def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+    with stages.worker("inproc") as there:
+        layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
+        assert run_doctor(layout, connect_timeout=5, as_json=False, notice=told.append) == 0
+    out = capsys.readouterr().out
+    assert "s0 → s1" in out
+    assert "The links add" in out
+    assert told == ["s0 to s1"]
+
+
+def test_infinite_figures_are_null_in_json() -> None:
+    link = LinkSeen("a", "b", "tcp", "hidden states", LinkFigures(0.1, 0.2, float("inf"), 1e6))
+    seen = WorkerSeen("b", "tcp://b", None, ClockReading(1.0, 0.5), "gone")
+    report = look(None, 1, lambda _: None)
+    whole = as_document(
+        type(report)(
+            report.machine, report.rdma, LayoutReport("x", Hidden(8, 2, "y"), Looked((seen,), (link,)), (None,))
+        )
+    )
+    again = json.loads(json.dumps(whole, allow_nan=False))
+    assert again["layout"]["links"][0]["figures"] == {"latency_p50": 0.1, "latency_p99": 0.2, "down": None, "up": 1e6}
+
+
+def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:
+    def of(model: str | None, **more: Any) -> Hidden:
+        layout = Layout.from_dict({"stages": [{"name": "a", "layers": 1}], **more})
+        return hidden_of(layout if model is None else layout.with_model(model))
+
+    (tmp_path / "config.json").write_text('{"model_type": "x", "text_config": {"hidden_size": 640}}')
+    assert of(str(tmp_path)).values == 640
+    assert of("demo").values == 192
+    assert of("demo", dtype="bfloat16").num_bytes == 384
+    for none in (None, "nobody/no-such-model", "no model\0", "~nobody-of-that-name/x", "a" * 5000):
+        assert of(none).source == "assumed"
+    (tmp_path / "config.json").write_text('{"model_type": "x", "hidden_size": "wide"}')
+    assert of(str(tmp_path)).source == "assumed"
+    (tmp_path / "config.json").write_text("{")
+    assert of(str(tmp_path)).source == "assumed"
+
+
+def test_codecs_are_timed() -> None:
+    for hidden in (Hidden(4096, 2, ""), Hidden(100, 4, "")):
+        found = codecs(hidden)
+        assert [each.name for each in found] == ["fp16", "fp8", "int8"]
+        assert all(0 < each.seconds < 1e-3 for each in found)
+
+
+def test_a_layout_that_is_none(tmp_path: Path) -> None:
+    code, running = doctor("--layout", "no-such-layout")
+    assert code == 1
+    assert "splitinfer: there is no layout 'no-such-layout'" in running.err

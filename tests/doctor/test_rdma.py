@@ -1,0 +1,151 @@
+"""What is missing for RDMA over Thunderbolt is named, with a remedy, and nothing else is."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.doctor.commands import COMMANDS, Said
+from splitinfer.doctor.rdma import Finding, Seen, State, findings, verdict
+
+RECORDED = Path(__file__).parent / "recorded"
+READY = {
+    "macos": "sw_vers_26.txt",
+    "wired_limit": "sysctl_wired_default.txt",
+    "thunderbolt": "thunderbolt_tb5_studio.json",
+    "hardware_ports": "networksetup.txt",
+    "interfaces": "ifconfig_ready.txt",
+    "rdma": "rdma_ctl_enabled.txt",
+    "devices": "ibv_devices_three.txt",
+    "states": "ibv_devinfo_active.txt",
+}
+
+
+def said(name: str) -> Said:
+    return Said((RECORDED / name).read_text(encoding="utf-8"))
+
+
+def seen(
+    changes: Mapping[str, str | Said] | None = None,
+    *,
+    system: str = "Darwin",
+    has_jaccl: bool = True,
+    environment: Mapping[str, str] | None = None,
+) -> Seen:
+    """A Mac on which all is right, but for ``changes``: other files, or answers."""
+    chosen = {**READY, **(changes or {})}
+    answers = {name: each if isinstance(each, Said) else said(each) for name, each in chosen.items()}
+    return Seen(answers, system, has_jaccl, environment or {})
+
+
+def by_name(mac: Seen) -> dict[str, Finding]:
+    return {each.about: each for each in findings(mac)}
+
+
+def test_all_is_right():
+    assert set(READY) == set(COMMANDS)
+    found = by_name(seen())
+    assert {each.state for each in found.values()} == {State.OK}
+    assert verdict(list(found.values())).text == "can be used"
+    assert found["cable to a Mac"].text == "MacBook Pro at receptacle 2, 80 Gb/s"
+    assert found["active port"].text == "rdma_en3"
+    assert found["IPv4 address"].text == "en3 192.168.90.1"
+
+
+WRONG: dict[str, tuple[dict[str, str | Said], str, str, str]] = {
+    "an old macOS": ({"macos": "sw_vers_15.txt"}, "macOS", "15.7.1 is too old", "update macOS"),
+    "thunderbolt 4": (
+        {"thunderbolt": "thunderbolt_tb4_mac_connected.json"}, "Thunderbolt 5", "make 40 Gb/s", "tcp://",
+    ),
+    "no ports": ({"thunderbolt": "thunderbolt_none.json"}, "Thunderbolt 5", "no Thunderbolt port", ""),
+    "no cable": ({"thunderbolt": "thunderbolt_tb5_dock.json"}, "cable to a Mac", "no other Mac", "Thunderbolt 5 cable"),
+    "a slow cable": (
+        {"thunderbolt": "thunderbolt_tb4_mac_connected.json"}, "cable to a Mac", "Mac mini at receptacle 1 makes 40",
+        "Thunderbolt 5 cable",
+    ),
+    "not enabled": ({"rdma": "rdma_ctl_disabled.txt"}, "rdma_ctl", "not enabled", "Recovery"),
+    "no rdma_ctl": ({"rdma": Said(None, "there is no rdma_ctl here")}, "rdma_ctl", "no rdma_ctl", "update macOS"),
+    "no devices": ({"devices": "ibv_devices_none.txt"}, "RDMA devices", "Thunderbolt 4", "rdma_ctl enable"),
+    "ports down": ({"states": "ibv_devinfo_down.txt"}, "active port", "rdma_en6 PORT_DOWN", "other Mac too"),
+    "no ports listed": (
+        {"states": Said(None, "ibv_devinfo failed: No IB devices found")}, "active port", "lists no port", "rdma_ctl",
+    ),
+    "bridged": ({"interfaces": "ifconfig_bridged.txt"}, "Thunderbolt bridge", "holds en2, en3, en4", "bridge0 down"),
+    "no address": ({"interfaces": "ifconfig_no_address.txt"}, "IPv4 address", "en3 has no IPv4", "ifconfig en3 inet"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_named(name: str):
+    changes, about, words, remedy = WRONG[name]
+    found = by_name(seen(changes))
+    assert found[about].state is State.MISSING
+    assert words in found[about].text
+    assert remedy in found[about].remedy
+    assert "cannot be used" in verdict(list(found.values())).text
+    assert about in verdict(list(found.values())).text
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(WRONG) - {"thunderbolt 4", "no ports", "a slow cable", "no ports listed", "bridged"})
+)
+def test_nothing_else_is(name: str):
+    changes, about, *_ = WRONG[name]
+    missing = {each.about for each in findings(seen(changes)) if each.state is State.MISSING}
+    follows = {"IPv4 address"} if name == "ports down" else set()  # none of these ports has one either
+    assert missing - follows == {about}
+
+
+def test_a_hanging_devinfo_is_unknown():
+    found = by_name(seen({"states": Said(None, "ibv_devinfo has not answered for 15 s")}))
+    assert found["active port"].state is State.UNKNOWN
+    assert "plug it in again" in found["active port"].remedy
+    assert "may work; not known: active port, IPv4 address" in verdict(list(found.values())).text
+
+
+def test_a_bridge_without_thunderbolt_ports_is_no_harm():
+    text = said("ifconfig_bridged.txt").text or ""
+    only_ethernet = text.replace("member: en2", "member: en0").replace("member: en3", "member: en1")
+    only_ethernet = only_ethernet.replace("member: en4", "member: en0")
+    assert by_name(seen({"interfaces": Said(only_ethernet)}))["Thunderbolt bridge"].state is State.OK
+
+
+def test_a_bridge_is_found_when_nobody_says_what_its_ports_are():
+    changes: dict[str, str | Said] = {
+        "interfaces": "ifconfig_bridged.txt", "hardware_ports": Said(None, "networksetup failed")
+    }  # fmt: skip
+    assert by_name(seen(changes))["Thunderbolt bridge"].state is State.MISSING
+
+
+def test_what_this_process_knows_of_itself():
+    assert by_name(seen(has_jaccl=False))["MLX with JACCL"].state is State.MISSING
+    for value, state in (("1", State.MISSING), ("0", State.OK), ("", State.OK)):
+        found = by_name(seen(environment={"MLX_METAL_FAST_SYNCH": value}))["MLX_METAL_FAST_SYNCH"]
+        assert found.state is state
+
+
+def test_elsewhere_than_on_a_mac():
+    (found,) = findings(seen(system="Linux"))
+    assert found.state is State.MISSING
+    assert "Linux" in found.text
+
+
+def test_nothing_can_be_asked():
+    found = findings(seen(dict.fromkeys(COMMANDS, Said(None, "it does not want to"))))
+    judged = {each.state for each in found if "MLX" not in each.about}
+    assert judged == {State.UNKNOWN}
+    assert all(each.text == "it does not want to" for each in found if each.state is State.UNKNOWN)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.fixed_dictionaries({name: st.text(max_size=60) | st.sampled_from(sorted(READY.values())) for name in COMMANDS})
+)
+def test_whatever_they_say_is_judged(answers: dict[str, str]):
+    mixed = {name: said(text) if text in READY.values() else Said(text) for name, text in answers.items()}
+    found = findings(Seen(mixed, "Darwin", True, {}))
+    assert len(found) == 10
+    assert all(each.text for each in found)
+    assert all("\n" not in each.text for each in found)
