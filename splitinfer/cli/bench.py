@@ -2,14 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from splitinfer.cli.options import (
     Budget,
     KVMemory,
-    LayoutOption,
     Lengths,
     ModelOption,
     Scale,
@@ -28,17 +27,21 @@ class Mode(StrEnum):
     SPEC = "spec"
     SERVE = "serve"
     KV = "kv"
+    LINK = "link"
 
 
 def bench(
-    layout: LayoutOption,
+    layout: Annotated[
+        str | None,
+        typer.Option("--layout", help="A layout file, or the name of one; every mode but link needs one."),
+    ] = None,
     model: ModelOption = None,
     mode: Annotated[
         Mode,
         typer.Option(
             "--mode",
             help="speed: decode, prompts, many at once. kept: what KV that is kept is worth. spec: drafts. "
-            "serve: policies, while requests come. kv: KV in few bits.",
+            "serve: policies, while requests come. kv: KV in few bits. link: round trips beside bare ZeroMQ.",
         ),
     ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -95,6 +98,10 @@ def bench(
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
     counts = _counts(streams)
+    if mode is Mode.LINK:
+        _bench_links(as_json, trials, verbose)
+    if layout is None:
+        raise typer.BadParameter(f"--mode {mode} needs a layout: --layout FILE")
     from splitinfer.bench.blas import prefer_openblas
 
     prefer_openblas()  # starts anew, so before anything else
@@ -133,6 +140,14 @@ def bench(
         connect_timeout, trace, counts, stream_prompt_tokens, stream_tokens, peers,
     )  # fmt: skip
     finish(lambda: measure(order), verbose)
+
+
+def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
+    """Without a layout, and without MLX's BLAS."""
+    set_up(verbose)
+    from splitinfer.bench.links import LinkOrder, measure_links
+
+    finish(lambda: measure_links(LinkOrder(as_json, trials)), verbose)
 
 
 def _counts(text: str) -> tuple[int, ...]:
