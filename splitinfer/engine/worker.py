@@ -355,6 +355,7 @@ class Worker:
         if self._downstream is not None:
             self._downstream.link.close(reason)
         self._owner = self._upstream = self._downstream = self._under_way = None
+        self._admission.expect("")
         if self._stage is not None:
             self._stage.runner.reset()
 

@@ -100,6 +100,17 @@ def test_a_worker_brings_hidden_states_and_nothing_else(tmp_path: Path, expected
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
         with LLM(both) as llm:  # the workers are still there, and a second session is one more
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+        until(
+            lambda: is_refused(address(air), LinkOptions(security=Security(middle, key(air)))), "it is expected no more"
+        )
+
+
+def is_refused(there: str, options: LinkOptions) -> bool:
+    try:
+        connect(there, timeout=5, options=options).close()
+    except LinkRefused:
+        return True
+    return False
 
 
 def test_a_peer_without_the_key_gets_nothing(tmp_path: Path) -> None:

@@ -21,15 +21,15 @@ from splitinfer.wire.session import Session
 from transports import Frame, LinkProfile, connect, listen
 from transports.emulated import emulate, installed
 
-# Long beside what two busy processors add to it: some 10 ms there and back, and as much for every 100 kB.
-WIRE = LinkProfile(latency=0.005, bytes_per_second=10e6)
+# Long beside what two busy processors add to it: 40 ms there and back, and 65 for the least that is sent at once.
+WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
 
 
 def is_like_wire(found: LinkFigures) -> None:
-    assert 0.005 <= found.latency_p50 < 0.0085
-    assert 0.005 <= found.latency_p99 < 0.05
-    assert 7e6 < found.down < 11e6
-    assert 7e6 < found.up < 11e6
+    assert 0.02 <= found.latency_p50 < 0.03
+    assert 0.02 <= found.latency_p99 < 0.1
+    assert 0.7e6 < found.down < 1.3e6
+    assert 0.7e6 < found.up < 1.3e6
 
 
 @contextmanager
@@ -113,8 +113,8 @@ def test_directions_are_not_mixed_up(two: list[str]) -> None:
     visitor.hear(link.recv(5))
     found = NextStage(visitor, lambda _: None).measure()
     link.close()
-    assert 7e6 < found.down < 11e6
-    assert found.up > 30e6
+    assert 0.7e6 < found.down < 1.3e6
+    assert found.up > 3e6
 
 
 @pytest.mark.parametrize("asked", [0, 1, 65536, MOST_BYTES])
