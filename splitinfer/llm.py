@@ -32,6 +32,7 @@ from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.prefix import KEY_BYTES, Key
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.crew import Event
 from splitinfer.engine.draft_model import DraftModel
 from splitinfer.engine.drafters import NGRAM, Drafter, NGramDrafter
@@ -116,6 +117,11 @@ class Settings(Dials):
         if self.kv_dir is None or not self.prefix_cache:
             return None
         return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)
+
+
+def _packs(pipeline: Pipeline) -> bool:
+    """Whether any link packs hidden states."""
+    return any(codec != NONE for codec in pipeline.codecs or ())
 
 
 def _budget_of(dials: Dials, devices: Iterable[str]) -> int:
@@ -414,7 +420,8 @@ class LLM:
             blocks=KeeperConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
                 whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
-                root=self._kv_root,
+                prompts_only=_packs(pipeline),
+                root=self._root_of(pipeline),
                 on_disk=pipeline.is_on_disk,
                 kept=pipeline.kept(),
             ),
@@ -468,6 +475,13 @@ class LLM:
             v.mlx_lm,
         )
         return hashlib.blake2b(repr(said).encode(), digest_size=KEY_BYTES).digest()
+
+    def _root_of(self, pipeline: Pipeline) -> Key:
+        """The same with what the links do to hidden states: blocks on disk that came by another codec stay there, and
+        are not seen."""
+        if not _packs(pipeline):
+            return self._kv_root
+        return hashlib.blake2b(self._kv_root + repr(pipeline.codecs).encode(), digest_size=KEY_BYTES).digest()
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
         """A stage's memory for KV, by default a share of what is free where it runs."""

@@ -24,6 +24,7 @@ _CLASSES: dict[str, type[Message]] = {
         messages.Ready,
         messages.Connect,
         messages.Connected,
+        messages.Compress,
         messages.ClockAsk,
         messages.ClockTell,
         messages.Step,

@@ -25,6 +25,7 @@ CONVERSATIONS = {
         *LOADED, ("up", "result"), ("up", "result"), ("up", "fault"),
     ],
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
+    "told how to send on": [*JOINED, ("down", "compress"), *CLOCK, *STEPS],
     "failed when asked for the time": [*LOADED, ("down", "clockask"), ("up", "fault")],
     "two stages: steps and results on one link": [*LOADED, *STEPS, ("up", "fault")],
     "a step may be sent before the link to the next stage stands": [
@@ -104,7 +105,14 @@ LEGAL: dict[State, set[Word]] = {
     State.GREETED: {("up", "welcome"), ("up", "refuse")},
     State.FREE: {("down", "load"), ("down", "step"), ("up", "fault")},
     State.LOADING: {("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault")},
-    State.READY: {("down", "connect"), ("down", "clockask"), ("down", "step"), ("up", "result"), ("up", "fault")},
+    State.READY: {
+        ("down", "connect"),
+        ("down", "compress"),
+        ("down", "clockask"),
+        ("down", "step"),
+        ("up", "result"),
+        ("up", "fault"),
+    },
     State.TIMING: {("up", "clocktell"), ("up", "fault")},
     State.JOINING: {("up", "connected"), ("up", "fault")},
     State.STREAM: {("down", "step"), ("up", "fault")},
