@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 
 from splitinfer.core.identity import FilePrint, Fingerprint
+from splitinfer.core.link_figures import LinkFigures
 from splitinfer.core.plan import (
     Fetch,
     NewSequence,
@@ -37,9 +38,11 @@ from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
     ClockTell,
+    Echo,
     Fault,
     Hello,
     Load,
+    Measured,
     Message,
     Progress,
     Refuse,
@@ -77,6 +80,8 @@ MESSAGES: list[Message] = [
     Progress("load", 3, 9, "file"),
     ClockAsk(),
     ClockTell(5.25, 5.5),
+    Echo(4096),
+    Measured(LinkFigures(0.001, 0.002, 1e9, 1e9)),
     Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
     Fault("broken"),

@@ -12,10 +12,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from splitinfer.core.clocks import ClockReading, best, exchange
 from splitinfer.core.layout import StageSpec
+from splitinfer.core.link_figures import Exchange, LinkFigures
+from splitinfer.engine import link_probe
 from splitinfer.engine.admission import options_to
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
@@ -26,9 +28,14 @@ from splitinfer.wire.messages import (
     Compress,
     Connect,
     Connected,
+    Echo,
+    Echoed,
+    Expect,
     Fault,
     Hello,
     Load,
+    Measured,
+    MeasureNext,
     Message,
     Progress,
     Ready,
@@ -51,6 +58,7 @@ from transports import (
 from transports.emulated import address_for_others
 
 Notice = Callable[[int, Progress], None]  # stage number, how far it is
+Answer = TypeVar("Answer", bound=Message)
 
 _CLOCK_SECONDS, _CLOCK_QUESTIONS = 0.003, 8  # to read one worker's clock; at least one question is asked
 _STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
@@ -81,10 +89,10 @@ class Peer:
         """The error for this worker being gone."""
         return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
 
-    def say(self, message: Message) -> None:
+    def say(self, message: Message, *parts: memoryview) -> None:
         """Send one message. Raises LinkClosed, ProtocolError."""
         self.session.sending(message)
-        self.link.send(Frame(codec.encode(message)))
+        self.link.send(Frame(codec.encode(message), parts))
 
     def hear(self, item: Frame | LinkClosed) -> Message:
         """Read one message.
@@ -153,6 +161,13 @@ class Crew:
         for peer, load in zip(self.peers, orders, strict=True):
             peer.say(load)
 
+    def look(self) -> list[ClockReading]:
+        """In place of ``order`` and ``await_ready``, where nothing is to be loaded: every worker is told who will bring
+        it what it measures its link with, and its clock is read."""
+        for before, peer in zip((None, *self.peers), self.peers, strict=False):
+            peer.say(Expect((before.spec.key if before and peer.spec.key else None) or ""))
+        return self.read_clocks()
+
     @property
     def is_whole(self) -> bool:
         """Whether no link has ended."""
@@ -200,16 +215,45 @@ class Crew:
         return best(readings)
 
     def _ask_clock(self, peer: Peer) -> ClockReading:
-        assert self._opening is not None
         asked = time.monotonic()
         peer.say(ClockAsk())
+        told, event = self._answer(ClockTell)
+        if not math.isfinite(told.received) or not math.isfinite(told.told):
+            raise ProtocolError(f"worker {peer.spec.name} told a time that is none")
+        return exchange(asked, told.received, told.told, event.at)
+
+    def measure_links(self) -> list[LinkFigures]:
+        """How quick the links between the stages are, from the one to the first worker on: some 0.3 s each.
+
+        Raises:
+            PeerError, TransportError: a worker is gone.
+        """
+        return [*map(self.measure_link, self.peers[:1]), *map(self._measure_next, self.peers[:-1])]
+
+    def measure_link(self, peer: Peer) -> LinkFigures:
+        """How quick this machine's own link to a worker is."""
+        return link_probe.measure(lambda exchange: self._ask_echo(peer, exchange))
+
+    def _ask_echo(self, peer: Peer, exchange: Exchange) -> float:
+        asked = time.monotonic()
+        peer.say(Echo(exchange.back), *link_probe.payload(exchange.there))
+        _, event = self._answer(Echoed)
+        assert isinstance(event.item, Frame)
+        link_probe.check_reply(exchange, event.item)
+        return event.at - asked
+
+    def _measure_next(self, peer: Peer) -> LinkFigures:
+        peer.say(MeasureNext())
+        return self._answer(Measured)[0].figures
+
+    def _answer(self, kind: type[Answer]) -> tuple[Answer, Event]:
+        """What the worker says that was asked; meanwhile another's end is heard, too."""
+        assert self._opening is not None
         while True:
             event = self._opening.get()
             message = event.peer.hear(event.item)
-            if isinstance(message, ClockTell):
-                if not math.isfinite(message.received) or not math.isfinite(message.told):
-                    raise ProtocolError(f"worker {peer.spec.name} told a time that is none")
-                return exchange(asked, message.received, message.told, event.at)
+            if isinstance(message, kind):
+                return message, event
 
     def hand_over(self) -> None:
         """From now on everything goes to ``put``; what came in between goes first."""

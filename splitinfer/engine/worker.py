@@ -7,6 +7,7 @@ launched before this one is sent on, so neither the device nor the link waits fo
     inbox -> Load      -> survey, fetch, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
+          -> Echo, MeasureNext -> Echoed, Measured: how quick the links are
           -> Step      -> launch ... finish -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
@@ -23,10 +24,12 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from splitinfer.core.layout import DTYPES
+from splitinfer.core.link_figures import LinkFigures
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.watch import Pace
 from splitinfer.engine.admission import Admission, Keys, options_to
 from splitinfer.engine.door import Door, Visitor, one_line
+from splitinfer.engine.link_probe import NextStage, reply_to
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.processor import give_way_if_own
 from splitinfer.engine.stage_loader import LoadedStage, load
@@ -43,9 +46,15 @@ from splitinfer.wire.messages import (
     Compress,
     Connect,
     Connected,
+    Echo,
+    Echoed,
+    Expect,
     Fault,
     Hello,
     Load,
+    Measured,
+    MeasureNext,
+    Message,
     Progress,
     Refuse,
     Result,
@@ -97,7 +106,7 @@ class Worker:
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Visitor | None = None
         self._upstream: Visitor | None = None
-        self._downstream: tuple[Link, Session] | None = None
+        self._downstream: NextStage | None = None
         self._stage: LoadedStage | None = None
         self._under_way: _UnderWay | None = None
         self._num_steps = 0
@@ -165,18 +174,32 @@ class Worker:
         if not self._belongs(visitor):
             return None
         message = visitor.hear(item)
+        if visitor.role == "upstream" and not isinstance(message, Step | Echo):
+            raise ProtocolError(f"the stage before brings hidden states, and {visitor.name} gave an order")
         match message:
+            case Step():
+                return self._launch(message, item, received)
             case Load():
                 self._load(visitor, message)
             case Connect():
                 self._join(visitor, message)
             case Compress():
                 self._loaded().runner.use_codec(message.codec)
+            case _:
+                self._tell(visitor, message, item, received)
+        return None
+
+    def _tell(self, visitor: Visitor, message: Message, frame: Frame, received: float) -> None:
+        """Answer what changes nothing here."""
+        match message:
             case ClockAsk():
                 visitor.say(ClockTell(received, time.monotonic()))
-            case Step():
-                return self._launch(message, item, received)
-        return None
+            case Echo():
+                visitor.say(Echoed(), *reply_to(message, frame))
+            case MeasureNext():
+                visitor.say(Measured(self._measure_next()))
+            case Expect():
+                self._admission.expect(message.upstream_key)
 
     def _belongs(self, visitor: Visitor) -> bool:
         """Take a new visitor in; frames of those who were here before it are late and mean nothing."""
@@ -191,6 +214,14 @@ class Worker:
                 return False
             self._upstream = visitor
         return True
+
+    def _measure_next(self) -> LinkFigures:
+        if self._downstream is None:
+            raise ProtocolError("the link to the next stage was to be measured before there was one")
+        try:
+            return self._downstream.measure()
+        except (PeerError, TransportError) as error:
+            raise PeerError(f"{self.name} could not measure the link to the next stage: {error}") from error
 
     # -- what the coordinator orders ---------------------------------------------------------
 
@@ -245,10 +276,9 @@ class Worker:
             raise
         assert isinstance(answer, Welcome)
         if self._downstream is not None:
-            self._downstream[0].close("another next stage was named")
+            self._downstream.link.close("another next stage was named")
         next_stage = Visitor(link, "downstream", answer.name, visitor.session_id, session)
-        link.deliver_to(lambda item: self._deliver(next_stage, item))
-        self._downstream = (link, session)
+        self._downstream = NextStage(next_stage, lambda item: self._deliver(next_stage, item))
         visitor.say(Connected())
 
     def _own_key(self) -> KeyPair:
@@ -297,7 +327,8 @@ class Worker:
             raise ProtocolError("a step came before the next stage was joined")
         else:
             try:
-                send_step(*self._downstream, under_way.step.figures, done, under_way.received)
+                there = self._downstream
+                send_step(there.link, there.session, under_way.step.figures, done, under_way.received)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         give_way_if_own()
@@ -330,7 +361,7 @@ class Worker:
             if visitor is not None:
                 visitor.link.close(reason)
         if self._downstream is not None:
-            self._downstream[0].close(reason)
+            self._downstream.link.close(reason)
         self._owner = self._upstream = self._downstream = self._under_way = None
         if self._stage is not None:
             self._stage.runner.reset()

@@ -1,17 +1,19 @@
 """The words on a link, grouped by who receives them.
 
-    coordinator -> worker      Hello, Load, Connect, Compress, ClockAsk, Step
-    worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Result, Fault
-    worker -> next worker      Hello, Step          (answered by Welcome, Refuse or Fault)
+    coordinator -> worker      Hello, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step
+    worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Echoed, Measured, Result, Fault
+    worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
 
 A hidden state is not in a message: it is in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
-read them. Saying goodbye and being alive belong to the transport (BYE and heartbeats).
+read them. So are the bytes of ``Echo`` and ``Echoed``, which mean nothing. Saying goodbye and being alive belong to the
+transport (BYE and heartbeats).
 """
 
 from dataclasses import dataclass
 
 from splitinfer.core.identity import Fingerprint
 from splitinfer.core.kv_format import format_of
+from splitinfer.core.link_figures import MOST_BYTES, LinkFigures
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.prefix import Key
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
@@ -130,6 +132,16 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
+class Expect:
+    """The stage before, which owns ``upstream_key``, will come, although nothing is to be loaded.
+
+    Not answered: whatever is asked next is answered after it was done.
+    """
+
+    upstream_key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Connect:
     """Open the data link to the next stage at ``address``, which owns ``key``; without one, in the open."""
 
@@ -164,6 +176,34 @@ class ClockTell:
 
     received: float
     told: float
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """Answer with so many bytes, whatever came with this. For whoever measures the link."""
+
+    reply_bytes: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.reply_bytes <= MOST_BYTES:
+            raise ValueError(f"an echo of {self.reply_bytes} bytes; it may have {MOST_BYTES:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Echoed:
+    """The bytes that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureNext:
+    """How quick is the data link to the next stage?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """That link's figures; ``down`` is towards the next stage."""
+
+    figures: LinkFigures
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +242,6 @@ class Fault:
 
 
 Message = (
-    Hello | Welcome | Refuse | Load | Progress | Ready | Connect | Connected | Compress
-    | ClockAsk | ClockTell | Step | Result | Fault
+    Hello | Welcome | Refuse | Load | Progress | Ready | Expect | Connect | Connected | Compress
+    | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Result | Fault
 )  # fmt: skip

@@ -8,9 +8,15 @@ table, so a word that is illegal to send is also illegal to receive.
                    READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
                    READY -Compress-> READY                            (every worker but the last)
                    READY -ClockAsk-> TIMING -ClockTell-> READY        (some times, before the first step)
+                   READY -Echo-> ECHOING -Echoed-> READY              (so are these)
+                   READY -MeasureNext-> MEASURING -Measured-> READY
                    READY -Step, Result-> READY                        (first worker; last worker)
     data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
+                   FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (some times, before the first step)
     anywhere later -Refuse or Fault-> OVER
+
+Whoever only looks at the links of a pipeline asks all that of a worker that has loaded nothing: from FREE back to FREE,
+with Expect in place of Load.
 """
 
 from enum import Enum
@@ -30,17 +36,34 @@ class State(Enum):
     READY = "ready"
     JOINING = "joining"
     TIMING = "timing"
+    ECHOING = "echoing"
+    MEASURING = "measuring"
+    FREE_JOINING = "joining, with nothing loaded"
+    FREE_TIMING = "timing, with nothing loaded"
+    FREE_ECHOING = "echoing, with nothing loaded"
+    FREE_MEASURING = "measuring, with nothing loaded"
     STREAM = "stream"  # a data link that carries steps
     OVER = "over"
 
 
 Move = tuple[State, str, str]  # state, direction, kind
 
+
+def _aside(state: State, question: str, asked: State, answer: str) -> dict[Move, State]:
+    """A question that leaves everything as it was."""
+    return {
+        (state, "down", question): asked,
+        (asked, "up", answer): state,
+        (asked, "up", "fault"): State.OVER,
+    }
+
+
 _TABLE: dict[Move, State] = {
     (State.NEW, "down", "hello"): State.GREETED,
     (State.GREETED, "up", "welcome"): State.FREE,
     (State.GREETED, "up", "refuse"): State.OVER,
     (State.FREE, "down", "load"): State.LOADING,
+    (State.FREE, "down", "expect"): State.FREE,
     (State.FREE, "down", "step"): State.STREAM,
     (State.STREAM, "down", "step"): State.STREAM,
     (State.STREAM, "up", "fault"): State.OVER,
@@ -49,16 +72,18 @@ _TABLE: dict[Move, State] = {
     (State.LOADING, "up", "ready"): State.READY,
     (State.LOADING, "up", "refuse"): State.OVER,
     (State.LOADING, "up", "fault"): State.OVER,
-    (State.READY, "down", "connect"): State.JOINING,
     (State.READY, "down", "compress"): State.READY,
     (State.READY, "down", "step"): State.READY,
     (State.READY, "up", "result"): State.READY,
     (State.READY, "up", "fault"): State.OVER,
-    (State.JOINING, "up", "connected"): State.READY,
-    (State.JOINING, "up", "fault"): State.OVER,
-    (State.READY, "down", "clockask"): State.TIMING,
-    (State.TIMING, "up", "clocktell"): State.READY,
-    (State.TIMING, "up", "fault"): State.OVER,
+    **_aside(State.READY, "connect", State.JOINING, "connected"),
+    **_aside(State.READY, "clockask", State.TIMING, "clocktell"),
+    **_aside(State.READY, "echo", State.ECHOING, "echoed"),
+    **_aside(State.READY, "measurenext", State.MEASURING, "measured"),
+    **_aside(State.FREE, "connect", State.FREE_JOINING, "connected"),
+    **_aside(State.FREE, "clockask", State.FREE_TIMING, "clocktell"),
+    **_aside(State.FREE, "echo", State.FREE_ECHOING, "echoed"),
+    **_aside(State.FREE, "measurenext", State.FREE_MEASURING, "measured"),
 }
 
 

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -22,11 +23,12 @@ from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker
 
 import transports
+from splitinfer.core.link_figures import MOST_BYTES
 from splitinfer.core.plan import NewSequence, Save, StepPlan, StepResult, TensorSpec
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.versions import own_versions
 from splitinfer.wire import codec
-from splitinfer.wire.messages import Connect, Fault, Message, Ready, Refuse, Result, Step, Welcome
+from splitinfer.wire.messages import Connect, Echo, Fault, Message, Ready, Refuse, Result, Step, Welcome
 from transports import Frame
 from transports.framing import Kind, encode
 
@@ -321,6 +323,37 @@ def test_a_next_stage_that_is_none_leaves_no_link_behind(answer: bytes, victim: 
             assert isinstance(fault, Fault)
         until(lambda: link.closed is not None, "the worker ends that link", 5)
         until(lambda: victim.process.num_threads() <= threads, "its thread is gone", 5)
+
+
+# -- echoes ----------------------------------------------------------------------------------
+
+
+def test_echoes_that_nobody_reads_take_no_memory(victim: RunningWorker):
+    """Two thousand times the most that one may ask for, 8 GB, on a connection that is never read from."""
+    before = victim.rss
+    packets = (
+        encode(Kind.DATA, seq=i, header=codec.encode(m))[0] for i, m in enumerate([hello(), *[Echo(MOST_BYTES)] * 2000])
+    )
+    with peers.raw(victim.address) as connection:
+        open_link(connection)
+        for packet in map(bytes, packets):
+            connection.sendall(b"\x02" + len(packet).to_bytes(8, "big") + packet)
+        until(lambda: victim.rss > before + 2**20, "it answers", 5)
+        largest = 0
+        give_up = time.monotonic() + 5
+        while time.monotonic() < give_up:
+            largest = max(largest, victim.rss - before)
+            time.sleep(0.02)
+    assert largest < 30 * 2**20
+
+
+@pytest.mark.parametrize("size", [-1, MOST_BYTES + 1, 2**40])
+def test_an_echo_of_a_size_that_none_has(size: int, victim: RunningWorker):
+    with greeted(victim) as peer:
+        header = msgpack.packb({"kind": "echo", "reply_bytes": size})
+        (fault,) = peer.send(header).rest()
+        assert isinstance(fault, Fault)
+        assert f"an echo of {size} bytes; it may have 4,194,304" in fault.reason
 
 
 # -- at random -------------------------------------------------------------------------------

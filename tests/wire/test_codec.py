@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from splitinfer.core.identity import FilePrint, Fingerprint
 from splitinfer.core.kv_format import NAMES as KV_FORMATS
+from splitinfer.core.link_figures import MOST_BYTES, LinkFigures
 from splitinfer.core.plan import (
     Fetch,
     NewSequence,
@@ -149,10 +150,21 @@ def _fetches() -> st.SearchStrategy[Fetch]:
     return st.builds(lambda i, key, a, n: Fetch(i, key, a, a + n), values(int), values(bytes), start, length)
 
 
+def _echoes() -> st.SearchStrategy[messages.Echo]:
+    return st.builds(messages.Echo, st.integers(0, MOST_BYTES))
+
+
+def _link_figures() -> st.SearchStrategy[LinkFigures]:
+    latencies = st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)).map(sorted)
+    bandwidth = st.floats(0, exclude_min=True)
+    return st.builds(lambda pair, down, up: LinkFigures(*pair, down, up), latencies, bandwidth, bandwidth)
+
+
 _CAREFUL = {
     SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
     Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads,
     messages.Compress: lambda: st.sampled_from(("none", *CODECS)).map(messages.Compress),
+    messages.Echo: _echoes, LinkFigures: _link_figures,
 }  # fmt: skip
 
 FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
@@ -190,11 +202,16 @@ EXAMPLES: dict[str, Message] = {
         messages.Ready(
             1, 10**10, 4096, 512, 2**20, 10**9, None, True, (b"key", b"another"), TensorSpec("bfloat16", (4096,)), "gpu"
         ),
+        messages.Expect("ab" * 32),
         messages.Connect("tcp://10.0.0.3:5577", "ab" * 32),
         messages.Connected(),
         messages.Compress("int8"),
         messages.ClockAsk(),
         messages.ClockTell(5.25, 5.5),
+        messages.Echo(65536),
+        messages.Echoed(),
+        messages.MeasureNext(),
+        messages.Measured(LinkFigures(0.00025, 0.0005, 1.1e9, math.inf)),
         messages.Step(PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5)))),
         messages.Result(
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))
@@ -410,6 +427,15 @@ def test_extra_fields_deep_inside_are_refused():
         ("load", "stage", -1),
         ("load", "stage", 2),
         ("ready", "rewind", "none"),
+        ("echo", "reply_bytes", -1),
+        ("echo", "reply_bytes", MOST_BYTES + 1),
+        ("echo", "reply_bytes", 2**63),
+        ("measured", "figures", {"latency_p50": -0.1, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
+        ("measured", "figures", {"latency_p50": 0.2, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
+        ("measured", "figures", {"latency_p50": 0.1, "latency_p99": math.inf, "down": 1.0, "up": 1.0}),
+        ("measured", "figures", {"latency_p50": math.nan, "latency_p99": 0.1, "down": 1.0, "up": 1.0}),
+        ("measured", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 0.0, "up": 1.0}),
+        ("measured", "figures", {"latency_p50": 0.1, "latency_p99": 0.1, "down": 1.0, "up": math.nan}),
         ("step", "tensor", None),  # a plan with tokens, and no hidden states
         ("step", "tensor", {"dtype": "float32", "shape": [4, 64]}),
         ("step", "tensor", {"dtype": "float32", "shape": []}),

@@ -15,7 +15,10 @@ WORDS: tuple[Word, ...] = tuple(itertools.product(("down", "up"), EXAMPLES))
 HELLO = [("down", "hello"), ("up", "welcome")]
 LOADED = [*HELLO, ("down", "load"), ("up", "progress"), ("up", "progress"), ("up", "ready")]
 CLOCK = [("down", "clockask"), ("up", "clocktell")]
-JOINED = [*LOADED, ("down", "connect"), ("up", "connected")]
+ECHO = [("down", "echo"), ("up", "echoed")]
+CONNECT = [("down", "connect"), ("up", "connected")]
+MEASURE = [("down", "measurenext"), ("up", "measured")]
+JOINED = [*LOADED, *CONNECT]
 STEPS = [("down", "step"), ("down", "step"), ("up", "result"), ("down", "step"), ("up", "result"), ("up", "result")]
 STREAM = [*HELLO, ("down", "step"), ("down", "step")]
 
@@ -27,11 +30,21 @@ CONVERSATIONS = {
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
     "told how to send on": [*JOINED, ("down", "compress"), *CLOCK, *STEPS],
     "failed when asked for the time": [*LOADED, ("down", "clockask"), ("up", "fault")],
+    "links measured before the first step": [*JOINED, *ECHO, *ECHO, *MEASURE, *CLOCK, *STEPS],
+    "failed when asked for an echo": [*LOADED, ("down", "echo"), ("up", "fault")],
+    "failed when it measured the link to the next stage": [*JOINED, ("down", "measurenext"), ("up", "fault")],
+    "only looked at": [*HELLO, ("down", "expect"), *ECHO, *CLOCK, *CONNECT, *MEASURE, *ECHO],
+    "looked at, and then used": [*HELLO, *ECHO, *CLOCK, ("down", "load"), ("up", "ready"), *STEPS],
+    **{
+        f"failed with nothing loaded, asked to {kind}": [*HELLO, ("down", kind), ("up", "fault")]
+        for kind in ("connect", "clockask", "echo", "measurenext")
+    },
     "two stages: steps and results on one link": [*LOADED, *STEPS, ("up", "fault")],
     "a step may be sent before the link to the next stage stands": [
         *LOADED, ("down", "step"), ("down", "connect"), ("up", "connected"), ("down", "step"),
     ],
     "data link": [*STREAM, ("up", "fault")],
+    "data link, measured before the first step": [*HELLO, *ECHO, *ECHO, ("down", "step"), ("down", "step")],
     "refused at the door": [("down", "hello"), ("up", "refuse")],
     "refused to load": [*HELLO, ("down", "load"), ("up", "progress"), ("up", "refuse")],
     "failed to load": [*HELLO, ("down", "load"), ("up", "fault")],
@@ -103,21 +116,26 @@ ROADS = roads()
 LEGAL: dict[State, set[Word]] = {
     State.NEW: {("down", "hello")},
     State.GREETED: {("up", "welcome"), ("up", "refuse")},
-    State.FREE: {("down", "load"), ("down", "step"), ("up", "fault")},
+    State.FREE: {
+        ("down", "load"), ("down", "expect"), ("down", "connect"), ("down", "clockask"), ("down", "echo"),
+        ("down", "measurenext"), ("down", "step"), ("up", "fault"),
+    },
     State.LOADING: {("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault")},
     State.READY: {
-        ("down", "connect"),
-        ("down", "compress"),
-        ("down", "clockask"),
-        ("down", "step"),
-        ("up", "result"),
-        ("up", "fault"),
+        ("down", "connect"), ("down", "compress"), ("down", "clockask"), ("down", "echo"), ("down", "measurenext"),
+        ("down", "step"), ("up", "result"), ("up", "fault"),
     },
     State.TIMING: {("up", "clocktell"), ("up", "fault")},
     State.JOINING: {("up", "connected"), ("up", "fault")},
+    State.ECHOING: {("up", "echoed"), ("up", "fault")},
+    State.MEASURING: {("up", "measured"), ("up", "fault")},
+    State.FREE_TIMING: {("up", "clocktell"), ("up", "fault")},
+    State.FREE_JOINING: {("up", "connected"), ("up", "fault")},
+    State.FREE_ECHOING: {("up", "echoed"), ("up", "fault")},
+    State.FREE_MEASURING: {("up", "measured"), ("up", "fault")},
     State.STREAM: {("down", "step"), ("up", "fault")},
     State.OVER: set(),
-}
+}  # fmt: skip
 
 
 def test_every_state_can_be_reached():
