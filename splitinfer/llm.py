@@ -83,6 +83,8 @@ class Settings(Dials):
     kv_dir_bytes: what the folder may hold at most; the least recently used goes first.
     kv_format: how keys and values are stored: "exact", "k8v8" (8 bits, about half of bfloat16's memory) or "k8v4"
         (values in 4 bits, a third); ``None``: the layout's. Tokens are then those of the format.
+    codec: how the hidden states of prompts cross every link: "none" (exactly), "fp16", "fp8", "int8" or "auto", which
+        takes int8 where the link is so slow that it pays; ``None``: the layout's. Tokens are then those of the codec.
     draft: who guesses tokens ahead: a model of the same tokenizer, "ngram" (what followed the same tokens before),
         or "none"; ``None``: the layout's.
     flight: how the drafts of all requests go (``splitinfer.Flight``); ``None``: whatever is fastest, measured as it
@@ -101,6 +103,7 @@ class Settings(Dials):
     kv_dir: Path | str | None = None
     kv_dir_bytes: int = DEFAULT_CAP
     kv_format: str | None = None
+    codec: str | None = None
     draft: str | None = None
     flight: Flight | None = None
     connect_timeout: float = 10.0
@@ -206,6 +209,8 @@ class LLM:
         self.layout = _with_draft(_as_layout(layout, model), self.settings.draft)
         if self.settings.kv_format is not None:
             self.layout = replace(self.layout, kv_format=self.settings.kv_format)
+        if self.settings.codec is not None:
+            self.layout = self.layout.with_codec(self.settings.codec)
         self.dials = self.settings.over(self.layout.serving)
         """The dials in force."""
         self._make_drafter = drafter

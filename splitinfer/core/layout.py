@@ -97,6 +97,11 @@ class Layout:
         """The same layout for ``model``, whether it named one before or not."""
         return dataclasses.replace(self, model=model)
 
+    def with_codec(self, codec: str) -> Self:
+        """The same layout with ``codec`` on every link."""
+        first, *others = self.stages
+        return dataclasses.replace(self, stages=(first, *(dataclasses.replace(each, codec=codec) for each in others)))
+
     def check(self, num_layers_of_model: int) -> None:
         """Raise ``LayoutError`` unless the stages hold exactly the model's layers."""
         if self.num_layers == num_layers_of_model:
