@@ -188,7 +188,9 @@ class Keeper:
     def store_rest(self, seq: Sequence, used: KVUse) -> None:
         """The last block, though it is not full: a conversation goes on from here."""
         self.store_full_blocks(seq, used)  # a result may have brought many tokens
-        if (end := min(seq.num_sure, self._reach(seq))) > len(seq.blocks) * BLOCK:
+        end = min(seq.num_sure, self._reach(seq))
+        has_gone_on = self._config.whole_blocks and end < seq.num_sure  # a state stands for all tokens so far
+        if end > len(seq.blocks) * BLOCK and not has_gone_on:
             self._store(seq, end, used)
         if seq.session is not None and seq.blocks:
             self.sessions[seq.session] = seq.blocks[-1]
