@@ -19,6 +19,7 @@ import yaml
 from splitinfer.core import layout as core
 from splitinfer.core.dials import Dials
 from splitinfer.core.kv_format import EXACT
+from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import LayoutError
 
 SUFFIX = ".yaml"
@@ -38,7 +39,10 @@ class Layout(core.Layout):
     def from_dict(cls, mapping: Mapping[str, Any], name: str = core.UNNAMED) -> Self:
         """The layout that ``mapping`` describes; ``name`` is for messages. Raises ``LayoutError``."""
         shape = _shape(mapping, name)
-        stages = core.lay_out((stage.name, stage.layers, stage.address, stage.key) for stage in shape.stages)
+        stages = core.lay_out(
+            (stage.name, stage.layers, stage.address, {"key": stage.key, "codec": stage.codec})
+            for stage in shape.stages
+        )
         serving = _dials(shape.serving or _ServingShape(), name)
         return cls(
             stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving,
@@ -133,6 +137,7 @@ class _StageShape(pydantic.BaseModel):
     layers: _Count
     address: _Text | None = None
     key: _Text | None = None
+    codec: _Text = NONE
 
 
 class _ServingShape(pydantic.BaseModel):

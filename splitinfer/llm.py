@@ -32,6 +32,7 @@ from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.prefix import KEY_BYTES, Key
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.crew import Event
 from splitinfer.engine.draft_model import DraftModel
 from splitinfer.engine.drafters import NGRAM, Drafter, NGramDrafter
@@ -82,6 +83,8 @@ class Settings(Dials):
     kv_dir_bytes: what the folder may hold at most; the least recently used goes first.
     kv_format: how keys and values are stored: "exact", "k8v8" (8 bits, about half of bfloat16's memory) or "k8v4"
         (values in 4 bits, a third); ``None``: the layout's. Tokens are then those of the format.
+    codec: how the hidden states of prompts cross every link: "none" (exactly), "fp16", "fp8", "int8" or "auto", which
+        takes int8 where the link is so slow that it pays; ``None``: the layout's. Tokens are then those of the codec.
     draft: who guesses tokens ahead: a model of the same tokenizer, "ngram" (what followed the same tokens before),
         or "none"; ``None``: the layout's.
     flight: how the drafts of all requests go (``splitinfer.Flight``); ``None``: whatever is fastest, measured as it
@@ -100,6 +103,7 @@ class Settings(Dials):
     kv_dir: Path | str | None = None
     kv_dir_bytes: int = DEFAULT_CAP
     kv_format: str | None = None
+    codec: str | None = None
     draft: str | None = None
     flight: Flight | None = None
     connect_timeout: float = 10.0
@@ -116,6 +120,11 @@ class Settings(Dials):
         if self.kv_dir is None or not self.prefix_cache:
             return None
         return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)
+
+
+def _packs(pipeline: Pipeline) -> bool:
+    """Whether any link packs hidden states."""
+    return any(codec != NONE for codec in pipeline.codecs or ())
 
 
 def _budget_of(dials: Dials, devices: Iterable[str]) -> int:
@@ -200,6 +209,8 @@ class LLM:
         self.layout = _with_draft(_as_layout(layout, model), self.settings.draft)
         if self.settings.kv_format is not None:
             self.layout = replace(self.layout, kv_format=self.settings.kv_format)
+        if self.settings.codec is not None:
+            self.layout = self.layout.with_codec(self.settings.codec)
         self.dials = self.settings.over(self.layout.serving)
         """The dials in force."""
         self._make_drafter = drafter
@@ -414,7 +425,8 @@ class LLM:
             blocks=KeeperConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
                 whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
-                root=self._kv_root,
+                prompts_only=_packs(pipeline),
+                root=self._root_of(pipeline),
                 on_disk=pipeline.is_on_disk,
                 kept=pipeline.kept(),
             ),
@@ -468,6 +480,13 @@ class LLM:
             v.mlx_lm,
         )
         return hashlib.blake2b(repr(said).encode(), digest_size=KEY_BYTES).digest()
+
+    def _root_of(self, pipeline: Pipeline) -> Key:
+        """The same with what the links do to hidden states: blocks on disk that came by another codec stay there, and
+        are not seen."""
+        if not _packs(pipeline):
+            return self._kv_root
+        return hashlib.blake2b(self._kv_root + repr(pipeline.codecs).encode(), digest_size=KEY_BYTES).digest()
 
     def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
         """A stage's memory for KV, by default a share of what is free where it runs."""

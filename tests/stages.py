@@ -41,11 +41,13 @@ def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
         monkeypatch.setattr(module, "BLOCK", size)
 
 
-def layout(model: Path | str, cuts: Sequence[int], addresses: Sequence[str], dtype: str = "auto") -> dict[str, Any]:
-    """A layout whose stages hold ``cuts`` layers each."""
+def layout(
+    model: Path | str, cuts: Sequence[int], addresses: Sequence[str], dtype: str = "auto", codec: str = "none"
+) -> dict[str, Any]:
+    """A layout whose stages hold ``cuts`` layers each; ``codec``: of all links."""
     stages = [{"name": "s0", "layers": cuts[0]}]
     stages += [
-        {"name": f"s{i}", "layers": n, "address": address}
+        {"name": f"s{i}", "layers": n, "address": address, "codec": codec}
         for i, (n, address) in enumerate(zip(cuts[1:], addresses, strict=True), 1)
     ]
     return {"model": str(model), "dtype": dtype, "stages": stages}
@@ -59,6 +61,7 @@ def pipeline(
     dtype: str = "auto",
     disks: Sequence[Disk] = (),
     drafter: MakeDrafter | None = None,
+    codec: str = "none",
     **settings: Any,
 ) -> Iterator[LLM]:
     """An LLM over ``len(cuts)`` stages, the workers in this process. ``disks``: where each stage keeps KV.
@@ -68,7 +71,7 @@ def pipeline(
         addresses = [stack.enter_context(worker(scheme, disk)) for disk in there]
         if disks:
             settings |= {"kv_dir": disks[0].path, "kv_dir_bytes": disks[0].cap_bytes}
-        made = LLM(layout(model, cuts, addresses, dtype), settings=Settings(**settings), drafter=drafter)
+        made = LLM(layout(model, cuts, addresses, dtype, codec), settings=Settings(**settings), drafter=drafter)
         yield stack.enter_context(made)
 
 

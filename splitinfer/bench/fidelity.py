@@ -14,9 +14,20 @@ from typing import Any, cast
 
 import mlx.core as mx
 
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
+from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
+from splitinfer.models.memory import on_gpu
 
 _CHUNK = 128
+
+
+def whole_model(checkpoint: Checkpoint, dtype: str) -> StageModel:
+    """The model as one stage in this process."""
+    resolved = resolve_dtype(dtype, gpu=on_gpu())
+    num_layers = count_layers(checkpoint)
+    found = survey(checkpoint, 0, num_layers, resolved)
+    return load_stage(checkpoint, found, 0, num_layers, resolved, lambda _done, _total: None)
 
 
 def logprobs(stage: StageModel, text: list[int], vocab_size: int) -> mx.array:
@@ -26,7 +37,12 @@ def logprobs(stage: StageModel, text: list[int], vocab_size: int) -> mx.array:
         ids = text[at : at + _CHUNK]
         found.append(stage(mx.array([ids], dtype=mx.int32), caches, None, len(ids))[0])
         mx.eval(found[-1])
-    logits = mx.concatenate(found)[:, :vocab_size].astype(mx.float32)
+    return logprobs_of(mx.concatenate(found), vocab_size)
+
+
+def logprobs_of(logits: mx.array, vocab_size: int) -> mx.array:
+    """Log probabilities of the tokenizer's vocabulary, in float32."""
+    logits = logits[:, :vocab_size].astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 

@@ -15,25 +15,19 @@ from rich.table import Table
 
 from splitinfer.bench import machine
 from splitinfer.bench.contenders import Stages
-from splitinfer.bench.fidelity import Fidelity, logprobs
+from splitinfer.bench.fidelity import Fidelity, logprobs, whole_model
 from splitinfer.bench.measure import ratios, summarize
-from splitinfer.bench.passages import OPENINGS, passages
+from splitinfer.bench.passages import own_or_read
 from splitinfer.bench.printing import print_found
 from splitinfer.bench.workload import Task, made_up
 from splitinfer.config import find_layout
 from splitinfer.core.kv_format import EXACT, FORMATS, format_of
-from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import open_model
-from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
-from splitinfer.models.memory import on_gpu
 from splitinfer.show import errors
 
 _TEXTS, _LENGTH = 12, 400  # passages, and tokens of each
-_CHARACTERS = 8  # of a token, at most, on average
-_TEMPERATURE = 0.8  # of text that the model makes itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +64,7 @@ def _measure(order: KVOrder) -> dict[str, Any]:
         for name in (EXACT, *FORMATS):
             llms[name] = stack.enter_context(_open(order, name))
             machine.pin_stages(llms[name].layout.stages, None, processors)  # the workers that came last
-        texts = _texts(order, llms[EXACT])
+        texts = own_or_read(llms[EXACT], order.text, _TEXTS, _LENGTH, order.seed)
         sizes = {name: _bytes_per_token(llm) for name, llm in llms.items()}
         stages = llms[EXACT].layout.stages
         speeds = _speeds(order, llms, checkpoint)
@@ -106,18 +100,6 @@ def _open(order: KVOrder, kv_format: str) -> LLM:
     return LLM(order.layout, model=order.model, settings=settings)
 
 
-def _texts(order: KVOrder, llm: LLM) -> list[list[int]]:
-    """Passages of the file, or what the model says by itself."""
-    if order.text is not None:
-        return [llm.encode(text)[:_LENGTH] for text in passages(order.text, _TEXTS, _CHARACTERS * _LENGTH)]
-    openings: Sequence[Any] = OPENINGS
-    if llm.tokenizer is None:
-        openings = [made_up(f"{order.seed} kv {i}", 16, 100) for i in range(len(OPENINGS))]
-    prompts = [openings[i % len(openings)] for i in range(_TEXTS)]
-    params = [SamplingParams(_LENGTH, _TEMPERATURE, seed=order.seed + i, ignore_eos=True) for i in range(len(prompts))]
-    return [output.token_ids for output in llm.generate(prompts, params)]
-
-
 def _bytes_per_token(llm: LLM) -> int:
     return sum(stage["kv_bytes_per_token"] for stage in llm.stats()["stages"])
 
@@ -146,14 +128,6 @@ def _fidelity(checkpoint: Checkpoint, dtype: str, texts: Sequence[list[int]]) ->
             stage.use_format(format_of(name))
             fidelity.add(exact, logprobs(stage, text, vocab_size), text)
     return {name: fidelity.as_dict() for name, fidelity in found.items()}
-
-
-def whole_model(checkpoint: Checkpoint, dtype: str) -> StageModel:
-    """The model as one stage in this process."""
-    resolved = resolve_dtype(dtype, gpu=on_gpu())
-    num_layers = count_layers(checkpoint)
-    found = survey(checkpoint, 0, num_layers, resolved)
-    return load_stage(checkpoint, found, 0, num_layers, resolved, lambda _done, _total: None)
 
 
 def _table(found: Mapping[str, Any]) -> Table:

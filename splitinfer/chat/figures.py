@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from rich.cells import cell_len
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.requests import RequestOutput
 from splitinfer.models.memory import size
 
@@ -80,6 +82,7 @@ def stats_table(layout: Layout, stats: Stats) -> str:
         f"{seconds(stats['active_seconds'])} at work\n"
         f"requests ended: {finished or 'none'}"
     )
+    totals += "".join(f"\n{line}" for line in _packed(stats))
     tried, right = _drafts(stats)
     if tried:
         found, lost = stats["speculation"], stats["speculation"]["sent"] - right
@@ -87,6 +90,16 @@ def stats_table(layout: Layout, stats: Stats) -> str:
             f"\ndrafts by {found['drafter']}: {percent(right / tried)} right, {lost:,} of {found['sent']:,} in vain"
         )
     return f"{table(rows)}\n{totals}"
+
+
+def _packed(stats: Stats) -> list[str]:
+    """Which links pack, and what they could not."""
+    lines = []
+    for before, stage in pairwise(stats["stages"]):
+        if before.get("codec", NONE) != NONE:
+            unfit = f", but for {count:,} rows that it cannot hold" if (count := before["rows_unfit"]) else ""
+            lines.append(f"prompts go from {before['name']} to {stage['name']} as {before['codec']}{unfit}")
+    return lines
 
 
 def layout_table(layout: Layout, now: Stats, before: Stats | None, held: int, width: int = 80) -> str:

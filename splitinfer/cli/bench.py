@@ -27,6 +27,7 @@ class Mode(StrEnum):
     SPEC = "spec"
     SERVE = "serve"
     KV = "kv"
+    WIRE = "wire"
     LINK = "link"
 
 
@@ -41,7 +42,8 @@ def bench(
         typer.Option(
             "--mode",
             help="speed: decode, prompts, many at once. kept: what KV that is kept is worth. spec: drafts. "
-            "serve: policies, while requests come. kv: KV in few bits. link: round trips beside bare ZeroMQ.",
+            "serve: policies, while requests come. kv: KV in few bits. wire: hidden states in few bytes. "
+            "link: round trips beside bare ZeroMQ.",
         ),
     ] = Mode.SPEED,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -76,8 +78,11 @@ def bench(
         str, typer.Option("--acceptance", help="With replay: the shares of drafts that are right, as in 0,0.6,0.8.")
     ] = "0,0.6,0.8,0.9",
     text: Annotated[
-        Path | None, typer.Option("--text", help="With spec and a draft model, and with kv: a text to read.")
+        Path | None, typer.Option("--text", help="With spec and a draft model, kv and wire: a text to read.")
     ] = None,
+    texts: Annotated[
+        int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves the question out.")
+    ] = 12,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="With spec and serve: draw the figures to this file (.png, .svg)."),
@@ -124,6 +129,13 @@ def bench(
 
         kv = KVOrder(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
         finish(lambda: measure_kv(kv), verbose)
+    if mode is Mode.WIRE:
+        from splitinfer.bench.wire import WireOrder, measure_wire
+
+        wire = WireOrder(
+            layout, model, as_json, trials, prompt_tokens, token_budget, seed, connect_timeout, text, texts
+        )
+        finish(lambda: measure_wire(wire), verbose)
     if mode is Mode.SERVE:
         from splitinfer.bench.serve import ServeOrder, measure_serve
 

@@ -66,6 +66,12 @@ DraftName = Annotated[
         help="Who guesses tokens ahead: a small model of the same tokenizer, 'ngram', 'none'; or the layout's.",
     ),
 ]
+CodecName = Annotated[
+    str | None,
+    typer.Option(
+        "--codec", help="How prompts' hidden states cross every link: none, fp16, fp8, int8, auto; or the layout's."
+    ),
+]
 KVFormatName = Annotated[
     str | None,
     typer.Option(
@@ -187,6 +193,7 @@ class PipelineOptions:
     context: Context = None
     draft: DraftName = None
     kv_format: KVFormatName = None
+    codec: CodecName = None
     kv_gb: KVMemory = None
     kv_dir: KVDir = None
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9
@@ -253,6 +260,7 @@ def settings_of(options: PipelineOptions) -> "Settings":
         context=options.context,
         draft=options.draft,
         kv_format=options.kv_format,
+        codec=options.codec,
         kv_bytes=None if options.kv_gb is None else _gigabytes(options.kv_gb),
         kv_dir=None if disk is None else disk.path,
         kv_dir_bytes=_gigabytes(options.kv_disk_gb),

@@ -9,6 +9,9 @@ stage could not read is dropped on all of them, with everything after it, and co
 
 So the stages never have to agree on anything, and what is only on some of them does not count.
 
+Where links pack the hidden states of prompts (``core.wire_codec``), KV of generated tokens is not that of the same
+tokens in a prompt. Then only prompts are kept, and only a prompt begins with what is kept.
+
 A sequence that gives up its KV has what is not on disk yet written there, without a place in memory (``swap_out``), and
 begins again like any other: with what it finds. Whether reading is faster than computing again is measured: by what
 fetches have taken so far, and by what steps cost (``core.costs``).
@@ -33,11 +36,13 @@ _MOST_UNWRITTEN = 4096  # blocks whose files are waited for; a stage whose disk 
 @dataclass(frozen=True, slots=True)
 class KeeperConfig:
     """``keeps_blocks``: keep what was computed for others; ``whole_blocks``: it can only be used up to the end of a
-    block (``core.prefix``); ``root``: what its keys begin with; ``on_disk``: whether it is written to disk, too;
+    block (``core.prefix``); ``prompts_only``: what is generated is another matter than a prompt of the same tokens;
+    ``root``: what its keys begin with; ``on_disk``: whether it is written to disk, too;
     ``kept``: what is on every stage's disk; ``max_sessions``: names under which it can be forgotten."""
 
     keeps_blocks: bool = True
     whole_blocks: bool = False
+    prompts_only: bool = False
     root: Key = b""
     on_disk: bool = False
     kept: tuple[Kept, ...] = ()
@@ -107,14 +112,18 @@ class Keeper:
 
     def match(self, seq: Sequence) -> Match:
         """The blocks in memory that a sequence can begin with."""
-        return self.index.find(seq.tokens) if self._config.keeps_blocks else Match()
+        return self.index.find(seq.tokens[: self._reach(seq)]) if self._config.keeps_blocks else Match()
+
+    def _reach(self, seq: Sequence) -> int:
+        """Tokens of a sequence whose KV is, or would be, of use to others."""
+        return seq.num_prompt_tokens if self._config.prompts_only else len(seq.tokens)
 
     def ahead(self, seq: Sequence, match: Match, going: Collection[Block] = ()) -> tuple[Block, ...]:
         """What is on disk, and would take a sequence further than ``match``, which is in memory; none if it has asked
         before. ``going``: blocks that will not be in memory any more."""
         if not len(self.disk) or seq.has_fetched:
             return ()
-        found = self.disk.find(seq.tokens)
+        found = self.disk.find(seq.tokens[: self._reach(seq)])
         if found.num_tokens < match.num_tokens + WORTH:
             return ()
         here = self._here(found.blocks)
@@ -172,15 +181,17 @@ class Keeper:
     def store_full_blocks(self, seq: Sequence, used: KVUse) -> None:
         """Keep the blocks that a sequence's planned tokens complete. The next plan says so, before anything else.
         ``used``: by all that run."""
-        while (end := (len(seq.blocks) + 1) * BLOCK) <= seq.num_sure:
+        while (end := (len(seq.blocks) + 1) * BLOCK) <= min(seq.num_sure, self._reach(seq)):
             if not self._store(seq, end, used):
                 return
 
     def store_rest(self, seq: Sequence, used: KVUse) -> None:
         """The last block, though it is not full: a conversation goes on from here."""
         self.store_full_blocks(seq, used)  # a result may have brought many tokens
-        if seq.num_sure > len(seq.blocks) * BLOCK:
-            self._store(seq, seq.num_sure, used)
+        end = min(seq.num_sure, self._reach(seq))
+        has_gone_on = self._config.whole_blocks and end < seq.num_sure  # a state stands for all tokens so far
+        if end > len(seq.blocks) * BLOCK and not has_gone_on:
+            self._store(seq, end, used)
         if seq.session is not None and seq.blocks:
             self.sessions[seq.session] = seq.blocks[-1]
             self.sessions.move_to_end(seq.session)
@@ -192,9 +203,9 @@ class Keeper:
         The caches must be able to give any positions."""
         if not (self._config.on_disk and self._config.keeps_blocks) or self._config.whole_blocks:
             return
-        parent = self.index.root
-        for start in range(0, seq.num_sure, BLOCK):
-            tokens = tuple(seq.tokens[start : min(start + BLOCK, seq.num_sure)])
+        parent, end = self.index.root, min(seq.num_sure, self._reach(seq))
+        for start in range(0, end, BLOCK):
+            tokens = tuple(seq.tokens[start : min(start + BLOCK, end)])
             key = chained(parent, tokens)
             if self.disk.get(key) is None and key not in self._unwritten:
                 block_id = self.index.new_id()

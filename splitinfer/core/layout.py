@@ -14,13 +14,15 @@ nobody downstream asks again. Only what needs the model (do the layers add up to
 
 import dataclasses
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from splitinfer.core.dials import Dials
 from splitinfer.core.kv_format import EXACT
 from splitinfer.core.kv_format import NAMES as KV_FORMATS
+from splitinfer.core.wire_codec import NAMES as CODECS
+from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import LayoutError
 
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
@@ -38,7 +40,7 @@ class StageSpec:
 
     ``address`` is None for stage 0 (the coordinator); for a worker it is ``"local"``, ``"tcp://host:port"``
     or, in tests, ``"inproc://name"``. ``key``: the worker's public key, 64 hexadecimal digits, where the link to it is
-    encrypted.
+    encrypted. ``codec``: how the hidden states of prompts come to it from the stage before (``core.wire_codec``).
     """
 
     name: str
@@ -46,6 +48,7 @@ class StageSpec:
     end: int
     address: str | None = None
     key: str | None = None
+    codec: str = NONE
 
     @property
     def num_layers(self) -> int:
@@ -94,6 +97,11 @@ class Layout:
         """The same layout for ``model``, whether it named one before or not."""
         return dataclasses.replace(self, model=model)
 
+    def with_codec(self, codec: str) -> Self:
+        """The same layout with ``codec`` on every link."""
+        first, *others = self.stages
+        return dataclasses.replace(self, stages=(first, *(dataclasses.replace(each, codec=codec) for each in others)))
+
     def check(self, num_layers_of_model: int) -> None:
         """Raise ``LayoutError`` unless the stages hold exactly the model's layers."""
         if self.num_layers == num_layers_of_model:
@@ -105,15 +113,17 @@ class Layout:
         )
 
 
-Part = tuple[str, int, str | None] | tuple[str, int, str | None, str | None]
+Part = tuple[str, int, str | None] | tuple[str, int, str | None, Mapping[str, Any]]
 
 
 def lay_out(parts: Iterable[Part]) -> tuple[StageSpec, ...]:
-    """Stages from ``(name, number of layers, address[, key])`` in order; each starts where the one before ends."""
+    """Stages from ``(name, number of layers, address[, more of a StageSpec's fields])`` in order; each starts where the
+    one before ends."""
     stages: list[StageSpec] = []
     start = 0
-    for name, num_layers, address, *key in parts:
-        stages.append(StageSpec(name, start, start + num_layers, address, *key))
+    for name, num_layers, address, *more in parts:
+        fields = more[0] if more else {}
+        stages.append(StageSpec(name, start, start + num_layers, address, **fields))
         start += num_layers
     return tuple(stages)
 
@@ -150,6 +160,7 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
         )
     for stage in stages:
         _check_key(stage, layout)
+        _check_codec(stage, layout)
     place_to_name: dict[str, str] = {}
     for stage in workers:
         if stage.address is None:
@@ -178,6 +189,18 @@ def _check_key(stage: StageSpec, layout: str) -> None:
     if not _KEY.fullmatch(stage.key):
         raise LayoutError(
             f"the key of stage {stage.name!r} of layout {layout} is none: it has 64 digits from 0 to 9 and a to f"
+        )
+
+
+def _check_codec(stage: StageSpec, layout: str) -> None:
+    if stage.codec not in CODECS:
+        raise LayoutError(
+            f"codec {stage.codec!r} of stage {stage.name!r} of layout {layout} is none of {', '.join(CODECS)}"
+        )
+    if stage.codec != NONE and stage.address is None:
+        raise LayoutError(
+            f"stage {stage.name!r} of layout {layout} is the first and has a codec; "
+            "it belongs to the stage that a link leads to"
         )
 
 

@@ -21,7 +21,8 @@ class NewSequence:
     """A sequence's static data, sent once. Filled by the scheduler.
 
     ``prefix`` holds the tokens before the first slice's start, whose KV is copied from stored ``blocks``, in order, as
-    far as there are tokens; the last stage needs them because penalties look back.
+    far as there are tokens; the last stage needs them because penalties look back. ``num_prompt``: positions before
+    it are the prompt's, whose hidden states links may pack (``core.wire_codec``).
     """
 
     seq_id: int
@@ -29,6 +30,7 @@ class NewSequence:
     seed: int
     blocks: tuple[int, ...] = ()
     prefix: tuple[int, ...] = ()
+    num_prompt: int = 0
 
     def __post_init__(self) -> None:
         if bool(self.blocks) != bool(self.prefix):
@@ -196,7 +198,8 @@ class StageFigures:
 
     ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
     sent on, but for the message around it. ``bytes_copied``, ``copying``: of stored KV for sequences that begin with
-    it, and the seconds that took. ``fetching``: seconds that reading the plan's fetches took. ``rows``: how many it
+    it, and the seconds that took. ``unfit``: rows that the link's codec could not hold, and that went as they are.
+    ``fetching``: seconds that reading the plan's fetches took. ``rows``: how many it
     computed. ``lacking``: blocks of the plan's fetches that it
     could not read. ``written``: keys that have come to its disk since it said so last.
     """
@@ -210,6 +213,7 @@ class StageFigures:
     bytes_copied: int = 0
     copying: float = 0.0
     rows: int = 0
+    unfit: int = 0
     fetching: float = 0.0
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()

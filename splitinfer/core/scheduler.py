@@ -540,7 +540,8 @@ class Scheduler:
         seq = new.seq
         seq.is_known = True
         blocks = tuple(block.block_id for block in new.match.blocks)
-        return NewSequence(seq.seq_id, seq.params, seq.seed, blocks, tuple(seq.tokens[: seq.num_reused]))
+        prefix = tuple(seq.tokens[: seq.num_reused])
+        return NewSequence(seq.seq_id, seq.params, seq.seed, blocks, prefix, seq.num_prompt_tokens)
 
     # -- learning ----------------------------------------------------------------------------
 

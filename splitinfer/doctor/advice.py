@@ -1,14 +1,14 @@
 r"""What a link's figures mean for a pipeline: the cost of a token, whether to compress prompts, how large a chunk.
 
 A generated token is one row of hidden states on every link, and a result on the way back: latency decides, and nothing
-is compressed. A prompt's chunk is many rows: bandwidth decides. Per row, with b bytes a value and n values,
+is packed. A prompt's chunk is many rows: bandwidth decides. For each row
 
-    as it is        n b / bandwidth
-    compressed      n b' / bandwidth + n (time to encode a value + time to decode it)
+    as it is     bytes / bandwidth
+    packed       fewer bytes / bandwidth + time to pack and to unpack it
 
-so a codec pays where the link takes longer for the bytes it saves than it takes itself; it is worth its rounding where
-that makes a good part of the way. A chunk goes over while the one before it is computed. What a link adds to each of
-them is its latency, which is little beside a chunk that takes twenty times as long: to compute, or else to send.
+so a codec pays where the link takes longer for the bytes it saves than it takes itself (``core.wire_codec``). A chunk
+goes over while the one before it is computed. What a link adds to each of them is its latency, which is little beside
+a chunk that takes twenty times as long: to compute, or else to send.
 """
 
 import math
@@ -16,33 +16,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from splitinfer.core.link_figures import LinkFigures
+from splitinfer.core.wire_codec import NONE, bytes_per_row, is_faster
 
 _LATENCIES = 20  # that a chunk should take, so that latency is a twentieth
-_WORTH = 0.75  # of the time without it is what a codec must make at least
 _MOST_ROWS = 4096  # chunks are smaller than that anyhow
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A way to write values. ``seconds``: to encode a value and decode it, both ends together."""
+    """A way to write a row. ``seconds``: to pack and to unpack it, both ends together."""
 
     name: str
-    bytes_per_value: float
+    num_bytes: int
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """What goes over a link for a token: so many values of so many bytes, and where that is known from."""
+    """What goes over a link for a token: so many values of MLX's ``dtype``, and where that is known from."""
 
     values: int
-    bytes_per_value: int
+    dtype: str
     source: str
 
     @property
     def num_bytes(self) -> int:
         """Of one row."""
-        return self.values * self.bytes_per_value
+        return bytes_per_row(NONE, self.values, self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,19 +75,19 @@ def advise(figures: LinkFigures, hidden: Hidden, codecs: Sequence[Codec]) -> Lin
 
 
 def choose(bandwidth: float, hidden: Hidden, codecs: Sequence[Codec]) -> Choice:
-    """The quickest way for a row, "none" unless another saves a quarter.
+    """The quickest way for a row, "none" unless another is clearly faster.
 
-    >>> hidden = Hidden(4096, 2, "")
-    >>> choose(1e8, hidden, [Codec("int8", 1, 1e-9)])
-    Choice(codec='int8', seconds=4.5056e-05, seconds_plain=8.192e-05)
-    >>> choose(1e10, hidden, [Codec("int8", 1, 1e-9)]).codec
+    >>> hidden = Hidden(4096, "bfloat16", "")
+    >>> choose(1e8, hidden, [Codec("int8", 4096, 4e-6)])
+    Choice(codec='int8', seconds=4.496e-05, seconds_plain=8.192e-05)
+    >>> choose(1e10, hidden, [Codec("int8", 4096, 4e-6)]).codec
     'none'
     """
     plain = hidden.num_bytes / bandwidth
-    best = Choice("none", plain, plain)
+    best = Choice(NONE, plain, plain)
     for codec in codecs:
-        seconds = hidden.values * (codec.bytes_per_value / bandwidth + codec.seconds)
-        if codec.bytes_per_value < hidden.bytes_per_value and seconds < min(best.seconds, _WORTH * plain):
+        seconds = codec.num_bytes / bandwidth + codec.seconds
+        if is_faster(hidden.num_bytes, codec.num_bytes, bandwidth, codec.seconds) and seconds < best.seconds:
             best = Choice(codec.name, seconds, plain)
     return best
 

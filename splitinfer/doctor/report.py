@@ -10,6 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from splitinfer.core.wire_codec import NONE
 from splitinfer.doctor.advice import Hidden, LinkAdvice, pipeline_seconds
 from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
 from splitinfer.doctor.machine import Machine
@@ -212,12 +213,12 @@ def _sentences(layout: LayoutReport) -> list[str]:
 
 def _advice(link: LinkSeen, advice: LinkAdvice) -> str:
     choice = advice.choice
-    if choice.codec == "none":
-        codec = "no compression of prompts: the link is quicker than any codec here"
+    if choice.codec == NONE:
+        codec = "codec none: the link is quicker than packing prompts"
     else:
         codec = (
-            f"prompts in {choice.codec}: {_time(choice.seconds)} a token instead of {_time(choice.seconds_plain)}, "
-            "if codecs are as quick at both ends as here"
+            f"codec {choice.codec}: {_time(choice.seconds)} for a prompt's token instead of "
+            f"{_time(choice.seconds_plain)}, if {link.target} packs as quickly as this machine"
         )
     chunk = f"chunks that take a stage {_time(advice.chunk_seconds)} or more, 20 latencies"
     if advice.chunk_rows is not None:

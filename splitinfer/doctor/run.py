@@ -7,9 +7,8 @@ import mlx.core as mx
 
 from splitinfer.core.layout import Layout
 from splitinfer.doctor.advice import Hidden, LinkAdvice, advise
-from splitinfer.doctor.codec_costs import codecs
 from splitinfer.doctor.commands import COMMANDS, ask_all
-from splitinfer.doctor.hidden import hidden_of
+from splitinfer.doctor.hidden import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, Looked, Progress, Visit
 from splitinfer.doctor.machine import describe
 from splitinfer.doctor.rdma import Seen, findings
@@ -41,7 +40,7 @@ def look_at_layout(layout: Layout, connect_timeout: float, notice: Progress) -> 
 
 
 def _advice(looked: Looked, hidden: Hidden) -> tuple[LinkAdvice | None, ...]:
-    known = codecs(hidden) if any(_is_advised(link) for link in looked.links) else []
+    known = codecs_of(hidden) if any(_is_advised(link) for link in looked.links) else []
     return tuple(
         advise(link.figures, hidden, known) if link.figures is not None and _is_advised(link) else None
         for link in looked.links

@@ -25,6 +25,7 @@ from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
     ClockTell,
+    Compress,
     Connect,
     Connected,
     Echo,
@@ -199,6 +200,11 @@ class Crew:
             peer, message = self._next_message()
             if isinstance(message, Connected):
                 waiting.discard(peer.stage)
+
+    def compress(self, codecs: Sequence[str]) -> None:
+        """Tell every worker but the last how to send on the hidden states of prompts."""
+        for peer, codec_name in zip(self.peers, codecs, strict=False):
+            peer.say(Compress(codec_name))
 
     def read_clocks(self) -> list[ClockReading]:
         """Ask every worker for the time: for a few milliseconds each, or one question where that takes longer."""

@@ -188,6 +188,8 @@ class Engine:
             for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
                 stage["kv_bytes"] = memory.bytes_of(self._scheduler.kv_used)
                 stage["kv_bytes_stored"] = memory.bytes_of(self._scheduler.kv_stored)
+        for stage, codec in zip(stats["stages"], self.pipeline.codecs or (), strict=False):
+            stage["codec"] = codec  # of the link to the next
         for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
             stage |= {
                 "device": ready.device,

@@ -26,12 +26,13 @@ _FAR = 1e12  # seconds; no clock says more
 
 @dataclass(slots=True)
 class StageTotals:
-    """One stage's sums: seconds computing, steps, bytes of hidden states sent on, and of stored KV copied, in
-    ``copying`` seconds."""
+    """One stage's sums: seconds computing, steps, bytes of hidden states sent on, rows of them that the link's codec
+    could not hold, and bytes of stored KV copied, in ``copying`` seconds."""
 
     busy: float = 0.0
     steps: int = 0
     bytes_sent: int = 0
+    rows_unfit: int = 0
     bytes_copied: int = 0
     copying: float = 0.0
 
@@ -66,6 +67,7 @@ class Totals:
                 stage.busy += figures.ended - figures.started
                 stage.steps += 1
                 stage.bytes_sent += figures.bytes_sent
+                stage.rows_unfit += figures.unfit
                 stage.bytes_copied += figures.bytes_copied
                 stage.copying += figures.copying
 
@@ -97,6 +99,7 @@ class Totals:
                     "busy_percent": 100 * stage.busy / active if active else 0.0,
                     "steps": stage.steps,
                     "bytes_sent": stage.bytes_sent,
+                    "rows_unfit": stage.rows_unfit,
                     "bytes_copied": stage.bytes_copied,
                     "copy_seconds": stage.copying,
                 }

@@ -1,8 +1,8 @@
 """The coordinator's view of all stages: open them, send a step through them, hear what came of it.
 
 Opening: start the local workers, say hello to all, order all to load (the coordinator loads its own
-layers at the same time), wait until all are ready, join each worker to the next, read their clocks. Then a
-step goes
+layers at the same time), wait until all are ready, join each worker to the next, choose how hidden states cross the
+links, read their clocks. Then a step goes
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
@@ -25,6 +25,7 @@ from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.prefix import Kept, Key
 from splitinfer.engine.admission import Keys
 from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
+from splitinfer.engine.link_codecs import codecs_of
 from splitinfer.engine.local import LocalWorker, take
 from splitinfer.engine.processor import give_way_if_own
 from splitinfer.engine.stage_loader import LoadedStage, load
@@ -66,6 +67,7 @@ class Pipeline:
         self._stuck: Peer | None = None  # beats, but its engine stands still
         self._closing = threading.Lock()
         self.ready: tuple[Ready, ...] = ()
+        self.codecs: tuple[str, ...] | None = None  # of each link; None: not yet chosen
         self.clocks = Clocks(())
 
     def _new_crew(self) -> Crew:
@@ -89,6 +91,7 @@ class Pipeline:
             own = self._load_own()
             self.ready = (own.offer(), *crew.await_ready())
             crew.join()
+            self._compress(own, crew)
             self.clocks = Clocks(crew.read_clocks())
         except TransportError as error:
             crew.close("the pipeline could not be opened")
@@ -97,6 +100,16 @@ class Pipeline:
             crew.close("the pipeline could not be opened")
             raise
         crew.hand_over()
+
+    def _compress(self, own: LoadedStage, crew: Crew) -> None:
+        """Tell all stages how hidden states cross the links."""
+        if self.codecs is None:
+            wanted = [spec.codec for spec in self._order.layout.stages[1:]]
+            rows = [ready.hidden for ready in self.ready[1:]]
+            self.codecs = codecs_of(wanted, rows, lambda: [link.down for link in crew.measure_links()])
+        if self.codecs:
+            own.runner.use_codec(self.codecs[0])
+            crew.compress(self.codecs[1:])
 
     def regroup(self, reason: str) -> None:
         """Part with the workers as they are: a new process for each local one that is none any more or

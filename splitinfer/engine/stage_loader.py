@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from splitinfer.core.kv_format import format_of
+from splitinfer.core.plan import TensorSpec
 from splitinfer.core.prefix import Kept, Key
 from splitinfer.engine.stage_disk import StageDisk
 from splitinfer.engine.stage_runner import StageRunner
@@ -17,11 +18,13 @@ from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, free_bytes, on_gpu, set_limits
 from splitinfer.models.products import turn_products
+from splitinfer.models.tensors import name_of
 from splitinfer.wire.messages import Load, Progress, Ready
 
 log = logging.getLogger(__name__)
@@ -118,6 +121,7 @@ def _read(
         rewind=found.rewind,
         keeps_blocks=trial.sample is not None,
         kept=None,
+        hidden=_row(model),
         device=device_name(),
     )
     runner = StageRunner(model, order.stage, order.vocab_size, on_disk)
@@ -127,3 +131,10 @@ def _read(
     gc.collect()
     gc.freeze()
     return LoadedStage(order, runner, ready, on_disk)
+
+
+def _row(model: StageModel) -> TensorSpec | None:
+    if model.hidden_spec is None:
+        return None
+    width, dtype = model.hidden_spec
+    return TensorSpec(name_of(dtype), (width,))

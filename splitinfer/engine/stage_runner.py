@@ -20,9 +20,11 @@ import mlx.core as mx
 from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
 from splitinfer.core.prefix import Key, chained
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.sampler import Choice, Row, Sampler, read
 from splitinfer.engine.stage_disk import StageDisk
 from splitinfer.errors import ProtocolError
+from splitinfer.models.crossing import Packed
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock
 from splitinfer.models.kv_pool import KVPool
@@ -45,11 +47,13 @@ def launches_ahead() -> bool:
 
 @dataclass(slots=True)
 class _History:
-    """A sequence's tokens on the last stage, where penalties look back on them, and what was sampled to follow them."""
+    """A sequence's tokens on the last stage, where penalties look back on them, and what was sampled to follow them.
+    Positions before ``num_prompt`` are its prompt's."""
 
     params: SamplingParams
     seed: int
     tokens: list[int]
+    num_prompt: int
     next: int | None = None
 
     def rows(self, part: Slice) -> Iterator[Row]:
@@ -106,6 +110,7 @@ class Launched:
     slices: tuple[Slice, ...]  # those that are computed
     started: float
     hidden: mx.array | None
+    packed: Packed | None
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
     last_write: mx.array | None  # one element of the last cache written: there when the step is done
@@ -114,11 +119,13 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step done: [T, d] hidden states on an earlier stage, sampled tokens on the last one."""
+    """A step done: [T, d] hidden states on an earlier stage, sampled tokens on the last one. ``packed``: those rows of
+    the hidden states that are to cross the link in fewer bytes."""
 
     plan: StepPlan
     figures: StageFigures
     hidden: mx.array | None
+    packed: Packed | None
     sampled: tuple[SampledSlice, ...]
 
     def reduced_to(self, plan: StepPlan) -> "Finished":
@@ -130,7 +137,8 @@ class Finished:
             first, at = at, at + len(part.token_ids)
             rows += range(first, at) if part in plan.slices else ()
         hidden = self.hidden[mx.array(rows, dtype=mx.int32)] if self.hidden is not None and rows else None
-        return replace(self, plan=plan, hidden=hidden)
+        packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
+        return replace(self, plan=plan, hidden=hidden, packed=packed)
 
 
 class StageRunner:
@@ -145,6 +153,11 @@ class StageRunner:
         self._histories: dict[int, _History] = {}
         self._keys: dict[int, Key] = {}  # of the blocks that are on disk, too
         self._idle_since = time.monotonic()
+        self._codec = NONE
+
+    def use_codec(self, codec: str) -> None:
+        """How prompts' rows go to the next stage from now on (``core.wire_codec``)."""
+        self._codec = codec
 
     @property
     def pool(self) -> KVPool:
@@ -156,7 +169,8 @@ class StageRunner:
         log.info("many sequences run by %s", self._step.way.value)
 
     def reset(self) -> None:
-        """Forget every sequence."""
+        """Forget every sequence, and how rows go to the next stage."""
+        self._codec = NONE
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
@@ -184,15 +198,28 @@ class StageRunner:
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         rows: tuple[Row, ...] = ()
         choices: tuple[Choice, ...] = ()
+        packed = self._pack(slices, joined)
         if self._model.is_last:
             rows = tuple(row for part in slices for row in self._histories[part.seq_id].rows(part))
             choices = tuple(self._sampler.choose(joined, rows)) if joined is not None else ()
             joined = None
         last_write = _corner(pending[-1]) if pending else None
         mx.async_eval(  # type: ignore[no-untyped-call]
-            *_arrays(joined, choices), *pending, *([] if last_write is None else [last_write])
+            *_arrays(joined, packed, choices), *pending, *([] if last_write is None else [last_write])
         )
-        return Launched(plan, slices, started, joined, rows, choices, last_write, taken_in)
+        return Launched(plan, slices, started, joined, packed, rows, choices, last_write, taken_in)
+
+    def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> Packed | None:
+        """The prompts' rows of a step, in fewer bytes, if the link to the next stage wants that."""
+        if self._codec == NONE or self._model.is_last or hidden is None:
+            return None
+        rows, at = list[int](), 0
+        for part in slices:
+            history = self._histories.get(part.seq_id)
+            limit = 0 if history is None else history.num_prompt
+            rows += range(at, at + max(0, min(part.end, limit) - part.start))
+            at += len(part.token_ids)
+        return Packed.of(self._codec, hidden, rows) if rows else None
 
     def needs_verdict(self, plan: StepPlan) -> bool:
         """Whether a step under way has to be finished before this one is launched, because it says what is void."""
@@ -240,7 +267,7 @@ class StageRunner:
         copied: list[mx.array] = []
         for new in plan.new:
             copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
-            self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix))
+            self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix), new.num_prompt)
         for_disk = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
         self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in for_disk}
         if self._disk is not None:
@@ -261,7 +288,7 @@ class StageRunner:
 
     def finish(self, launched: Launched) -> Finished:
         """Wait for a step."""
-        outputs = _arrays(launched.hidden, launched.choices)
+        outputs = _arrays(launched.hidden, launched.packed, launched.choices)
         mx.eval(*outputs, *([] if launched.last_write is None else [launched.last_write]))
         tokens = read(launched.choices, launched.rows)
         # A step launched before the one before it was done began, for the device, when that was done.
@@ -269,7 +296,7 @@ class StageRunner:
         rows = sum(len(part.token_ids) for part in launched.slices)
         figures = self._figures(launched.taken_in, started, ended, rows)
         self._idle_since = ended
-        return Finished(launched.plan, figures, launched.hidden, self._verdicts(launched, tokens))
+        return Finished(launched.plan, figures, launched.hidden, launched.packed, self._verdicts(launched, tokens))
 
     def _verdicts(self, launched: Launched, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
         """What each slice that wanted tokens gets: on the last stage. Void ones get none."""
@@ -316,8 +343,9 @@ def _corner(array: mx.array) -> mx.array:
     return piece + piece
 
 
-def _arrays(hidden: mx.array | None, choices: tuple[Choice, ...]) -> list[mx.array]:
+def _arrays(hidden: mx.array | None, packed: Packed | None, choices: tuple[Choice, ...]) -> list[mx.array]:
     found = [] if hidden is None else [hidden]
+    found += [] if packed is None else packed.arrays()
     for choice in choices:
         found += [choice.tokens] if choice.logprobs is None else [choice.tokens, choice.logprobs]
     return found

@@ -38,11 +38,12 @@ from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.tensors import from_buffer, spec_of, to_buffer
+from splitinfer.models.crossing import from_parts, to_parts
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
     ClockTell,
+    Compress,
     Connect,
     Connected,
     Echo,
@@ -182,6 +183,8 @@ class Worker:
                 self._load(visitor, message)
             case Connect():
                 self._join(visitor, message)
+            case Compress():
+                self._loaded().runner.use_codec(message.codec)
             case _:
                 self._tell(visitor, message, item, received)
         return None
@@ -285,19 +288,24 @@ class Worker:
     # -- steps -------------------------------------------------------------------------------
 
     def _launch(self, step: Step, frame: Frame, received: float) -> _UnderWay:
-        if self._stage is None:
-            raise ProtocolError("a step came before the stage was loaded")
-        if (step.tensor is not None) != (len(frame.parts) == 1):
+        stage = self._loaded()
+        if (step.tensor is not None) != bool(frame.parts):
             raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
         if step.tensor is not None and len(step.tensor.shape) != 2:
             raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
-        room = self._stage.order.kv_tokens
+        room = stage.order.kv_tokens
         if any(part.end > room for part in step.plan.slices):
             raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
-        if self._stage.runner.needs_verdict(step.plan):
+        if stage.runner.needs_verdict(step.plan):
             self._pass_on_what_is_under_way()
-        hidden = None if step.tensor is None else from_buffer(step.tensor, memoryview(frame.parts[0]))
-        return _UnderWay(self._stage.runner.launch(step.plan, hidden), step, received)
+        parts = [memoryview(part) for part in frame.parts]
+        hidden = None if step.tensor is None else from_parts(step.tensor, step.packing, parts)
+        return _UnderWay(stage.runner.launch(step.plan, hidden), step, received)
+
+    def _loaded(self) -> LoadedStage:
+        if self._stage is None:
+            raise ProtocolError("a step came before the stage was loaded")
+        return self._stage
 
     def _pass_on_what_is_under_way(self) -> None:
         if self._under_way is not None:
@@ -375,9 +383,11 @@ def send_step(
     link: Link, session: Session, earlier: tuple[StageFigures, ...], done: Finished, received: float = 0.0
 ) -> None:
     """Send hidden states and their plan to the next stage, with what this stage reports of itself."""
-    spec, parts = (None, ()) if done.hidden is None else (spec_of(done.hidden), (to_buffer(done.hidden),))
-    bytes_sent = sum(part.nbytes for part in parts)
-    figures = replace(done.figures, received=received, bytes_sent=bytes_sent, sent=time.monotonic())
-    message = Step(done.plan, spec, (*earlier, figures))
+    out = to_parts(done.hidden, done.packed)
+    bytes_sent = sum(part.nbytes for part in out.parts)
+    figures = replace(
+        done.figures, received=received, bytes_sent=bytes_sent, sent=time.monotonic(), unfit=out.num_unfit
+    )
+    message = Step(done.plan, out.spec, (*earlier, figures), out.packing)
     session.sending(message)
-    link.send(Frame(codec.encode(message), parts))
+    link.send(Frame(codec.encode(message), out.parts))

@@ -31,9 +31,25 @@ _DTYPES: dict[str, tuple[mx.Dtype, type[np.generic]]] = {
 }
 
 
+def dtype_of(name: str) -> mx.Dtype:
+    """The dtype of hidden states, by MLX's name.
+
+    Raises:
+        ValueError: they do not have it.
+    """
+    if name not in _HIDDEN:
+        raise ValueError(f"there are no hidden states of {name!r:.20}; known are {', '.join(_HIDDEN)}")
+    return _DTYPES[name][0]
+
+
 def spec_of(array: mx.array) -> TensorSpec:
     """How a peer has to read ``array``'s bytes."""
-    return TensorSpec(str(array.dtype).removeprefix("mlx.core."), tuple(array.shape))
+    return TensorSpec(name_of(array.dtype), tuple(array.shape))
+
+
+def name_of(dtype: mx.Dtype) -> str:
+    """MLX's name of a dtype."""
+    return str(dtype).removeprefix("mlx.core.")
 
 
 def to_buffer(array: mx.array) -> memoryview:

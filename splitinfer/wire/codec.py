@@ -25,6 +25,7 @@ _CLASSES: dict[str, type[Message]] = {
         messages.Expect,
         messages.Connect,
         messages.Connected,
+        messages.Compress,
         messages.ClockAsk,
         messages.ClockTell,
         messages.Echo,

@@ -1,12 +1,12 @@
 """The words on a link, grouped by who receives them.
 
-    coordinator -> worker      Hello, Load, Expect, Connect, ClockAsk, Echo, MeasureNext, Step
+    coordinator -> worker      Hello, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step
     worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Echoed, Measured, Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
 
-A hidden state is not in a message: it is the frame's only part, raw, and ``Step.tensor`` says how to
-read it. So are the bytes of ``Echo`` and ``Echoed``, which mean nothing. Saying goodbye and being alive
-belong to the transport (BYE and heartbeats).
+A hidden state is not in a message: it is in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
+read them. So are the bytes of ``Echo`` and ``Echoed``, which mean nothing. Saying goodbye and being alive belong to the
+transport (BYE and heartbeats).
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from splitinfer.core.kv_format import format_of
 from splitinfer.core.link_figures import MOST_BYTES, LinkFigures
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.prefix import Key
+from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
 PROTOCOL_VERSION = 6
 
@@ -126,6 +127,7 @@ class Ready:
     rewind: int | None  # tokens its caches go back; None: any number
     keeps_blocks: bool  # whether its KV can be kept for other sequences
     kept: tuple[Key, ...] | None  # blocks of which its layers are on its disk; None: it keeps none there
+    hidden: TensorSpec | None  # one row of the hidden states it takes; None: it is the first
     device: str
 
 
@@ -150,6 +152,17 @@ class Connect:
 @dataclass(frozen=True, slots=True)
 class Connected:
     """The data link to the next stage stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compress:
+    """Send the hidden states of prompts to the next stage by ``codec`` (``core.wire_codec``)."""
+
+    codec: str
+
+    def __post_init__(self) -> None:
+        if self.codec not in (NONE, *CODECS):
+            raise ValueError(f"codec {self.codec!r:.20} is none of {', '.join((NONE, *CODECS))}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,17 +210,21 @@ class Measured:
 class Step:
     """One micro-batch on its way down the pipeline, with what the stages before report of it.
 
-    ``tensor`` is ``None`` for a plan without slices, which only frees.
+    ``tensor`` is ``None`` for a plan without slices, which only frees. ``packing``: which of its rows are packed, and
+    how; ``None``: none is.
     """
 
     plan: StepPlan
     tensor: TensorSpec | None
     figures: tuple[StageFigures, ...] = ()
+    packing: Packing | None = None
 
     def __post_init__(self) -> None:
         rows = self.tensor.shape[0] if self.tensor is not None and self.tensor.shape else 0
         if rows != self.plan.num_tokens:
             raise ValueError(f"step {self.plan.step} has {self.plan.num_tokens} tokens and {rows} hidden states")
+        if self.packing is not None and self.packing.end > rows:
+            raise ValueError(f"step {self.plan.step} has packed rows up to {self.packing.end} of {rows}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +242,6 @@ class Fault:
 
 
 Message = (
-    Hello | Welcome | Refuse | Load | Progress | Ready | Expect | Connect | Connected
+    Hello | Welcome | Refuse | Load | Progress | Ready | Expect | Connect | Connected | Compress
     | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Result | Fault
 )  # fmt: skip

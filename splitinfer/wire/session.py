@@ -6,6 +6,7 @@ table, so a word that is illegal to send is also illegal to receive.
 
     control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Progress*, Ready-> READY
                    READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
+                   READY -Compress-> READY                            (every worker but the last)
                    READY -ClockAsk-> TIMING -ClockTell-> READY        (some times, before the first step)
                    READY -Echo-> ECHOING -Echoed-> READY              (so are these)
                    READY -MeasureNext-> MEASURING -Measured-> READY
@@ -71,6 +72,7 @@ _TABLE: dict[Move, State] = {
     (State.LOADING, "up", "ready"): State.READY,
     (State.LOADING, "up", "refuse"): State.OVER,
     (State.LOADING, "up", "fault"): State.OVER,
+    (State.READY, "down", "compress"): State.READY,
     (State.READY, "down", "step"): State.READY,
     (State.READY, "up", "result"): State.READY,
     (State.READY, "up", "fault"): State.OVER,

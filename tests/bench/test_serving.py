@@ -1,4 +1,4 @@
-"""bench --mode serve and --mode kv from end to end on small models, and their arithmetic."""
+"""bench --mode serve, --mode kv and --mode wire from end to end on small models, and their arithmetic."""
 
 import json
 import math
@@ -52,6 +52,25 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
     measured = tmp_path / "machine.json"
     measured.write_text(text)
     assert read_machine(measured).layers == (2, 2)
+
+
+def test_codecs_on_the_links_of_a_tiny_model(tmp_path: Path) -> None:
+    folder = tiny.save(tmp_path / "model", "llama", vocab_size=160)
+    found, text = bench("wire", folder, tmp_path, "--trials", "1", "--prompt-tokens", "40", "--texts", "2")
+    rows = found["rows"]["codecs"]  # type: ignore[index]
+    assert list(rows) == ["none", "fp16", "fp8", "int8"]
+    assert rows["fp8"]["to_fp16"] <= 0.53
+    assert rows["int8"]["to_fp16"] <= 0.53
+    assert rows["int8"]["off"]["spike 3e5"]["usual"] < 0.02
+    assert rows["fp16"]["off"]["spike 3e5"]["fit"] == 0
+    read = {(each["cut"], each["codec"]): each for each in found["fidelity"]}  # type: ignore[attr-defined]
+    assert {cut for cut, _ in read} == {1, 2, 3}
+    assert all(read[cut, "none"]["largest_logprob_difference"] == 0 for cut in (1, 2, 3))
+    assert all(0 < read[cut, "fp8"]["mean_kl"] < 0.1 for cut in (1, 2, 3))
+    prompts = {(each["link"], each["codec"]): each for each in found["prompts"]}  # type: ignore[attr-defined]
+    assert prompts["slow", "int8"]["bytes_per_token"] < prompts["slow", "none"]["bytes_per_token"]
+    assert all(each["ttft"]["median"] > 0 for each in prompts.values())
+    assert "the slow link carries" in text
 
 
 def test_kv_formats_of_a_tiny_model(tmp_path: Path) -> None:

@@ -151,3 +151,14 @@ def test_wrap_keeps_phrases_whole_and_in_order(phrases: list[str], width: int):
 
 def test_examples_in_the_text():
     assert doctest.testmod(figures).failed == 0
+
+
+def test_stats_say_what_links_pack():
+    layout = Layout(lay_out([("a", 6, None), ("b", 6, "local")]), model="m")
+    found = stats(2.0, (1.0, 4096), (0.5, 0))
+    found["stages"][0] |= {"codec": "fp16", "rows_unfit": 0}
+    assert "prompts go from a to b as fp16" in figures.stats_table(layout, found).splitlines()
+    found["stages"][0]["rows_unfit"] = 1200
+    assert "but for 1,200 rows that it cannot hold" in figures.stats_table(layout, found)
+    found["stages"][0]["codec"] = "none"
+    assert "prompts go" not in figures.stats_table(layout, found)

@@ -210,3 +210,30 @@ def test_values_that_make_no_sense_are_refused():
         Fetch(3, b"key", 5, 5)
     with pytest.raises(ValueError, match="block 3 of 4 tokens came with 2"):
         Save(3, 1, 0, 4, b"parent", (1, 2))
+
+
+def test_answers_are_not_kept_where_prompts_are_packed():
+    """The same tokens, once an answer and then part of a prompt, cross the links in two forms."""
+    disks = [ToyDisk(), ToyDisk()]
+    house = House(disks=disks, token_budget=100, prompts_only=True)
+    first = house.add(PROMPT, max_tokens=9, session="a")
+    house.run()
+    assert [len(block.tokens) for block in house.scheduler.keeper.index] == [4, 4, 4, 1]
+    assert ask(house, [*house.tokens(first), 3]) == len(PROMPT)
+
+
+def test_a_request_that_begins_again_does_not_begin_with_its_answer():
+    """Another has asked for what it answered; that KV is of a prompt."""
+    house = House(token_budget=100, prompts_only=True)
+    first = house.add(PROMPT, max_tokens=9)
+    house.run()
+    house.add([*house.tokens(first), 1], max_tokens=1)
+    house.run()
+    again = house.add(PROMPT, max_tokens=12)
+    while len(house.generated[again]) < 8:
+        house.step() or house.deliver()
+    house.scheduler._give_up(house.sequences[again])
+    house.run()
+    assert house.sequences[again].num_preemptions == 1
+    assert house.sequences[again].num_reused == len(PROMPT) - 1
+    house.check_answers()

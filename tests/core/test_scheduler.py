@@ -42,6 +42,7 @@ class AnyOrder:
             max_len=pick.choice([12, 1000, 1000]),
             whole_blocks=(states := pick.random() < 0.3),
             keeps_blocks=pick.random() < 0.9,
+            prompts_only=pick.random() < 0.3,
             max_sessions=pick.randint(1, 3),
             max_waiting=pick.choice([2, 1000]),
             kv=pick.choice([None, None, blocks(20), blocks(8), blocks(30, 6), blocks(5), blocks(20, stored=4)]),
@@ -122,7 +123,8 @@ class AnyOrder:
             disk.behind.clear()
             disk.told()
         self.house.scheduler.replay(kept_by_all(self.house.disks))
-        toy = ToyPipeline(whole_blocks=self.house.toy.whole_blocks, disks=self.house.disks)
+        before = self.house.toy
+        toy = ToyPipeline(whole_blocks=before.whole_blocks, disks=self.house.disks, prompts_only=before.prompts_only)
         toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed
         self.house.toy, self.house.was_lost = toy, True
 

@@ -4,7 +4,8 @@ The toy's KV of a sequence is simply the list of tokens that the plans put there
 number made of that whole list and the seed. A slice that starts at the wrong place, a rollback that was
 forgotten or a block of other tokens changes every token after it. The toy also obeys like the real stages: it
 refuses to open a sequence twice, to leave gaps, to go back, and to begin with a block that is not there; where its
-caches are states (``whole_blocks``), it only goes on from where a block ends.
+caches are states (``whole_blocks``), it only goes on from where a block ends. Where prompts are packed on their way
+(``prompts_only``), nothing but a prompt may be kept, and nothing but a prompt begin with what is.
 """
 
 from collections import deque
@@ -79,6 +80,7 @@ class Cache:
     sure: int = 0  # of the tokens, those that are no drafts or were right
     next: int | None = None  # what was sampled last
     kept: set[int] | None = None  # where states were kept, where caches are states
+    num_prompt: int = 0
 
     def run(self, part: Slice) -> tuple[int, ...]:
         """The tokens sampled; none if the slice is void."""
@@ -138,8 +140,10 @@ class ToyStage:
     It stands for as many stages as there are ``disks``: their memory is the same, their files need not be.
     """
 
-    def __init__(self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = ()) -> None:
-        self.whole_blocks = whole_blocks
+    def __init__(
+        self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = (), prompts_only: bool = False
+    ) -> None:
+        self.whole_blocks, self.prompts_only = whole_blocks, prompts_only
         self.disks = list(disks)
         self.num_fetched = 0
         self.caches: dict[int, Cache] = {}
@@ -168,7 +172,8 @@ class ToyStage:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
             kept = set[int]() if self.whole_blocks else None
-            cache = self.caches[new.seq_id] = Cache(new.seed, self._begin(new), len(new.prefix), kept=kept)
+            cache = Cache(new.seed, self._begin(new), len(new.prefix), kept=kept, num_prompt=new.num_prompt)
+            self.caches[new.seq_id] = cache
             first = next(part for part in plan.slices if part.seq_id == new.seq_id)
             assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
             assert first.start == len(new.prefix)
@@ -196,6 +201,7 @@ class ToyStage:
         assert save.end <= self.caches[save.seq_id].sure, "saved before it was computed and verified"
         assert not self.whole_blocks or save.end == len(tokens), "the state has gone on"
         assert save.end - save.start <= kv_budget.BLOCK
+        assert not self.prompts_only or save.end <= self.caches[save.seq_id].num_prompt, "an answer is kept"
         block = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
         self.blocks[save.block_id] = block
         if save.is_for_disk:
@@ -212,6 +218,7 @@ class ToyStage:
             tokens += block.tokens
         assert len(new.prefix) <= len(tokens)
         assert not self.whole_blocks or len(new.prefix) == len(tokens), "a state cannot be cut"
+        assert not self.prompts_only or len(new.prefix) <= new.num_prompt, "an answer begins with a prompt's KV"
         return tokens[: len(new.prefix)]
 
     def _run(self, slices: Iterable[Slice]) -> Iterable[SampledSlice]:
@@ -235,8 +242,10 @@ class ToyStage:
 class ToyPipeline(ToyStage):
     """Results wait until they are asked for."""
 
-    def __init__(self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = ()) -> None:
-        super().__init__(whole_blocks=whole_blocks, disks=disks)
+    def __init__(
+        self, *, whole_blocks: bool = False, disks: Iterable[ToyDisk] = (), prompts_only: bool = False
+    ) -> None:
+        super().__init__(whole_blocks=whole_blocks, disks=disks, prompts_only=prompts_only)
         self.under_way: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -280,7 +289,8 @@ class House:
     def __init__(self, *, disks: Iterable[ToyDisk] = (), **config: int | bool | KVBudget | Knobs | None) -> None:
         self.disks = list(disks)
         self.scheduler = Scheduler(config_of(**config, on_disk=bool(self.disks), kept=kept_by_all(self.disks)))
-        self.toy = ToyPipeline(whole_blocks=self.scheduler.config.blocks.whole_blocks, disks=self.disks)
+        kept = self.scheduler.config.blocks
+        self.toy = ToyPipeline(whole_blocks=kept.whole_blocks, disks=self.disks, prompts_only=kept.prompts_only)
         self.sequences: dict[int, Sequence] = {}
         self.prompts: dict[int, list[int]] = {}
         self.generated: dict[int, list[int]] = {}

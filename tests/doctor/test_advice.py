@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from splitinfer.core.link_figures import LinkFigures
 from splitinfer.doctor.advice import Codec, Hidden, advise, choose, pipeline_seconds, rows_of
 
-HIDDEN = Hidden(4096, 2, "test")  # 8,192 bytes
-INT8 = Codec("int8", 1, 0.5e-9)
-FP16 = Codec("fp16", 2, 0.1e-9)
+HIDDEN = Hidden(4096, "bfloat16", "test")  # 8,192 bytes
+INT8 = Codec("int8", 4096, 4e-6)
+FP16 = Codec("fp16", 8192, 1e-6)
 
 
 def test_a_tokens_cost_is_latency_and_its_bytes():
@@ -27,25 +27,24 @@ def test_the_cost_of_a_pipeline_is_every_hop_and_the_way_back():
 
 
 def test_a_codec_pays_on_a_slow_link_and_not_on_a_quick_one():
-    """Half of the bytes are saved for 0.5 ns a value: on less than 1 GB/s, where one byte takes longer than 1 ns, that
-    saves a quarter."""
-    assert choose(0.9e9, HIDDEN, [INT8]).codec == "int8"
-    assert choose(1.1e9, HIDDEN, [INT8]).codec == "none"
+    """Half of the bytes are saved for 4 us: at 0.84 GB/s they take 4.9, and packing is faster by a tenth."""
+    assert choose(0.80e9, HIDDEN, [INT8]).codec == "int8"
+    assert choose(0.88e9, HIDDEN, [INT8]).codec == "none"
     slow = choose(100e6, HIDDEN, [INT8])
-    assert slow.seconds == pytest.approx(4096 * (1e-8 + 0.5e-9))
+    assert slow.seconds == pytest.approx(4096 / 100e6 + 4e-6)
     assert slow.seconds_plain == pytest.approx(8192 / 100e6)
 
 
 def test_the_best_of_several_codecs_is_taken():
-    wide = Hidden(4096, 4, "float32")
-    slow_int8 = Codec("int8", 1, 30e-9)
+    wide = Hidden(4096, "float32", "")
+    slow_int8 = Codec("int8", 4096, 120e-6)
     assert choose(100e6, wide, [FP16, slow_int8]).codec == "fp16"
     assert choose(100e6, wide, [slow_int8, FP16]).codec == "fp16"
     assert choose(1e6, wide, [FP16, slow_int8]).codec == "int8"
 
 
 def test_a_codec_that_saves_no_bytes_is_none():
-    assert choose(1e3, HIDDEN, [Codec("fp16", 2, 0.0)]).codec == "none"
+    assert choose(1e3, HIDDEN, [FP16]).codec == "none"
 
 
 def test_a_link_too_quick_to_tell_needs_no_codec():
@@ -66,9 +65,9 @@ def test_no_number_of_tokens_is_long_enough_on_a_quick_wire_of_long_latency():
     assert rows_of(0.0, 0.001) == 1
 
 
-@given(st.floats(1, 1e12) | st.just(math.inf), st.floats(0, 1e-3), st.floats(0.1, 4), st.sampled_from([2, 4]))
-def test_a_codec_is_never_slower(bandwidth: float, seconds: float, size: float, bytes_per_value: int):
-    found = choose(bandwidth, Hidden(128, bytes_per_value, ""), [Codec("a", size, seconds)])
+@given(st.floats(1, 1e12) | st.just(math.inf), st.floats(0, 1e-3), st.integers(1, 600))
+def test_a_codec_is_never_slower(bandwidth: float, seconds: float, size: int):
+    found = choose(bandwidth, Hidden(128, "float32", ""), [Codec("a", size, seconds)])
     assert found.seconds <= found.seconds_plain
     if found.codec != "none":
-        assert found.seconds <= 0.75 * found.seconds_plain
+        assert found.seconds < found.seconds_plain

@@ -14,8 +14,7 @@ from splitinfer.config import Layout
 from splitinfer.core.clocks import ClockReading
 from splitinfer.core.link_figures import LinkFigures
 from splitinfer.doctor.advice import Hidden
-from splitinfer.doctor.codec_costs import codecs
-from splitinfer.doctor.hidden import hidden_of
+from splitinfer.doctor.hidden import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
 from splitinfer.doctor.report import LayoutReport, as_document
 from splitinfer.doctor.run import look, look_at_layout, run_doctor
@@ -190,7 +189,7 @@ def test_infinite_figures_are_null_in_json() -> None:
     report = look(None, 1, lambda _: None)
     whole = as_document(
         type(report)(
-            report.machine, report.rdma, LayoutReport("x", Hidden(8, 2, "y"), Looked((seen,), (link,)), (None,))
+            report.machine, report.rdma, LayoutReport("x", Hidden(8, "float32", "y"), Looked((seen,), (link,)), (None,))
         )
     )
     again = json.loads(json.dumps(whole, allow_nan=False))
@@ -215,10 +214,14 @@ def test_a_models_width_is_read_where_it_lies(tmp_path: Path) -> None:
 
 
 def test_codecs_are_timed() -> None:
-    for hidden in (Hidden(4096, 2, ""), Hidden(100, 4, "")):
-        found = codecs(hidden)
-        assert [each.name for each in found] == ["fp16", "fp8", "int8"]
-        assert all(0 < each.seconds < 1e-3 for each in found)
+    for hidden, names in (
+        (Hidden(4096, "bfloat16", ""), ["fp8", "int8"]),
+        (Hidden(100, "float32", ""), ["fp16", "fp8", "int8"]),
+        (Hidden(10**6, "float32", ""), []),
+    ):
+        found = codecs_of(hidden)
+        assert [each.name for each in found] == names
+        assert all(0 < each.seconds < 1e-2 and each.num_bytes < hidden.num_bytes for each in found)
 
 
 def test_a_layout_that_is_none(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from splitinfer.core.plan import (
     TensorSpec,
 )
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.wire_codec import CODECS, Packing, runs_of
 from splitinfer.errors import ProtocolError
 from splitinfer.wire import messages
 from splitinfer.wire.codec import decode, encode, kind_of
@@ -99,7 +100,9 @@ def _steps(draw: st.DrawFn) -> messages.Step:
     plan = draw(values(StepPlan))
     shape = (plan.num_tokens, *draw(st.lists(st.integers(1, 2**20), max_size=2)))
     tensor = TensorSpec(draw(st.sampled_from(["float32", "bfloat16"])), shape) if plan.slices else None
-    return messages.Step(plan, tensor, tuple(draw(st.lists(values(StageFigures), max_size=2))))
+    rows = draw(st.lists(st.integers(0, max(0, plan.num_tokens - 1)), unique=True).map(sorted))
+    packing = Packing(draw(st.sampled_from(CODECS)), runs_of(rows)) if plan.slices and rows else None
+    return messages.Step(plan, tensor, tuple(draw(st.lists(values(StageFigures), max_size=2))), packing)
 
 
 @st.composite
@@ -128,7 +131,9 @@ def _new_sequences() -> st.SearchStrategy[NewSequence]:
     """Blocks and a prefix, or neither."""
     some = st.lists(st.integers(0, 2**40), min_size=1, max_size=3).map(tuple)
     both = st.one_of(st.just(((), ())), st.tuples(some, some))
-    return st.builds(lambda i, p, s, b: NewSequence(i, p, s, *b), values(int), _params(), values(int), both)
+    return st.builds(
+        lambda i, p, s, b, n: NewSequence(i, p, s, *b, n), values(int), _params(), values(int), both, values(int)
+    )
 
 
 def _saves() -> st.SearchStrategy[Save]:
@@ -158,6 +163,7 @@ def _link_figures() -> st.SearchStrategy[LinkFigures]:
 _CAREFUL = {
     SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
     Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads,
+    messages.Compress: lambda: st.sampled_from(("none", *CODECS)).map(messages.Compress),
     messages.Echo: _echoes, LinkFigures: _link_figures,
 }  # fmt: skip
 
@@ -193,17 +199,20 @@ EXAMPLES: dict[str, Message] = {
             upstream_key="ab" * 32,
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
-        messages.Ready(1, 10**10, 4096, 512, 2**20, 10**9, None, True, (b"key", b"another"), "gpu"),
+        messages.Ready(
+            1, 10**10, 4096, 512, 2**20, 10**9, None, True, (b"key", b"another"), TensorSpec("bfloat16", (4096,)), "gpu"
+        ),
         messages.Expect("ab" * 32),
         messages.Connect("tcp://10.0.0.3:5577", "ab" * 32),
         messages.Connected(),
+        messages.Compress("int8"),
         messages.ClockAsk(),
         messages.ClockTell(5.25, 5.5),
         messages.Echo(65536),
         messages.Echoed(),
         messages.MeasureNext(),
         messages.Measured(LinkFigures(0.00025, 0.0005, 1.1e9, math.inf)),
-        messages.Step(PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,)),
+        messages.Step(PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5)))),
         messages.Result(
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))
         ),
@@ -392,7 +401,7 @@ def test_a_header_is_a_map(value: Any):
 def test_extra_and_missing_fields_are_refused(kind: str):
     assert f"a {kind} message with a wrong surprise" in refused(packed(kind, surprise=1))
     whole = msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False)
-    optional = {"progress": {"text"}, "step": {"figures"}}.get(kind, set())
+    optional = {"progress": {"text"}, "step": {"figures", "packing"}}.get(kind, set())
     for name in set(whole) - {"kind"} - optional:
         lacking = {key: value for key, value in whole.items() if key != name}
         assert f"a {kind} message with a wrong {name}" in refused(msgpack.packb(lacking))
@@ -439,7 +448,7 @@ def test_impossible_values_are_refused(kind: str, name: str, value: Any):
 
 def _step(**changes: Any) -> bytes:
     plan = msgpack.unpackb(encode(EXAMPLES["step"]), use_list=False)["plan"]
-    return packed("step", plan={**plan, **changes}, tensor={"dtype": "float32", "shape": [1, 8]})
+    return packed("step", plan={**plan, **changes}, tensor={"dtype": "float32", "shape": [1, 8]}, packing=None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,153 @@
+"""How hidden states are written on a link: exactly, or in fewer bytes.
+
+    none    as they are
+    fp16    one float16 a value; a row with a value beyond its range goes as it is, and is counted
+    fp8     E4M3, one float32 scale for each 128 values, which puts their largest at 448
+    int8    symmetric, one float32 scale for each 128 values; the eight largest values of a row go apart, exactly
+    auto    int8 or none for each link, whichever is faster; chosen when the pipeline is opened
+
+What crosses a link is the residual stream, where a few values may be thousands of times the others: one of them would
+take the whole range of an 8-bit scale and leave nothing for the rest. Hence groups, and in int8 the spikes apart
+("spike reserving", Flash Communication V2, arXiv 2508.03760); fp16 alone overflows on some models (Gemma 3: 7e5).
+
+A row's form is a property of its request and its position: *positions of the prompt are packed, those generated go
+exactly*, whatever phase they are computed in. So replay after a loss, another chunking and another batch see the same
+rounding, row by row, and give the same tokens. Generated rows are few bytes and wait for latency, not for bandwidth.
+What follows for kept KV: only a prompt's can be begun with (``core.keeper``), since the same token, once answer and
+then part of the next prompt, crosses in two forms.
+
+Pure: names, sizes, and which is faster.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import pairwise
+
+NONE, FP16, FP8, INT8, AUTO = "none", "fp16", "fp8", "int8", "auto"
+CODECS = (FP16, FP8, INT8)  # those that pack
+NAMES = (NONE, *CODECS, AUTO)
+
+GROUP = 128  # values that share a scale
+SPIKES = 8  # values of a row that int8 keeps apart
+MOST_WIDTH = 1 << 16  # values of a row: a spike's place is written in 16 bits
+
+_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "uint16": 2}
+_MARGIN = 1.1  # by which sending must become faster
+Run = tuple[int, int]  # rows [start, end) of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One array of packed rows: ``width`` numbers of ``dtype`` for each row."""
+
+    dtype: str
+    width: int
+
+    @property
+    def bytes_per_row(self) -> int:
+        return _SIZES[self.dtype] * self.width
+
+
+def columns(codec: str, width: int) -> tuple[Column, ...]:
+    """The arrays that rows of ``width`` values become, in their order on the wire.
+
+    Raises:
+        ValueError: ``codec`` does not pack, or the rows are too wide for it.
+    """
+    if not 0 < width <= MOST_WIDTH:
+        raise ValueError(f"rows of {width:,} values cannot be packed; at most {MOST_WIDTH:,} can")
+    scales = Column("float32", -(-width // GROUP))
+    if codec == FP16:
+        return (Column("float16", width),)
+    if codec == FP8:
+        return (Column("uint8", width), scales)
+    if codec == INT8:
+        spikes = min(SPIKES, width)
+        return (Column("int8", width), scales, Column("float32", spikes), Column("uint16", spikes))
+    raise ValueError(f"codec {codec!r:.20} is none of {', '.join(CODECS)}")
+
+
+def bytes_per_row(codec: str, width: int, dtype: str) -> int:
+    """Bytes that a row of ``width`` values takes on the wire; ``dtype``: of the values as they are."""
+    if codec == NONE:
+        return Column(dtype, width).bytes_per_row
+    return sum(column.bytes_per_row for column in columns(codec, width))
+
+
+def packs(codec: str, width: int, dtype: str) -> bool:
+    """Whether a codec makes rows smaller at all: fp16 does nothing for a model that computes in 16 bits."""
+    return codec != NONE and bytes_per_row(codec, width, dtype) < bytes_per_row(NONE, width, dtype)
+
+
+def is_faster(plain: int, packed: int, bytes_per_second: float, seconds: float) -> bool:
+    """Whether to pack: ``plain`` and ``packed`` bytes of the same rows, and ``seconds`` that packing and unpacking
+    them take. Clearly faster: what is saved on the link may have been hidden behind computing, what it costs is not.
+
+    >>> is_faster(4_000_000, 1_000_000, 1e9, 0.001), is_faster(4_000_000, 1_000_000, 1e10, 0.001)
+    (True, False)
+    """
+    return plain / bytes_per_second > _MARGIN * (packed / bytes_per_second + seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Which rows of a step are packed, and how: ``runs``, ascending and apart.
+
+    Raises:
+        ValueError: it says nothing, or contradicts itself.
+    """
+
+    codec: str
+    runs: tuple[Run, ...]
+
+    def __post_init__(self) -> None:
+        if self.codec not in CODECS:
+            raise ValueError(f"codec {self.codec!r:.20} is none of {', '.join(CODECS)}")
+        ascend = all(before[1] < after[0] for before, after in pairwise(self.runs))
+        if not self.runs or self.runs[0][0] < 0 or not ascend or not all(start < end for start, end in self.runs):
+            raise ValueError(f"rows {self.runs!r:.80} are not runs that follow each other")
+
+    @property
+    def num_rows(self) -> int:
+        """Packed rows."""
+        return sum(end - start for start, end in self.runs)
+
+    @property
+    def end(self) -> int:
+        """One past the last packed row."""
+        return self.runs[-1][1]
+
+    def pieces(self, num_rows: int) -> tuple[tuple[bool, int], ...]:
+        """All rows of the step in order: whether they are packed, and how many follow each other so.
+
+        >>> Packing("int8", ((2, 5),)).pieces(6)
+        ((False, 2), (True, 3), (False, 1))
+        """
+        found, at = list[tuple[bool, int]](), 0
+        for start, end in self.runs:
+            found += [(False, start - at), (True, end - start)]
+            at = end
+        found.append((False, num_rows - at))
+        return tuple(piece for piece in found if piece[1])
+
+
+def runs_of(rows: Iterable[int]) -> tuple[Run, ...]:
+    """Ascending numbers as runs.
+
+    >>> runs_of([0, 1, 2, 5, 6])
+    ((0, 3), (5, 7))
+    """
+    found = list[Run]()
+    for row in rows:
+        if found and found[-1][1] == row:
+            found[-1] = (found[-1][0], row + 1)
+        else:
+            found.append((row, row + 1))
+    return tuple(found)
+
+
+def choose(wanted: Seq[str], is_worth: Seq[bool]) -> tuple[str, ...]:
+    """The codec of each link: what is wanted; ``auto`` goes by whether packing ``is_worth`` it there."""
+    links = zip(wanted, is_worth, strict=True)
+    return tuple((INT8 if worth else NONE) if name == AUTO else name for name, worth in links)

@@ -1,0 +1,92 @@
+"""Rows of hidden state in fewer bytes, and back (``core.wire_codec`` says which codecs there are, and why).
+
+Everything is of one row: no row's bytes depend on its neighbours, so chunks and batches do not matter. Arithmetic is
+in float32, whatever the rows are in: a scale in bfloat16 would nearly double int8's error. Lazy: packing is part of a
+step's graph and is computed with it.
+"""
+
+import mlx.core as mx
+import numpy as np
+
+from splitinfer.core.wire_codec import FP8, FP16, GROUP, INT8, SPIKES, Column, columns
+
+_MOST_FP16 = 65504.0
+_MOST_E4M3 = 448.0
+_MOST_INT8 = 127.0
+_LEAST_SCALE = 1e-30  # of a group of zeros; far above what a division could not undo
+
+Arrays = tuple[mx.array, ...]
+
+
+def pack(codec: str, rows: mx.array) -> tuple[mx.array, Arrays]:
+    """``rows`` [n, d] as the arrays of ``columns(codec, d)``, [n, width] each; and which of them could be packed, [n]
+    of bool: those with values that are not finite, or beyond the codec's range, could not."""
+    exact = rows.astype(mx.float32)
+    most = mx.abs(exact).max(axis=-1)
+    if codec == FP16:
+        return most <= _MOST_FP16, (exact.astype(mx.float16),)
+    fits = mx.isfinite(most)
+    if codec == FP8:
+        scaled, scales = _scaled(exact, _MOST_E4M3)
+        return fits, (mx.to_fp8(scaled), scales)
+    assert codec == INT8
+    count = min(SPIKES, rows.shape[-1])
+    places = mx.argpartition(-mx.abs(exact), kth=count - 1, axis=-1)[:, :count]
+    spikes = mx.take_along_axis(exact, places, axis=-1)
+    rest = mx.put_along_axis(exact, places, mx.zeros_like(spikes), axis=-1)
+    scaled, scales = _scaled(rest, _MOST_INT8)
+    return fits, (mx.round(scaled).astype(mx.int8), scales, spikes, places.astype(mx.uint16))
+
+
+def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
+    """[n, d] of ``dtype`` from what ``pack`` made."""
+    if codec == FP16:
+        return arrays[0].astype(mx.float32).astype(dtype)
+    if codec == FP8:
+        return _unscaled(mx.from_fp8(arrays[0], mx.float32), arrays[1]).astype(dtype)
+    codes, scales, spikes, places = arrays
+    rest = _unscaled(codes.astype(mx.float32), scales)
+    return mx.put_along_axis(rest, places.astype(mx.uint32), spikes, axis=-1).astype(dtype)
+
+
+def columns_of(codec: str, num_rows: int, width: int, parts: list[memoryview]) -> list[np.ndarray]:
+    """What a peer sent as the arrays of packed rows, nothing copied.
+
+    Raises:
+        ValueError: the parts are not those of so many rows, or a spike is said to be where there is nothing.
+    """
+    wanted = columns(codec, width)
+    if len(parts) != len(wanted):
+        raise ValueError(f"{len(parts)} arrays came for rows packed in {len(wanted)}")
+    found = [_column(part, column, num_rows) for part, column in zip(parts, wanted, strict=True)]
+    if codec == INT8 and int(found[3].max()) >= width:
+        raise ValueError(f"a value is said to be at {found[3].max()} of {width}")
+    return found
+
+
+def _column(part: memoryview, column: Column, num_rows: int) -> np.ndarray:
+    if part.nbytes != num_rows * column.bytes_per_row:
+        raise ValueError(f"{part.nbytes} bytes came for {num_rows} rows of {column.width} {column.dtype}")
+    return np.frombuffer(part, column.dtype).reshape(num_rows, column.width)
+
+
+def _groups(rows: mx.array) -> mx.array:
+    """[n, groups, GROUP]: rows in groups, the last filled up with zeros."""
+    n, width = rows.shape
+    lack = -width % GROUP
+    if lack:
+        rows = mx.pad(rows, [(0, 0), (0, lack)])
+    return rows.reshape(n, -1, GROUP)
+
+
+def _scaled(rows: mx.array, most: float) -> tuple[mx.array, mx.array]:
+    """Each group divided by its scale, which makes its largest value ``most``; and the scales."""
+    groups = _groups(rows)
+    scales = mx.maximum(mx.abs(groups).max(axis=-1) / most, _LEAST_SCALE)
+    scaled = mx.clip(groups / scales[..., None], -most, most)
+    return scaled.reshape(rows.shape[0], -1)[:, : rows.shape[1]], scales
+
+
+def _unscaled(rows: mx.array, scales: mx.array) -> mx.array:
+    groups = _groups(rows) * scales[..., None]
+    return groups.reshape(rows.shape[0], -1)[:, : rows.shape[1]]
