@@ -20,7 +20,7 @@ MOST_BYTES = 4 * 2**20  # of one way of one exchange
 _LEAST_BYTES, _GROWTH = 64 * 2**10, 4
 _SMALL_BYTES = 64
 _NUM_SMALL, _NUM_LARGE = 20, 5
-_SMALL_SECONDS, _LARGE_SECONDS = 0.1, 0.05  # after which no further exchange of that size is begun
+_SMALL_SECONDS, _LARGE_SECONDS = 0.1, 0.07  # after which no further exchange of that size is begun
 _HICCUP = 0.5  # seconds that a busy machine may add to one exchange: what took less is asked again
 _LONG_ENOUGH = 0.02  # seconds of bytes that noise of a millisecond does not hide
 
