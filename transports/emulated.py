@@ -41,12 +41,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Generic, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from transports.address import split_scheme
+from transports.address import calling_it, split_scheme
 from transports.base import (
     DEFAULT_OPTIONS,
     FLUSH_SECONDS,
     AddressError,
-    AddressInUse,
     Frame,
     FrameError,
     Link,
@@ -55,7 +54,6 @@ from transports.base import (
     LinkStats,
     LinkTimeout,
     Listener,
-    ListenerClosed,
     Sink,
     Transport,
 )
@@ -717,13 +715,13 @@ class EmulatedTransport:
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         place = self._parse(address)
-        with _calling_it(address, place.below):
+        with calling_it(address, place.below):
             below = self._inner.connect(place.below, timeout=timeout, options=_options_below(place.profile, options))
         return EmulatedLink(below, place.profile, both_ways=place.both_ways, options=options)
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
         place = self._parse(address)
-        with _calling_it(address, place.below):
+        with calling_it(address, place.below):
             below = self._inner.listen(place.below, options=_options_below(place.profile, options))
         _, rest = split_scheme(below.address)
         return EmulatedListener(below, f"{self.scheme}://{rest}{place.query}", place, options)
@@ -757,7 +755,7 @@ class EmulatedListener(Listener):
         self._links: list[Link] = []
 
     def accept(self, timeout: float | None = None) -> Link:
-        with _calling_it(self.address, self._below.address):
+        with calling_it(self.address, self._below.address):
             below = self._below.accept(timeout)
         link = EmulatedLink(below, self._place.profile, both_ways=self._place.both_ways, options=self._options)
         with self._lock:
@@ -785,12 +783,3 @@ def _options_below(profile: LinkProfile, options: LinkOptions) -> LinkOptions:
         return options
     max_header_bytes = min(options.max_header_bytes + PRELUDE_BYTES, (1 << 32) - 1)
     return replace(options, max_header_bytes=max_header_bytes, checksum_parts=False)
-
-
-@contextlib.contextmanager
-def _calling_it(address: str, below: str) -> Iterator[None]:
-    """Let errors name the address that the caller used."""
-    try:
-        yield
-    except (AddressError, AddressInUse, LinkTimeout, ListenerClosed) as problem:
-        raise type(problem)(str(problem).replace(below, address)) from problem

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -240,7 +241,7 @@ def check_late_listener(address: str) -> None:
 
 def check_address_in_use(address: str) -> None:
     with transports.listen(address) as listener:
-        with pytest.raises(transports.AddressInUse, match=listener.address.removeprefix("curve+")):
+        with pytest.raises(transports.AddressInUse, match=re.escape(listener.address.removeprefix("curve+"))):
             transports.listen(listener.address)
         assert transports.connect(listener.address, timeout=SECONDS).closed is None
     until(lambda: _can_listen(listener.address), "the address is free again")
