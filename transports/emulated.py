@@ -682,7 +682,8 @@ class _BothWays:
             return address
         values = ((field.name, getattr(self._profile, field.name), field.default) for field in fields(LinkProfile))
         query = {name: repr(value) for name, value, default in values if value != default}
-        return f"emulated+{address}?{urlencode({**query, 'both_ways': 1})}"
+        mark = "&" if "?" in address else "?"
+        return f"emulated+{address}{mark}{urlencode({**query, 'both_ways': 1})}"
 
 
 # -- by address --------------------------------------------------------------------------------------------------------
@@ -723,13 +724,14 @@ class EmulatedTransport:
         place = self._parse(address)
         with calling_it(address, place.below):
             below = self._inner.listen(place.below, options=_options_below(place.profile, options))
-        _, rest = split_scheme(below.address)
+        rest = split_scheme(below.address)[1].partition("?")[0]  # what followed it is in our own query
         return EmulatedListener(below, f"{self.scheme}://{rest}{place.query}", place, options)
 
     def _parse(self, address: str) -> _Place:
         _, rest = split_scheme(address)
         rest, mark, query = rest.partition("?")
         changes: dict[str, float | int] = {}
+        for_below: dict[str, str] = {}
         profile, both_ways = self._profile, False
         try:
             for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
@@ -737,12 +739,15 @@ class EmulatedTransport:
                     profile = preset(value)
                 elif name == "both_ways":
                     both_ways = bool(int(value))
+                elif name in getattr(self._inner, "query_names", ()):
+                    for_below[name] = value
                 else:
                     changes[name] = _number(name, value)
             profile = replace(profile, **changes)  # type: ignore[arg-type]  # _number knows which is which
         except ValueError as problem:
             raise AddressError(f"{address!r}: {problem}") from None
-        return _Place(f"{self._inner.scheme}://{rest}", mark + query, profile, both_ways)
+        below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
+        return _Place(below, mark + query, profile, both_ways)
 
 
 class EmulatedListener(Listener):

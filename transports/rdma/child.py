@@ -2,9 +2,9 @@
 
 Started by `carrier`, with two inherited descriptors. It says UP, is told its JOB, is told GO with what its backend
 needs, joins the group, adds up one number with the peer (the first message of a fresh JACCL group was seen to go
-astray; a sum before it is the cure) and says READY. Then rank 0 sends what lies in the segment, rank 1 puts into the segment
-what comes, for ever. One thread does this, one operation at a time, each evaluated before the next is made: MLX sends
-and receives in the order of evaluation.
+astray; a sum before it is the cure) and says READY. Then rank 0 sends what lies in the segment, rank 1 puts into the
+segment what comes, for ever. One thread does this, one operation at a time, each evaluated before the next is made: MLX
+sends and receives in the order of evaluation.
 
 It never outlives its parent. Standard input is a pipe that nobody writes to; when it closes, a second thread ends the
 process, whatever the first one waits for. That thread also says ALIVE. While a group is being joined it cannot run, for

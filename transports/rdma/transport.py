@@ -127,6 +127,7 @@ class RdmaListener(Listener):
 
 class RdmaTransport:
     scheme = "rdma"
+    query_names = ("backend", "device")  # of our addresses, for those that put names of their own behind them
 
     def __init__(self) -> None:
         self._tcp = TcpTransport()
