@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
-from transports.address import split_scheme
+from transports.address import calling_it, parse_host_port, split_scheme
 from transports.base import AddressError
 
 JACCL, RING = "jaccl", "ring"
@@ -59,6 +59,9 @@ def parse(address: str) -> Place:
         unknown = sorted(set(given) - {"backend", "device"})
         if unknown:
             raise ValueError(f"unknown {unknown[0]!r}; known: backend, device")
-        return Place(rest, **given)
+        place = Place(rest, **given)
     except ValueError as problem:
         raise AddressError(f"{address!r}: {problem}") from None
+    with calling_it(address, place.control):
+        parse_host_port(place.control)
+    return place

@@ -276,7 +276,8 @@ class RdmaLink(Link):
             self._control.abort(self._farewell)
 
     def _look_after_group(self, now: float) -> None:
-        if self._bytes_told != self._bytes_acked or self._bytes_acked >= self._bytes_posted:
+        is_moving = self._bytes_told != self._bytes_acked or self._bytes_acked >= self._bytes_posted
+        if is_moving or self._control.silent_for > 2 * self._options.beat_every:  # silence is the control link's affair
             self._bytes_told = self._bytes_acked
             self._group.heard(now)
         elif self._group.is_dead(now):
