@@ -410,9 +410,8 @@ def test_the_gather_that_jaccl_needs_goes_by_way_of_the_parents() -> None:
     got: dict[int, bytes] = {}
     ends = [_Fake(rank, got) for rank in (0, 1)]
     with pair(TCP) as controls, closing(ends[0]), closing(ends[1]):
-        until_ = time.monotonic() + SECONDS
         shakes = [
-            handshake._Handshake(control, fake, until_, QUICK)  # type: ignore[arg-type]
+            handshake._Handshake(control, fake, QUICK)  # type: ignore[arg-type]
             for control, fake in zip(controls, ends, strict=True)
         ]
         threads = [threading.Thread(target=shake.finish, args=(rank,)) for rank, shake in enumerate(shakes)]

@@ -205,6 +205,8 @@ EXAMPLES: dict[str, Message] = {
         messages.Expect("ab" * 32),
         messages.Connect("tcp://10.0.0.3:5577", "ab" * 32),
         messages.Connected(),
+        messages.Connect("rdma://10.0.0.3:5577?backend=ring", "", "tcp://10.0.0.3:5577"),
+        messages.Connected("tcp in place of rdma: no cable"),
         messages.Compress("int8"),
         messages.ClockAsk(),
         messages.ClockTell(5.25, 5.5),

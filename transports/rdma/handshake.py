@@ -19,6 +19,7 @@ import os
 import re
 import socket as sockets
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ from transports.rdma.probe import choose_device, usable
 
 HANDSHAKE_SECONDS = 20.0
 _LOOK_SECONDS = 0.1  # how often a wait for the child looks at the control link
-_HEAD_START = 0.03  # rank 0 of a ring listens first; who comes too early waits for a second
+_HEAD_START = 0.05  # rank 0 of a ring listens first; who comes too early waits for a second
 _MAX_WORD_BYTES = 64 << 10
 # How long a writer must have been idle before its reader may sleep. Waking it takes a message on the control link: for
 # JACCL that is as slow as what one has it for, so it stays awake between the tokens even of a slow model; on ring it is
@@ -76,9 +77,9 @@ class Joined:
     nonce: int
 
 
-def join_as_connector(control: Link, place: Place, until: float, options: LinkOptions) -> Joined:
+def join_as_connector(control: Link, place: Place, options: LinkOptions) -> Joined:
     """Raises CarrierUnavailable; the control link is ended then."""
-    return _Handshake(control, Carrier(), until, options).run(lambda shake: _connect(shake, place))
+    return _Handshake(control, Carrier(), options).run(lambda shake: _connect(shake, place))
 
 
 def join_as_listener(control: Link, wish: Wish, options: LinkOptions) -> Joined:
@@ -89,8 +90,7 @@ def join_as_listener(control: Link, wish: Wish, options: LinkOptions) -> Joined:
     if reason is not None:
         control.close(reason)
         raise CarrierUnavailable(reason)
-    until = time.monotonic() + HANDSHAKE_SECONDS
-    return _Handshake(control, Carrier(), until, options).run(lambda shake: _accept(shake, wish))
+    return _Handshake(control, Carrier(), options).run(lambda shake: _accept(shake, wish))
 
 
 def why_not_ring(host: str) -> str | None:
@@ -110,11 +110,12 @@ def address_of(place: Place) -> str:
 
 
 class _Handshake:
-    def __init__(self, control: Link, carrier: Carrier, until: float, options: LinkOptions) -> None:
-        self.control, self.carrier, self.until, self.options = control, carrier, until, options
+    def __init__(self, control: Link, carrier: Carrier, options: LinkOptions) -> None:
+        self.control, self.carrier, self.options = control, carrier, options
+        self.until = time.monotonic() + HANDSHAKE_SECONDS
         self.nonce = 0
 
-    def run(self, steps: Any) -> Joined:
+    def run(self, steps: Callable[[_Handshake], None]) -> Joined:
         try:
             steps(self)
             return Joined(self.carrier, self.nonce)
