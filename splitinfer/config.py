@@ -17,6 +17,7 @@ import pydantic
 import yaml
 
 from splitinfer.core import layout as core
+from splitinfer.core.carrier import JACCL, TCP, Carrier
 from splitinfer.core.dials import Dials
 from splitinfer.core.kv_format import EXACT
 from splitinfer.core.wire_codec import NONE
@@ -40,7 +41,12 @@ class Layout(core.Layout):
         """The layout that ``mapping`` describes; ``name`` is for messages. Raises ``LayoutError``."""
         shape = _shape(mapping, name)
         stages = core.lay_out(
-            (stage.name, stage.layers, stage.address, {"key": stage.key, "codec": stage.codec})
+            (
+                stage.name,
+                stage.layers,
+                stage.address,
+                {"key": stage.key, "codec": stage.codec, "carrier": _carrier(stage)},
+            )
             for stage in shape.stages
         )
         serving = _dials(shape.serving or _ServingShape(), name)
@@ -138,6 +144,9 @@ class _StageShape(pydantic.BaseModel):
     address: _Text | None = None
     key: _Text | None = None
     codec: _Text = NONE
+    transport: _Text = TCP
+    backend: _Text = JACCL
+    device: _Text | None = None
 
 
 class _ServingShape(pydantic.BaseModel):
@@ -215,6 +224,10 @@ def _dials(shape: _ServingShape, name: str) -> Dials:
         return Dials(**shape.model_dump())
     except ValueError as error:
         raise LayoutError(f"'serving' of layout {name}: {error}") from error
+
+
+def _carrier(stage: _StageShape) -> Carrier:
+    return Carrier(stage.transport, stage.backend, stage.device)
 
 
 def _hint(key: str, shape: type[pydantic.BaseModel]) -> str:

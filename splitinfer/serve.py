@@ -37,19 +37,18 @@ def serve(
     """
     keys = None if insecure or _is_loopback(host) else Keyring()
     admission = Admission(keys)
-    listener = _listen(f"tcp://{_bracketed(host)}:{port}", admission.options)
+    listener = _listen(f"rdma://{_bracketed(host)}:{port}", admission.options)  # plain links come by the same port
+    address = "tcp://" + listener.address.partition("://")[2]
     worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, admission=admission)
     ended = threading.Event()
     if child:
-        print(json.dumps({"address": listener.address}), flush=True)  # noqa: T201 - the parent reads it
+        print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
         threading.Thread(target=_wait_for_parent, args=(ended,), daemon=True).start()
     if keys is not None:
-        _introduce(worker.name, listener.address, keys)
+        _introduce(worker.name, address, keys)
     elif not _is_loopback(host):
-        log.warning(
-            "--insecure: whoever reaches %s can use this worker, and read what crosses the link", listener.address
-        )
-    log.info("worker %s waits at %s (computing on %s)", worker.name, listener.address, device_name())
+        log.warning("--insecure: whoever reaches %s can use this worker, and read what crosses the link", address)
+    log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
     try:
         while not ended.wait(timeout=0.5):
             if not worker.is_alive:
@@ -87,7 +86,9 @@ def _listen(address: str, options: LinkOptions) -> Listener:
     try:
         return listen(address, options=options)
     except AddressInUse as error:
-        raise ConfigError(f"{address} is in use; is a worker running already? Choose another with --port") from error
+        raise ConfigError(
+            f"{address.replace('rdma', 'tcp', 1)} is in use; is a worker running already? Choose another with --port"
+        ) from error
     except AddressError as error:
         raise ConfigError(str(error)) from error
 

@@ -105,7 +105,9 @@ class _Board:
         with self._lock:
             if progress.phase == "survey":
                 errors.print(f"{stage if stage == DRAFT else f'stage {stage}'} {progress.text}", soft_wrap=True)
-            if not errors.is_terminal:
+            if progress.phase == "link":
+                errors.print(f"link to stage {stage}: {progress.text}", soft_wrap=True)
+            if progress.phase == "link" or not errors.is_terminal:
                 return
             if stage not in self._tasks:
                 self._tasks[stage] = self._progress.add_task(stage, total=None)

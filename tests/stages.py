@@ -25,12 +25,12 @@ _names = itertools.count()
 
 @contextmanager
 def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
-    """A worker in this process; its address."""
-    address = "tcp://127.0.0.1:0" if scheme == "tcp" else f"inproc://stage-{next(_names)}"
+    """A worker in this process; its address in a layout."""
+    address = f"inproc://stage-{next(_names)}" if scheme == "inproc" else f"{scheme}://127.0.0.1:0"
     listener = listen(address)
     running = Worker(listener, disk=disk)
     try:
-        yield listener.address
+        yield listener.address.replace("rdma://", "tcp://")
     finally:
         assert running.stop(timeout=10)
 
@@ -64,14 +64,17 @@ def pipeline(
     codec: str = "none",
     **settings: Any,
 ) -> Iterator[LLM]:
-    """An LLM over ``len(cuts)`` stages, the workers in this process. ``disks``: where each stage keeps KV.
-    ``drafter``: makes one."""
+    """An LLM over ``len(cuts)`` stages, the workers in this process. ``scheme``: "inproc", "tcp", or "rdma" over MLX's
+    ring. ``disks``: where each stage keeps KV. ``drafter``: makes one."""
     with ExitStack() as stack:
         there = disks[1:] or [None] * (len(cuts) - 1)
         addresses = [stack.enter_context(worker(scheme, disk)) for disk in there]
         if disks:
             settings |= {"kv_dir": disks[0].path, "kv_dir_bytes": disks[0].cap_bytes}
-        made = LLM(layout(model, cuts, addresses, dtype, codec), settings=Settings(**settings), drafter=drafter)
+        described = layout(model, cuts, addresses, dtype, codec)
+        for stage in described["stages"][1:] if scheme == "rdma" else ():
+            stage |= {"transport": "rdma", "backend": "ring"}
+        made = LLM(described, settings=Settings(**settings), drafter=drafter)
         yield stack.enter_context(made)
 
 

@@ -10,6 +10,7 @@ from transports.base import (
     AddressError,
     AddressInUse,
     Buffer,
+    CarrierUnavailable,
     Frame,
     FrameError,
     Link,
@@ -26,12 +27,14 @@ from transports.base import (
 )
 from transports.emulated import PRESETS, EmulatedTransport, LinkProfile, emulate
 from transports.inproc import InprocTransport
+from transports.rdma import RdmaTransport
 from transports.registry import connect, known, listen, register, register_prefix
 from transports.security import KeyPair, Security, check_key
 from transports.tcp import TcpTransport
 
 register(InprocTransport())
 register(TcpTransport())
+register(RdmaTransport())
 register_prefix("emulated", EmulatedTransport)
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
     "AddressError",
     "AddressInUse",
     "Buffer",
+    "CarrierUnavailable",
     "EmulatedTransport",
     "Frame",
     "FrameError",

@@ -5,9 +5,11 @@ IPv6 addresses stand in brackets, as in a URL: `tcp://[fe80::1%en5]:5577`.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from transports.base import AddressError
+from transports.base import AddressError, AddressInUse, LinkTimeout, ListenerClosed
 
 
 class HostPort(NamedTuple):
@@ -46,3 +48,12 @@ def _without_brackets(address: str, host: str) -> str:
     if any(mark in host for mark in ":[]/ "):
         raise AddressError(f"{address!r} has the host {host!r}; an IPv6 address stands in brackets: tcp://[::1]:5577")
     return host
+
+
+@contextlib.contextmanager
+def calling_it(address: str, below: str) -> Iterator[None]:
+    """Let errors name the address that the caller used, where links are made of others."""
+    try:
+        yield
+    except (AddressError, AddressInUse, LinkTimeout, ListenerClosed) as problem:
+        raise type(problem)(str(problem).replace(below, address)) from problem

@@ -51,6 +51,10 @@ class LinkRefused(LinkClosed):
     """The handshake failed: one end is encrypted and the other is not, or a key is not the expected one."""
 
 
+class CarrierUnavailable(LinkClosed):
+    """Both ends are there, but what should carry the frames is not to be had; `reason` says at which end, and why."""
+
+
 class LinkTimeout(TransportError):
     """Nothing happened in the time allowed; what was asked may be asked again."""
 

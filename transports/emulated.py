@@ -41,12 +41,11 @@ from dataclasses import dataclass, fields, replace
 from typing import Generic, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from transports.address import split_scheme
+from transports.address import calling_it, split_scheme
 from transports.base import (
     DEFAULT_OPTIONS,
     FLUSH_SECONDS,
     AddressError,
-    AddressInUse,
     Frame,
     FrameError,
     Link,
@@ -55,7 +54,6 @@ from transports.base import (
     LinkStats,
     LinkTimeout,
     Listener,
-    ListenerClosed,
     Sink,
     Transport,
 )
@@ -684,7 +682,8 @@ class _BothWays:
             return address
         values = ((field.name, getattr(self._profile, field.name), field.default) for field in fields(LinkProfile))
         query = {name: repr(value) for name, value, default in values if value != default}
-        return f"emulated+{address}?{urlencode({**query, 'both_ways': 1})}"
+        mark = "&" if "?" in address else "?"
+        return f"emulated+{address}{mark}{urlencode({**query, 'both_ways': 1})}"
 
 
 # -- by address --------------------------------------------------------------------------------------------------------
@@ -717,21 +716,22 @@ class EmulatedTransport:
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         place = self._parse(address)
-        with _calling_it(address, place.below):
+        with calling_it(address, place.below):
             below = self._inner.connect(place.below, timeout=timeout, options=_options_below(place.profile, options))
         return EmulatedLink(below, place.profile, both_ways=place.both_ways, options=options)
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
         place = self._parse(address)
-        with _calling_it(address, place.below):
+        with calling_it(address, place.below):
             below = self._inner.listen(place.below, options=_options_below(place.profile, options))
-        _, rest = split_scheme(below.address)
+        rest = split_scheme(below.address)[1].partition("?")[0]  # what followed it is in our own query
         return EmulatedListener(below, f"{self.scheme}://{rest}{place.query}", place, options)
 
     def _parse(self, address: str) -> _Place:
         _, rest = split_scheme(address)
         rest, mark, query = rest.partition("?")
         changes: dict[str, float | int] = {}
+        for_below: dict[str, str] = {}
         profile, both_ways = self._profile, False
         try:
             for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
@@ -739,12 +739,15 @@ class EmulatedTransport:
                     profile = preset(value)
                 elif name == "both_ways":
                     both_ways = bool(int(value))
+                elif name in getattr(self._inner, "query_names", ()):
+                    for_below[name] = value
                 else:
                     changes[name] = _number(name, value)
             profile = replace(profile, **changes)  # type: ignore[arg-type]  # _number knows which is which
         except ValueError as problem:
             raise AddressError(f"{address!r}: {problem}") from None
-        return _Place(f"{self._inner.scheme}://{rest}", mark + query, profile, both_ways)
+        below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
+        return _Place(below, mark + query, profile, both_ways)
 
 
 class EmulatedListener(Listener):
@@ -757,7 +760,7 @@ class EmulatedListener(Listener):
         self._links: list[Link] = []
 
     def accept(self, timeout: float | None = None) -> Link:
-        with _calling_it(self.address, self._below.address):
+        with calling_it(self.address, self._below.address):
             below = self._below.accept(timeout)
         link = EmulatedLink(below, self._place.profile, both_ways=self._place.both_ways, options=self._options)
         with self._lock:
@@ -785,12 +788,3 @@ def _options_below(profile: LinkProfile, options: LinkOptions) -> LinkOptions:
         return options
     max_header_bytes = min(options.max_header_bytes + PRELUDE_BYTES, (1 << 32) - 1)
     return replace(options, max_header_bytes=max_header_bytes, checksum_parts=False)
-
-
-@contextlib.contextmanager
-def _calling_it(address: str, below: str) -> Iterator[None]:
-    """Let errors name the address that the caller used."""
-    try:
-        yield
-    except (AddressError, AddressInUse, LinkTimeout, ListenerClosed) as problem:
-        raise type(problem)(str(problem).replace(below, address)) from problem

@@ -60,6 +60,7 @@ class TcpLink(Link):
     def __init__(self, hub: Hub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
         self.address = address
         self.route = route
+        self.opening = b""  # accepted links: what the connecting side wants of this one; empty: a plain link
         self.inbox = Inbox(options.max_waiting_bytes)
         self.over = threading.Event()
         # The rest belongs to the hub: under its lock, except what only its thread touches.

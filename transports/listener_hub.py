@@ -31,6 +31,14 @@ log = logging.getLogger("transports")
 OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
 UNKNOWN = "an unknown address"
 
+Takes = Callable[[bytes], None]  # raises FrameError for what an OPEN asks for, if that is not to be had
+
+
+def takes_plain(opening: bytes) -> None:
+    """No links but plain ones."""
+    if opening:
+        raise FrameError("only plain links are to be had here")
+
 
 @dataclass(slots=True, eq=False)
 class _Connection:
@@ -81,10 +89,11 @@ class ListenerHub(Hub):
         options: LinkOptions,
         address: str,
         offer: Callable[[TcpLink], None],
+        takes: Takes,
     ) -> None:
         super().__init__(socket, monitor, options, f"on {address}")
         self.address = address
-        self._offer = offer
+        self._offer, self._takes = offer, takes
         self._by_descriptor: dict[int, _Connection] = {}
         self._by_route: dict[bytes, _Connection] = {}
         self._lost: deque[_Connection] = deque()
@@ -144,10 +153,12 @@ class ListenerHub(Hub):
             packet = decode([part.buffer for part in body], self._options)
             if packet.kind is not Kind.OPEN:
                 raise FrameError(f"{packet.kind.name} before OPEN")
+            self._takes(packet.header)
         except FrameError as problem:
             self._refuse(connection, route, str(problem))
             return
         link = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
+        link.opening = packet.header
         link.peer_key = key_of(body[0]) if self._options.security is not None else None
         with self._lock:
             self._try_send(link, encode(Kind.ACCEPT, seq=0))

@@ -40,7 +40,7 @@ from transports.base import (
 )
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
 from transports.hub import ConnectorHub, TcpLink
-from transports.listener_hub import OPEN_SECONDS, ListenerHub
+from transports.listener_hub import OPEN_SECONDS, ListenerHub, Takes, takes_plain
 from transports.security import secure_connector, secure_listener
 
 _QUEUE_FRAMES = 512
@@ -68,13 +68,18 @@ class _NoLuckError(Exception):
 
 class TcpListener(Listener):
     def __init__(
-        self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], address: str, options: LinkOptions
+        self,
+        socket: zmq.Socket[bytes],
+        monitor: zmq.Socket[bytes],
+        address: str,
+        options: LinkOptions,
+        takes: Takes = takes_plain,
     ) -> None:
         self.address = address
         self._changed = threading.Condition()
         self._waiting: deque[TcpLink] = deque()
         self._is_closed = False
-        self._hub = ListenerHub(socket, monitor, options, address, self._offer)
+        self._hub = ListenerHub(socket, monitor, options, address, self._offer, takes)
         self._hub.start()
 
     def _offer(self, link: TcpLink) -> None:
@@ -82,7 +87,7 @@ class TcpListener(Listener):
             self._waiting.append(link)
             self._changed.notify()
 
-    def accept(self, timeout: float | None = None) -> Link:
+    def accept(self, timeout: float | None = None) -> TcpLink:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
             if self._is_closed:
@@ -102,7 +107,8 @@ class TcpListener(Listener):
 class TcpTransport:
     scheme = "tcp"
 
-    def listen(self, address: str, *, options: LinkOptions) -> Listener:
+    def listen(self, address: str, *, options: LinkOptions, takes: Takes = takes_plain) -> TcpListener:
+        """`takes`: which links besides plain ones (`TcpLink.opening`)."""
         wanted = parse_host_port(address)
         host = _resolve(wanted, address)[0]
         socket = _new_socket(zmq.ROUTER, host, options)
@@ -119,9 +125,10 @@ class TcpTransport:
                 raise AddressInUse(f"{address} is in use") from None
             raise AddressError(f"cannot listen on {address}: {problem}") from None
         port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options)
+        return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options, takes)
 
-    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
+    def connect(self, address: str, *, timeout: float, options: LinkOptions, opening: bytes = b"") -> Link:
+        """`opening`: what the link is to be, if not a plain one; for the listener."""
         wanted = parse_host_port(address)
         if wanted.port == 0:
             raise AddressError(f"{address!r} has the port 0, which can only be listened on")
@@ -129,7 +136,7 @@ class TcpTransport:
             raise ValueError("an encrypted link needs the listener's key")
         until = time.monotonic() + timeout
         while True:
-            trouble = self._try_all(wanted, address, until, options)
+            trouble = self._try_all(wanted, address, until, options, opening)
             if not isinstance(trouble, str):
                 return trouble
             left = until - time.monotonic()
@@ -137,7 +144,9 @@ class TcpTransport:
                 raise LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}")
             time.sleep(min(_RETRY_SECONDS, left))
 
-    def _try_all(self, wanted: HostPort, address: str, until: float, options: LinkOptions) -> Link | str:
+    def _try_all(
+        self, wanted: HostPort, address: str, until: float, options: LinkOptions, opening: bytes
+    ) -> Link | str:
         """A link by one of the host's addresses, or what went wrong."""
         try:
             hosts = _resolve(wanted, address)
@@ -147,13 +156,13 @@ class TcpTransport:
         for host in hosts:
             share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
             try:
-                return _open(host, address, share, options)
+                return _open(host, address, share, options, opening)
             except _NoLuckError as problem:
                 trouble = str(problem)
         return trouble
 
 
-def _open(host: HostPort, address: str, until: float, options: LinkOptions) -> Link:
+def _open(host: HostPort, address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
     """Connect, say OPEN, wait for ACCEPT. Raises _NoLuckError, or LinkClosed if the peer refuses."""
     socket = _new_socket(zmq.DEALER, host, options)
     if options.security is not None:
@@ -164,7 +173,7 @@ def _open(host: HostPort, address: str, until: float, options: LinkOptions) -> L
     try:
         socket.connect(f"tcp://{host}")
         _wait(socket, monitor, zmq.POLLOUT, until, "not reachable")
-        socket.send_multipart(encode(Kind.OPEN, seq=0), zmq.NOBLOCK)
+        socket.send_multipart(encode(Kind.OPEN, seq=0, header=opening), zmq.NOBLOCK)
         _wait(socket, monitor, zmq.POLLIN, until, "connected, but no answer")
         _check_answer(socket, address, options)
         is_open = True

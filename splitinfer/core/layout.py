@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from splitinfer.core.carrier import OVER_TCP, Carrier
 from splitinfer.core.dials import Dials
 from splitinfer.core.kv_format import EXACT
 from splitinfer.core.kv_format import NAMES as KV_FORMATS
@@ -41,6 +42,7 @@ class StageSpec:
     ``address`` is None for stage 0 (the coordinator); for a worker it is ``"local"``, ``"tcp://host:port"``
     or, in tests, ``"inproc://name"``. ``key``: the worker's public key, 64 hexadecimal digits, where the link to it is
     encrypted. ``codec``: how the hidden states of prompts come to it from the stage before (``core.wire_codec``).
+    ``carrier``: what carries the frames of the links to it, the coordinator's and the stage before's.
     """
 
     name: str
@@ -49,6 +51,7 @@ class StageSpec:
     address: str | None = None
     key: str | None = None
     codec: str = NONE
+    carrier: Carrier = OVER_TCP
 
     @property
     def num_layers(self) -> int:
@@ -161,6 +164,7 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
     for stage in stages:
         _check_key(stage, layout)
         _check_codec(stage, layout)
+        _check_carrier(stage, layout)
     place_to_name: dict[str, str] = {}
     for stage in workers:
         if stage.address is None:
@@ -202,6 +206,14 @@ def _check_codec(stage: StageSpec, layout: str) -> None:
             f"stage {stage.name!r} of layout {layout} is the first and has a codec; "
             "it belongs to the stage that a link leads to"
         )
+
+
+def _check_carrier(stage: StageSpec, layout: str) -> None:
+    mistake = stage.carrier.mistake
+    if mistake is None and stage.carrier != OVER_TCP and (stage.address is None or _INPROC.fullmatch(stage.address)):
+        mistake = "has a transport; only the links to a worker at tcp://host:port or local have one"
+    if mistake is not None:
+        raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
 
 
 def _place(address: str, where: str) -> str:

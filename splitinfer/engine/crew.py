@@ -19,6 +19,7 @@ from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_figures import Exchange, LinkFigures
 from splitinfer.engine import link_probe
 from splitinfer.engine.admission import options_to
+from splitinfer.engine.carrying import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.wire import codec
@@ -45,6 +46,7 @@ from splitinfer.wire.messages import (
 from splitinfer.wire.session import Session
 from transports import (
     AddressError,
+    CarrierUnavailable,
     Frame,
     KeyPair,
     Link,
@@ -53,7 +55,6 @@ from transports import (
     LinkRefused,
     LinkTimeout,
     TransportError,
-    connect,
 )
 from transports.emulated import address_for_others
 
@@ -62,6 +63,7 @@ Answer = TypeVar("Answer", bound=Message)
 
 _CLOCK_SECONDS, _CLOCK_QUESTIONS = 0.003, 8  # to read one worker's clock; at least one question is asked
 _ANSWER_SECONDS = 60.0  # for an idle engine to answer what takes less than a second; a dead link ends in three
+_LONGEST_NOTE = 300  # characters of what a worker says for a person
 _STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
 
 
@@ -144,7 +146,8 @@ class Crew:
             WorkerUnreachable: nobody there, or no answer.
             Refused: it said no.
         """
-        link = _connect(spec, address, timeout, options_to(spec.key, self._own))
+        link, note = _connect(spec, address, timeout, options_to(spec.key, self._own))
+        self._note(stage, note)
         peer = Peer(stage, spec, address, link)
         try:
             peer.say(Hello("coordinator", machine_name(), self._session_id, own_versions()))
@@ -194,12 +197,20 @@ class Crew:
     def join(self) -> None:
         """Every worker but the last opens its data link to the next."""
         for peer, following in zip(self.peers, self.peers[1:], strict=False):
-            peer.say(Connect(address_for_others(following.address), following.spec.key or ""))
+            address, fallback = following.spec.carrier.addresses(following.address)
+            fallback = address_for_others(fallback) if fallback else ""
+            peer.say(Connect(address_for_others(address), following.spec.key or "", fallback))
         waiting = {peer.stage for peer in self.peers[:-1]}
         while waiting:
             peer, message = self._next_message()
             if isinstance(message, Connected):
                 waiting.discard(peer.stage)
+                self._note(peer.stage + 1, message.note)
+
+    def _note(self, stage: int, note: str) -> None:
+        """Say what is to be known about the link that leads to a stage."""
+        if note:
+            self._notice(stage, Progress("link", 0, 0, note[:_LONGEST_NOTE]))
 
     def compress(self, codecs: Sequence[str]) -> None:
         """Tell every worker but the last how to send on the hidden states of prompts."""
@@ -307,11 +318,13 @@ def start_command(address: str) -> str:
     return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
 
 
-def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions) -> Link:
+def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions) -> Reached:
     try:
-        return connect(address, timeout=timeout, options=options)
+        return reach(*spec.carrier.addresses(address), timeout, options)
     except LinkRefused as error:
         raise Refused(_why_refused(spec, address, options, error)) from error
+    except CarrierUnavailable as error:
+        raise WorkerUnreachable(f"worker {spec.name} ({address}) cannot be reached by rdma: {error.reason}") from error
     except (LinkTimeout, LinkClosed) as error:
         raise WorkerUnreachable(
             f"worker {spec.name} is not at {address} (tried for {timeout:.0f} s); "

@@ -28,6 +28,7 @@ from splitinfer.core.link_figures import LinkFigures
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.core.watch import Pace
 from splitinfer.engine.admission import Admission, Keys, options_to
+from splitinfer.engine.carrying import reach
 from splitinfer.engine.door import Door, Visitor, one_line
 from splitinfer.engine.link_probe import NextStage, reply_to
 from splitinfer.engine.mailbox import Mailbox
@@ -62,7 +63,7 @@ from splitinfer.wire.messages import (
     Welcome,
 )  # fmt: skip
 from splitinfer.wire.session import Session
-from transports import Frame, KeyPair, Link, LinkClosed, Listener, TransportError, connect
+from transports import CarrierUnavailable, Frame, KeyPair, Link, LinkClosed, Listener, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +265,10 @@ class Worker:
         if message.key and self._keys is None:
             raise PeerError(f"{self.name} was started with --insecure, and the next stage wants an encrypted link")
         options = options_to(message.key, self._own_key)
-        link = connect(message.address, timeout=CONNECT_TIMEOUT, options=options)
+        try:
+            link, note = reach(message.address, message.fallback, CONNECT_TIMEOUT, options)
+        except CarrierUnavailable as error:
+            raise PeerError(f"{self.name} cannot reach {message.address}: {error.reason}") from error
         try:
             link.send(Frame(codec.encode(hello)))
             answer = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
@@ -279,7 +283,7 @@ class Worker:
             self._downstream.link.close("another next stage was named")
         next_stage = Visitor(link, "downstream", answer.name, visitor.session_id, session)
         self._downstream = NextStage(next_stage, lambda item: self._deliver(next_stage, item))
-        visitor.say(Connected())
+        visitor.say(Connected(note))
 
     def _own_key(self) -> KeyPair:
         assert self._keys is not None

@@ -18,7 +18,7 @@ from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.prefix import Key
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading is. ``phase``: "survey", "download" or "load"; bytes."""
+    """How far loading is. ``phase``: "survey", "download" or "load"; bytes. Or "link", and ``text`` is about it."""
 
     phase: str
     done: int
@@ -143,15 +143,21 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open the data link to the next stage at ``address``, which owns ``key``; without one, in the open."""
+    """Open the data link to the next stage at ``address``, which owns ``key``; without one, in the open.
+
+    ``fallback``: the address to use where what should carry the link is not to be had; empty: there is none.
+    """
 
     address: str
     key: str
+    fallback: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The data link to the next stage stands."""
+    """The data link to the next stage stands. ``note``: why it is not carried as was preferred; empty: it is."""
+
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

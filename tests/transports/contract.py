@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -72,6 +73,45 @@ def check_order(address: str) -> None:
         for index in range(2000):
             here.send(numbered(index))
         assert [number(there.recv(SECONDS)) for _ in range(2000)] == list(range(2000))
+
+
+def check_ten_thousand_messages(address: str) -> None:
+    with pair(address) as (here, there):
+        sending = threading.Thread(target=lambda: [here.send(numbered(index)) for index in range(10_000)])
+        sending.start()
+        assert [number(there.recv(SECONDS)) for _ in range(10_000)] == list(range(10_000))
+        sending.join(SECONDS)
+
+
+def check_late_receiver(address: str) -> None:
+    """Everything was sent before anybody reads."""
+    with pair(address) as (here, there):
+        for link in (here, there):
+            for index in range(40):
+                link.send(Frame(index.to_bytes(4, "little"), (bytes(index * 20_000),)))
+        time.sleep(0.3)
+        for link in (here, there):
+            frames = [link.recv(SECONDS) for _ in range(40)]
+            assert [number(frame) for frame in frames] == list(range(40))
+            assert [len(payload(frame)[0]) for frame in frames] == [index * 20_000 for index in range(40)]
+
+
+def check_both_send_first(address: str) -> None:
+    with pair(address) as (here, there):
+        data = np.random.default_rng(1).integers(0, 256, 8 << 20, dtype=np.uint8)
+        for _ in range(3):
+            here.send(Frame(b"a", (data,)))
+            there.send(Frame(b"b", (data,)))
+            assert payload(here.recv(SECONDS)) == payload(there.recv(SECONDS)) == [data.tobytes()]
+
+
+def check_pauses(address: str) -> None:
+    """Longer and shorter than any carrier may take for a reason to rest."""
+    with pair(address) as (here, there):
+        for index, pause in enumerate([0.0, 0.01, 0.02, 0.03, 0.05, 0.1] * 4):
+            time.sleep(pause)
+            here.send(numbered(index))
+            assert number(there.recv(SECONDS)) == index
 
 
 def check_both_directions_at_once(address: str) -> None:
@@ -240,7 +280,7 @@ def check_late_listener(address: str) -> None:
 
 def check_address_in_use(address: str) -> None:
     with transports.listen(address) as listener:
-        with pytest.raises(transports.AddressInUse, match=listener.address.removeprefix("curve+")):
+        with pytest.raises(transports.AddressInUse, match=re.escape(listener.address.removeprefix("curve+"))):
             transports.listen(listener.address)
         assert transports.connect(listener.address, timeout=SECONDS).closed is None
     until(lambda: _can_listen(listener.address), "the address is free again")

@@ -3,12 +3,14 @@ have the same key pair, and admit it."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import transports
 from transports import KeyPair, Link, LinkOptions, Listener, Security, Transport
 
-OWN = KeyPair.make()
+VARIABLE = "SPLITINFER_TEST_KEY"  # by which a process that a test starts has the same pair
+OWN = KeyPair(*os.environ[VARIABLE].split(":")) if VARIABLE in os.environ else KeyPair.make()
 
 
 def secured(options: LinkOptions, own: KeyPair = OWN, peer: str = OWN.public) -> LinkOptions:

@@ -8,7 +8,12 @@ from contract import CHECKS
 
 import transports
 
-ADDRESSES = {"inproc": "inproc://contract", "tcp": "tcp://127.0.0.1:0", "curve": "curve+tcp://127.0.0.1:0"}
+ADDRESSES = {
+    "inproc": "inproc://contract",
+    "tcp": "tcp://127.0.0.1:0",
+    "curve": "curve+tcp://127.0.0.1:0",
+    "rdma": "rdma://127.0.0.1:0?backend=ring",
+}
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -22,7 +27,7 @@ def test_all_schemes_are_checked() -> None:
 
 
 def test_unknown_scheme_lists_the_known() -> None:
-    with pytest.raises(transports.AddressError, match=r"carrier-pigeon://.*inproc://, tcp://"):
+    with pytest.raises(transports.AddressError, match=r"carrier-pigeon://.*inproc://, rdma://, tcp://"):
         transports.connect("carrier-pigeon://roof:1", timeout=1)
 
 

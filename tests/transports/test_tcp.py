@@ -2,101 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import logging
 import os
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 import zmq
 from contract import QUICK, SECONDS, pair, reason_at, until
+from echoes import echo, process
 
 import transports
-from transports import Frame, LinkClosed, LinkOptions
+from transports import Frame, LinkOptions
 from transports.framing import VERSION, Kind, encode
 from transports.listener_hub import Complaints
 
 LOOPBACK = "tcp://127.0.0.1:0"
-ROOT = Path(__file__).resolve().parents[2]
-
-ECHO_LISTENER = """
-import transports
-listener = transports.listen("tcp://127.0.0.1:0")
-print(listener.address, flush=True)
-link = listener.accept(20)
-while True:
-    link.send(link.recv(60))
-"""
-ECHO_CONNECTOR = """
-import sys, transports
-link = transports.connect(sys.argv[1], timeout=20)
-while True:
-    link.send(link.recv(60))
-"""
-
-
-@contextlib.contextmanager
-def process(code: str, *args: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", code, *args]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
-
-
-def first_line(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
-
-
-@contextlib.contextmanager
-def echo(side: str, options: LinkOptions) -> Iterator[tuple[transports.Link, subprocess.Popen[str]]]:
-    """A link to another process that sends everything back; `side` is what we are."""
-    with contextlib.ExitStack() as stack:
-        if side == "connector":
-            child = stack.enter_context(process(ECHO_LISTENER))
-            link = transports.connect(first_line(child), timeout=SECONDS, options=options)
-        else:
-            listener = stack.enter_context(transports.listen(LOOPBACK, options=options))
-            child = stack.enter_context(process(ECHO_CONNECTOR, listener.address))
-            link = listener.accept(SECONDS)
-        stack.callback(link.abort)
-        link.send(Frame(b"warm"))
-        assert link.recv(SECONDS).header == b"warm"
-        yield link, child
-
-
-@pytest.mark.parametrize("side", ["connector", "listener"])
-def test_a_killed_peer_is_noticed_at_once(side: str) -> None:
-    with echo(side, LinkOptions()) as (link, child):
-        started = time.monotonic()
-        child.send_signal(signal.SIGKILL)
-        assert "lost" in reason_at(link)
-        assert time.monotonic() - started < 1.0
-
-
-@pytest.mark.parametrize("side", ["connector", "listener"])
-def test_a_frozen_peer_is_noticed_by_its_silence(side: str) -> None:
-    with echo(side, LinkOptions(beat_every=0.1, dead_after=1.0)) as (link, child):
-        started = time.monotonic()
-        child.send_signal(signal.SIGSTOP)
-        reason = reason_at(link)
-        took = time.monotonic() - started
-        child.send_signal(signal.SIGCONT)
-        assert reason.startswith(f"nothing heard from {link.address} for 1.")
-        assert 0.7 < took < 2.0
 
 
 def test_our_own_long_hold_of_the_gil_does_not_kill_a_healthy_link() -> None:
@@ -104,20 +28,6 @@ def test_our_own_long_hold_of_the_gil_does_not_kill_a_healthy_link() -> None:
         ctypes.PyDLL(None).usleep(1_500_000)  # PyDLL keeps the GIL
         link.send(Frame(b"still there?"))
         assert link.recv(SECONDS).header == b"still there?"
-
-
-def test_a_full_queue_waits_and_then_ends_the_link() -> None:
-    with echo("connector", LinkOptions(beat_every=0.1, dead_after=1.0)) as (link, child):
-        child.send_signal(signal.SIGSTOP)
-        with pytest.raises(LinkClosed):
-            _send_for_ever(link)
-        child.send_signal(signal.SIGCONT)
-
-
-def _send_for_ever(link: transports.Link) -> None:
-    data = bytes(200_000)
-    while True:
-        link.send(Frame(b"", (data,)))
 
 
 def greeting() -> bytes:
@@ -226,16 +136,6 @@ def test_a_peer_that_skips_a_frame_ends_its_link() -> None:
         assert link.recv(SECONDS) == Frame(b"")
         assert "frames are missing" in reason_at(link)
         dealer.close()
-
-
-def test_a_frame_over_the_receivers_bounds_ends_the_link() -> None:
-    small = LinkOptions(max_part_bytes=1 << 20)
-    with transports.listen(LOOPBACK, options=small) as listener:
-        here = transports.connect(listener.address, timeout=SECONDS)
-        there = listener.accept(SECONDS)
-        here.send(Frame(b"", (bytes(2 << 20),)))
-        reason_at(there)
-        reason_at(here)
 
 
 def num_transport_threads() -> int:

@@ -205,6 +205,8 @@ EXAMPLES: dict[str, Message] = {
         messages.Expect("ab" * 32),
         messages.Connect("tcp://10.0.0.3:5577", "ab" * 32),
         messages.Connected(),
+        messages.Connect("rdma://10.0.0.3:5577?backend=ring", "", "tcp://10.0.0.3:5577"),
+        messages.Connected("tcp in place of rdma: no cable"),
         messages.Compress("int8"),
         messages.ClockAsk(),
         messages.ClockTell(5.25, 5.5),
@@ -401,7 +403,9 @@ def test_a_header_is_a_map(value: Any):
 def test_extra_and_missing_fields_are_refused(kind: str):
     assert f"a {kind} message with a wrong surprise" in refused(packed(kind, surprise=1))
     whole = msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False)
-    optional = {"progress": {"text"}, "step": {"figures", "packing"}}.get(kind, set())
+    optional = {
+        "progress": {"text"}, "step": {"figures", "packing"}, "connect": {"fallback"}, "connected": {"note"},
+    }.get(kind, set())  # fmt: skip
     for name in set(whole) - {"kind"} - optional:
         lacking = {key: value for key, value in whole.items() if key != name}
         assert f"a {kind} message with a wrong {name}" in refused(msgpack.packb(lacking))

@@ -1,0 +1,54 @@
+"""Whole and cut, over rdma on MLX's ring: the same tokens and the same log-probabilities, to the last bit.
+
+Models of many kinds, because each has its own border: what crosses besides the hidden state, and how wide it is.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import compare
+import configs
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from stages import pipeline, prompt
+
+import splitinfer
+from transports.rdma.link import RdmaLink
+
+CONFIGS = configs.configurations()
+MODELS = ["llama", "llama/sliding", "gemma3_text", "mixtral", "deepseek_v3", "rwkv7"]
+PROMPT = prompt(40, vocab=configs.VOCAB)
+PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.7, seed=3, logprobs=4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_split_over_rdma_is_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    num_layers = _save(tmp_path, name)
+    answers = []
+    linked = [0]
+    make = RdmaLink.__init__
+
+    def count(link: RdmaLink, *args: Any) -> None:
+        linked[-1] += 1
+        make(link, *args)
+
+    monkeypatch.setattr(RdmaLink, "__init__", count)
+    for cuts in ([num_layers], [num_layers - 1, 1], [1, num_layers - 2, 1]):
+        with pipeline(tmp_path, cuts, "rdma", token_budget=16) as llm:
+            output = llm.generate([PROMPT], PARAMS)[0]
+            answers.append((output.token_ids, output.logprobs))
+        linked.append(0)
+    assert linked == [0, 2, 6, 0], "both ends of every link carry over rdma"
+    assert len(answers[0][0]) == PARAMS.max_tokens
+    assert answers[1] == answers[0]
+    assert answers[2] == answers[0]
+
+
+def _save(folder: Path, name: str) -> int:
+    """Write the model; its number of layers."""
+    model = compare.build(CONFIGS[name])
+    (folder / "config.json").write_text(json.dumps(dict(CONFIGS[name])))
+    mx.save_safetensors(str(folder / "model.safetensors"), dict(tree_flatten(model.parameters())))
+    return len(model.layers)

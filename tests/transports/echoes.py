@@ -1,0 +1,80 @@
+"""Real processes that send back what they get, over any scheme."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import curve
+from contract import SECONDS
+
+import transports
+from transports import Frame, Link, LinkOptions
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+
+EXIT = b"exit"  # at this frame the process ends, as a program does that has open links
+_PREPARE = f"""
+import sys
+EXIT = {EXIT!r}
+sys.path.insert(0, {str(HERE)!r})
+import curve, transports
+"""
+ECHO_LISTENER = f"""{_PREPARE}
+listener = transports.listen(sys.argv[1])
+print(listener.address, flush=True)
+link = listener.accept(20)
+while (frame := link.recv(60)).header != EXIT:
+    link.send(frame)
+"""
+ECHO_CONNECTOR = f"""{_PREPARE}
+link = transports.connect(sys.argv[1], timeout=20)
+while (frame := link.recv(60)).header != EXIT:
+    link.send(frame)
+"""
+
+
+@contextlib.contextmanager
+def process(code: str, *args: str) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *args],
+        cwd=ROOT,
+        env={**os.environ, curve.VARIABLE: f"{curve.OWN.public}:{curve.OWN.secret}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def first_line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+@contextlib.contextmanager
+def echo(
+    side: str, options: LinkOptions, address: str = "tcp://127.0.0.1:0"
+) -> Iterator[tuple[Link, subprocess.Popen[str]]]:
+    """A link to another process that sends everything back; `side` is what we are."""
+    with contextlib.ExitStack() as stack:
+        if side == "connector":
+            child = stack.enter_context(process(ECHO_LISTENER, address))
+            link = transports.connect(first_line(child), timeout=SECONDS, options=options)
+        else:
+            listener = stack.enter_context(transports.listen(address, options=options))
+            child = stack.enter_context(process(ECHO_CONNECTOR, listener.address))
+            link = listener.accept(SECONDS)
+        stack.callback(link.abort)
+        link.send(Frame(b"warm"))
+        assert link.recv(SECONDS).header == b"warm"
+        yield link, child

@@ -1,0 +1,136 @@
+"""What only real processes can do wrong, and receivers that are smaller: for every scheme that crosses processes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+
+import pytest
+from contract import SECONDS, reason_at, until
+from echoes import EXIT, echo
+
+import transports
+from transports import Frame, LinkClosed, LinkOptions
+
+ADDRESSES = {
+    "tcp": "tcp://127.0.0.1:0",
+    "curve+tcp": "curve+tcp://127.0.0.1:0",
+    "rdma": "rdma://127.0.0.1:0?backend=ring",
+    "curve+rdma": "curve+rdma://127.0.0.1:0?backend=ring",
+}
+every_scheme = pytest.mark.parametrize("address", ADDRESSES.values(), ids=ADDRESSES)
+three_schemes = pytest.mark.parametrize(
+    "address", list(ADDRESSES.values())[:3], ids=list(ADDRESSES)[:3]
+)  # for slow tests
+both_sides = pytest.mark.parametrize("side", ["connector", "listener"])
+BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
+
+
+@every_scheme
+@both_sides
+def test_a_killed_peer_is_noticed_at_once(side: str, address: str) -> None:
+    with echo(side, LinkOptions(), address) as (link, child):
+        started = time.monotonic()
+        child.send_signal(signal.SIGKILL)
+        assert "lost" in reason_at(link)
+        assert time.monotonic() - started < 1.0
+
+
+@every_scheme
+def test_a_peer_that_exits_is_noticed_at_once(address: str) -> None:
+    with echo("listener", LinkOptions(), address) as (link, child):
+        started = time.monotonic()
+        link.send(Frame(EXIT))
+        assert "lost" in reason_at(link)
+        assert child.wait(SECONDS) == 0
+        assert time.monotonic() - started < 1.0
+
+
+@three_schemes
+@both_sides
+def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> None:
+    with echo(side, BRISK, address) as (link, child):
+        started = time.monotonic()
+        child.send_signal(signal.SIGSTOP)
+        reason = reason_at(link)
+        took = time.monotonic() - started
+        child.send_signal(signal.SIGCONT)
+        assert reason.startswith("nothing heard from ")
+        assert 0.7 < took < 2.0
+
+
+@three_schemes
+@both_sides
+def test_a_full_queue_waits_and_then_ends_the_link(side: str, address: str) -> None:
+    with echo(side, BRISK, address) as (link, child):
+        child.send_signal(signal.SIGSTOP)
+        with pytest.raises(LinkClosed):
+            _send_for_ever(link)
+        child.send_signal(signal.SIGCONT)
+
+
+@three_schemes
+@both_sides
+def test_abort_frees_a_sender_that_waits(side: str, address: str) -> None:
+    with echo(side, LinkOptions(), address) as (link, child):
+        child.send_signal(signal.SIGSTOP)
+        caught: list[LinkClosed] = []
+        sender = threading.Thread(target=_send_until_closed, args=(link, caught))
+        sender.start()
+        _wait_until_stuck(link)
+        started = time.monotonic()
+        link.abort("changed our mind")
+        sender.join(SECONDS)
+        assert time.monotonic() - started < 0.5
+        assert [str(ending) for ending in caught] == ["changed our mind"]
+        child.send_signal(signal.SIGCONT)
+
+
+def _send_for_ever(link: transports.Link) -> None:
+    data = bytes(200_000)
+    while True:
+        link.send(Frame(b"", (data,)))
+
+
+def _send_until_closed(link: transports.Link, caught: list[LinkClosed]) -> None:
+    try:
+        _send_for_ever(link)
+    except LinkClosed as ending:
+        caught.append(ending)
+
+
+def _wait_until_stuck(link: transports.Link) -> None:
+    """Until nothing more is taken."""
+    seen = -1
+    while seen != link.stats.frames_sent:
+        seen = link.stats.frames_sent
+        time.sleep(0.1)
+
+
+@every_scheme
+@both_sides
+def test_a_frame_over_the_receivers_bounds_ends_the_link(side: str, address: str) -> None:
+    small, large = LinkOptions(max_part_bytes=1 << 20), LinkOptions()
+    here, there = (large, small) if side == "connector" else (small, large)
+    with transports.listen(address, options=there) as listener:
+        connector = transports.connect(listener.address, timeout=SECONDS, options=here)
+        accepted = listener.accept(SECONDS)
+        sender, receiver = (connector, accepted) if side == "connector" else (accepted, connector)
+        sender.send(Frame(b"fits"))
+        sender.send(Frame(b"", (bytes(2 << 20),)))
+        assert receiver.recv(SECONDS).header == b"fits"
+        reason_at(receiver)
+        reason_at(sender)
+
+
+@every_scheme
+def test_a_peer_that_closes_gives_its_reason(address: str) -> None:
+    with transports.listen(address, options=LinkOptions()) as listener:
+        here = transports.connect(listener.address, timeout=SECONDS)
+        there = listener.accept(SECONDS)
+        here.send(Frame(b"", (bytes(5 << 20),)))
+        here.close("that was all")
+        assert len(memoryview(there.recv(SECONDS).parts[0])) == 5 << 20
+        assert reason_at(there) == "that was all"
+        until(lambda: here.closed is not None, "the end at the other side")

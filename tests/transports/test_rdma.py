@@ -1,0 +1,483 @@
+"""What only rdma:// can do wrong: processes that carry frames and die, freeze or are left over; groups that stand
+still; one port for two kinds of links. All over MLX's ring, since JACCL runs on Macs only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+from contract import QUICK, SECONDS, number, numbered, pair, reason_at, until
+from curve import OWN, secured
+from echoes import echo, process
+
+import transports
+from transports import CarrierUnavailable, Frame, KeyPair, Link, LinkOptions, LinkRefused
+from transports.framing import Kind, encode
+from transports.rdma import handshake, link, transport
+from transports.rdma.carrier import Carrier
+from transports.rdma.channel import Channel, ChannelClosedError, Job, Word
+from transports.rdma.messages import Stream, pack_head
+
+RING = "rdma://127.0.0.1:0?backend=ring"
+TCP = "tcp://127.0.0.1:0"
+BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
+both_ends = pytest.mark.parametrize("end", [0, 1], ids=["writer", "reader"])
+
+
+def child_of(one: Link) -> psutil.Process:
+    assert isinstance(one, link.RdmaLink)
+    return psutil.Process(one.child_pid)
+
+
+def is_gone(one: psutil.Process) -> bool:
+    return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+
+
+def all_gone(processes: list[psutil.Process]) -> None:
+    until(lambda: all(map(is_gone, processes)), "the processes end")
+
+
+def carriers_of(pid: int) -> list[psutil.Process]:
+    return [child for child in psutil.Process(pid).children(recursive=True) if is_carrier(child)]
+
+
+def is_carrier(one: psutil.Process) -> bool:
+    try:
+        return "transports.rdma.child" in one.cmdline()
+    except psutil.Error:  # it has ended
+        return False
+
+
+# -- children that end -------------------------------------------------------------------------------------------------
+
+
+@both_ends
+def test_a_killed_child_ends_the_link_at_both_ends(end: int) -> None:
+    with pair(RING) as links:
+        children = [child_of(one) for one in links]
+        started = time.monotonic()
+        children[end].kill()
+        reasons = [reason_at(one) for one in links]
+        assert time.monotonic() - started < 1.0
+        assert all("process that carries frames" in reason and "signal 9" in reason for reason in reasons), reasons
+        all_gone(children)
+
+
+@both_ends
+def test_a_frozen_child_ends_the_link_at_both_ends(end: int) -> None:
+    with pair(RING, BRISK) as links:
+        children = [child_of(one) for one in links]
+        started = time.monotonic()
+        children[end].suspend()
+        reasons = [reason_at(one) for one in links]
+        assert 0.7 < time.monotonic() - started < 2.5
+        assert all("stands still" in reason for reason in reasons), reasons
+        all_gone(children)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("side", ["connector", "listener"])
+def test_no_child_outlives_its_parent(side: str, how: signal.Signals) -> None:
+    with echo(side, QUICK, RING) as (here, child):
+        orphans = carriers_of(child.pid)
+        assert len(orphans) == 1
+        child.send_signal(how)
+        reason_at(here)
+        all_gone([*orphans, child_of(here)] if psutil.pid_exists(here.child_pid) else orphans)  # type: ignore[attr-defined]
+
+
+def test_a_child_that_waits_in_its_group_goes_with_its_parent() -> None:
+    """The reader burns a core in a receive, deaf to Python, when its parent dies."""
+    with echo("connector", QUICK, RING) as (here, child):
+        (reader,) = carriers_of(child.pid)
+        talking = threading.Event()
+
+        def talk() -> None:
+            while not talking.wait(0.005):
+                here.send(Frame(b"so that it does not rest"))
+
+        talker = threading.Thread(target=_until_closed, args=(talk,))
+        talker.start()
+        until(lambda: reader.cpu_percent(0.05) > 50, "it is at work")
+        child.kill()
+        all_gone([reader])
+        talking.set()
+        talker.join(SECONDS)
+
+
+def _until_closed(action: Callable[[], None]) -> None:
+    with suppress(transports.LinkClosed):
+        action()
+
+
+def test_a_child_that_joins_in_vain_goes_though_its_parent_is_gone() -> None:
+    """MLX keeps the GIL while it waits for a peer, so nothing of Python can end the process then."""
+    code = """
+import json, os, time
+from transports.rdma.carrier import Carrier
+from transports.rdma.channel import Job, Word
+carrier = Carrier()
+carrier.start(Job(0, "ring", 1, 2, 0.1, 0.1))
+carrier.channel.send(Word.GO, text=json.dumps({"hosts": ["127.0.0.1:39555", "127.0.0.1:39556"]}).encode())
+time.sleep(0.8)
+print(carrier.pid, flush=True)
+time.sleep(60)
+"""
+    with process(code) as parent:
+        assert parent.stdout is not None
+        orphan = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+        parent.wait(SECONDS)
+        assert not is_gone(orphan), "it waits for a peer"
+        all_gone([orphan])
+
+
+def test_nothing_is_left_over() -> None:
+    me = psutil.Process()
+    with pair(RING):
+        pass  # zmq's own threads
+    until(lambda: num_threads() == 0, "threads end")
+    num_files = me.num_fds()
+    shared = named_segments()
+    for how in ("close", "abort"):
+        with pair(RING) as (here, there):
+            children = [child_of(here), child_of(there)]
+            here.send(Frame(b"x", (bytes(3 << 20),)))
+            there.recv(SECONDS)
+            getattr(here, how)("the end")
+    until(lambda: num_threads() == 0, "threads end")
+    assert all(map(is_gone, children))
+    until(lambda: me.num_fds() <= num_files, "descriptors are given back")
+    assert named_segments() <= shared
+
+
+def named_segments() -> set[Path]:
+    """Shared memory that would outlive us, where the system shows it."""
+    return set(Path("/dev/shm").glob("splitinfer-*"))
+
+
+def num_threads() -> int:
+    return sum(thread.name.startswith("transports") for thread in threading.enumerate())
+
+
+def test_an_idle_link_costs_nothing() -> None:
+    with pair(RING, LinkOptions()) as (here, there):
+        here.send(Frame(b"hello"))
+        there.recv(SECONDS)
+        time.sleep(0.2)
+        children = [child_of(here), child_of(there)]
+        before = time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children)
+        time.sleep(1.0)
+        assert time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children) - before < 0.15
+
+
+# -- groups ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_through_which_nothing_comes_ends_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a pulled cable: JACCL takes what is sent, and the control link goes another way."""
+    monkeypatch.setattr(link.RdmaLink, "_on_message", lambda *_: None)
+    with pair(RING, BRISK) as (here, there):
+        here.send(Frame(b"into the void"))
+        assert "nothing arrived" in reason_at(here)
+        assert "nothing arrived" in reason_at(there)
+
+
+def test_a_writer_that_pauses_within_a_frame_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill = Stream.fill
+
+    def slowly(stream: Stream, room: memoryview) -> int:
+        time.sleep(0.1)
+        return fill(stream, room)
+
+    monkeypatch.setattr(Stream, "fill", slowly)
+    with pair(RING) as (here, there):
+        data = os.urandom(5 << 20)
+        here.send(Frame(b"", (data,)))
+        assert memoryview(there.recv(SECONDS).parts[0]) == memoryview(data)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda head: b"SPRX" + head[4:], "lost step"),
+        (lambda head: head[:4] + b"\x09" + head[5:], "version 9 there"),
+        (lambda head: head[:-1] + bytes([head[-1] ^ 1]), "checksum of a message's head"),
+        (lambda head: pack_head(transport_kind(head), nonce=5, seq=2, lengths=[40, 1]), "another link"),
+    ],
+    ids=["magic", "version", "a flipped bit", "nonce"],
+)
+def test_a_damaged_first_message_ends_the_link(damage, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    with pair(RING) as (here, there):
+        for index in range(2):
+            here.send(numbered(index))
+        real = link.pack_head
+        monkeypatch.setattr(link, "pack_head", lambda *args, **kinds: damage(real(*args, **kinds)))
+        here.send(Frame(b"", (b"x",)))
+        assert [number(there.recv(SECONDS)) for _ in range(2)] == [0, 1]
+        assert reason in reason_at(there)
+        assert reason in reason_at(here)
+
+
+def transport_kind(head: bytes):  # type: ignore[no-untyped-def]
+    from transports.rdma.messages import Kind as MessageKind
+
+    return MessageKind(head[5])
+
+
+def test_more_parts_than_a_first_message_can_list() -> None:
+    options = LinkOptions(max_parts=5000)
+    with pair(RING, options) as (here, there), pytest.raises(transports.FrameError, match="5000 parts; an rdma link"):
+        here.send(Frame(b"", (b"",) * 5000))
+    with pair(RING, options) as (here, there):
+        here.send(Frame(b"", tuple(bytes([index % 256]) for index in range(2000))))
+        assert len(there.recv(SECONDS).parts) == 2000
+
+
+# -- one port for two kinds of links -----------------------------------------------------------------------------------
+
+
+def test_plain_links_come_by_the_same_port() -> None:
+    with transports.listen(RING, options=QUICK) as listener:
+        plain = listener.address.partition("?")[0].replace("rdma", "tcp")
+        first = transports.connect(plain, timeout=SECONDS, options=QUICK)
+        first_there = listener.accept(SECONDS)
+        second = transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        second_there = listener.accept(SECONDS)
+        assert not isinstance(first_there, link.RdmaLink)
+        assert isinstance(second_there, link.RdmaLink)
+        for here, there in ((first, first_there), (second, second_there)):
+            there.send(Frame(b"welcome"))  # the accepting side may speak first
+            assert here.recv(SECONDS).header == b"welcome"
+
+
+def test_a_tcp_listener_takes_plain_links_only() -> None:
+    with transports.listen(TCP, options=QUICK) as listener:
+        address = listener.address.replace("tcp", "rdma") + "?backend=ring"
+        with pytest.raises(CarrierUnavailable, match="only plain links are to be had here"):
+            transports.connect(address, timeout=SECONDS, options=QUICK)
+        transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        listener.accept(SECONDS)
+
+
+@contextmanager
+def raw_dealer(address: str) -> Iterator[zmq.Socket[bytes]]:
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.linger = 0
+        dealer.rcvtimeo = int(SECONDS * 1000)
+        dealer.connect(address.partition("?")[0].replace("rdma", "tcp"))
+        yield dealer
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        b"rdma",
+        b"rdma {}",
+        b"rdma " + b"[" * 100,
+        b'rdma {"backend": "mpi", "device": ""}',
+        b'rdma {"backend": "ring", "device": "../etc"}',
+        b'rdma {"backend": 7, "device": null}',
+        b"x" * 1_000_000,
+    ],
+    ids=["short", "empty", "deep", "backend", "device", "types", "long"],
+)
+def test_an_opening_that_makes_no_sense_gets_one_sentence(opening: bytes) -> None:
+    before = set(carriers_of(os.getpid()))  # earlier tests' are about to end
+    with transports.listen(RING, options=QUICK) as listener, raw_dealer(listener.address) as dealer:
+        dealer.send_multipart(encode(Kind.OPEN, seq=0, header=opening))
+        assert b"a kind of link that is not known here" in dealer.recv_multipart()[0]
+        assert set(carriers_of(os.getpid())) <= before
+        with pytest.raises(transports.LinkTimeout):
+            listener.accept(0.05)
+
+
+def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1.0)
+    wish = handshake.Wish("ring", "").opening
+    with transports.listen(RING, options=QUICK) as listener:
+        for words, reason in ((b"", b"nothing"), (b"[" * 5000, b"did not say go"), (b'{"step": "go"}', b"no port")):
+            with raw_dealer(listener.address) as dealer:
+                dealer.send_multipart(encode(Kind.OPEN, seq=0, header=wish))
+                if words:
+                    dealer.send_multipart(encode(Kind.DATA, seq=0, header=words))
+                heard = b""
+                while reason not in heard:
+                    heard = b"".join(dealer.recv_multipart())
+        until(lambda: carriers_of(os.getpid()) == [], "the children end")
+        with pytest.raises(transports.LinkTimeout):
+            listener.accept(0.05)
+
+
+def test_how_many_there_may_be_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_LINKS", 1)
+    with transports.listen(RING, options=QUICK) as listener:
+        here = transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        listener.accept(SECONDS)
+        with pytest.raises(CarrierUnavailable, match="there are 1 rdma links here already"):
+            transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        here.close()
+        transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        monkeypatch.setattr(transport, "MAX_LINKS", 9)
+        monkeypatch.setattr(transport, "MAX_HANDSHAKES", 0)
+        with pytest.raises(CarrierUnavailable, match="being set up here already"):
+            transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+
+
+# -- who cannot, and who may not ---------------------------------------------------------------------------------------
+
+
+def test_the_refusing_ends_reason_is_what_the_other_hears(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "usable", lambda *_: "the cable is not in")
+    with transports.listen(RING, options=QUICK) as listener:
+        with pytest.raises(CarrierUnavailable, match=r"^the cable is not in$"):
+            transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        with pytest.raises(transports.LinkTimeout):
+            listener.accept(0.05)
+
+
+def test_a_child_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transports.rdma.carrier.sys.executable", "/bin/false")
+    with (
+        transports.listen(RING, options=QUICK) as listener,
+        pytest.raises(CarrierUnavailable, match=r"process that was to carry the frames ended .*exit code 1"),
+    ):
+        transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+
+
+def test_keys_hold_for_the_whole_link() -> None:
+    other = KeyPair.make()
+    with transports.listen(RING, options=secured(QUICK, OWN, other.public)) as listener:
+        here = transports.connect(listener.address, timeout=SECONDS, options=secured(QUICK, other, OWN.public))
+        there = listener.accept(SECONDS)
+        assert (here.peer_key, there.peer_key) == (OWN.public, other.public)
+        for options in (QUICK, secured(QUICK, OWN, OWN.public)):
+            with pytest.raises(LinkRefused):
+                transports.connect(listener.address, timeout=SECONDS, options=options)
+
+
+def test_a_ring_between_machines_carries_no_frames_of_a_link_with_keys() -> None:
+    options = secured(QUICK)
+    with pytest.raises(CarrierUnavailable, match="ring carries frames in the open"):
+        transports.connect("rdma://192.0.2.1:5577?backend=ring", timeout=1, options=options)
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("rdma://127.0.0.1:1?backend=mpi", "unknown backend 'mpi'; known: jaccl, ring"),
+        ("rdma://127.0.0.1:1?lane=2", "unknown 'lane'; known: backend, device"),
+        ("rdma://127.0.0.1:1?device=a:b:c", "is no device"),
+        ("rdma://127.0.0.1:1?backend", "bad query field"),
+        ("rdma://127.0.0.1", "needs a host and a port"),
+    ],
+)
+def test_addresses_that_are_none(address: str, reason: str) -> None:
+    with pytest.raises(transports.AddressError, match=reason):
+        transports.connect(address, timeout=1)
+
+
+def test_an_emulated_rdma_link() -> None:
+    with transports.listen(RING, options=QUICK) as listener, transports.emulated.installed("10gbe"):
+        address = transports.emulated.address_for_others(listener.address)
+        assert address.startswith("emulated+rdma://")
+        here = transports.connect(address, timeout=SECONDS, options=QUICK)
+        there = listener.accept(SECONDS)
+        here.send(Frame(b"hello", (bytes(100_000),)))
+        assert there.recv(SECONDS).header == b"hello"
+        here.close()
+    with transports.listen(f"emulated+{RING}&latency=0.001", options=QUICK) as both:
+        here = transports.connect(both.address, timeout=SECONDS, options=QUICK)
+        here.send(Frame(b"hello"))
+        assert both.accept(SECONDS).recv(SECONDS).header == b"hello"
+        here.abort()
+
+
+# -- between a process and its child -----------------------------------------------------------------------------------
+
+
+def test_the_gather_that_jaccl_needs_goes_by_way_of_the_parents() -> None:
+    """Two handshakes with children of our own making, as JACCL's would ask: each gives some bytes and gets both's."""
+    got: dict[int, bytes] = {}
+    ends = [_Fake(rank, got) for rank in (0, 1)]
+    with pair(TCP) as controls, closing(ends[0]), closing(ends[1]):
+        shakes = [
+            handshake._Handshake(control, fake, QUICK)  # type: ignore[arg-type]
+            for control, fake in zip(controls, ends, strict=True)
+        ]
+        threads = [threading.Thread(target=shake.finish, args=(rank,)) for rank, shake in enumerate(shakes)]
+        threads += [threading.Thread(target=fake.play) for fake in ends]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(SECONDS)
+    assert got == {0: b"rank 0rank 1", 1: b"rank 0rank 1"}
+
+
+class _Fake:
+    """A carrier whose child is this object."""
+
+    def __init__(self, rank: int, got: dict[int, bytes]) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel, self._child = Channel(ours), Channel(theirs)
+        self._rank, self._got = rank, got
+
+    def close(self) -> None:
+        self.channel.socket.close()
+        self._child.socket.close()
+
+    def play(self) -> None:
+        self._child.send(Word.ALIVE)
+        self._child.send(Word.GATHER, text=b"rank %d" % self._rank)
+        record = self._child.recv(SECONDS)
+        assert record is not None
+        assert record.word is Word.GATHERED
+        self._got[self._rank] = record.text
+        self._child.send(Word.READY)
+
+
+def test_a_channel_keeps_words_apart_and_ends_with_its_other_end() -> None:
+    ours, theirs = map(Channel, socket.socketpair())
+    assert ours.recv(0.01) is None
+    theirs.send(Word.GATHER, text=bytes(100_000))
+    theirs.send(Word.GOT, 1 << 40, 7)
+    first, second = ours.recv(SECONDS), ours.recv(SECONDS)
+    assert first is not None
+    assert second is not None
+    assert (first.word, len(first.text)) == (Word.GATHER, 100_000)
+    assert (second.word, second.offset, second.size, second.text) == (Word.GOT, 1 << 40, 7, b"")
+    with pytest.raises(ChannelClosedError, match=r"takes nothing|unavailable"):
+        _send_alive_for_ever(ours)
+    theirs.socket.close()
+    with pytest.raises(ChannelClosedError):
+        ours.recv(SECONDS)
+    ours.socket.close()
+
+
+def _send_alive_for_ever(channel: Channel) -> None:
+    while True:
+        channel.send(Word.ALIVE)
+
+
+def test_a_child_that_is_told_nonsense_says_why() -> None:
+    carrier = Carrier()
+    try:
+        carrier.start(Job(0, "ring", 1, 5, 0.1, 0.1))
+        carrier.channel.send(Word.WAKE)
+        words = []
+        while (record := carrier.channel.recv(SECONDS)) is not None and record.word is not Word.FAILED:
+            words.append(record.word)
+        assert words[0] is Word.UP
+        assert record is not None
+        assert record.text == b"WAKE in place of GO"
+    finally:
+        carrier.end()

@@ -1,0 +1,115 @@
+"""The words between an engine's process and its child, over a pair of sockets.
+
+    engine -> child    JOB what to be · GO what to join · GATHERED by both · WAKE
+                       SEND a message lies in the segment, BEGIN the same, and the frame goes on · CONSUMED the oldest
+    child -> engine    UP · GATHER · READY · ALIVE · FAILED why · ROUSE the peer's child
+                       GOT a message lies in the segment · CONSUMED the oldest
+
+A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
+and one machine.
+"""
+
+from __future__ import annotations
+
+import select
+import socket as sockets
+import struct
+import threading
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import NamedTuple
+
+_RECORD = struct.Struct("<BIQQ")
+_BUFFER_BYTES = 256 << 10  # of unread records: more than can be under way (`segment.MAX_MESSAGES`), so no write waits
+_READ_BYTES = 64 << 10
+
+
+class Word(IntEnum):
+    JOB = 1
+    GO = 2
+    GATHERED = 3
+    SEND = 4
+    CONSUMED = 5
+    WAKE = 6
+    UP = 7
+    GATHER = 8
+    READY = 9
+    GOT = 10
+    ROUSE = 11
+    ALIVE = 12
+    FAILED = 13
+    BEGIN = 14
+
+
+class Record(NamedTuple):
+    """One word and what belongs to it."""
+
+    word: Word
+    offset: int = 0
+    size: int = 0
+    text: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a child is to be. `rest_after`: seconds without anything to send until the peer may sleep."""
+
+    rank: int
+    backend: str
+    nonce: int
+    join_seconds: int
+    alive_every: float
+    rest_after: float
+
+
+class ChannelClosedError(Exception):
+    """The other end is gone, or takes nothing."""
+
+
+class Channel:
+    """One end. One thread receives; any may send."""
+
+    def __init__(self, socket: sockets.socket) -> None:
+        socket.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, _BUFFER_BYTES)
+        socket.setblocking(False)
+        self.socket = socket
+        self._sending = threading.Lock()
+        self._read = b""
+        self._poll = select.poll()  # not select(): a server has descriptors beyond 1023
+        self._poll.register(socket, select.POLLIN)
+
+    def send(self, word: Word, offset: int = 0, size: int = 0, text: bytes = b"") -> None:
+        """Raises ChannelClosedError."""
+        data = _RECORD.pack(word, len(text), offset, size) + text
+        try:
+            with self._sending:
+                if self.socket.send(data) != len(data):
+                    raise ChannelClosedError("it takes nothing")
+        except OSError as problem:  # BlockingIOError, too: the other end has not read for very long
+            raise ChannelClosedError(str(problem)) from None
+
+    def recv(self, timeout: float | None) -> Record | None:
+        """The next record; None when none came in `timeout` seconds. Raises ChannelClosedError."""
+        while (record := self._take()) is None:
+            if not self._poll.poll(None if timeout is None else timeout * 1000):
+                return None
+            try:
+                data = self.socket.recv(_READ_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError as problem:
+                raise ChannelClosedError(str(problem)) from None
+            if not data:
+                raise ChannelClosedError("it has ended")
+            self._read += data
+        return record
+
+    def _take(self) -> Record | None:
+        if len(self._read) < _RECORD.size:
+            return None
+        word, num_text, offset, size = _RECORD.unpack_from(self._read)
+        end = _RECORD.size + num_text
+        if len(self._read) < end:
+            return None
+        text, self._read = self._read[_RECORD.size : end], self._read[end:]
+        return Record(Word(word), offset, size, text)

@@ -1,0 +1,369 @@
+"""A link of two roads: the group for what the connector sends, the control link for all else.
+
+A thread per link reads from the child: what has come over the group (listener), what the child wants of the other
+side (connector), that it lives. It alone ends the child. Frames of the control link come on its hub's thread. So each
+end has one thread that fills its inbox with frames, and the end may come from either.
+
+What the control link carries for us begins with one byte:
+
+    D  a frame, listener -> connector             A + u64  bytes that came over the group, listener -> connector
+    W  wake your child, connector -> listener
+
+Acknowledgements tell no one that a frame has arrived in time, only that something does: where bytes are under way and
+no more of them arrive for `dead_after`, the group is dead, though the control link lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import threading
+import time
+from dataclasses import replace
+
+from transports.base import (
+    FLUSH_SECONDS,
+    Frame,
+    FrameError,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkStats,
+    LinkTimeout,
+    Sink,
+)
+from transports.framing import Kind, Liveness, Sequencer, decode, encode, flatten, reason_bytes
+from transports.inbox import Inbox
+from transports.rdma import messages
+from transports.rdma.channel import ChannelClosedError, Record, Word
+from transports.rdma.handshake import Joined
+from transports.rdma.messages import Assembly, check_lengths, pack_head, unpack_head
+
+_DATA, _ACK, _WAKE = b"D", b"A", b"W"
+_COUNT = struct.Struct("<Q")
+_MAX_HEADER_BYTES = (1 << 32) - 1
+
+
+def control_options(options: LinkOptions) -> LinkOptions:
+    """Those of the control link: what it carries is a byte longer."""
+    return replace(options, max_header_bytes=min(options.max_header_bytes + 1, _MAX_HEADER_BYTES))
+
+
+class RdmaLink(Link):
+    """One end. `rank` 0 is the connecting one, which writes to the group."""
+
+    def __init__(self, address: str, control: Link, joined: Joined, rank: int, options: LinkOptions) -> None:
+        self.address = address
+        self.peer_key = control.peer_key
+        self._control = control
+        self._carrier = joined.carrier
+        self._nonce = joined.nonce
+        self._is_writer = rank == 0
+        self._options = options
+        self._inbox = Inbox(options.max_waiting_bytes)
+        self._over = threading.Event()
+        self._state = threading.Lock()  # never held while anything else is called
+        self._farewell: str | None = None  # why close() was called
+        self._leave_by = float("inf")
+        self._counts = LinkStats()
+        self._sink_thread: int | None = None
+        # The writer's.
+        self._writing = threading.Lock()  # one frame at a time, from its number to its place in the segment
+        self._num_posted = 0
+        self._bytes_posted = 0
+        self._bytes_acked = 0
+        # The thread's.
+        now = time.monotonic()
+        self._child = Liveness(options, now)
+        self._group = Liveness(options, now)
+        self._tend_at = now + options.beat_every
+        self._sequencer = Sequencer()
+        self._num_packets = 0
+        self._coming: Assembly | None = None
+        self._bytes_come = 0
+        self._bytes_told = 0
+        self._thread = threading.Thread(target=self._run, name=f"transports rdma {address}", daemon=True)
+        self._thread.start()
+        control.deliver_to(self._on_control)
+
+    @property
+    def child_pid(self) -> int:
+        """The process that carries what the connector sends."""
+        return self._carrier.pid
+
+    # -- sending -----------------------------------------------------------------------------------------------------
+
+    def send(self, frame: Frame) -> None:
+        if (over := self._ended) is not None:
+            raise over
+        flat = flatten(frame, self._options)
+        num_bytes = _num_bytes(flat)
+        if self._is_writer:
+            self._post(Kind.DATA, flat, self._options.dead_after)
+        else:
+            self._send_control(Frame(_DATA + flat.header, flat.parts))
+        with self._state:
+            self._counts = self._counts.plus_sent(num_bytes)
+
+    def _send_control(self, frame: Frame) -> None:
+        try:
+            self._control.send(frame)
+        except LinkClosed as ending:
+            raise self._ended or ending from None
+
+    def _post(self, kind: Kind, frame: Frame, patience: float) -> None:
+        """A packet for the group. Raises LinkClosed."""
+        give_up_at = time.monotonic() + patience
+        if not self._writing.acquire(timeout=patience):
+            return  # only a goodbye comes while another frame waits for room
+        try:
+            if (over := self._ended if kind is Kind.DATA else self._inbox.ended) is not None:
+                raise over
+            trouble = self._try_post(kind, frame, max(0.0, give_up_at - time.monotonic()))
+        finally:
+            self._writing.release()
+        if trouble:
+            self._fail(trouble)
+        if trouble is not None:
+            raise self._inbox.ended or LinkClosed(trouble)
+
+    def _try_post(self, kind: Kind, frame: Frame, patience: float) -> str | None:
+        """What went wrong, if anything did; "" if the link is over. With the lock held."""
+        pieces = encode(
+            kind,
+            seq=self._num_posted,
+            header=frame.header,
+            parts=[memoryview(part) for part in frame.parts],
+            checksum=self._options.checksum_parts,
+        )
+        views = [memoryview(piece) for piece in pieces]
+        lengths = [view.nbytes for view in views]
+        which = messages.Kind.LAST if kind is Kind.BYE else messages.Kind.PACKET
+        head = pack_head(which, nonce=self._nonce, seq=self._num_posted, lengths=lengths)
+        try:
+            self._carrier.post(head, views, patience)
+        except TimeoutError:
+            return f"{self.address} took nothing for {patience:g} s: queue full"
+        except ChannelClosedError as problem:
+            return f"the process that carries frames to {self.address} is gone: {problem}"
+        except LinkClosed:
+            return ""
+        self._num_posted += 1
+        self._bytes_posted += len(head) + sum(lengths)
+        return None
+
+    # -- receiving ---------------------------------------------------------------------------------------------------
+
+    def _on_control(self, item: Frame | LinkClosed) -> None:
+        """The control link's sink, on its hub's thread."""
+        if isinstance(item, LinkClosed):
+            self._finish(item.reason if self._farewell is None else self._farewell)
+            return
+        tag, header = item.header[:1], item.header[1:]
+        if tag == _DATA and self._is_writer:
+            self._take(Frame(header, item.parts))
+        elif tag == _ACK and self._is_writer and len(header) == _COUNT.size:
+            self._bytes_acked = _COUNT.unpack(header)[0]
+        elif tag == _WAKE and not self._is_writer and not header:
+            self._wake_child()
+        else:
+            self._fail(f"bad word from {self.address} on the control link")
+
+    def _wake_child(self) -> None:
+        with contextlib.suppress(ChannelClosedError):  # the thread knows, too
+            self._carrier.channel.send(Word.WAKE)
+
+    def _take(self, frame: Frame) -> None:
+        if self._farewell is not None:  # close() was called: what had come by then stays readable, this is too late
+            return
+        num_bytes = _num_bytes(frame)
+        with self._state:
+            self._counts = self._counts.plus_received(num_bytes)
+        if self._inbox.put(frame, num_bytes):
+            self._inbox.pump()
+        else:
+            self._fail(f"more than {self._options.max_waiting_bytes} bytes from {self.address} wait unread")
+
+    def recv(self, timeout: float | None = None) -> Frame:
+        frame = self._inbox.get(timeout)
+        if frame is None:
+            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
+        return frame
+
+    def deliver_to(self, sink: Sink) -> None:
+        def guarded(item: Frame | LinkClosed) -> None:
+            self._sink_thread = threading.get_ident()
+            try:
+                sink(item)
+            finally:
+                self._sink_thread = None
+
+        self._inbox.attach(guarded)
+        self._inbox.pump()
+
+    # -- the thread --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._turn()
+        except ChannelClosedError:
+            if not self._over.is_set():
+                words = self._carrier.last_words()
+                self._fail(f"the process that carries frames between here and {self.address} ended ({words})")
+        except FrameError as problem:
+            self._fail(f"bad frame from {self.address}: {problem}")
+        finally:
+            self._finish(f"the thread of {self.address} stopped")
+            self._carrier.end()
+
+    def _turn(self) -> None:
+        record = self._carrier.channel.recv(max(0.0, self._tend_at - time.monotonic()))
+        now = time.monotonic()
+        if record is not None:
+            self._child.heard(now)
+            self._on_record(record)
+        elif self._child.is_dead(now):
+            self._fail(f"the process that carries frames between here and {self.address} stands still")
+        if now >= self._tend_at:
+            self._tend(now)
+
+    def _on_record(self, record: Record) -> None:
+        if record.word is Word.CONSUMED:
+            self._carrier.consumed()
+        elif record.word is Word.GOT:
+            self._on_message(self._carrier.segment.view[record.offset : record.offset + record.size])
+        elif record.word is Word.ROUSE:
+            self._tell(_WAKE)
+        elif record.word is Word.FAILED:
+            self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
+
+    def _on_message(self, message: memoryview) -> None:
+        """A message of the group. Raises FrameError."""
+        with message:
+            self._bytes_come += message.nbytes
+            if self._coming is not None:
+                self._coming.add(message)
+            else:
+                head = unpack_head(message, nonce=self._nonce, seq=self._num_packets)
+                check_lengths(head.lengths, self._options)
+                self._coming = Assembly(head, message)
+        self._carrier.channel.send(Word.CONSUMED)
+        if self._coming.is_whole:
+            coming, self._coming = self._coming, None
+            self._num_packets += 1
+            self._on_packet(coming)
+
+    def _on_packet(self, coming: Assembly) -> None:
+        packet = decode(coming.pieces, self._options)
+        self._sequencer.admit(packet)
+        if packet.kind is Kind.BYE:
+            self._leave(packet.reason)
+        elif packet.kind is Kind.DATA:
+            self._take(Frame(packet.header, packet.parts))
+        else:
+            raise FrameError(f"{packet.kind.name} in the group")
+
+    def _tend(self, now: float) -> None:
+        self._tend_at = now + self._options.beat_every
+        if self._is_writer:
+            self._look_after_group(now)
+        elif self._bytes_told != self._bytes_come:
+            self._bytes_told = self._bytes_come
+            self._tell(_ACK + _COUNT.pack(self._bytes_come))
+        if now >= self._leave_by and self._farewell is not None:
+            self._finish(self._farewell)
+            self._control.abort(self._farewell)
+
+    def _look_after_group(self, now: float) -> None:
+        is_moving = self._bytes_told != self._bytes_acked or self._bytes_acked >= self._bytes_posted
+        if is_moving or self._control.silent_for > 2 * self._options.beat_every:  # silence is the control link's affair
+            self._bytes_told = self._bytes_acked
+            self._group.heard(now)
+        elif self._group.is_dead(now):
+            seconds = self._group.silent_for(now)
+            self._fail(f"nothing arrived at {self.address} for {seconds:.1f} s, though its control link lives")
+
+    def _tell(self, words: bytes) -> None:
+        with contextlib.suppress(LinkClosed):  # the sink was told, or is about to be
+            self._control.send(Frame(words))
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def close(self, reason: str = "") -> None:
+        with self._state:
+            is_first = self._farewell is None and not self._over.is_set()
+            if is_first:
+                self._farewell = reason
+                self._leave_by = time.monotonic() + FLUSH_SECONDS
+        if is_first:
+            self._say_goodbye(reason)
+        if self._sink_thread == threading.get_ident():
+            return  # the answer comes, or the thread sees that it is late
+        if not self._over.wait(max(0.0, self._leave_by - time.monotonic())):
+            self._finish(reason)
+            self._control.abort(reason)  # what is still under way is dropped, and the peer must not take it for all
+        if threading.current_thread() is not self._thread:
+            self._thread.join(FLUSH_SECONDS)
+
+    def _say_goodbye(self, reason: str) -> None:
+        """After the last frame, so on the road that frames take. A reader answers by ending the control link."""
+        if not self._is_writer:
+            self._control.close(reason)
+            return
+        with contextlib.suppress(LinkClosed):
+            self._post(Kind.BYE, Frame(reason_bytes(reason)), FLUSH_SECONDS)
+
+    def _leave(self, reason: str) -> None:
+        """The peer has said goodbye, and all that it sent has come."""
+        self._inbox.end(reason)
+        self._control.close(reason)
+        self._finish(reason)
+
+    def abort(self, reason: str = "") -> None:
+        self._inbox.end(reason, drop=True)
+        self._control.abort(reason)
+        self._finish(reason)
+
+    def _fail(self, reason: str) -> None:
+        """The contract is broken: end the link, telling the peer why if it can be told."""
+        self._finish(reason)
+        self._control.close(reason)
+
+    def _finish(self, reason: str) -> None:
+        self._inbox.end(reason)
+        self._over.set()
+        self._carrier.hang_up()
+        self._inbox.pump()
+
+    @property
+    def _ended(self) -> LinkClosed | None:
+        """Why nothing can be sent any more."""
+        if self._farewell is not None and self._inbox.ended is None:
+            return LinkClosed(self._farewell)
+        return self._inbox.ended
+
+    # -- the rest ----------------------------------------------------------------------------------------------------
+
+    def beat(self, progress: int) -> None:
+        self._control.beat(progress)
+
+    @property
+    def peer_progress(self) -> int:
+        return self._control.peer_progress
+
+    @property
+    def silent_for(self) -> float:
+        return self._control.silent_for
+
+    @property
+    def closed(self) -> LinkClosed | None:
+        return self._inbox.ended
+
+    @property
+    def stats(self) -> LinkStats:
+        return self._counts
+
+
+def _num_bytes(frame: Frame) -> int:
+    return len(frame.header) + sum(memoryview(part).nbytes for part in frame.parts)
