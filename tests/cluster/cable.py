@@ -22,7 +22,7 @@ class Cable:
         self._passes.set()
         self._lock = threading.Lock()
         self._is_torn = False
-        self._ends: set[socket.socket] = set()
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._door = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._door.getsockname()[1])
         threading.Thread(target=self._accept_all, name="cable", daemon=True).start()
@@ -33,8 +33,16 @@ class Cable:
         """End every connection, and those that come."""
         with self._lock:
             self._is_torn = True
-            ends, self._ends = self._ends, set()
-        _end(*ends)
+            pairs, self._pairs = self._pairs, []
+        for pair in pairs:
+            _end(*pair)
+
+    def snap(self) -> None:
+        """End one connection."""
+        with self._lock:
+            pairs = self._pairs[-1:]
+        for pair in pairs:
+            _end(*pair)
 
     def silence(self) -> None:
         """Let nothing through, and let nobody know."""
@@ -80,7 +88,7 @@ class Cable:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             if not self._is_torn:
-                self._ends |= {near, far}
+                self._pairs.append((near, far))
                 for one, other in ((near, far), (far, near)):
                     threading.Thread(target=self._pass_on, args=(one, other), name="cable", daemon=True).start()
                 return
@@ -93,7 +101,7 @@ class Cable:
                 other.sendall(data)
         self._passes.wait()  # an end does not get through either
         with self._lock:
-            self._ends -= {one, other}
+            self._pairs = [pair for pair in self._pairs if one not in pair]
         _end(one, other)
 
 

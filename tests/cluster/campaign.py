@@ -9,7 +9,8 @@ on. Somewhere in the middle a fault; then whoever puts such a thing right in lif
 
     kill          a worker is killed (-9). A local one the coordinator replaces, another is started again
     freeze        a worker stands still. The coordinator replaces its own; others are woken, or killed and started again
-    cut           a cable is torn, or goes silent, and is mended
+    cut           a cable is torn, or goes silent, and is mended; or one connection ends of those that go through it
+    twice         any of these, and a worker is killed before the pipeline has got over it
     coordinator   the coordinator is killed under its clients and started again; they ask again
 
 Afterwards all streams must have said exactly what they say undisturbed, and nothing may be left over: no process, no
@@ -36,12 +37,13 @@ import rig as rigs
 from coordinating import Answer
 from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
-KINDS = ("kill", "freeze", "cut", "coordinator")
+KINDS = ("kill", "freeze", "cut", "twice", "coordinator")
 _LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
-_ATTEMPTS = 6
+_ATTEMPTS, _SOONER = 6, 0.6
 _ASLEEP = (3.2, 4.5)  # seconds until a person sees to what stands still; the link gives up after 3
 _TORN = (0.0, 1.5)
 _TO_START = (0.0, 0.3)  # seconds until what died is started again
+_TO_GET_OVER = (0.0, 2.5)
 
 Strike = Callable[[Rig, random.Random], tuple[str, float]]  # how it was done, and when; all is put right on return
 
@@ -100,8 +102,9 @@ def kill(rig: Rig, chance: random.Random) -> tuple[str, float]:
     rig.num_killed += 1
     name, where = _victim(rig, chance)
     if where == LOCAL:
+        process = rig.local_worker(name)
         struck = time.monotonic()
-        rig.local_workers()[name].kill()
+        process.kill()
         return LOCAL, struck
     struck = time.monotonic()
     rig.machines[name].kill()
@@ -114,7 +117,7 @@ def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
     """Any worker."""
     rig.num_killed += 1
     name, where = _victim(rig, chance)
-    process = rig.local_workers()[name] if where == LOCAL else rig.machines[name].worker.process
+    process = rig.local_worker(name) if where == LOCAL else rig.machines[name].worker.process
     process.suspend()
     struck = time.monotonic()
     if where == LOCAL:
@@ -130,15 +133,25 @@ def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
 def cut(rig: Rig, chance: random.Random) -> tuple[str, float]:
     """Any machine's cable."""
     cable = chance.choice(list(rig.machines.values())).cable
-    is_torn = chance.random() < 0.5
+    how = chance.choice(("torn", "silent", "snapped"))
     struck = time.monotonic()
-    (cable.tear if is_torn else cable.silence)()
-    _wait(chance, _TORN if is_torn else _ASLEEP)
+    {"torn": cable.tear, "silent": cable.silence, "snapped": cable.snap}[how]()
+    if how != "snapped":
+        _wait(chance, _TORN if how == "torn" else _ASLEEP)
     cable.mend()
-    return "torn" if is_torn else "silent", struck
+    return how, struck
 
 
-STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut}
+def twice(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """The second time while a worker comes up, is loaded, or has just begun to serve again."""
+    first = chance.choice([kill, freeze, cut] if rig.machines else [kill, freeze])
+    struck = first(rig, chance)[1]
+    _wait(chance, _TO_GET_OVER)
+    kill(rig, chance)
+    return f"{first.__name__} first", struck
+
+
+STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut, "twice": twice}
 
 
 def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:
@@ -154,12 +167,11 @@ def _wait(chance: random.Random, seconds: tuple[float, float]) -> None:
 
 
 def attempt(rig: Rig, trial: Trial, seed: int) -> Outcome:
-    """One trial; again while it strikes too late to matter."""
+    """One trial; the same again, only sooner, while it strikes too late to matter."""
     strike = _strike_coordinator if trial.kind == "coordinator" else _strike_worker
     for number in range(_ATTEMPTS):
-        chance = random.Random(f"{seed} {trial.name} {number}")
         try:
-            outcome = strike(rig, trial, chance)
+            outcome = strike(rig, trial, random.Random(f"{seed} {trial.name}"), _SOONER**number)
         except (AssertionError, OSError, psutil.Error, KeyError) as error:
             why = f"{type(error).__name__}: {error}"
             return Outcome(
@@ -170,8 +182,8 @@ def attempt(rig: Rig, trial: Trial, seed: int) -> Outcome:
     return outcome
 
 
-def _strike_worker(rig: Rig, trial: Trial, chance: random.Random) -> Outcome:
-    indices, answers = _ask(rig, trial, chance)
+def _strike_worker(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> Outcome:
+    indices, answers = _ask(rig, trial, chance, sooner)
     how, struck = STRIKES[trial.kind](rig, chance)
     wait_for(answers)
     noticed = min((at for at in rig.coordinator.noticed if at >= struck), default=math.nan)
@@ -185,8 +197,8 @@ def _strike_worker(rig: Rig, trial: Trial, chance: random.Random) -> Outcome:
     )  # fmt: skip
 
 
-def _strike_coordinator(rig: Rig, trial: Trial, chance: random.Random) -> Outcome:
-    indices, before = _ask(rig, trial, chance)
+def _strike_coordinator(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> Outcome:
+    indices, before = _ask(rig, trial, chance, sooner)
     rig.num_killed += 1 + rig.shape.workers.count(LOCAL)
     pids = [machine.worker.pid for machine in rig.machines.values()]
     dead, struck = rig.coordinator, rig.coordinator.kill()
@@ -214,10 +226,10 @@ def _strike_coordinator(rig: Rig, trial: Trial, chance: random.Random) -> Outcom
     )  # fmt: skip
 
 
-def _ask(rig: Rig, trial: Trial, chance: random.Random) -> tuple[list[int], list[Answer]]:
+def _ask(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> tuple[list[int], list[Answer]]:
     """Requests, and a moment of their answers."""
     indices = chance.sample(range(rigs.NUM_REQUESTS), trial.num_streams)
-    moment = chance.uniform(0, _LATEST * rig.usual[trial.num_streams])
+    moment = chance.uniform(0, _LATEST * rig.usual[trial.num_streams]) * sooner
     answers = [rig.ask(index, alone=trial.num_streams == 1) for index in indices]
     time.sleep(moment)
     return indices, answers
@@ -249,6 +261,7 @@ def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str) -> list[
         while todo and all(outcome.is_good for outcome in outcomes):
             outcomes.append(attempt(rig, todo.pop(0), seed))
             _tell(outcomes[-1], seed, rig)
+        print(json.dumps(rig.figures()), flush=True)
         left = rig.close()
         if left and outcomes[-1].is_good:
             outcomes[-1] = _with_troubles(outcomes[-1], left)
@@ -294,17 +307,21 @@ def _middle_and_most(seconds: Sequence[float]) -> tuple[str, str]:
     return (f"{statistics.median(known):.2f} s", f"{max(known):.2f}") if known else ("-", "-")
 
 
+def _many(kind: str) -> str:
+    return kind if kind == "twice" else f"{kind}s"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for kind, count in zip(KINDS, (200, 50, 50, 20), strict=True):
-        parser.add_argument(f"--{kind}s", type=int, default=count)
+    for kind, count in zip(KINDS, (200, 50, 50, 0, 20), strict=True):
+        parser.add_argument(f"--{_many(kind)}", type=int, default=count)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--trial", help="this one alone, by its name")
     parser.add_argument("--codec", default="auto", help="of the links, where this version has codecs")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     kinds = [args.only] if args.only else KINDS
-    trials = [Trial(kind, number) for kind in kinds for number in range(getattr(args, f"{kind}s"))]
+    trials = [Trial(kind, number) for kind in kinds for number in range(getattr(args, _many(kind)))]
     if args.trial:
         kind, _, number = args.trial.partition("-")
         trials = [Trial(kind, int(number))]

@@ -10,6 +10,7 @@ A rig knows what it should say (one undisturbed run), and when something has lea
 import random
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -128,6 +129,15 @@ class Machine:
         self.worker.end()
 
 
+@dataclass(frozen=True)
+class Life:
+    """What one coordinator's process has done, and its memory in bytes when it was looked at first and last."""
+
+    counts: Counter[str]
+    rss_at_first: int
+    rss: int
+
+
 class Rig:
     """A coordinator on the stages of a shape. ``expected``: what it says to each request when nothing happens."""
 
@@ -144,6 +154,7 @@ class Rig:
         }
         self.num_killed = 0  # writers that may have left half a file
         self._usual: tuple[int, int] | None = None
+        self._lives: dict[int, Life] = {}
         self.usual: dict[int, float] = {}  # seconds an undisturbed run takes, by how many streams
         self.expected: list[list[int]] = []
         self.coordinator = self._new_coordinator()
@@ -216,6 +227,14 @@ class Rig:
         lines = ((child, child.cmdline()) for child in self.coordinator.process.children())
         return {line[line.index("--name") + 1]: child for child, line in lines if "--name" in line}
 
+    def local_worker(self, name: str) -> psutil.Process:
+        """One of them; there again soon if it was lost."""
+        found: list[psutil.Process] = []
+        until(
+            lambda: found.extend(p for n, p in self.local_workers().items() if n == name) or found, f"{name} runs", 10
+        )
+        return found[0]
+
     # -- what may leak ---------------------------------------------------------------------------
 
     def troubles(self) -> list[str]:
@@ -244,6 +263,7 @@ class Rig:
 
     def _accounts(self) -> Iterator[str]:
         looked = self.coordinator.look()
+        self._remember(looked.get("stats", {}))
         yield looked.get("broken", "")
         if not looked.get("idle") or any(looked.get("used", {"?": 1}).values()):
             yield f"KV or plans of nobody: {looked.get('used')}"
@@ -263,6 +283,25 @@ class Rig:
 
     def _folders(self) -> list[Path]:
         return [self._kv, *(machine.kv for machine in self.machines.values())]
+
+    # -- figures ---------------------------------------------------------------------------------
+
+    def _remember(self, stats: Mapping[str, Any]) -> None:
+        """How far this coordinator has come."""
+        if not stats or not self.coordinator.is_alive:
+            return
+        process, drafts = self.coordinator.process, stats["speculation"]
+        rss = process.memory_info().rss
+        began = self._lives[process.pid].rss_at_first if process.pid in self._lives else rss
+        counts = Counter(tokens=stats["generated_tokens"], rejoins=stats["rejoins"], fetched=stats["fetched_tokens"])
+        counts += Counter(drafts=drafts["sent"], drafts_right=drafts["accepted"], blocks_void=drafts["void_blocks"])
+        self._lives[process.pid] = Life(counts, began, rss)
+
+    def figures(self) -> dict[str, object]:
+        """What all coordinators of this rig did between trials, and the most that one grew, in MiB."""
+        lives = list(self._lives.values())
+        growth = max((life.rss - life.rss_at_first for life in lives), default=0)
+        return {"rig": self.shape.name, **sum((life.counts for life in lives), Counter()), "grew": growth >> 20}
 
     # -- the end ---------------------------------------------------------------------------------
 
