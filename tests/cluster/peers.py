@@ -18,7 +18,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.models.hub import open_model
 from splitinfer.wire import codec
 from splitinfer.wire.messages import Hello, Load, Message, Progress, Step
-from transports import Frame, Link, LinkClosed, connect
+from transports import Frame, Link, LinkClosed, LinkOptions, connect
 
 SECONDS = 20.0
 MODEL, NUM_LAYERS, WIDTH = "demo", 12, 192
@@ -27,8 +27,8 @@ MODEL, NUM_LAYERS, WIDTH = "demo", 12, 192
 class Peer:
     """A link to a worker. Leaving the ``with`` block ends it, and the worker knows so by then."""
 
-    def __init__(self, address: str, link: Link | None = None) -> None:
-        self.link = link or connect(address, timeout=SECONDS)
+    def __init__(self, address: str, link: Link | None = None, options: LinkOptions | None = None) -> None:
+        self.link = link or connect(address, timeout=SECONDS, options=options or LinkOptions())
 
     def say(self, message: Message, *parts: Any) -> Self:
         return self.send(codec.encode(message), *parts)
@@ -105,15 +105,10 @@ def raw(address: str) -> Iterator[socket.socket]:
         yield connection
 
 
-def generate(address: str, num_tokens: int = 24, **settings: Any) -> list[int]:
-    """What the demo model generates with its second half at ``address``."""
-    layout = {
-        "model": MODEL,
-        "stages": [
-            {"name": "a", "layers": NUM_LAYERS // 2},
-            {"name": "b", "layers": NUM_LAYERS // 2, "address": address},
-        ],
-    }
+def generate(address: str, num_tokens: int = 24, key: str | None = None, **settings: Any) -> list[int]:
+    """What the demo model generates with its second half at ``address``. ``key``: the worker's, if it has one."""
+    worker = {"name": "b", "layers": NUM_LAYERS // 2, "address": address} | ({} if key is None else {"key": key})
+    layout = {"model": MODEL, "stages": [{"name": "a", "layers": NUM_LAYERS // 2}, worker]}
     params = splitinfer.SamplingParams(max_tokens=num_tokens, temperature=0.7, seed=3, ignore_eos=True)
     with LLM(layout, settings=Settings(**settings)) as llm:
         return llm.generate("The king had a", params)[0].token_ids

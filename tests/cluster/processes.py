@@ -1,11 +1,12 @@
 """Real splitinfer processes for tests: started, read from while they run, awaited with a deadline, cleaned up."""
 
+import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -25,6 +26,11 @@ def until(happened: Callable[[], object], what: str, seconds: float = START_SECO
         assert time.monotonic() - began < seconds, f"{what}: not within {seconds} s"
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def environment(changes: Mapping[str, str]) -> dict[str, str]:
+    """What a process starts with, if not as this one: its folders of caches and keys, mostly."""
+    return {**os.environ, **changes}
 
 
 def figure(text: str) -> None:
@@ -73,14 +79,15 @@ class _Stream:
 class Running:
     """A splitinfer command, or a program that uses the library if ``code`` is given.
 
-    ``err`` is its standard error and ``out`` its standard output so far.
+    ``err`` is its standard error and ``out`` its standard output so far. ``env``: what is different in its environment.
     """
 
-    def __init__(self, *args: str, code: str | None = None) -> None:
+    def __init__(self, *args: str, code: str | None = None, env: Mapping[str, str] | None = None) -> None:
         command = [sys.executable, *(("-c", code) if code is not None else ("-m", "splitinfer")), *args]
         self._popen = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
+            command, cwd=ROOT, env=environment(env or {}),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
         assert self._popen.stdout is not None
         assert self._popen.stderr is not None
         self.process = psutil.Process(self._popen.pid)
@@ -174,8 +181,8 @@ class RunningWorker(Running):
 
 
 @contextmanager
-def worker(*args: str, name: str = "back") -> Iterator[RunningWorker]:
-    running = RunningWorker("worker", "--name", name, *(() if "--port" in args else ("--port", "0")), *args)
+def worker(*args: str, name: str = "back", env: Mapping[str, str] | None = None) -> Iterator[RunningWorker]:
+    running = RunningWorker("worker", "--name", name, *(() if "--port" in args else ("--port", "0")), *args, env=env)
     try:
         yield running
     finally:

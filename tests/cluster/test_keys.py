@@ -25,11 +25,8 @@ PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)
 @contextmanager
 def beyond_loopback(folder: Path, name: str, *options: str) -> Iterator[RunningWorker]:
     """A worker on all interfaces, on a machine of its own as far as keys go."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CONFIG_HOME", str(folder / name))
-        with worker("--host", "0.0.0.0", *options, name=name) as running:
-            patch.undo()
-            yield running
+    with worker("--host", "0.0.0.0", *options, name=name, env={"XDG_CONFIG_HOME": str(folder / name)}) as running:
+        yield running
 
 
 def address(running: RunningWorker) -> str:
@@ -70,9 +67,7 @@ def test_from_the_first_start_to_an_answer(tmp_path: Path, expected: list[int]) 
         mine = re.search(r"splitinfer pair ([0-9a-f]{64})", str(refused.value))
         assert mine is not None
         mini.sees(f"admit it with: splitinfer pair {mine[1]}")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("XDG_CONFIG_HOME", str(tmp_path / "mini"))
-            pairing = Running("pair", mine[1], "--name", "studio")
+        pairing = Running("pair", mine[1], "--name", "studio", env={"XDG_CONFIG_HOME": str(tmp_path / "mini")})
         assert pairing.wait(30) == 0
         with LLM(layout(mini)) as llm:
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected

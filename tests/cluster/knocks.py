@@ -1,0 +1,300 @@
+"""Strangers at the door of an encrypted worker, from the first byte of ZMTP on; and what they are told.
+
+ZMTP with CURVE, from the side that knocks (rfc.zeromq.org/spec/23 and 26):
+
+    greeting (64 bytes) ->                 signature, version, mechanism, as-server
+    HELLO -> <- WELCOME (with a cookie)    both keys of this connection are made now, so nothing of it can be used again
+    INITIATE (the long-term key) ->        here it is asked who is admitted
+    <- READY, or ERROR                     only then messages, sealed
+
+Most knocks are bytes, made of a good handshake that was listened to: damaged, cut, too long, in another order, said
+again. The others are live handshakes of libzmq through a ``Tap``, with the wrong key, mechanism or server, or damaged
+on the way. Whoever has no key must hear nothing but WELCOME and ERROR (``words``).
+"""
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+
+import fuzz
+
+from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect
+
+GREETING = 64  # bytes
+_SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
+_COMMAND, _LONG = 4, 2  # flags of a ZMTP frame
+_PATIENCE = 0.02  # seconds until it is believed that no more will be said
+_ANSWER_SECONDS = 2.0
+_LIVE_SECONDS = 0.3  # for a handshake that was damaged; one that is refused ends at once
+_LIVE_EVERY = 10  # they take as long as ten others
+TO_A_STRANGER = frozenset({"WELCOME", "ERROR"})
+
+
+def greeting(mechanism: bytes = b"CURVE", *, version: int = 3, as_server: bool = False) -> bytes:
+    """ZMTP's first 64 bytes."""
+    return _SIGNATURE + bytes([version, 0]) + mechanism.ljust(20, b"\0")[:20] + bytes([as_server]) + bytes(31)
+
+
+def command(body: bytes) -> bytes:
+    """A command's frame."""
+    if len(body) < 256:
+        return bytes([_COMMAND, len(body)]) + body
+    return bytes([_COMMAND | _LONG]) + len(body).to_bytes(8, "big") + body
+
+
+def frames(said: bytes) -> list[tuple[int, bytes]]:
+    """Flags and bodies of what follows a greeting, the last one perhaps not whole."""
+    found, at = [], GREETING
+    while at + 2 <= len(said):
+        flags, is_long = said[at], said[at] & _LONG
+        size = int.from_bytes(said[at + 1 : at + (9 if is_long else 2)], "big")
+        at += 9 if is_long else 2
+        found.append((flags, said[at : at + size]))
+        at += size
+    return found
+
+
+def words(said: bytes) -> list[str]:
+    """What a listener said behind its greeting: the names of commands, "message" for everything else."""
+    return [
+        body[1 : 1 + body[0]].decode("ascii", "replace") if flags & _COMMAND and body else "message"
+        for flags, body in frames(said)
+    ]
+
+
+# -- listening in ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Tap:
+    """One connection's way to a worker, listened to. ``change``: what becomes of each piece that goes there."""
+
+    port: int
+    change: Callable[[bytes], bytes] = bytes
+    there: bytearray = field(default_factory=bytearray)
+    back: bytearray = field(default_factory=bytearray)
+
+    @contextmanager
+    def open(self) -> Iterator[str]:
+        """The address to connect to."""
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            threads: list[threading.Thread] = []
+            waiting = threading.Thread(target=self._join, args=(door, threads), daemon=True)
+            waiting.start()
+            try:
+                yield f"tcp://127.0.0.1:{door.getsockname()[1]}"
+            finally:
+                with suppress(OSError):
+                    door.shutdown(socket.SHUT_RDWR)
+                waiting.join(5)
+                for thread in threads:
+                    thread.join(5)
+
+    def _join(self, door: socket.socket, threads: list[threading.Thread]) -> None:
+        with suppress(OSError):
+            near = door.accept()[0]
+            far = socket.create_connection(("127.0.0.1", self.port))
+            for one, other, heard in ((near, far, self.there), (far, near, self.back)):
+                threads.append(threading.Thread(target=self._pass_on, args=(one, other, heard), daemon=True))
+                threads[-1].start()
+            for thread in threads:
+                thread.join()
+            near.close()
+            far.close()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket, heard: bytearray) -> None:
+        with suppress(OSError):
+            while data := one.recv(1 << 16):
+                if heard is self.there:
+                    data = self.change(data)
+                heard += data
+                other.sendall(data)
+        for each in (one, other):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+
+@dataclass(frozen=True, slots=True)
+class Handshake:
+    """What a good one looked like: HELLO, INITIATE, and the sealed messages after them."""
+
+    hello: bytes
+    initiate: bytes
+    sealed: bytes
+
+    @classmethod
+    def listened_to(cls, port: int, options: LinkOptions, first_word: bytes) -> "Handshake":
+        """One that an admitted peer makes."""
+        tap = Tap(port)
+        with tap.open() as address:
+            link = connect(address, timeout=5, options=options)
+            link.send(Frame(first_word))
+            link.close("thank you")
+        said = bytes(tap.there)
+        (hello, initiate, *_), first = frames(said), said.index(b"MESSAGE") - 1
+        return cls(hello[1], initiate[1], said[first - 2 :])
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """An encrypted worker's port; who is admitted, and a handshake of theirs."""
+
+    port: int
+    admitted: Security
+    good: Handshake
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+
+def _noise(_door: Door, chance: random.Random) -> list[bytes]:
+    return [chance.randbytes(chance.randrange(400))]
+
+
+def _greeting(_door: Door, chance: random.Random) -> list[bytes]:
+    """Damaged, cut, of another version or role."""
+    made = greeting(version=chance.choice((0, 1, 2, 3, 4, 255)), as_server=chance.random() < 0.5)
+    match chance.randrange(3):
+        case 0:
+            return [fuzz.mutate(made, chance)]
+        case 1:
+            return [made[: chance.randrange(GREETING)]]
+        case _:
+            return [made, chance.randbytes(chance.randrange(300))]
+
+
+def _mechanism(door: Door, chance: random.Random) -> list[bytes]:
+    """As if nothing were encrypted, or with a password."""
+    properties = b"\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    opening = bytes([0, 44]) + b"SPLI" + chance.randbytes(40)
+    match chance.randrange(3):
+        case 0:
+            return [greeting(b"NULL"), command(b"\x05READY" + properties), opening]
+        case 1:
+            word = command(b"\x05HELLO\x05admin\x05admin")
+            return [greeting(b"PLAIN"), word, command(b"\x08INITIATE" + properties), opening]
+        case _:
+            return [greeting(chance.choice((b"GSSAPI", b"CURVE\0X", b"curve", b""))), command(door.good.hello), opening]
+
+
+def _hello(door: Door, chance: random.Random) -> list[bytes]:
+    """A damaged HELLO, and nothing good after it."""
+    return [greeting(), command(_damaged(door.good.hello, chance)), chance.randbytes(chance.choice((0, 0, 50)))]
+
+
+def _initiate(door: Door, chance: random.Random) -> list[bytes]:
+    """A whole HELLO, and an INITIATE that was good once, or is damaged too."""
+    body = chance.choice((door.good.initiate, _damaged(door.good.initiate, chance)))
+    return [greeting(), command(door.good.hello), command(body)]
+
+
+def _again(door: Door, chance: random.Random) -> list[bytes]:
+    """All that was said by somebody who was admitted, whole or to some point."""
+    said = [greeting(), command(door.good.hello), command(door.good.initiate), door.good.sealed]
+    last = chance.randrange(4)
+    return [*said[:last], said[last][: chance.randint(1, len(said[last]))]]
+
+
+def _order(door: Door, chance: random.Random) -> list[bytes]:
+    """Commands in any order, as often as it comes."""
+    pieces = [command(door.good.hello), command(door.good.initiate), door.good.sealed]
+    pieces += [command(b"\x05READY" + chance.randbytes(30)), command(b"\x05ERROR\x03400"), command(b"")]
+    return [greeting(), *chance.choices(pieces, k=chance.randint(1, 5))]
+
+
+def _sizes(door: Door, chance: random.Random) -> list[bytes]:
+    """Frames that say they are longer than they are, or than anything."""
+    size = chance.choice((0, 1, 200, 255, 2**16, 2**31, 2**63 - 1, 2**64 - 1))
+    flags = chance.choice((_COMMAND | _LONG, _LONG, 0xFF, 0x06, 0x03))
+    before = [command(door.good.hello)] if chance.random() < 0.5 else []
+    return [greeting(), *before, bytes([flags]) + size.to_bytes(8, "big") + door.good.hello]
+
+
+def _damaged(body: bytes, chance: random.Random) -> bytes:
+    match chance.randrange(4):
+        case 0:
+            return fuzz.mutate(body, chance)
+        case 1:
+            return body[: chance.randrange(len(body))]
+        case 2:
+            return body + chance.randbytes(chance.randint(1, 300))
+        case _:
+            name = body[: 1 + body[0]]
+            return name + chance.randbytes(len(body) - len(name))
+
+
+BYTES = (_noise, _greeting, _mechanism, _hello, _initiate, _again, _order, _sizes)
+
+
+def told(door: Door, pieces: Sequence[bytes], chance: random.Random) -> bytes:
+    """What comes back, until the worker hangs up, or says no more. Each piece waits for what is said to the one before
+    it, or goes right behind it."""
+    heard = b""
+    with socket.create_connection(("127.0.0.1", door.port)) as connection, suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        is_patient = chance.random() < 0.7
+        for number, piece in enumerate(pieces):
+            connection.sendall(piece)
+            if is_patient and number < len(pieces) - 1:
+                heard += _rest(connection, _PATIENCE, most=1)
+        if chance.random() < 0.1:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # gone without a word
+            return heard
+        heard += _rest(connection, _PATIENCE)
+        connection.shutdown(socket.SHUT_WR)
+        heard += _rest(connection, _ANSWER_SECONDS)
+    return heard
+
+
+def _rest(connection: socket.socket, seconds: float, most: int = 100) -> bytes:
+    """What comes until nothing does for so long; at most so many pieces."""
+    heard = b""
+    connection.settimeout(seconds)
+    with suppress(TimeoutError):
+        while most and (data := connection.recv(1 << 16)):
+            heard, most = heard + data, most - 1
+    return heard
+
+
+# -- live handshakes -------------------------------------------------------------------------------
+
+
+def _live(door: Door, chance: random.Random) -> tuple[str, bool, bytes]:
+    """A handshake of libzmq's: what kind, whether by somebody who is admitted, and what came back."""
+    own, peer = door.admitted.own, door.admitted.peer
+    kind = chance.choice(("stranger", "wrong server", "open", "damaged stranger", "damaged friend"))
+    security = {
+        "wrong server": Security(own, KeyPair.make().public),
+        "damaged friend": Security(own, peer),
+        "open": None,
+    }.get(kind, Security(KeyPair.make(), peer))
+    tap = Tap(door.port, _damage(chance) if kind.startswith("damaged") else bytes)
+    with tap.open() as address, suppress(TransportError):
+        options = replace(LinkOptions(), security=security)
+        connect(address, timeout=_LIVE_SECONDS, options=options).abort("enough")
+    return kind, kind == "damaged friend", bytes(tap.back)
+
+
+def _damage(chance: random.Random) -> Callable[[bytes], bytes]:
+    """One of the first pieces is damaged on its way."""
+    victim, seen = chance.randrange(5), iter(range(1 << 30))
+    return lambda piece: fuzz.mutate(piece, chance) if next(seen) == victim else piece
+
+
+def knock(door: Door, chance: random.Random, number: int) -> str:
+    """One stranger; which sort. Raises AssertionError if it hears what it must not."""
+    if number % _LIVE_EVERY == 0:
+        kind, is_admitted, heard = _live(door, chance)
+    else:
+        way = chance.choice(BYTES)
+        kind, is_admitted, heard = way.__name__.strip("_"), False, told(door, way(door, chance), chance)
+    assert b"SPLI" not in heard, f"{kind}: bytes of ours, and not even sealed"
+    assert is_admitted or set(words(heard)) <= TO_A_STRANGER, f"{kind}: a stranger heard {words(heard)}"
+    return kind
