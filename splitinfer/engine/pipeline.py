@@ -23,6 +23,7 @@ from splitinfer.core.kv import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.prefix import Kept, Key
+from splitinfer.core.wire_codec import AUTO
 from splitinfer.engine.admission import Keys
 from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
 from splitinfer.engine.link_codecs import codecs_of
@@ -107,6 +108,9 @@ class Pipeline:
             wanted = [spec.codec for spec in self._order.layout.stages[1:]]
             rows = [ready.hidden for ready in self.ready[1:]]
             self.codecs = codecs_of(wanted, rows, lambda: [link.down for link in crew.measure_links()])
+            for stage, codec in enumerate(self.codecs, 1):
+                if wanted[stage - 1] == AUTO:
+                    self._notice(stage, Progress("link", 0, 0, f"codec auto: {codec}"))
         if self.codecs:
             own.runner.use_codec(self.codecs[0])
             crew.compress(self.codecs[1:])
