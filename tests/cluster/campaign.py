@@ -45,6 +45,8 @@ _TORN = (0.0, 1.5)
 _TO_START = (0.0, 0.3)  # seconds until what died is started again
 _TO_GET_OVER = (0.0, 2.5)
 
+_TROUBLE = (AssertionError, OSError, psutil.Error, KeyError)
+
 Strike = Callable[[Rig, random.Random], tuple[str, float]]  # how it was done, and when; all is put right on return
 
 
@@ -88,6 +90,11 @@ class Outcome:
     to_notice: float
     to_resume: float
     found: float = math.nan
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it struck when all was said, and so tells nothing."""
+        return math.isnan(self.to_resume)
 
     @property
     def is_good(self) -> bool:
@@ -172,14 +179,17 @@ def attempt(rig: Rig, trial: Trial, seed: int) -> Outcome:
     for number in range(_ATTEMPTS):
         try:
             outcome = strike(rig, trial, random.Random(f"{seed} {trial.name}"), _SOONER**number)
-        except (AssertionError, OSError, psutil.Error, KeyError) as error:
-            why = f"{type(error).__name__}: {error}"
-            return Outcome(
-                trial.name, trial.shape.name, trial.num_streams, trial.kind, False, (why,), math.nan, math.nan
-            )
-        if not math.isnan(outcome.to_resume) or not outcome.is_good:
+        except _TROUBLE as error:
+            return _failed(trial, error)
+        if not outcome.is_missed or not outcome.is_good:
             return outcome
     return outcome
+
+
+def _failed(trial: Trial, error: Exception) -> Outcome:
+    """What is told of a trial that came to no end."""
+    why = f"{type(error).__name__}: {error}"
+    return Outcome(trial.name, trial.shape.name, trial.num_streams, trial.kind, False, (why,), math.nan, math.nan)
 
 
 def _strike_worker(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> Outcome:
@@ -250,14 +260,20 @@ def run(trials: Sequence[Trial], seed: int = 0, codec: str = "auto") -> list[Out
         random.Random(seed).shuffle(todo)
         todo.sort(key=lambda trial: trial.kind == "coordinator")  # last: until then it is one long-lived process
         while todo:
-            outcomes += _on_one_rig(shape, todo, seed, codec)
+            own: list[Outcome] = []
+            before = todo[0]
+            try:
+                _on_one_rig(shape, todo, seed, codec, own)
+            except _TROUBLE as error:  # it did not come up, or go down; without an outcome it would be tried for ever
+                own.append(_failed(before if own else todo.pop(0), error))
+                print(json.dumps(asdict(own[-1])), flush=True)
+            outcomes += own
     return outcomes
 
 
-def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str) -> list[Outcome]:
-    """As many of ``todo`` as go well, and the first that does not."""
-    outcomes: list[Outcome] = []
-    with tempfile.TemporaryDirectory(prefix="campaign-") as folder, rigs.running(shape, Path(folder), codec) as rig:
+def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str, outcomes: list[Outcome]) -> None:
+    """As many of ``todo`` as go well, and the first that does not; to ``outcomes``."""
+    with _folder() as folder, rigs.running(shape, Path(folder), codec) as rig:
         while todo and all(outcome.is_good for outcome in outcomes):
             outcomes.append(attempt(rig, todo.pop(0), seed))
             _tell(outcomes[-1], seed, rig)
@@ -266,7 +282,10 @@ def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str) -> list[
         if left and outcomes[-1].is_good:
             outcomes[-1] = _with_troubles(outcomes[-1], left)
             _tell(outcomes[-1], seed, rig)
-    return outcomes
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True)
 
 
 def _with_troubles(outcome: Outcome, troubles: Sequence[str]) -> Outcome:
@@ -330,7 +349,8 @@ def main() -> None:
     print(table(outcomes))
     wrong = [outcome.trial for outcome in outcomes if not outcome.is_good]
     print(json.dumps({
-        "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong, "seed": args.seed,
+        "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong,
+        "missed": sum(o.is_missed for o in outcomes), "seed": args.seed,
         "codec": args.codec if rigs.KNOWS_CODEC else None, "seconds": round(time.monotonic() - began),
     }))  # fmt: skip
     raise SystemExit(bool(wrong))

@@ -11,6 +11,7 @@ ITS_OWN_BESIDES = [Trial("kill", 7), Trial("freeze", 11), Trial("coordinator", 7
 NOTICED = 5.0  # seconds: the transport's limit is 3 of silence; the rest is for a machine that is busy with other tests
 
 
+@pytest.mark.timeout(300)  # half a minute each; a minute while the machine is busy
 @pytest.mark.parametrize("trials", [ANOTHER_MACHINE, ITS_OWN_BESIDES])
 def test_whatever_is_lost_no_token_changes_and_nothing_stays(trials: list[Trial]) -> None:
     outcomes: list[Outcome] = run(trials, seed=1)
