@@ -35,8 +35,9 @@ def serve(
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    keys = None if insecure or _is_loopback(host) else Keyring()
-    admission = Admission(keys)
+    keys = None if insecure else Keyring()  # for links to others, also where its own port is open
+    is_open = keys is None or _is_loopback(host)
+    admission = Admission(None if is_open else keys)
     listener = _listen(f"rdma://{_bracketed(host)}:{port}", admission.options)  # plain links come by the same port
     address = "tcp://" + listener.address.partition("://")[2]
     worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, admission=admission)
@@ -44,7 +45,7 @@ def serve(
     if child:
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
         threading.Thread(target=_wait_for_parent, args=(ended,), daemon=True).start()
-    if keys is not None:
+    if keys is not None and not is_open:
         _introduce(worker.name, address, keys)
     elif not _is_loopback(host):
         log.warning("--insecure: whoever reaches %s can use this worker, and read what crosses the link", address)

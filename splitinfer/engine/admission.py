@@ -1,13 +1,15 @@
 """Who may come to an encrypted worker: coordinators whose keys are known, and for one session the stage before.
 
 The coordinator, which was admitted, tells each worker the key of the stage that will bring it hidden states. So
-workers need not know each other, and that key is good for nothing else.
+workers need not know each other, and that key is good for nothing else. A worker on the coordinator's own machine comes
+with that machine's key.
 """
 
 import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from splitinfer.core.layout import StageSpec
 from transports import KeyPair, LinkOptions, Security
 
 
@@ -60,6 +62,14 @@ class Admission:
             return True
         self._keys.tell_stranger(key)
         return False
+
+
+def upstream_key(before: StageSpec | None, stage: StageSpec, own: Callable[[], KeyPair]) -> str:
+    """The key with which the worker ``before`` comes to ``stage``; empty where it comes in the open, or it is the
+    coordinator that comes."""
+    if before is None or before.address is None or stage.key is None:
+        return ""
+    return before.key or own().public
 
 
 def options_to(key: str | None, own: Callable[[], KeyPair]) -> LinkOptions:

@@ -18,7 +18,7 @@ from splitinfer.core.clocks import ClockReading, best, exchange
 from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_figures import Exchange, LinkFigures
 from splitinfer.engine import link_probe
-from splitinfer.engine.admission import options_to
+from splitinfer.engine.admission import options_to, upstream_key
 from splitinfer.engine.carrying import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
@@ -171,7 +171,7 @@ class Crew:
         """In place of ``order`` and ``await_ready``, where nothing is to be loaded: every worker is told who will bring
         it what it measures its link with, and its clock is read."""
         for before, peer in zip((None, *self.peers), self.peers, strict=False):
-            peer.say(Expect((before.spec.key if before and peer.spec.key else None) or ""))
+            peer.say(Expect(upstream_key(before.spec if before else None, peer.spec, self._own)))
         return self.read_clocks()
 
     @property

@@ -24,7 +24,7 @@ from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.prefix import Kept, Key
 from splitinfer.core.wire_codec import AUTO
-from splitinfer.engine.admission import Keys
+from splitinfer.engine.admission import Keys, upstream_key
 from splitinfer.engine.crew import Crew, Event, Notice, Peer, start_command
 from splitinfer.engine.link_codecs import codecs_of
 from splitinfer.engine.local import LocalWorker, take
@@ -186,10 +186,8 @@ class Pipeline:
         )
 
     def _upstream_key(self, stage: int) -> str:
-        """The key of the stage that brings a stage its hidden states, where those two are linked with keys. The first
-        worker gets them from the coordinator itself."""
-        stages = self._order.layout.stages
-        return (stages[stage - 1].key or "") if stage >= 2 and stages[stage].key else ""
+        stages, keys = self._order.layout.stages, self._order.keys
+        return "" if keys is None or stage == 0 else upstream_key(stages[stage - 1], stages[stage], keys.own)
 
     def _own_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""

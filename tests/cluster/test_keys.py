@@ -100,6 +100,17 @@ def test_a_worker_brings_hidden_states_and_nothing_else(tmp_path: Path, expected
         )
 
 
+def test_a_local_worker_before_one_with_a_key(tmp_path: Path, expected: list[int]) -> None:
+    """It comes with this machine's key."""
+    with beyond_loopback(tmp_path, "air") as air:
+        keyring(tmp_path, "air").admit(Keyring().own().public, "studio")
+        three = layout(air)
+        three["stages"][0]["layers"] = 3  # type: ignore[index]
+        three["stages"].insert(1, {"name": "near", "layers": 3, "address": "local"})  # type: ignore[attr-defined]
+        with LLM(three) as llm:
+            assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
+
+
 def is_refused(there: str, options: LinkOptions) -> bool:
     try:
         connect(there, timeout=5, options=options).close()
