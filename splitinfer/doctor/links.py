@@ -4,12 +4,14 @@
          ^-----------------------------------------------'            results: the last worker's link to the coordinator
 
 Each is looked at in a session of its own, so that one that fails says nothing of the others: the worker hears a
-coordinator that greets it, asks, and goes. Between two workers, the first is asked to open the link and to measure it.
+coordinator that greets it, asks, and goes. Between two workers, the first is asked to open the link and to measure it;
+the coordinator speaks to both over tcp then, whatever carries the link itself: groups of RDMA are not made in vain.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from splitinfer.core.carrier import OVER_TCP, TCP
 from splitinfer.core.clocks import ClockReading
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.link_figures import LinkFigures
@@ -43,6 +45,7 @@ class LinkSeen:
     carries: str
     figures: LinkFigures | None
     problem: str = ""
+    note: str = ""  # why it is not carried as was preferred
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +89,28 @@ class Visit:
         before, spec = self._layout.stages[stage - 1 : stage + 1]
         seen = LinkSeen(before.name, spec.name, _transport(spec), "hidden states", None)
         if stage == 1:
-            return self._measured(seen, [1], lambda crew: crew.measure_link(crew.peers[0]))
+            return self._measured(seen, [1], _measure_own)
         return self._measured(seen, [stage - 1, stage], _measure_between)
 
     def _results(self) -> LinkSeen:
         stages = self._layout.stages
         seen = LinkSeen(stages[-1].name, stages[0].name, _transport(stages[-1]), "results", None)
-        return self._measured(seen, [len(stages) - 1], lambda crew: crew.measure_link(crew.peers[0]))
+        return self._measured(seen, [len(stages) - 1], _measure_own)
 
     def _measured(self, link: LinkSeen, needed: Sequence[int], measure: Callable[[Crew], LinkFigures]) -> LinkSeen:
         """The link with its figures. The workers ``needed`` for it are greeted, and seen for the first time perhaps."""
         self._notice(f"{link.source} to {link.target}")
-        crew = Crew(lambda _: None, lambda *_: None, self._own)
+        notes: list[str] = []
+        crew = Crew(lambda _: None, lambda _, progress: notes.append(progress.text), self._own)
         try:
             if problem := self._greet(crew, needed):
-                return _without(link, problem)
+                return replace(link, problem=problem)
             for stage, clock in zip(needed, crew.look(), strict=True):
-                self._seen[stage] = _with_clock(self._seen[stage], clock)
-            return LinkSeen(link.source, link.target, link.transport, link.carries, measure(crew))
+                self._seen[stage] = replace(self._seen[stage], clock=clock)
+            figures, note = measure(crew), " ".join(notes)
+            return replace(link, figures=figures, note=note, transport="tcp" if note else link.transport)
         except (PeerError, TransportError) as error:
-            return _without(link, str(error))
+            return replace(link, problem=str(error))
         finally:
             crew.close("the links were measured")
 
@@ -114,20 +119,25 @@ class Visit:
         problems = []
         for stage in needed:
             if stage not in self._seen or not self._seen[stage].problem:
-                self._seen[stage] = self._reach(crew, stage)
+                self._seen[stage] = self._reach(crew, stage, over_tcp=len(needed) > 1)
             problems.append(self._seen[stage].problem)
         return next(filter(None, problems), "")
 
-    def _reach(self, crew: Crew, stage: int) -> WorkerSeen:
+    def _reach(self, crew: Crew, stage: int, *, over_tcp: bool) -> WorkerSeen:
         spec = self._layout.stages[stage]
         address = str(spec.address)
         try:
             if spec.is_local:
                 address = self._locals[spec.name].address()
-            crew.reach(stage, spec, address, self._timeout)
+            crew.reach(stage, replace(spec, carrier=OVER_TCP) if over_tcp else spec, address, self._timeout)
+            crew.peers[-1].spec = spec  # by which the stage before is to come
         except PeerError as error:
             return WorkerSeen(spec.name, address, None, None, str(error))
         return WorkerSeen(spec.name, address, crew.peers[-1].welcome, None)
+
+
+def _measure_own(crew: Crew) -> LinkFigures:
+    return crew.measure_link(crew.peers[0])
 
 
 def _measure_between(crew: Crew) -> LinkFigures:
@@ -135,16 +145,10 @@ def _measure_between(crew: Crew) -> LinkFigures:
     return crew.measure_next(crew.peers[0])
 
 
-def _without(link: LinkSeen, problem: str) -> LinkSeen:
-    return LinkSeen(link.source, link.target, link.transport, link.carries, None, problem)
-
-
-def _with_clock(worker: WorkerSeen, clock: ClockReading) -> WorkerSeen:
-    return WorkerSeen(worker.name, worker.address, worker.welcome, clock)
-
-
 def _transport(spec: StageSpec) -> str:
     """How a stage is reached, in a word."""
+    if spec.carrier.transport != TCP:
+        return f"rdma ({spec.carrier.backend})"
     if spec.is_local:
         return "tcp (loopback)"
     scheme = str(spec.address).partition("://")[0]

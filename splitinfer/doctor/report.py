@@ -163,6 +163,7 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
         _title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
         _links(layout),
         *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.looked)],
+        *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.looked.links if link.note],
         *[Text(sentence) for sentence in _sentences(layout)],
     ]
 

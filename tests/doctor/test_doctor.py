@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 import stages
 import yaml
@@ -140,6 +141,24 @@ def test_figures_are_those_of_the_wire(tmp_path: Path) -> None:
     assert 0.06 + 2 * num_bytes / 1.3e6 < report.token_seconds < 0.09 + 2 * num_bytes / 0.7e6
     assert report.advice[0] is not None
     assert report.advice[0].choice.codec != "none"  # 1 MB/s is slower than any processor compresses
+
+
+def test_links_over_rdma_and_what_takes_its_place(tmp_path: Path) -> None:
+    """MLX's ring carries the first link; JACCL is not to be had here, so tcp carries the second, and that is said."""
+    with worker() as first, worker() as second:
+        stage_list = [
+            {"name": "a", "layers": 1},
+            {"name": "w1", "layers": 1, "address": first.address, "transport": "rdma", "backend": "ring"},
+            {"name": "w2", "layers": 1, "address": second.address, "transport": "auto"},
+        ]
+        report = look_at_layout(Layout.from_dict({"stages": stage_list}), 20, lambda _: None)
+    assert report.looked.is_whole, report.looked
+    down, between, back = report.looked.links
+    assert (down.transport, down.note) == ("rdma (ring)", "")
+    if not mx.distributed.is_available("jaccl"):
+        assert (between.transport, back.transport) == ("tcp", "tcp")
+        assert "tcp in place of rdma" in between.note
+        assert "tcp in place of rdma" in back.note
 
 
 def test_links_with_keys(tmp_path: Path) -> None:
