@@ -301,7 +301,7 @@ class RdmaLink(Link):
                 self._farewell = reason
                 self._leave_by = time.monotonic() + FLUSH_SECONDS
         if self._sink_thread == threading.get_ident() and not self._is_writer:
-            self._is_goodbye_due = is_first  # waits for an answer, which a sink must not: the thread does it next
+            self._is_goodbye_due |= is_first  # waits for an answer, which a sink must not: the thread does it next
             return
         if is_first:
             self._say_goodbye(reason)
