@@ -18,7 +18,7 @@ import splitinfer
 from transports.rdma.link import RdmaLink
 
 CONFIGS = configs.configurations()
-MODELS = ["llama", "llama/sliding", "gemma3_text", "mixtral", "deepseek_v3", "rwkv7"]
+MODELS = ["llama/sliding", "gemma3_text", "mixtral", "deepseek_v3", "rwkv7"]
 PROMPT = prompt(40, vocab=configs.VOCAB)
 PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.7, seed=3, logprobs=4)
 

@@ -44,6 +44,8 @@ def test_a_peer_that_exits_is_noticed_at_once(address: str) -> None:
         link.send(Frame(EXIT))
         assert "lost" in reason_at(link)
         assert child.wait(SECONDS) == 0
+        assert child.stderr is not None
+        assert child.stderr.read() == ""
         assert time.monotonic() - started < 1.0
 
 

@@ -354,6 +354,18 @@ def test_a_child_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
 
 
+def test_a_process_that_cannot_be_made_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transports.rdma.carrier.sys.executable", "/nowhere/python")
+    me = psutil.Process()
+    with transports.listen(RING, options=QUICK) as listener:
+        for attempt in range(3):
+            if attempt == 1:  # zmq keeps what it needs for connecting
+                num_files = me.num_fds()
+            with pytest.raises(CarrierUnavailable, match="no process could be started"):
+                transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        until(lambda: me.num_fds() <= num_files, "descriptors are given back")
+
+
 def test_keys_hold_for_the_whole_link() -> None:
     other = KeyPair.make()
     with transports.listen(RING, options=secured(QUICK, OWN, other.public)) as listener:

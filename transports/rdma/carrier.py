@@ -38,19 +38,26 @@ class Carrier:
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-rdma-")  # noqa: SIM115 - lives as long as the child
         self.segment = Segment.make()
         ours, theirs = sockets.socketpair()
-        descriptors = (theirs.fileno(), self.segment.descriptor)
-        command = [sys.executable, "-m", "transports.rdma.child", *map(str, descriptors)]
-        with theirs:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._log,
-                pass_fds=descriptors,
-                env=_environment(),
-                start_new_session=True,  # Ctrl-C in a terminal is for its parent
-            )
         self.channel = Channel(ours)
+        with theirs:
+            try:
+                self._process = self._start(theirs.fileno(), self.segment.descriptor)
+            except OSError:
+                ours.close()
+                self.segment.close()
+                self._log.close()
+                raise
+
+    def _start(self, *descriptors: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "transports.rdma.child", *map(str, descriptors)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            pass_fds=descriptors,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C in a terminal is for its parent
+        )
 
     @property
     def pid(self) -> int:

@@ -18,6 +18,7 @@ import math
 import os
 import re
 import socket as sockets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -32,7 +33,8 @@ from transports.rdma.probe import choose_device, usable
 
 HANDSHAKE_SECONDS = 20.0
 _LOOK_SECONDS = 0.1  # how often a wait for the child looks at the control link
-_HEAD_START = 0.05  # rank 0 of a ring listens first; who comes too early waits for a second
+_HEAD_START = 0.02  # rank 0 of a ring listens first; who comes too early waits for a second
+_LISTENING_SECONDS = 0.003
 _MAX_WORD_BYTES = 64 << 10
 # How long a writer must have been idle before its reader may sleep. Waking it takes a message on the control link: for
 # JACCL that is as slow as what one has it for, so it stays awake between the tokens even of a slow model; on ring it is
@@ -79,7 +81,7 @@ class Joined:
 
 def join_as_connector(control: Link, place: Place, options: LinkOptions) -> Joined:
     """Raises CarrierUnavailable; the control link is ended then."""
-    return _Handshake(control, Carrier(), options).run(lambda shake: _connect(shake, place))
+    return _Handshake(control, _carrier_for(control), options).run(lambda shake: _connect(shake, place))
 
 
 def join_as_listener(control: Link, wish: Wish, options: LinkOptions) -> Joined:
@@ -90,7 +92,16 @@ def join_as_listener(control: Link, wish: Wish, options: LinkOptions) -> Joined:
     if reason is not None:
         control.close(reason)
         raise CarrierUnavailable(reason)
-    return _Handshake(control, Carrier(), options).run(lambda shake: _accept(shake, wish))
+    return _Handshake(control, _carrier_for(control), options).run(lambda shake: _accept(shake, wish))
+
+
+def _carrier_for(control: Link) -> Carrier:
+    try:
+        return Carrier()
+    except OSError as problem:
+        reason = f"no process could be started to carry the frames: {problem}"
+        control.close(reason)
+        raise CarrierUnavailable(reason) from problem
 
 
 def why_not_ring(host: str) -> str | None:
@@ -212,6 +223,8 @@ def _connect(shake: _Handshake, place: Place) -> None:
         host = address_of(place)
         mine, own_port = _own_place(host)
         shake.go(hosts=[mine, f"{host}:{_checked_port(port)}"])
+        while not _is_listening(mine, own_port) and shake.left > 0:
+            time.sleep(_LISTENING_SECONDS)
         shake.tell("go", port=own_port)
     else:
         shake.go(device=choose_device(place.devices[0]).name)
@@ -243,6 +256,23 @@ def _checked_port(port: object) -> int:
 
 def _host_of(address: str) -> str:
     return parse_host_port(address).host
+
+
+def _is_listening(place: str, port: int) -> bool:
+    """Whether the child waits for the peer; where nobody can tell, yes.
+
+    On Linux an address that may be reused is refused as soon as somebody listens on it, and to bind it is in nobody's
+    way. Elsewhere it would be in the child's way.
+    """
+    if sys.platform != "linux":
+        return True
+    with sockets.socket() as trial:
+        trial.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
+        try:
+            trial.bind((place.rpartition(":")[0], port))
+        except OSError:
+            return True
+    return False
 
 
 def _own_place(towards: str) -> tuple[str, int]:

@@ -65,6 +65,7 @@ class RdmaLink(Link):
         self._state = threading.Lock()  # never held while anything else is called
         self._farewell: str | None = None  # why close() was called
         self._leave_by = float("inf")
+        self._is_goodbye_due = False
         self._counts = LinkStats()
         self._sink_thread: int | None = None
         # The writer's.
@@ -225,6 +226,9 @@ class RdmaLink(Link):
             self._on_record(record)
         elif self._child.is_dead(now):
             self._fail(f"the process that carries frames between here and {self.address} stands still")
+        if self._is_goodbye_due and self._farewell is not None:
+            self._is_goodbye_due = False
+            self._say_goodbye(self._farewell)
         if now >= self._tend_at:
             self._tend(now)
 
@@ -296,6 +300,9 @@ class RdmaLink(Link):
             if is_first:
                 self._farewell = reason
                 self._leave_by = time.monotonic() + FLUSH_SECONDS
+        if self._sink_thread == threading.get_ident() and not self._is_writer:
+            self._is_goodbye_due |= is_first  # waits for an answer, which a sink must not: the thread does it next
+            return
         if is_first:
             self._say_goodbye(reason)
         if self._sink_thread == threading.get_ident():

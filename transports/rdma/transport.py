@@ -14,6 +14,7 @@ from collections import deque
 from transports.address import calling_it, split_scheme
 from transports.base import (
     CarrierUnavailable,
+    FrameError,
     Link,
     LinkClosed,
     LinkOptions,
@@ -42,16 +43,54 @@ MAX_LINKS = 16  # of one listener, those among them that are being set up; each 
 MAX_HANDSHAKES = 4
 
 
+class _Room:
+    """How many links of a listener need a process: bounded, and asked for before anything is done for a peer."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._links: list[RdmaLink] = []
+        self._num_handshakes = 0
+
+    def check_opening(self, opening: bytes) -> None:
+        """Raises FrameError for what an OPEN asks for in vain."""
+        if opening:
+            parse_opening(opening)
+            with self._lock:
+                if (reason := self._why_none()) is not None:
+                    raise FrameError(reason)
+
+    def take(self) -> str | None:
+        """Room for one more handshake; or why there is none."""
+        with self._lock:
+            reason = self._why_none()
+            self._num_handshakes += reason is None
+            return reason
+
+    def _why_none(self) -> str | None:
+        self._links = [link for link in self._links if link.closed is None]
+        if self._num_handshakes >= MAX_HANDSHAKES:
+            return f"{self._num_handshakes} rdma links are being set up here already; try again in a moment"
+        if self._num_handshakes + len(self._links) >= MAX_LINKS:
+            return f"there are {MAX_LINKS} rdma links here already"
+        return None
+
+    def leave(self, link: RdmaLink | None) -> None:
+        """A handshake is over, and this came of it."""
+        with self._lock:
+            self._num_handshakes -= 1
+            if link is not None:
+                self._links.append(link)
+
+
 class RdmaListener(Listener):
-    def __init__(self, below: TcpListener, place: Place, options: LinkOptions) -> None:
+    def __init__(self, below: TcpListener, place: Place, room: _Room, options: LinkOptions) -> None:
         _, rest = split_scheme(below.address)
         self.address = str(Place(rest, place.backend, place.device))
         self._below = below
         self._options = options
         self._changed = threading.Condition()
         self._waiting: deque[Link] = deque()
-        self._upgraded: list[RdmaLink] = []
-        self._num_handshakes = 0
+        self._room = room
         self._is_closed = False
         self._thread = threading.Thread(target=self._accept_all, name=f"transports on {self.address}", daemon=True)
         self._thread.start()
@@ -82,9 +121,8 @@ class RdmaListener(Listener):
                 return
             if not control.opening:
                 self._offer(control)
-            elif (reason := self._reason_against()) is not None:
-                log.warning("%s: %s is refused an rdma link: %s", self.address, control.address, reason)
-                control.close(reason)
+            elif (reason := self._room.take()) is not None:
+                control.abort(reason)  # several asked at once, and were told that there is room
             else:
                 threading.Thread(
                     target=self._upgrade, args=(control,), name=f"transports joins {control.address}", daemon=True
@@ -95,17 +133,6 @@ class RdmaListener(Listener):
             self._waiting.append(link)
             self._changed.notify()
 
-    def _reason_against(self) -> str | None:
-        """Why there is no room for one more; None takes the room."""
-        with self._changed:
-            self._upgraded = [link for link in self._upgraded if link.closed is None]
-            if self._num_handshakes >= MAX_HANDSHAKES:
-                return f"{self._num_handshakes} rdma links are being set up here already; try again in a moment"
-            if self._num_handshakes + len(self._upgraded) >= MAX_LINKS:
-                return f"there are {MAX_LINKS} rdma links here already"
-            self._num_handshakes += 1
-            return None
-
     def _upgrade(self, control: TcpLink) -> None:
         link: RdmaLink | None = None
         try:
@@ -115,10 +142,7 @@ class RdmaListener(Listener):
         except CarrierUnavailable as problem:
             log.info("%s: no rdma link with %s: %s", self.address, control.address, problem.reason)
         finally:
-            with self._changed:
-                self._num_handshakes -= 1
-                if link is not None:
-                    self._upgraded.append(link)
+            self._room.leave(link)
         if link is not None:
             self._offer(link)
 
@@ -133,10 +157,10 @@ class RdmaTransport:
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
         """Any backend is taken that a connector asks for and that is usable here: the address's own is for
         `Listener.address`, by which others connect."""
-        place = parse(address)
+        place, room = parse(address), _Room()
         with calling_it(address, place.control):
-            below = self._tcp.listen(place.control, options=control_options(options), takes=_check_opening)
-        return RdmaListener(below, place, options)
+            below = self._tcp.listen(place.control, options=control_options(options), takes=room.check_opening)
+        return RdmaListener(below, place, room, options)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         """`timeout` is for finding the listener; a group takes seconds more when the machines are busy, at most
@@ -162,8 +186,3 @@ class RdmaTransport:
             reason = why_not_ring(address_of(place))
         if reason is not None:
             raise CarrierUnavailable(reason)
-
-
-def _check_opening(opening: bytes) -> None:
-    if opening:
-        parse_opening(opening)
