@@ -9,6 +9,12 @@ lock, and wakes the thread (or does not go to sleep) when something can be read.
 `send` runs in the caller's thread up to zmq's queue: no hand-over, the network thread is zmq's own. Decoding and sinks
 run in the hub's thread without the lock, so that checking a large payload delays no sender.
 
+**Who waits in recv() is the hub's thread meanwhile.** A thread that hands a frame to another costs a wake-up more than
+ZeroMQ alone, half of a short round trip. So a reader that finds nothing takes the thread's turns itself (`drive`), and
+the thread stands by: it takes them back when nobody has read for a while, or when it is told that there is something
+to do. One thread turns at a time, under `_turns`; whoever fails to get that leaves everything as it is. Only a hub with
+one link lends its turns, so that no reader has to wait for another's sink.
+
 Each time round: read the monitor if it has news, read the socket until it is dry, and only then believe what the
 monitor said about lost connections and what the clock says about silence. Frames that came before an end are thus
 delivered before it, and a loop that was held up for seconds finds the heartbeats that arrived meanwhile.
@@ -50,6 +56,9 @@ from transports.inbox import Inbox
 
 _MESSAGES_PER_TURN = 256  # so that a flood cannot keep the thread from its other duties
 _RETRY_SECONDS = 0.005  # how often a full queue is tried again
+_STAND_BY_SECONDS = 0.05  # without a reader after which the thread takes its turns back
+
+_POLLIN = int(zmq.POLLIN)
 
 _Message = Sequence[Buffer]
 
@@ -102,7 +111,10 @@ class TcpLink(Link):
             self.over.wait(_RETRY_SECONDS)
 
     def recv(self, timeout: float | None = None) -> Frame:
-        frame = self.inbox.get(timeout)
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        if not self.inbox.has_news:
+            self._hub.drive(self, until)
+        frame = self.inbox.get(None if timeout is None else max(0.0, until - time.monotonic()))
         if frame is None:
             raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
         return frame
@@ -147,6 +159,10 @@ class Hub:
         self._monitor = monitor
         self._options = options
         self._lock = threading.Lock()
+        self._turns = threading.Lock()  # held by whoever reads the socket and tends the links; comes before _lock
+        self._is_lent = False  # a reader has the turns, or had them just now
+        self._driven_at = -math.inf
+        self._told = threading.Event()  # something to do for the thread that stands by
         self._links: set[TcpLink] = set()
         self._to_pump: deque[TcpLink] = deque()
         self._tend_at = 0.0
@@ -156,10 +172,12 @@ class Hub:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
-        self._poll = select.poll()
         self._monitor_descriptor = monitor.FD
-        for descriptor in (socket.FD, self._monitor_descriptor, self._wake_out):
-            self._poll.register(descriptor, select.POLLIN)
+        # One for the thread and one for the reader: two threads may not be in one of them at a time.
+        self._poll, self._reader_poll = select.poll(), select.poll()
+        for poll in (self._poll, self._reader_poll):
+            for descriptor in (socket.FD, self._monitor_descriptor, self._wake_out):
+                poll.register(descriptor, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=f"transports {name}", daemon=True)
 
     # -- called from any thread --------------------------------------------------------------------------------------
@@ -178,9 +196,37 @@ class Hub:
                 raise link.closed or LinkClosed("")
             link.num_sent += 1
             link.counts = link.counts.plus_sent(num_bytes)
-            if self._has_input():
-                self._wake()
+            # A reader looks at EVENTS before it sleeps; one that sleeps already has to be woken.
+            if self._has_input() and (not self._is_lent or self._turns.locked()):
+                self._prod()
         return True
+
+    def drive(self, link: TcpLink, until: float) -> None:
+        """Be the hub's thread until `link` has something to read, or `until`, if that can be now. From its reader."""
+        if not self._turns.acquire(blocking=False):
+            return
+        try:
+            is_over = False
+            while not is_over and not link.inbox.has_news and self._lends_to(link):
+                left = until - time.monotonic()
+                self._turn_for(link, self._wait(self._reader_poll, max(0.0, left)))
+                is_over = left <= 0
+        finally:
+            self._driven_at = time.monotonic() if self._lends_to(link) else -math.inf
+            self._turns.release()
+            if self._is_stopping:
+                with self._lock:
+                    self._wake()
+
+    def _turn_for(self, link: TcpLink, ready: list[int]) -> None:
+        try:
+            self._attend(ready)
+        except BaseException:  # Ctrl-C, in the main thread: a frame may have been taken and lost
+            self.fail(link, "the reader was interrupted")
+            raise
+
+    def _lends_to(self, link: TcpLink) -> bool:
+        return not self._is_stopping and len(self._links) == 1 and link in self._links
 
     def pump(self, link: TcpLink) -> None:
         """Let the thread empty the link's inbox into its sink; do it here if the thread is gone."""
@@ -223,12 +269,18 @@ class Hub:
     # -- under the lock ----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
+        """There is something to do, for whoever has the turns."""
+        self._prod()
+        self._told.set()
+
+    def _prod(self) -> None:
+        """Wake whoever sleeps in poll()."""
         if not self._is_stopped:
             with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
                 os.write(self._wake_in, b"\0")
 
     def _has_input(self) -> bool:
-        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        return bool(int(self._socket.get(zmq.EVENTS)) & _POLLIN)
 
     def _try_send(self, link: TcpLink, message: _Message) -> bool:
         """Whether zmq took the message. A peer that is gone ends the link; that counts as taken."""
@@ -297,26 +349,53 @@ class Hub:
 
     def _run(self) -> None:
         try:
-            self._read_monitor()  # first: whoever opened the socket may have swallowed its signals
-            self._turn()
-            while not self._is_stopping:
-                self._sleep()
+            with self._turns:
+                self._read_monitor()  # first: whoever opened the socket may have swallowed its signals
                 self._turn()
+            while not self._is_stopping:
+                if self._is_lent:
+                    self._stand_by()
+                else:
+                    self._take_a_turn()
         finally:
-            self._shut()
+            self._prod()  # a reader that sleeps
+            with self._turns:
+                self._shut()
 
-    def _sleep(self) -> None:
+    def _take_a_turn(self) -> None:
+        ready = self._wait(self._poll, math.inf)
+        if not self._turns.acquire(blocking=False):
+            self._is_lent = True
+            return
+        try:
+            self._attend(ready)
+        finally:
+            self._turns.release()
+
+    def _stand_by(self) -> None:
+        was_told = self._told.wait(_STAND_BY_SECONDS)
+        self._told.clear()
+        if self._turns.locked():
+            return  # by a reader, who was woken, too
+        if was_told or time.monotonic() - self._driven_at >= _STAND_BY_SECONDS:
+            self._is_lent = False
+
+    def _wait(self, poll: select.poll, seconds: float) -> list[int]:
+        """Sleep until something happens, for so long at most; the descriptors on which it does."""
         with self._lock:
             if self._to_pump or self._is_stopping or self._has_input():
-                return
-            is_idle = self._is_idle()
-            tend_at = self._tend_at
-        wait = None if is_idle else max(0, math.ceil((tend_at - time.monotonic()) * 1000))
-        ready = [descriptor for descriptor, _ in self._poll.poll(wait)]
+                return []
+            if not self._is_idle():
+                seconds = min(seconds, max(0.0, self._tend_at - time.monotonic()))
+        wait = None if seconds == math.inf else math.ceil(seconds * 1000)
+        return [descriptor for descriptor, _ in poll.poll(wait)]
+
+    def _attend(self, ready: list[int]) -> None:
         if self._wake_out in ready:
             os.read(self._wake_out, 4096)
         if self._monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
             self._read_monitor()
+        self._turn()
 
     def _turn(self) -> None:
         is_dry = self._read_socket()

@@ -28,6 +28,11 @@ class Inbox:
         reason = self._ended
         return None if reason is None else LinkClosed(reason)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether `get` would return, or raise, at once."""
+        return bool(self._frames) or self._ended is not None or self._sink is not None
+
     def put(self, frame: Frame, num_bytes: int) -> bool:
         """Add a frame. False if too much is waiting already; after the end frames are dropped."""
         with self._news:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 
 from transports.address import split_scheme
+from transports.arrivals import Arrivals
 from transports.base import (
     AddressInUse,
     Frame,
@@ -21,7 +21,6 @@ from transports.base import (
     LinkStats,
     LinkTimeout,
     Listener,
-    ListenerClosed,
     Sink,
 )
 from transports.framing import flatten
@@ -115,34 +114,24 @@ class InprocListener(Listener):
         self.address = address
         self.options = options
         self._transport = transport
-        self._changed = threading.Condition()
-        self._waiting: deque[InprocLink] = deque()
+        self._lock = threading.Lock()
         self._links: list[InprocLink] = []
-        self._is_closed = False
+        self._arrivals: Arrivals[InprocLink] = Arrivals(address)
 
     def offer(self, link: InprocLink) -> None:
         """A peer has connected; `link` is the end for `accept`."""
-        with self._changed:
+        with self._lock:
             self._links = [known for known in self._links if known.closed is None] + [link]
-            self._waiting.append(link)
-            self._changed.notify()
+        self._arrivals.put(link)
 
     def accept(self, timeout: float | None = None) -> Link:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
-            if self._is_closed:
-                raise ListenerClosed(f"{self.address} is closed")
-            if not self._waiting:
-                raise LinkTimeout(f"nobody connected to {self.address} within {timeout:g} s")
-            return self._waiting.popleft()
+        return self._arrivals.take(timeout)
 
     def close(self) -> None:
         self._transport.forget(self)
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
+        self._arrivals.close()
+        with self._lock:
             links, self._links = self._links, []
-            self._waiting.clear()
         for link in links:
             link.abort(f"{self.address} stopped listening")
 

@@ -88,7 +88,7 @@ class ListenerHub(Hub):
         monitor: zmq.Socket[bytes],
         options: LinkOptions,
         address: str,
-        offer: Callable[[TcpLink], None],
+        offer: Callable[[TcpLink], bool],
         takes: Takes,
     ) -> None:
         super().__init__(socket, monitor, options, f"on {address}")

@@ -20,12 +20,12 @@ import os
 import socket as sockets
 import threading
 import time
-from collections import deque
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from transports.address import HostPort, parse_host_port
+from transports.arrivals import Arrivals
 from transports.base import (
     AddressError,
     AddressInUse,
@@ -36,7 +36,6 @@ from transports.base import (
     LinkRefused,
     LinkTimeout,
     Listener,
-    ListenerClosed,
 )
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
 from transports.hub import ConnectorHub, TcpLink
@@ -76,31 +75,15 @@ class TcpListener(Listener):
         takes: Takes = takes_plain,
     ) -> None:
         self.address = address
-        self._changed = threading.Condition()
-        self._waiting: deque[TcpLink] = deque()
-        self._is_closed = False
-        self._hub = ListenerHub(socket, monitor, options, address, self._offer, takes)
+        self._arrivals: Arrivals[TcpLink] = Arrivals(address)
+        self._hub = ListenerHub(socket, monitor, options, address, self._arrivals.put, takes)
         self._hub.start()
 
-    def _offer(self, link: TcpLink) -> None:
-        with self._changed:
-            self._waiting.append(link)
-            self._changed.notify()
-
     def accept(self, timeout: float | None = None) -> TcpLink:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
-            if self._is_closed:
-                raise ListenerClosed(f"{self.address} is closed")
-            if not self._waiting:
-                raise LinkTimeout(f"nobody connected to {self.address} within {timeout:g} s")
-            return self._waiting.popleft()
+        return self._arrivals.take(timeout)
 
     def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._waiting.clear()
-            self._changed.notify_all()
+        self._arrivals.close()
         self._hub.stop()
 
 

@@ -38,7 +38,7 @@ class Kind:
     name: str
     address: str
     curve: bool = False
-    checksum: bool = True
+    checksum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def kinds() -> list[Kind]:
     found = [
         Kind("bare ZeroMQ", BARE),
         Kind("tcp", "tcp://127.0.0.1:0"),
-        Kind("tcp, payloads unchecked", "tcp://127.0.0.1:0", checksum=False),
+        Kind("tcp, payloads checked", "tcp://127.0.0.1:0", checksum=True),
         Kind("tcp, encrypted", "tcp://127.0.0.1:0", curve=True),
     ]
     if "rdma" in known():

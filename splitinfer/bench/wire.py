@@ -68,7 +68,8 @@ def measure_wire(order: WireOrder) -> int:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
     found = _measure(order)
-    tables = [_row_table(found), _text_table(found), _prompt_table(found)]
+    texts = [_text_table(found)] if found["fidelity"] else []
+    tables = [_row_table(found), *texts, _prompt_table(found)]
     print_found(found, tables, as_json=order.as_json, least_width=140)
     return 0
 

@@ -19,7 +19,7 @@ import transports
 from transports import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkStats, LinkTimeout, Listener
 
 SECONDS = 10.0  # for everything that must happen; nothing here waits that long when it works
-QUICK = LinkOptions(beat_every=0.02, dead_after=2.0)
+QUICK = LinkOptions(beat_every=0.02, dead_after=2.0, checksum_parts=True)
 
 
 @contextlib.contextmanager
@@ -348,6 +348,34 @@ def check_deliver_to(address: str) -> None:
         assert [number(item) for item in seen[:-1] if isinstance(item, Frame)] == list(range(40))
         assert len(seen) == 41
         assert str(seen[-1]) == "enough"
+
+
+def check_a_sink_after_a_reader(address: str) -> None:
+    """Whoever has read by itself hands over; what comes then is delivered without anybody's asking."""
+    with pair(address) as (here, there):
+        for index in range(20):
+            here.send(numbered(index))
+            assert number(there.recv(SECONDS)) == index
+        seen: list[Frame | LinkClosed] = []
+        there.deliver_to(seen.append)
+        here.send(numbered(20))
+        until(lambda: len(seen) == 1, "delivery")
+
+
+def check_a_reader_that_stops(address: str) -> None:
+    """Its link lives on, is heard of, and notices the end, though nobody reads."""
+    options = LinkOptions(beat_every=0.02, dead_after=0.5)
+    with pair(address, options) as (here, there):
+        for link, other in ((here, there), (there, here)):
+            link.send(Frame(b"hello"))
+            other.recv(SECONDS)
+        time.sleep(1.2)
+        here.beat(5)
+        until(lambda: there.peer_progress == 5, "progress")
+        assert here.closed is None
+        assert there.closed is None
+        here.close("enough")
+        until(lambda: there.closed is not None, "the end")
 
 
 def check_deliver_to_after_the_end(address: str) -> None:

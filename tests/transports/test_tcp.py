@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -242,3 +244,39 @@ def test_latency_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
             times.append(time.perf_counter() - started)
         with capsys.disabled():
             print(f" [4 KiB round trip: {sorted(times)[100] * 1e6:.0f} us] ", end="")  # noqa: T201
+
+
+def test_ctrl_c_while_waiting_leaves_the_link_as_it_is() -> None:
+    """A reader does the network thread's work; interrupted between two frames it has lost nothing."""
+    with pair(LOOPBACK) as (here, there):
+        here.send(Frame(b"one"))
+        assert there.recv(SECONDS).header == b"one"
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            there.recv(SECONDS)
+        timer.join()
+        here.send(Frame(b"two"))
+        assert there.recv(SECONDS).header == b"two"
+
+
+def test_a_reader_on_a_port_with_several_links_waits_for_nobody() -> None:
+    """Links come and go while one of them is read; every frame comes at once."""
+    with transports.listen(LOOPBACK, options=QUICK) as listener:
+        first = transports.connect(listener.address, timeout=SECONDS, options=QUICK)
+        there = listener.accept(SECONDS)
+        waits = []
+        for turn in range(6):
+            with contextlib.ExitStack() as stack:
+                for _ in range(turn % 3):
+                    stack.callback(transports.connect(listener.address, timeout=SECONDS, options=QUICK).abort)
+                    stack.callback(listener.accept(SECONDS).abort)
+                for index in range(10):
+                    threading.Timer(0.02, first.send, [Frame(bytes([index]))]).start()
+                    began = time.monotonic()
+                    assert there.recv(SECONDS).header == bytes([index])
+                    waits.append(time.monotonic() - began)
+        assert max(waits) < 1.0
+        first.close()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 
 from transports.address import calling_it, split_scheme
+from transports.arrivals import Arrivals
 from transports.base import (
     CarrierUnavailable,
     FrameError,
@@ -19,7 +19,6 @@ from transports.base import (
     LinkClosed,
     LinkOptions,
     LinkRefused,
-    LinkTimeout,
     Listener,
     ListenerClosed,
 )
@@ -88,27 +87,16 @@ class RdmaListener(Listener):
         self.address = str(Place(rest, place.backend, place.device))
         self._below = below
         self._options = options
-        self._changed = threading.Condition()
-        self._waiting: deque[Link] = deque()
+        self._arrivals: Arrivals[Link] = Arrivals(self.address)
         self._room = room
-        self._is_closed = False
         self._thread = threading.Thread(target=self._accept_all, name=f"transports on {self.address}", daemon=True)
         self._thread.start()
 
     def accept(self, timeout: float | None = None) -> Link:
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
-            if self._is_closed:
-                raise ListenerClosed(f"{self.address} is closed")
-            if not self._waiting:
-                raise LinkTimeout(f"nobody connected to {self.address} within {timeout:g} s")
-            return self._waiting.popleft()
+        return self._arrivals.take(timeout)
 
     def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._waiting.clear()
-            self._changed.notify_all()
+        self._arrivals.close()
         self._below.close()  # ends the control links, and with them the others
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
@@ -129,9 +117,8 @@ class RdmaListener(Listener):
                 ).start()
 
     def _offer(self, link: Link) -> None:
-        with self._changed:
-            self._waiting.append(link)
-            self._changed.notify()
+        if not self._arrivals.put(link):
+            link.abort(f"{self.address} stopped listening")
 
     def _upgrade(self, control: TcpLink) -> None:
         link: RdmaLink | None = None

@@ -1,0 +1,51 @@
+"""Links that have come to a listener and wait for `accept`."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Generic, TypeVar
+
+from transports.base import Link, LinkTimeout, ListenerClosed
+
+AnyLink = TypeVar("AnyLink", bound=Link)
+
+
+class Arrivals(Generic[AnyLink]):
+    """In the order in which they came. From any thread. `address`: of the listener, for messages to people."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._changed = threading.Condition()
+        self._waiting: deque[AnyLink] = deque()
+        self._is_closed = False
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def put(self, link: AnyLink) -> bool:
+        """One has come. False after the end: it is not kept."""
+        with self._changed:
+            if self._is_closed:
+                return False
+            self._waiting.append(link)
+            self._changed.notify()
+            return True
+
+    def take(self, timeout: float | None) -> AnyLink:
+        """The next, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, ListenerClosed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
+            if self._is_closed:
+                raise ListenerClosed(f"{self._address} is closed")
+            if not self._waiting:
+                raise LinkTimeout(f"nobody connected to {self._address} within {timeout:g} s")
+            return self._waiting.popleft()
+
+    def close(self) -> None:
+        """Nobody waits any more, neither for a link nor to be taken."""
+        with self._changed:
+            self._is_closed = True
+            self._waiting.clear()
+            self._changed.notify_all()
