@@ -35,6 +35,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import cast
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -59,8 +60,14 @@ _RETRY_SECONDS = 0.005  # how often a full queue is tried again
 _STAND_BY_SECONDS = 0.05  # without a reader after which the thread takes its turns back
 
 _POLLIN = int(zmq.POLLIN)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_COPIED_BYTES = 1 << 16  # below, copying a part is quicker than keeping it alive
 
 _Message = Sequence[Buffer]
+
+
+def _is_small(part: Buffer) -> bool:
+    return (part.nbytes if isinstance(part, memoryview) else len(part)) < _COPIED_BYTES  # type: ignore[arg-type]
 
 
 class TcpLink(Link):
@@ -81,7 +88,7 @@ class TcpLink(Link):
         self.sequencer = Sequencer()
         self.liveness = Liveness(options, time.monotonic())
         self.heard_progress = 0
-        self.counts = LinkStats()
+        self.bytes_sent = self.bytes_received = self.num_received = 0
         self._hub = hub
         self._options = options
         self._writer = threading.Lock()
@@ -90,14 +97,14 @@ class TcpLink(Link):
         if (over := self.inbox.ended) is not None:
             raise over
         flat = flatten(frame, self._options)
-        parts = [memoryview(part) for part in flat.parts]
-        num_bytes = len(flat.header) + sum(part.nbytes for part in parts)
+        header, parts = flat.header, cast("tuple[memoryview, ...]", flat.parts)
+        num_bytes = len(header) + sum([part.nbytes for part in parts])
         with self._writer:
             message = encode(
                 Kind.DATA,
                 seq=self.num_sent,
                 progress=self.progress,
-                header=flat.header,
+                header=header,
                 parts=parts,
                 checksum=self._options.checksum_parts,
             )
@@ -148,7 +155,7 @@ class TcpLink(Link):
 
     @property
     def stats(self) -> LinkStats:
-        return self.counts
+        return LinkStats(self.bytes_sent, self.bytes_received, self.num_sent, self.num_received)
 
 
 class Hub:
@@ -195,9 +202,9 @@ class Hub:
             if link.over.is_set():
                 raise link.closed or LinkClosed("")
             link.num_sent += 1
-            link.counts = link.counts.plus_sent(num_bytes)
-            # A reader looks at EVENTS before it sleeps; one that sleeps already has to be woken.
-            if self._has_input() and (not self._is_lent or self._turns.locked()):
+            link.bytes_sent += num_bytes
+            # A reader looks at EVENTS before it sleeps; whoever sleeps already has to be woken.
+            if (not self._is_lent or self._turns.locked()) and self._has_input():
                 self._prod()
         return True
 
@@ -220,7 +227,7 @@ class Hub:
 
     def _turn_for(self, link: TcpLink, ready: list[int]) -> None:
         try:
-            self._attend(ready)
+            self._attend(ready, link)
         except BaseException:  # Ctrl-C, in the main thread: a frame may have been taken and lost
             self.fail(link, "the reader was interrupted")
             raise
@@ -285,8 +292,12 @@ class Hub:
     def _try_send(self, link: TcpLink, message: _Message) -> bool:
         """Whether zmq took the message. A peer that is gone ends the link; that counts as taken."""
         try:
-            # pyzmq copies parts below 64 KiB (copy_threshold) and keeps the others alive until they are on the wire.
-            self._socket.send_multipart([*link.route, *message], zmq.NOBLOCK, copy=False)
+            # Parts that are not copied are kept alive by pyzmq until they are on the wire.
+            for name in link.route:
+                self._socket.send(name, _MORE)
+            for part in message[:-1]:
+                self._socket.send(part, _MORE, copy=_is_small(part))
+            self._socket.send(message[-1], zmq.NOBLOCK, copy=_is_small(message[-1]))
         except zmq.Again:
             return False
         except zmq.ZMQError as problem:
@@ -390,21 +401,22 @@ class Hub:
         wait = None if seconds == math.inf else math.ceil(seconds * 1000)
         return [descriptor for descriptor, _ in poll.poll(wait)]
 
-    def _attend(self, ready: list[int]) -> None:
+    def _attend(self, ready: list[int], reader: TcpLink | None = None) -> None:
         if self._wake_out in ready:
             os.read(self._wake_out, 4096)
         if self._monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
             self._read_monitor()
-        self._turn()
+        self._turn(reader)
 
-    def _turn(self) -> None:
-        is_dry = self._read_socket()
+    def _turn(self, reader: TcpLink | None = None) -> None:
+        is_dry = self._read_socket(reader)
         now = time.monotonic()
         if is_dry:
             self._on_dry()
         if now >= self._tend_at:
             self._tend(now, is_dry=is_dry)
-        self._pump_all()
+        if self._to_pump:
+            self._pump_all()
 
     def _read_monitor(self) -> None:
         while True:
@@ -415,15 +427,23 @@ class Hub:
             event = parse_monitor_message(message)
             self._on_monitor(zmq.Event(event["event"]), int(event["value"]))
 
-    def _read_socket(self) -> bool:
-        """Take what has come; True when nothing is left."""
+    def _read_socket(self, reader: TcpLink | None) -> bool:
+        """Take what has come, or until `reader` has something; True when nothing is left."""
         for _ in range(_MESSAGES_PER_TURN):
             with self._lock:
                 if not self._has_input():  # cheaper than to be told by an exception
                     return True
-                message = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+                message = self._receive()
             self._on_message(message, time.monotonic())
+            if reader is not None and reader.inbox.has_news:
+                return False
         return False
+
+    def _receive(self) -> list[zmq.Frame]:
+        message = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        while message[-1].more:
+            message.append(self._socket.recv(zmq.NOBLOCK, copy=False))
+        return message
 
     def _take(self, link: TcpLink, body: Sequence[zmq.Frame], now: float) -> None:
         """One message from a link's peer."""
@@ -447,9 +467,10 @@ class Hub:
     def _take_data(self, link: TcpLink, packet: Packet) -> None:
         if link.farewell is not None:  # close() was called: what had come by then stays readable, this is too late
             return
-        with self._lock:
-            link.counts = link.counts.plus_received(packet.num_bytes)
-        if link.inbox.put(Frame(packet.header, packet.parts), packet.num_bytes):
+        num_bytes = packet.num_bytes
+        link.bytes_received += num_bytes
+        link.num_received += 1
+        if link.inbox.put(Frame(packet.header, packet.parts), num_bytes):
             link.inbox.pump()
         else:
             self.fail(link, f"more than {self._options.max_waiting_bytes} bytes from {link.address} wait unread")

@@ -61,6 +61,8 @@ class Inbox:
         with self._news:
             if self._sink is not None:
                 raise TransportError("this link delivers to a sink; recv() is not available")
+            if self._frames:
+                return self._pop()
             self._news.wait_for(lambda: self._frames or self._ended is not None, timeout)
             if self._frames:
                 return self._pop()
