@@ -37,6 +37,8 @@ import rig as rigs
 from coordinating import Answer
 from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
+from splitinfer.core.wire_codec import INT8
+
 KINDS = ("kill", "freeze", "cut", "twice", "coordinator")
 _LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
 _ATTEMPTS, _SOONER = 6, 0.6
@@ -252,7 +254,7 @@ def _endings(answers: Sequence[Answer]) -> Iterator[str]:
 # -- the campaign ----------------------------------------------------------------------------------
 
 
-def run(trials: Sequence[Trial], seed: int = 0, codec: str = "auto") -> list[Outcome]:
+def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8) -> list[Outcome]:
     """All of them, each on a rig of its shape; a rig that showed something wrong is not used again."""
     outcomes: list[Outcome] = []
     for shape in SHAPES:
@@ -336,7 +338,7 @@ def main() -> None:
         parser.add_argument(f"--{_many(kind)}", type=int, default=count)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--trial", help="this one alone, by its name")
-    parser.add_argument("--codec", default="auto", help="of the links, where this version has codecs")
+    parser.add_argument("--codec", default=INT8, help="of the links")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     kinds = [args.only] if args.only else KINDS
@@ -351,7 +353,7 @@ def main() -> None:
     print(json.dumps({
         "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong,
         "missed": sum(o.is_missed for o in outcomes), "seed": args.seed,
-        "codec": args.codec if rigs.KNOWS_CODEC else None, "seconds": round(time.monotonic() - began),
+        "codec": args.codec, "seconds": round(time.monotonic() - began),
     }))  # fmt: skip
     raise SystemExit(bool(wrong))
 

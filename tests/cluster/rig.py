@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from cable import Cable
 from coordinating import Answer, Coordinator
 from processes import RunningWorker, are_gone, until
 
-from splitinfer.core.layout import LOCAL, StageSpec
+from splitinfer.core.layout import LOCAL
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.care import clean
 from splitinfer.kvstore.folder import Folder
@@ -38,8 +38,6 @@ KV_BYTES, DISK_BYTES = 6 * 2**20, 4 * 2**20  # so little that KV is given up, an
 ANSWER_SECONDS = 90.0
 _SLACK = 8  # descriptors and threads that may come and go
 _SETTLE_SECONDS = 10.0
-
-KNOWS_CODEC = "codec" in {field.name for field in fields(StageSpec)}
 
 
 @dataclass(frozen=True)
@@ -213,7 +211,7 @@ class Rig:
         stages: list[dict[str, Any]] = [{"name": "a", "layers": self.shape.layers[0]}]
         for name, where, layers in zip("bcd", self.shape.workers, self.shape.layers[1:], strict=False):
             stage = self.machines[name].stage if where == REMOTE else {"name": name, "address": LOCAL}
-            stages.append(stage | {"layers": layers} | ({"codec": self._codec} if KNOWS_CODEC else {}))
+            stages.append(stage | {"layers": layers, "codec": self._codec})
         return {"model": str(self.model), "stages": stages}
 
     def _settings(self) -> dict[str, Any]:
