@@ -10,6 +10,7 @@ child       a process that obeys line by line
 baseline    plain mlx-lm, in such a process
 peers       mlx-lm's own pipeline, in several
 nodes       how large the graph of a step is
+kept, spec, serve, quantised_kv, wire, links    the other modes
 machine     what it is measured on; processes pinned to processors
 blas        which BLAS computes, on Linux
 run         the conductor

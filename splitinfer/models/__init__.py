@@ -8,5 +8,7 @@ loader       survey -> fit -> download -> load, for one stage
 caches       caches for own and foreign positions; the sliding window in temporal order
 kv_pool      every sequence's caches on this stage
 tensors      arrays to raw buffers and back
+packing      rows of hidden states in fewer bytes, and back
+crossing     a step's rows as the parts of a frame, and from them
 memory       what is needed and what is free; MLX's limits
 """
