@@ -13,6 +13,7 @@ from typing import TypeVar
 from splitinfer.doctor import reading
 from splitinfer.doctor.commands import Said
 from splitinfer.doctor.reading import Interface, Port
+from transports.rdma.probe import parse_devices, parse_states
 
 LEAST_MACOS = (26, 2)
 LEAST_GIGABITS = 80.0  # of a link between two Thunderbolt 5 ports; Thunderbolt 4 makes 40
@@ -59,7 +60,7 @@ def findings(seen: Seen) -> list[Finding]:
         return [Finding("system", State.MISSING, text, "links between other machines are tcp://")]
     ports = _parsed(seen, "thunderbolt", reading.thunderbolt_ports)
     has_none = _NO_DEVICES in seen.said["states"].why
-    states = {} if has_none else _parsed(seen, "states", reading.port_states)
+    states = {} if has_none else _parsed(seen, "states", parse_states)
     interfaces = _parsed(seen, "interfaces", reading.interfaces)
     return [
         _macos(seen),
@@ -160,7 +161,7 @@ def _enabled(seen: Seen) -> Finding:
 
 def _devices(seen: Seen) -> Finding:
     about = "RDMA devices"
-    devices = _parsed(seen, "devices", reading.rdma_devices)
+    devices = _parsed(seen, "devices", parse_devices)
     if devices is None:
         return _unknown(about, seen, "devices")
     if devices:

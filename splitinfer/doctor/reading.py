@@ -53,24 +53,6 @@ def rdma_is_enabled(text: str) -> bool | None:
     return True if "enabled" in words else False if "disabled" in words else None
 
 
-def rdma_devices(text: str) -> tuple[str, ...]:
-    """The devices that ``ibv_devices`` lists."""
-    return tuple(re.findall(r"^\s*(\w+)\s+[0-9a-fA-F]{16}\s*$", text, re.MULTILINE))
-
-
-def port_states(text: str) -> dict[str, str]:
-    """Each device's port, as ``ibv_devinfo`` has it: PORT_ACTIVE, PORT_DOWN ..."""
-    found: dict[str, str] = {}
-    device = None
-    for line in text.splitlines():
-        name, _, value = line.strip().partition(":")
-        if name == "hca_id":
-            device = value.strip()
-        elif name == "state" and device and value.split():
-            found.setdefault(device, value.split()[0])
-    return found
-
-
 def interfaces(text: str) -> dict[str, Interface]:
     """What ``ifconfig`` lists."""
     found: dict[str, Interface] = {}

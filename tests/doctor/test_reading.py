@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from splitinfer.doctor import reading
 from splitinfer.doctor.reading import Interface, Port
+from transports.rdma.probe import parse_devices, parse_states
 
 RECORDED = Path(__file__).parent / "recorded"
 
@@ -64,15 +65,15 @@ def test_no_thunderbolt():
 
 
 def test_rdma_devices():
-    assert reading.rdma_devices(recorded("ibv_devices_three.txt")) == ("rdma_en2", "rdma_en3", "rdma_en4")
-    assert reading.rdma_devices(recorded("ibv_devices_none.txt")) == ()
+    assert parse_devices(recorded("ibv_devices_three.txt")) == ("rdma_en2", "rdma_en3", "rdma_en4")
+    assert parse_devices(recorded("ibv_devices_none.txt")) == ()
 
 
 def test_port_states():
     down = dict.fromkeys(("rdma_en1", "rdma_en6", "rdma_en2"), "PORT_DOWN")
-    assert reading.port_states(recorded("ibv_devinfo_down.txt")) == down
-    assert reading.port_states(recorded("ibv_devinfo_active.txt"))["rdma_en3"] == "PORT_ACTIVE"
-    assert reading.port_states(recorded("ibv_devinfo_none.txt")) == {}
+    assert parse_states(recorded("ibv_devinfo_down.txt")) == down
+    assert parse_states(recorded("ibv_devinfo_active.txt"))["rdma_en3"] == "PORT_ACTIVE"
+    assert parse_states(recorded("ibv_devinfo_none.txt")) == {}
 
 
 def test_rdma_ctl():
@@ -112,7 +113,7 @@ def test_versions_and_limits():
 # -- what is no output of theirs ---------------------------------------------------------------------------------------
 
 READERS: list[Callable[[str], Any]] = [
-    reading.version, reading.wired_limit, reading.rdma_is_enabled, reading.rdma_devices, reading.port_states,
+    reading.version, reading.wired_limit, reading.rdma_is_enabled, parse_devices, parse_states,
     reading.interfaces, reading.hardware_ports, reading.thunderbolt_ports,
 ]  # fmt: skip
 FILES = sorted(path.name for path in RECORDED.iterdir())

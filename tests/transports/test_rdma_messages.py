@@ -23,7 +23,7 @@ from transports.rdma.messages import (
     pack_head,
     unpack_head,
 )
-from transports.rdma.probe import parse_active, parse_devices, pick
+from transports.rdma.probe import parse_devices, parse_states, pick
 from transports.rdma.segment import MAX_MESSAGES, Ring, Segment
 
 
@@ -177,9 +177,10 @@ hca_id:	rdma_en3
 
 def test_what_the_tools_print() -> None:
     """In the form that rdma-core's tools have; not seen on a Mac by us."""
-    assert parse_devices(DEVICES) == ["rdma_en5", "rdma_en3"]
-    assert parse_active(INFO) == ["rdma_en5"]
-    assert parse_devices("") == parse_active("") == []
+    assert parse_devices(DEVICES) == ("rdma_en5", "rdma_en3")
+    assert parse_states(INFO) == {"rdma_en5": "PORT_ACTIVE", "rdma_en3": "PORT_DOWN"}
+    assert parse_devices("") == ()
+    assert parse_states("") == {}
 
 
 @pytest.mark.parametrize(

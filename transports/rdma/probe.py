@@ -9,10 +9,12 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from transports.rdma.address import JACCL
 
+ACTIVE = "PORT_ACTIVE"
 _MACOS = (26, 2)
 _TOOL_SECONDS = 5.0  # ibv_devinfo was seen to hang
 
@@ -41,13 +43,13 @@ class Choice(NamedTuple):
 def choose_device(wanted: str = "") -> Choice:
     """The RDMA device to use: the one that is wanted, or the only one whose port is active."""
     try:
-        listed, active = parse_devices(_output("ibv_devices")), parse_active(_output("ibv_devinfo"))
+        listed, states = parse_devices(_output("ibv_devices")), parse_states(_output("ibv_devinfo"))
     except (OSError, subprocess.SubprocessError) as problem:
         return Choice("", f"the RDMA devices cannot be listed: {problem}")
-    return pick(wanted, listed, active)
+    return pick(wanted, listed, [device for device, state in states.items() if state == ACTIVE])
 
 
-def pick(wanted: str, listed: list[str], active: list[str]) -> Choice:
+def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> Choice:
     """Of the devices there are."""
     if not listed:
         return Choice("", "ibv_devices lists no RDMA device: it takes Thunderbolt 5, and `rdma_ctl enable` in Recovery")
@@ -62,15 +64,22 @@ def pick(wanted: str, listed: list[str], active: list[str]) -> Choice:
     return Choice(wanted or active[0])
 
 
-def parse_devices(text: str) -> list[str]:
-    """The names in what `ibv_devices` prints."""
-    return re.findall(r"^\s+(rdma_\w+)\s", text, re.MULTILINE)
+def parse_devices(text: str) -> tuple[str, ...]:
+    """The names in what `ibv_devices` prints. Raises nothing."""
+    return tuple(re.findall(r"^\s*(\w+)\s+[0-9a-fA-F]{16}\s*$", text, re.MULTILINE))
 
 
-def parse_active(text: str) -> list[str]:
-    """The devices in what `ibv_devinfo` prints that have an active port."""
-    blocks = re.split(r"^hca_id:\s*", text, flags=re.MULTILINE)[1:]
-    return [block.split(None, 1)[0] for block in blocks if re.search(r"state:\s+PORT_ACTIVE", block)]
+def parse_states(text: str) -> dict[str, str]:
+    """Each device's port in what `ibv_devinfo` prints: PORT_ACTIVE, PORT_DOWN ... Raises nothing."""
+    found: dict[str, str] = {}
+    device = None
+    for line in text.splitlines():
+        name, _, value = line.strip().partition(":")
+        if name == "hca_id":
+            device = value.strip()
+        elif name == "state" and device and value.split():
+            found.setdefault(device, value.split()[0])
+    return found
 
 
 def _no_macos() -> str | None:
