@@ -117,7 +117,7 @@ class Chat:
         if output.error is not None:
             raise SplitinferError(output.error)
         if output.token_ids:
-            self._held = output.num_prompt_tokens + len(output.token_ids) - 1  # the last one was not computed
+            self._held = figures.held(output, self._llm.stats())
         self._keep(asked, output)
         self._screen.set_status(figures.status(output, before, self._llm.stats()))
 

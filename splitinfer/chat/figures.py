@@ -92,11 +92,22 @@ def stats_table(layout: Layout, stats: Stats) -> str:
     return f"{table(rows)}\n{totals}"
 
 
+def held(output: RequestOutput, stats: Stats) -> int:
+    """Tokens whose KV the stages keep after an answer: the last one was not computed, and where a link packs prompts
+    the answer's is good for nothing else."""
+    answer = 0 if any(map(_packs, stats["stages"])) else len(output.token_ids) - 1
+    return output.num_prompt_tokens + answer
+
+
+def _packs(stage: Mapping[str, Any]) -> bool:
+    return bool(stage.get("codec", NONE) != NONE)
+
+
 def _packed(stats: Stats) -> list[str]:
     """Which links pack, and what they could not."""
     lines = []
     for before, stage in pairwise(stats["stages"]):
-        if before.get("codec", NONE) != NONE:
+        if _packs(before):
             unfit = f", but for {count:,} rows that it cannot hold" if (count := before["rows_unfit"]) else ""
             lines.append(f"prompts go from {before['name']} to {stage['name']} as {before['codec']}{unfit}")
     return lines

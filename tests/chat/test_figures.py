@@ -162,3 +162,10 @@ def test_stats_say_what_links_pack():
     assert "but for 1,200 rows that it cannot hold" in figures.stats_table(layout, found)
     found["stages"][0]["codec"] = "none"
     assert "prompts go" not in figures.stats_table(layout, found)
+
+
+def test_what_is_held_after_an_answer():
+    output, found = RequestOutput(100, token_ids=[1] * 11), stats(2.0, (1.0, 4096), (0.5, 0))
+    assert figures.held(output, found) == 110
+    found["stages"][0]["codec"] = "int8"
+    assert figures.held(output, found) == 100
