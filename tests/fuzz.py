@@ -3,8 +3,8 @@
     python tests/fuzz.py --frames 1000000
 
 A frame is a real one (a step with hidden states, a load order, a result ...) with bits flipped, bytes cut,
-doubled or replaced, at one of three depths: the packet on the wire, the message in its header, the tensor
-in its payload. Checksums would stop nearly all of the first, so the second and third go in below them.
+doubled or replaced, at one of four depths: the packet on the wire, the message in its header, the tensor in its
+payload, the same in fewer bytes. Checksums would stop nearly all of the first, so the others go in below them.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
+import mlx.core as mx
 import numpy as np
 import psutil
 
@@ -32,7 +33,9 @@ from splitinfer.core.plan import (
     TensorSpec,
 )  # fmt: skip
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.wire_codec import CODECS, Packing
 from splitinfer.errors import ProtocolError
+from splitinfer.models.crossing import Packed, Sent, from_parts, to_parts
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
@@ -149,15 +152,45 @@ def through_tensors(chance: random.Random) -> str:
     return "read"
 
 
+def _packed_parts() -> dict[str, Sent]:
+    rows = mx.random.normal((6, 200), key=mx.random.key(1))
+    return {name: to_parts(rows, Packed.of(name, rows, [1, 2, 4])) for name in CODECS}
+
+
+PACKED = _packed_parts()
+
+
+def through_packing(chance: random.Random) -> str:
+    """Hidden states in fewer bytes, of which a part, or what is said of them, is wrong. Computed, if they are taken."""
+    name = chance.choice(CODECS)
+    out = PACKED[name]
+    assert out.spec is not None
+    parts, packing, shape = list(out.parts), out.packing, list(out.spec.shape)
+    match chance.randrange(4):
+        case 0:
+            shape[chance.randrange(2)] = chance.choice((-1, 0, 1, 5, 7, 199, 2**16, 2**62))
+        case 1:
+            packing = Packing(chance.choice(CODECS), ((chance.randrange(3), chance.randrange(3, 9)),))
+        case _:
+            victim = chance.randrange(len(parts))
+            parts[victim] = memoryview(mutate(bytes(parts[victim]), chance))
+    try:
+        mx.eval(from_parts(TensorSpec(out.spec.dtype, tuple(shape)), packing, parts))
+    except ProtocolError:
+        return "refused"
+    return "read"
+
+
 DECODERS: dict[str, Callable[[random.Random], str]] = {
     "framing": through_framing,
     "codec": through_codec,
     "tensors": through_tensors,
+    "packing": through_packing,
 }
 
 
 def run(num_frames: int, seed: int = 0) -> dict[str, object]:
-    """``num_frames`` mutated frames, a third through each decoder; counts and growth of memory in bytes."""
+    """``num_frames`` mutated frames, as many through each decoder; counts and growth of memory in bytes."""
     chance, counts, process = random.Random(seed), Counter[str](), psutil.Process()
     settled, began = 0, time.monotonic()
     for i in range(num_frames):
