@@ -38,8 +38,7 @@ class Packed:
     @classmethod
     def of(cls, codec: str, hidden: mx.array, rows: Seq[int]) -> "Packed":
         """Have ``rows`` of ``hidden`` [T, d] packed."""
-        wanted = set(rows)
-        others = [row for row in range(hidden.shape[0]) if row not in wanted]
+        others = _others(hidden.shape[0], rows)
         fits, columns = pack(codec, _rows_of(hidden, rows) if others else hidden)
         rest = mx.contiguous(_rows_of(hidden, others)) if others else None
         return cls(codec, tuple(rows), fits, tuple(map(mx.contiguous, columns)), rest)
@@ -52,7 +51,7 @@ class Packed:
         """The same when only the rows ``kept`` are left, all packed ones among them. ``hidden``: what is left."""
         place = {row: at for at, row in enumerate(kept)}
         rows = tuple(place[row] for row in self.rows)
-        others = [at for at in range(len(kept)) if at not in set(rows)]
+        others = _others(len(kept), rows)
         return replace(self, rows=rows, rest=_rows_of(hidden, others) if others else None)
 
 
@@ -76,7 +75,7 @@ def to_parts(hidden: mx.array | None, packed: Packed | None) -> Sent:
         return _sent(hidden, packed, 0)
     fitting = np.flatnonzero(fits)
     rows = tuple(packed.rows[at] for at in fitting)
-    others = [row for row in range(hidden.shape[0]) if row not in set(rows)]
+    others = _others(hidden.shape[0], rows)
     less = replace(
         packed,
         rows=rows,
@@ -128,6 +127,12 @@ def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array)
         at[is_packed] = start + count
         found.append((unpacked if is_packed else rest)[start : start + count])
     return mx.concatenate(found)
+
+
+def _others(num_rows: int, rows: Seq[int]) -> list[int]:
+    """The rows that are not among these."""
+    among = set(rows)
+    return [row for row in range(num_rows) if row not in among]
 
 
 def _rows_of(array: mx.array, rows: Seq[int]) -> mx.array:
