@@ -82,6 +82,11 @@ class Frame:
     header: bytes
     parts: tuple[Buffer, ...] = ()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the header and all parts."""
+        return len(self.header) + sum(memoryview(part).nbytes for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkOptions:

@@ -456,7 +456,7 @@ class EmulatedLink(Link):
         if (over := self._ended) is not None:
             raise over
         flat = flatten(frame, self._options)
-        num_bytes = _num_bytes(flat)
+        num_bytes = flat.num_bytes
         # Without the lock: the wire's thread may want it, to say that it is empty.
         if not self._out.wait_for_room(_QUEUE_FRAMES, self._options.dead_after):
             self._fail(f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
@@ -514,7 +514,7 @@ class EmulatedLink(Link):
         elif self._in.num_bytes > self._options.max_waiting_bytes:
             self._fail_unread()
         else:
-            self._in.post(item, PRELUDE_BYTES + _num_bytes(item))
+            self._in.post(item, PRELUDE_BYTES + item.num_bytes)
 
     def _land(self, item: _Incoming) -> None:
         """Something has come out of the wire."""
@@ -538,7 +538,7 @@ class EmulatedLink(Link):
     def _take(self, frame: Frame) -> None:
         if self._farewell is not None:  # close() was called: too late
             return
-        num_bytes = _num_bytes(frame)
+        num_bytes = frame.num_bytes
         with self._state:
             self._counts = self._counts.plus_received(num_bytes)
         if self._inbox.put(frame, num_bytes):
@@ -631,10 +631,6 @@ class EmulatedLink(Link):
     @property
     def stats(self) -> LinkStats:
         return self._counts
-
-
-def _num_bytes(frame: Frame) -> int:
-    return len(frame.header) + sum(memoryview(part).nbytes for part in frame.parts)
 
 
 # -- every link of this process ----------------------------------------------------------------------------------------

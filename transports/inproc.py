@@ -51,7 +51,7 @@ class InprocLink(Link):
         if (over := self._inbox.ended) is not None:
             raise over
         flat = flatten(frame, self._options)
-        num_bytes = len(flat.header) + sum(memoryview(part).nbytes for part in flat.parts)
+        num_bytes = flat.num_bytes
         self._peer._take(flat, num_bytes)
         with self._stats_lock:
             self._stats = self._stats.plus_sent(num_bytes)

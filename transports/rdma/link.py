@@ -98,7 +98,7 @@ class RdmaLink(Link):
         if (over := self._ended) is not None:
             raise over
         flat = flatten(frame, self._options)
-        num_bytes = _num_bytes(flat)
+        num_bytes = flat.num_bytes
         if self._is_writer:
             self._post(Kind.DATA, flat, self._options.dead_after)
         else:
@@ -177,7 +177,7 @@ class RdmaLink(Link):
     def _take(self, frame: Frame) -> None:
         if self._farewell is not None:  # close() was called: what had come by then stays readable, this is too late
             return
-        num_bytes = _num_bytes(frame)
+        num_bytes = frame.num_bytes
         with self._state:
             self._counts = self._counts.plus_received(num_bytes)
         if self._inbox.put(frame, num_bytes):
@@ -370,7 +370,3 @@ class RdmaLink(Link):
     @property
     def stats(self) -> LinkStats:
         return self._counts
-
-
-def _num_bytes(frame: Frame) -> int:
-    return len(frame.header) + sum(memoryview(part).nbytes for part in frame.parts)
