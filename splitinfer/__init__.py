@@ -8,12 +8,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from splitinfer.config import Layout
-from splitinfer.core.flight import Flight
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import Flight
 from splitinfer.errors import QueueFull, RequestError, SplitinferError
 
 if TYPE_CHECKING:
-    from splitinfer.engine.requests import RequestOutput, StreamEvent, TokenLogprobs
+    from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
     from splitinfer.llm import LLM, Request, Settings
 
 __version__ = version("splitinfer")
@@ -22,9 +22,9 @@ _LAZY = {
     "LLM": "splitinfer.llm",
     "Request": "splitinfer.llm",
     "Settings": "splitinfer.llm",
-    "RequestOutput": "splitinfer.engine.requests",
-    "StreamEvent": "splitinfer.engine.requests",
-    "TokenLogprobs": "splitinfer.engine.requests",
+    "RequestOutput": "splitinfer.engine.coordinator.requests",
+    "StreamEvent": "splitinfer.engine.coordinator.requests",
+    "TokenLogprobs": "splitinfer.engine.coordinator.requests",
 }
 
 

@@ -17,9 +17,9 @@ import pydantic
 import yaml
 
 from splitinfer.core import layout as core
-from splitinfer.core.carrier import JACCL, TCP, Carrier
-from splitinfer.core.dials import Dials
-from splitinfer.core.kv_format import EXACT
+from splitinfer.core.kv.format import EXACT
+from splitinfer.core.link_transport import JACCL, TCP, LinkTransport
+from splitinfer.core.serving_options import ServingOptions
 from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import LayoutError
 
@@ -45,11 +45,11 @@ class Layout(core.Layout):
                 stage.name,
                 stage.layers,
                 stage.address,
-                {"key": stage.key, "codec": stage.codec, "carrier": _carrier(stage)},
+                {"key": stage.key, "codec": stage.codec, "link_transport": _carrier(stage)},
             )
             for stage in shape.stages
         )
-        serving = _dials(shape.serving or _ServingShape(), name)
+        serving = _serving_options(shape.serving or _ServingShape(), name)
         return cls(
             stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving,
             kv_format=shape.kv_format,
@@ -150,7 +150,7 @@ class _StageShape(pydantic.BaseModel):
 
 
 class _ServingShape(pydantic.BaseModel):
-    """The names of ``core.dials``."""
+    """The names of ``core.serving_options``."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -219,15 +219,15 @@ def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: s
     return f"{key!r} in {where} must be {_EXPECTED.get(kind, 'of another kind')}, but is {_described(value)}"
 
 
-def _dials(shape: _ServingShape, name: str) -> Dials:
+def _serving_options(shape: _ServingShape, name: str) -> ServingOptions:
     try:
-        return Dials(**shape.model_dump())
+        return ServingOptions(**shape.model_dump())
     except ValueError as error:
         raise LayoutError(f"'serving' of layout {name}: {error}") from error
 
 
-def _carrier(stage: _StageShape) -> Carrier:
-    return Carrier(stage.transport, stage.backend, stage.device)
+def _carrier(stage: _StageShape) -> LinkTransport:
+    return LinkTransport(stage.transport, stage.backend, stage.device)
 
 
 def _hint(key: str, shape: type[pydantic.BaseModel]) -> str:

@@ -22,28 +22,28 @@ from typing import Any, Self
 
 from splitinfer.config import Layout, find_layout
 from splitinfer.core import sequence as core
-from splitinfer.core.bounds import SchedulerConfig
-from splitinfer.core.dials import MAX_RUNNING, Dials
-from splitinfer.core.flight import Flight
-from splitinfer.core.identity import Fingerprint
-from splitinfer.core.keeper import KeeperConfig
-from splitinfer.core.kv import NEVER, PUT_BACK, UNLIMITED
-from splitinfer.core.kv_budget import BLOCK, KVBudget, StageKV
+from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.core.kv.block_tree import KEY_BYTES, Key
+from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
+from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED
 from splitinfer.core.layout import Layout as PlainLayout
-from splitinfer.core.prefix import KEY_BYTES, Key
+from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
+from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.wire_codec import NONE
-from splitinfer.engine.crew import Event
-from splitinfer.engine.draft_model import DraftModel
-from splitinfer.engine.drafters import NGRAM, Drafter, NGramDrafter
-from splitinfer.engine.engine import Engine
-from splitinfer.engine.pipeline import Pipeline, PipelineOrder
-from splitinfer.engine.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
-from splitinfer.engine.trace import Trace
+from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
+from splitinfer.engine.coordinator.requests import Detokenizing, RequestOutput, RequestState, StreamEvent
+from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.drafts.draft_model import DraftModel
+from splitinfer.engine.drafts.drafters import NGRAM, Drafter, NGramDrafter
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, LayoutError, ModelError, QueueFull, RequestError
 from splitinfer.keyring import Keyring
-from splitinfer.kvstore.place import DEFAULT_CAP
+from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
@@ -63,9 +63,9 @@ MakeDrafter = Callable[[], Drafter]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(Dials):
+class Settings(ServingOptions):
     """How a pipeline is run; every default in one place. The dials of serving, from ``policy`` to ``min_dwell``, go
-    before the layout's (``core.dials`` says what each does), and can be turned later, too (``LLM.tune``).
+    before the layout's (``core.serving_options`` says what each does), and can be turned later, too (``LLM.tune``).
 
     context: tokens a prompt and its answer may have together; ``None``: the model's own, at most 8,192,
         because every stage must have room for the KV of one request at that length.
@@ -127,9 +127,9 @@ def _packs(pipeline: Pipeline) -> bool:
     return any(codec != NONE for codec in pipeline.codecs or ())
 
 
-def _budget_of(dials: Dials, devices: Iterable[str]) -> int:
+def _budget_of(serving_options: ServingOptions, devices: Iterable[str]) -> int:
     """Tokens in one step. Short chunks fill the stages sooner; on a GPU they would leave it idle."""
-    return dials.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
+    return serving_options.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
 
 
 class Request:
@@ -211,7 +211,7 @@ class LLM:
             self.layout = replace(self.layout, kv_format=self.settings.kv_format)
         if self.settings.codec is not None:
             self.layout = self.layout.with_codec(self.settings.codec)
-        self.dials = self.settings.over(self.layout.serving)
+        self.serving_options = self.settings.over(self.layout.serving)
         """The dials in force."""
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
@@ -353,24 +353,24 @@ class LLM:
         """Free what a session keeps."""
         self._engine.drop_session(session)
 
-    def tune(self, **dials: Any) -> None:
+    def tune(self, **serving_options: Any) -> None:
         """Turn dials of serving (``Settings``) while requests are under way: from the next step on, and with no token
         changed. ``None`` puts one back to its default.
 
         Raises:
             ConfigError: there is no such dial, or the value is out of its range.
         """
-        known = [each.name for each in fields(Dials)]
-        unknown = next((name for name in dials if name not in known), None)
+        known = [each.name for each in fields(ServingOptions)]
+        unknown = next((name for name in serving_options if name not in known), None)
         if unknown is not None:
             raise ConfigError(f"there is no dial {unknown!r}; there are {', '.join(known)}")
         try:
-            turned = replace(self.dials, **dials)
+            turned = replace(self.serving_options, **serving_options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{error}") from error
         budget = _budget_of(turned, (ready.device for ready in self._engine.pipeline.ready))
-        self._engine.tune(turned.knobs, budget, turned.max_running or MAX_RUNNING)
-        self.dials = turned
+        self._engine.tune(turned.policy_config, budget, turned.max_running or MAX_RUNNING)
+        self.serving_options = turned
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as a plain dictionary; the README explains each.
@@ -397,7 +397,7 @@ class LLM:
     # -- inside ------------------------------------------------------------------------------
 
     def _build(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
-        order = PipelineOrder(
+        order = PipelineConfig(
             layout=self.layout,
             model=_absolute(_model_of(self.layout)),
             fingerprint=self._fingerprint,
@@ -417,12 +417,12 @@ class LLM:
         return SchedulerConfig(
             num_groups=groups,
             max_in_flight=max(stages + 1, groups),
-            token_budget=_budget_of(self.dials, (ready.device for ready in pipeline.ready)),
-            max_running=self.dials.max_running or MAX_RUNNING,
+            token_budget=_budget_of(self.serving_options, (ready.device for ready in pipeline.ready)),
+            max_running=self.serving_options.max_running or MAX_RUNNING,
             max_len=self.context_length,
             max_waiting=settings.max_waiting,
             kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
-            blocks=KeeperConfig(
+            blocks=PrefixCacheConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
                 whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
                 prompts_only=_packs(pipeline),
@@ -433,7 +433,7 @@ class LLM:
             speculates=self._speculates(pipeline),
             num_stages=stages,
             rewind=pipeline.rewind,
-            knobs=self.dials.knobs,
+            policy_config=self.serving_options.policy_config,
         )
 
     def _drafter(self, report: Callable[[Progress], None]) -> Drafter | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-for folder in ("", "cluster", "transports"):
+for folder in ("", "cluster", "core", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 import tiny  # noqa: E402

@@ -18,8 +18,8 @@ import mlx.core as mx
 import numpy as np
 import psutil
 
-from splitinfer.core.identity import FilePrint, Fingerprint
-from splitinfer.core.link_figures import LinkFigures
+from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import (
     Fetch,
     NewSequence,
@@ -35,7 +35,7 @@ from splitinfer.core.plan import (
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import CODECS, Packing
 from splitinfer.errors import ProtocolError
-from splitinfer.models.crossing import Packed, Sent, from_parts, to_parts
+from splitinfer.models.hidden_states import Packed, Sent, from_parts, to_parts
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
@@ -63,7 +63,7 @@ PLAN = StepPlan(
     (Save(8, 1, 0, 2, b"parent", (5, 6)),), (3,), (Fetch(9, b"key", 0, 256),), (b"old",),
 )  # fmt: skip
 SPEC = TensorSpec("bfloat16", (3, 8))
-PRINT = Fingerprint("c", {"f": FilePrint(9, "t", None)})
+PRINT = Fingerprint("c", {"f": FileFingerprint(9, "t", None)})
 MESSAGES: list[Message] = [
     Hello("coordinator", "studio", "0123abc", VERSIONS),
     Welcome("mini", VERSIONS, "cpu", 2**34),
@@ -73,7 +73,7 @@ MESSAGES: list[Message] = [
         "auto",
         1,
         (0, 6, 12),
-        Fingerprint("c", {"f": FilePrint(9, "t", None)}),
+        Fingerprint("c", {"f": FileFingerprint(9, "t", None)}),
         2048,
         4096,
         b"root",
@@ -84,7 +84,7 @@ MESSAGES: list[Message] = [
     ClockAsk(),
     ClockTell(5.25, 5.5),
     Echo(4096),
-    Measured(LinkFigures(0.001, 0.002, 1e9, 1e9)),
+    Measured(LinkMeasurement(0.001, 0.002, 1e9, 1e9)),
     Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
     Fault("broken"),

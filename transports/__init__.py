@@ -10,7 +10,6 @@ from transports.base import (
     AddressError,
     AddressInUse,
     Buffer,
-    CarrierUnavailable,
     Frame,
     FrameError,
     Link,
@@ -24,6 +23,7 @@ from transports.base import (
     Sink,
     Transport,
     TransportError,
+    TransportUnavailable,
 )
 from transports.emulated import PRESETS, EmulatedTransport, LinkProfile, emulate
 from transports.inproc import InprocTransport
@@ -42,7 +42,6 @@ __all__ = [
     "AddressError",
     "AddressInUse",
     "Buffer",
-    "CarrierUnavailable",
     "EmulatedTransport",
     "Frame",
     "FrameError",
@@ -60,6 +59,7 @@ __all__ = [
     "Sink",
     "Transport",
     "TransportError",
+    "TransportUnavailable",
     "check_key",
     "connect",
     "emulate",

@@ -51,7 +51,7 @@ class LinkRefused(LinkClosed):
     """The handshake failed: one end is encrypted and the other is not, or a key is not the expected one."""
 
 
-class CarrierUnavailable(LinkClosed):
+class TransportUnavailable(LinkClosed):
     """Both ends are there, but what should carry the frames is not to be had; `reason` says at which end, and why."""
 
 

@@ -5,7 +5,7 @@ measure     medians, spread, ratios, time by cause      pure
 throughput  many sequences: the window in which all decode, and its figures    pure
 report      one JSON document                           pure
 tables      ... for people                              pure
-contenders  those who run it: an LLM, or mlx-lm
+systems  those who run it: an LLM, or mlx-lm
 child       a process that obeys line by line
 baseline    plain mlx-lm, in such a process
 peers       mlx-lm's own pipeline, in several
@@ -18,7 +18,7 @@ model       random models of a given shape (scripts/make_bench_model)
 
 The method. Everybody does the same tasks, in turns (A B A B ...), so that what else the machine does falls
 on all of them; one computes while the others sleep. Every process has its own processor, where the system
-can do that. Prompts are random and new for every trial, so nothing is reused. Each contender is warmed up
+can do that. Prompts are random and new for every trial, so nothing is reused. Each system is warmed up
 first. The first token is no part of a decode rate, an end token ends nothing, and the likeliest token is
 taken.
 """

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from splitinfer.chat import figures
+from splitinfer.chat import formatting as figures
 from splitinfer.chat.commands import Command, Slip, help_text, parse
 from splitinfer.chat.conversation import Conversation, clean, fit, from_json, room_for_answer, to_json
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.requests import RequestOutput
+from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 

@@ -26,9 +26,9 @@ from prompt_toolkit.styles import Style
 from rich.console import Console
 from rich.text import Text
 
-from splitinfer.chat import figures
+from splitinfer.chat import formatting as figures
 from splitinfer.chat.commands import COMMANDS
-from splitinfer.chat.flow import Flow
+from splitinfer.chat.word_wrap import WordWrap
 
 HOLD_ON = 3  # the Ctrl-C, during one answer, that ends the program though the engine has not stopped
 WAITING = "…"
@@ -111,7 +111,7 @@ class TerminalScreen:
 
     @contextmanager
     def answering(self, abort: Callable[[], None]) -> Iterator[Callable[[str], None]]:
-        flow = Flow(self._prompt.output.get_size().columns - 1)
+        flow = WordWrap(self._prompt.output.get_size().columns - 1)
         last = WAITING
 
         def write(text: str) -> None:

@@ -107,59 +107,59 @@ def bench(
         _bench_links(as_json, trials, verbose)
     if layout is None:
         raise typer.BadParameter(f"--mode {mode} needs a layout: --layout FILE")
-    from splitinfer.bench.blas import prefer_openblas
+    from splitinfer.bench.shared.blas import prefer_openblas
 
     prefer_openblas()  # starts anew, so before anything else
     set_up(verbose)
     if mode is Mode.KEPT:
-        from splitinfer.bench.kept import KeptOrder, measure_kept
+        from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 
-        kept = KeptOrder(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
-        finish(lambda: measure_kept(kept), verbose)
+        kept = PrefixOptions(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
+        finish(lambda: measure_prefix(kept), verbose)
     if mode is Mode.SPEC:
-        from splitinfer.bench.spec import SpecOrder, measure_spec
+        from splitinfer.bench.speculation.run import SpeculationOptions, measure_spec
 
-        spec = SpecOrder(
+        spec = SpeculationOptions(
             layout, model, as_json, trials, decode_tokens, seed, link_preset, baseline, connect_timeout, draft,
             _shares(acceptance), text=text, plot=plot,
         )  # fmt: skip
         finish(lambda: measure_spec(spec), verbose)
     if mode is Mode.KV:
-        from splitinfer.bench.quantised_kv import KVOrder, measure_kv
+        from splitinfer.bench.kv.run import KVOptions, measure_kv
 
-        kv = KVOrder(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
+        kv = KVOptions(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
         finish(lambda: measure_kv(kv), verbose)
     if mode is Mode.WIRE:
-        from splitinfer.bench.wire import WireOrder, measure_wire
+        from splitinfer.bench.wire.run import WireOptions, measure_wire
 
-        wire = WireOrder(
+        wire = WireOptions(
             layout, model, as_json, trials, prompt_tokens, token_budget, seed, connect_timeout, text, texts
         )
         finish(lambda: measure_wire(wire), verbose)
     if mode is Mode.SERVE:
-        from splitinfer.bench.serve import ServeOrder, measure_serve
+        from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
 
-        serve = ServeOrder(
+        serve = ServingBenchOptions(
             layout, model, as_json, trials, prompt_tokens, max(counts, default=8), token_budget, seed, baseline,
             connect_timeout, lengths, scale, requests, rate, None if kv_gb is None else int(kv_gb * 1e9), plot,
         )  # fmt: skip
         finish(lambda: measure_serve(serve), verbose)
-    from splitinfer.bench.run import Order
-    from splitinfer.bench.run import bench as measure
+    from splitinfer.bench.speed.run import SpeedOptions
+    from splitinfer.bench.speed.run import bench as measure
 
-    order = Order(
+    options = SpeedOptions(
         layout, model, as_json, trials, prompt_tokens, decode_tokens, token_budget, baseline, whole, seed, link_preset,
         connect_timeout, trace, counts, stream_prompt_tokens, stream_tokens, peers,
     )  # fmt: skip
-    finish(lambda: measure(order), verbose)
+    finish(lambda: measure(options), verbose)
 
 
 def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
     """Without a layout, and without MLX's BLAS."""
     set_up(verbose)
-    from splitinfer.bench.links import LinkOrder, measure_links
+    from splitinfer.bench.link.run import LinkBenchOptions, measure_links
 
-    finish(lambda: measure_links(LinkOrder(as_json, trials)), verbose)
+    finish(lambda: measure_links(LinkBenchOptions(as_json, trials)), verbose)
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from splitinfer.kvstore.place import DEFAULT_CAP, default_folder
+from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
 
 cache_app = typer.Typer(
     no_args_is_help=True, help="List, remove and clean up the KV that is kept on this machine's disk."
@@ -23,7 +23,7 @@ def ls(kv_dir: _Folder = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from splitinfer.kvstore.care import look
+    from splitinfer.kvstore.maintenance import look
 
     folder = kv_dir or default_folder()
     found = look(folder)
@@ -50,7 +50,7 @@ def rm(
     kv_dir: _Folder = None,
 ) -> None:
     """Remove the KV of one model, or all of it."""
-    from splitinfer.kvstore.care import look, remove
+    from splitinfer.kvstore.maintenance import look, remove
 
     folder = kv_dir or default_folder()
     if (model is None) != every:
@@ -75,7 +75,7 @@ def gc(
     ] = DEFAULT_CAP / 1e9,
 ) -> None:
     """Read every file, and remove those that are damaged, half-written, of no use without others, or over the cap."""
-    from splitinfer.kvstore.care import clean
+    from splitinfer.kvstore.maintenance import clean
 
     done = clean(kv_dir or default_folder(), int(kv_disk_gb * 1e9))
     typer.echo(

@@ -21,9 +21,9 @@ def doctor(
     set_up(verbose)
 
     def run() -> int:
+        from splitinfer.cli.progress import errors
         from splitinfer.config import find_layout
         from splitinfer.doctor.run import run_doctor
-        from splitinfer.show import errors
 
         found = None if layout is None else find_layout(layout)
         if found is not None and model is not None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from splitinfer.core.dials import Dials
-from splitinfer.core.policy import LEAST_SHARE, PolicyName
+from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyName
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.serving_options import ServingOptions
 from splitinfer.errors import SplitinferError
-from splitinfer.kvstore.place import DEFAULT_CAP, default_folder
+from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
 
 if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
@@ -251,12 +251,12 @@ def sampling(
 def settings_of(options: PipelineOptions) -> "Settings":
     """The settings of a pipeline; its local workers come up while this process does."""
     disk = disk_of(options.kv_dir, options.kv_disk_gb)
-    dials = _dials(options)
+    serving_options = _serving_options(options)
     start_workers(options.layout, disk)
     from splitinfer.llm import Settings
 
     return Settings(
-        **dials.as_dict(),
+        **serving_options.as_dict(),
         context=options.context,
         draft=options.draft,
         kv_format=options.kv_format,
@@ -270,9 +270,9 @@ def settings_of(options: PipelineOptions) -> "Settings":
     )
 
 
-def _dials(options: PipelineOptions) -> Dials:
+def _serving_options(options: PipelineOptions) -> ServingOptions:
     try:
-        return Dials(**{each.name: getattr(options, each.name) for each in fields(Dials)})
+        return ServingOptions(**{each.name: getattr(options, each.name) for each in fields(ServingOptions)})
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
@@ -294,7 +294,7 @@ def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
 def start_workers(layout: str, disk: "Disk | None") -> None:
     """Let local workers come up while this process does; what is wrong with the layout is said later."""
     from splitinfer.config import find_layout
-    from splitinfer.engine.local import start_early
+    from splitinfer.engine.coordinator.local_workers import start_early
 
     with contextlib.suppress(SplitinferError, OSError):
         start_early(find_layout(layout), disk)

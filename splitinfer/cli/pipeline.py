@@ -20,7 +20,7 @@ from splitinfer.cli.options import (
 )
 from splitinfer.cli.running import finish, set_up
 from splitinfer.errors import ConfigError
-from splitinfer.kvstore.place import DEFAULT_CAP
+from splitinfer.kvstore.paths import DEFAULT_CAP
 
 DEFAULT_PORT = 5577
 
@@ -46,9 +46,9 @@ def coord(
     params = sampling(options, max_tokens, temp, stop, logprobs)
     set_up(options.verbose)
     settings = settings_of(options)
-    from splitinfer.answer import answer
     from splitinfer.chat import run_chat
-    from splitinfer.show import open_llm
+    from splitinfer.cli.answer import answer
+    from splitinfer.cli.progress import open_llm
 
     def run() -> int:
         text = _prompt_text(prompt, chat)
@@ -67,7 +67,7 @@ def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = 0.7
     set_up(options.verbose)
     settings = settings_of(options)
     from splitinfer.chat import run_chat
-    from splitinfer.show import open_llm
+    from splitinfer.cli.progress import open_llm
 
     def run() -> int:
         with open_llm(options.layout, options.model, settings) as llm:
@@ -96,7 +96,7 @@ def worker(
 ) -> None:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
     set_up(verbose, info=True)
-    from splitinfer.serve import serve
+    from splitinfer.cli.serve_worker import serve
 
     disk = disk_of(kv_dir, kv_disk_gb)
     at = ("127.0.0.1", 0) if child else (host, port)

@@ -73,7 +73,7 @@ def _say(error: Exception, verbose: bool) -> int:
 
 def _exit(code: int) -> NoReturn:
     """End now. Threads that are inside a long computation cannot be waited for, and hold nothing to save."""
-    from splitinfer.engine.local import end_early
+    from splitinfer.engine.coordinator.local_workers import end_early
 
     end_early()
     with contextlib.suppress(BrokenPipeError):

@@ -7,8 +7,8 @@ import typer
 
 from splitinfer.cli.options import ItlSlo, Lengths, MaxRunning, PrefillShare, Scale, Verbose
 from splitinfer.cli.running import finish, set_up
-from splitinfer.core.dials import Dials
-from splitinfer.core.policy import PolicyName
+from splitinfer.core.scheduler.policy import PolicyName
+from splitinfer.core.serving_options import ServingOptions
 
 _CONTEXT = 8192
 
@@ -52,10 +52,10 @@ def simulate(
     unknown = next((name for name in names if name not in tuple(PolicyName)), None)
     if unknown is not None:
         raise typer.BadParameter(f"policy {unknown!r} is none of {', '.join(PolicyName)}")
-    dials = Dials(itl_slo_ms=itl_slo_ms, prefill_share=prefill_share, max_running=max_running)
+    serving_options = ServingOptions(itl_slo_ms=itl_slo_ms, prefill_share=prefill_share, max_running=max_running)
 
     def run() -> int:
-        from splitinfer.bench.simulate import run_simulation
+        from splitinfer.cli.simulation_tables import run_simulation
         from splitinfer.sim.files import read_machine
         from splitinfer.sim.search import Search
         from splitinfer.sim.workload import fitted, made_up_lengths, read_lengths
@@ -64,7 +64,7 @@ def simulate(
         asked = Search(
             machine=found if hop_ms is None else found.with_hop(hop_ms / 1000),
             lengths=fitted(made_up_lengths() if lengths is None else read_lengths(lengths), scale, _CONTEXT),
-            dials=dials,
+            serving_options=serving_options,
             policies=names,
             budgets=tuple(map(int, _numbers(budgets, "--budgets"))),
             requests=requests,

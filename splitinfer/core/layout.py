@@ -18,10 +18,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from splitinfer.core.carrier import OVER_TCP, Carrier
-from splitinfer.core.dials import Dials
-from splitinfer.core.kv_format import EXACT
-from splitinfer.core.kv_format import NAMES as KV_FORMATS
+from splitinfer.core.kv.format import EXACT
+from splitinfer.core.kv.format import NAMES as KV_FORMATS
+from splitinfer.core.link_transport import OVER_TCP, LinkTransport
+from splitinfer.core.serving_options import ServingOptions
 from splitinfer.core.wire_codec import NAMES as CODECS
 from splitinfer.core.wire_codec import NONE
 from splitinfer.errors import LayoutError
@@ -51,7 +51,7 @@ class StageSpec:
     address: str | None = None
     key: str | None = None
     codec: str = NONE
-    carrier: Carrier = OVER_TCP
+    link_transport: LinkTransport = OVER_TCP
 
     @property
     def num_layers(self) -> int:
@@ -68,7 +68,7 @@ class Layout:
     """The stages in order, and what they run; ``name`` is for messages (mostly the file's name).
 
     ``model`` and ``draft`` are hub ids, folders or built-in names; ``dtype`` is one of ``DTYPES``; ``serving``: how
-    requests share the stages; ``kv_format``: how keys and values are stored (``core.kv_format``).
+    requests share the stages; ``kv_format``: how keys and values are stored (``core.kv.format``).
     Raises ``LayoutError`` when the stages contradict each other.
     """
 
@@ -77,7 +77,7 @@ class Layout:
     draft: str | None = None
     dtype: str = "auto"
     name: str = UNNAMED
-    serving: Dials = field(default_factory=Dials)
+    serving: ServingOptions = field(default_factory=ServingOptions)
     kv_format: str = EXACT
 
     def __post_init__(self) -> None:
@@ -164,7 +164,7 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
     for stage in stages:
         _check_key(stage, layout)
         _check_codec(stage, layout)
-        _check_carrier(stage, layout)
+        _check_link_transport(stage, layout)
     place_to_name: dict[str, str] = {}
     for stage in workers:
         if stage.address is None:
@@ -208,9 +208,13 @@ def _check_codec(stage: StageSpec, layout: str) -> None:
         )
 
 
-def _check_carrier(stage: StageSpec, layout: str) -> None:
-    mistake = stage.carrier.mistake
-    if mistake is None and stage.carrier != OVER_TCP and (stage.address is None or _INPROC.fullmatch(stage.address)):
+def _check_link_transport(stage: StageSpec, layout: str) -> None:
+    mistake = stage.link_transport.mistake
+    if (
+        mistake is None
+        and stage.link_transport != OVER_TCP
+        and (stage.address is None or _INPROC.fullmatch(stage.address))
+    ):
         mistake = "has a transport; only the links to a worker at tcp://host:port or local have one"
     if mistake is not None:
         raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")

@@ -12,7 +12,7 @@ lost stage. Token ids come back, never hidden states.
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from splitinfer.core.prefix import Key
+from splitinfer.core.kv.block_tree import Key
 from splitinfer.core.sequence import SamplingParams
 
 

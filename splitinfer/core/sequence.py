@@ -24,8 +24,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from splitinfer.core.flight import Flight
-from splitinfer.core.prefix import Block, Key
+from splitinfer.core.kv.block_tree import Block, Key
+from splitinfer.core.speculation.flight import Flight
 
 MAX_LOGPROBS = 20
 REPETITION_CONTEXT = 20  # tokens a repetition penalty looks back on, as in mlx-lm

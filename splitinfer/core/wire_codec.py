@@ -13,8 +13,8 @@ take the whole range of an 8-bit scale and leave nothing for the rest. Hence gro
 A row's form is a property of its request and its position: *positions of the prompt are packed, those generated go
 exactly*, whatever phase they are computed in. So replay after a loss, another chunking and another batch see the same
 rounding, row by row, and give the same tokens. Generated rows are few bytes and wait for latency, not for bandwidth.
-What follows for kept KV: only a prompt's can be begun with (``core.keeper``), since the same token, once answer and
-then part of the next prompt, crosses in two forms.
+What follows for kept KV: only a prompt's can be begun with (``core.kv.prefix_cache``), since the same token, once
+answer and then part of the next prompt, crosses in two forms.
 
 Pure: names, sizes, and which is faster.
 """

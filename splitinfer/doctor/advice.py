@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from splitinfer.core.link_figures import LinkFigures
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.wire_codec import NONE, bytes_per_row, is_faster
 
 _LATENCIES = 20  # that a chunk should take, so that latency is a twentieth
@@ -67,7 +67,7 @@ class LinkAdvice:
     choice: Choice
 
 
-def advise(figures: LinkFigures, hidden: Hidden, codecs: Sequence[Codec]) -> LinkAdvice:
+def advise(figures: LinkMeasurement, hidden: Hidden, codecs: Sequence[Codec]) -> LinkAdvice:
     """For a link on which hidden states go ``down``."""
     choice = choose(figures.down, hidden, codecs)
     chunk = _LATENCIES * figures.latency_p50

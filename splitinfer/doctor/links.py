@@ -11,12 +11,12 @@ the coordinator speaks to both over tcp then, whatever carries the link itself: 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from splitinfer.core.carrier import OVER_TCP, TCP
-from splitinfer.core.clocks import ClockReading
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.core.link_figures import LinkFigures
-from splitinfer.engine.crew import Crew
-from splitinfer.engine.local import LocalWorker
+from splitinfer.core.link_transport import OVER_TCP, TCP
+from splitinfer.core.metrics.clocks import ClockReading
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.engine.coordinator.local_workers import LocalWorker
+from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.errors import PeerError
 from splitinfer.wire.messages import Welcome
 from transports import KeyPair, TransportError
@@ -43,7 +43,7 @@ class LinkSeen:
     target: str
     transport: str
     carries: str
-    figures: LinkFigures | None
+    figures: LinkMeasurement | None
     problem: str = ""
     note: str = ""  # why it is not carried as was preferred
 
@@ -97,58 +97,62 @@ class Visit:
         seen = LinkSeen(stages[-1].name, stages[0].name, _transport(stages[-1]), "results", None)
         return self._measured(seen, [len(stages) - 1], _measure_own)
 
-    def _measured(self, link: LinkSeen, needed: Sequence[int], measure: Callable[[Crew], LinkFigures]) -> LinkSeen:
+    def _measured(
+        self, link: LinkSeen, needed: Sequence[int], measure: Callable[[WorkerGroup], LinkMeasurement]
+    ) -> LinkSeen:
         """The link with its figures. The workers ``needed`` for it are greeted, and seen for the first time perhaps."""
         self._notice(f"{link.source} to {link.target}")
         notes: list[str] = []
-        crew = Crew(lambda _: None, lambda _, progress: notes.append(progress.text), self._own)
+        worker_group = WorkerGroup(lambda _: None, lambda _, progress: notes.append(progress.text), self._own)
         try:
-            if problem := self._greet(crew, needed):
+            if problem := self._greet(worker_group, needed):
                 return replace(link, problem=problem)
-            for stage, clock in zip(needed, crew.look(), strict=True):
+            for stage, clock in zip(needed, worker_group.prepare_to_measure(), strict=True):
                 self._seen[stage] = replace(self._seen[stage], clock=clock)
-            figures, note = measure(crew), " ".join(notes)
+            figures, note = measure(worker_group), " ".join(notes)
             return replace(link, figures=figures, note=note, transport="tcp" if note else link.transport)
         except (PeerError, TransportError) as error:
             return replace(link, problem=str(error))
         finally:
-            crew.close("the links were measured")
+            worker_group.close("the links were measured")
 
-    def _greet(self, crew: Crew, needed: Sequence[int]) -> str:
+    def _greet(self, worker_group: WorkerGroup, needed: Sequence[int]) -> str:
         """Reach these workers; why one of them cannot be. Who could not be before is not tried again."""
         problems = []
         for stage in needed:
             if stage not in self._seen or not self._seen[stage].problem:
-                self._seen[stage] = self._reach(crew, stage, over_tcp=len(needed) > 1)
+                self._seen[stage] = self._reach(worker_group, stage, over_tcp=len(needed) > 1)
             problems.append(self._seen[stage].problem)
         return next(filter(None, problems), "")
 
-    def _reach(self, crew: Crew, stage: int, *, over_tcp: bool) -> WorkerSeen:
+    def _reach(self, worker_group: WorkerGroup, stage: int, *, over_tcp: bool) -> WorkerSeen:
         spec = self._layout.stages[stage]
         address = str(spec.address)
         try:
             if spec.is_local:
                 address = self._locals[spec.name].address()
-            crew.reach(stage, replace(spec, carrier=OVER_TCP) if over_tcp else spec, address, self._timeout)
-            crew.peers[-1].spec = spec  # by which the stage before is to come
+            worker_group.connect(
+                stage, replace(spec, link_transport=OVER_TCP) if over_tcp else spec, address, self._timeout
+            )
+            worker_group.workers[-1].spec = spec  # by which the stage before is to come
         except PeerError as error:
             return WorkerSeen(spec.name, address, None, None, str(error))
-        return WorkerSeen(spec.name, address, crew.peers[-1].welcome, None)
+        return WorkerSeen(spec.name, address, worker_group.workers[-1].welcome, None)
 
 
-def _measure_own(crew: Crew) -> LinkFigures:
-    return crew.measure_link(crew.peers[0])
+def _measure_own(worker_group: WorkerGroup) -> LinkMeasurement:
+    return worker_group.measure_link(worker_group.workers[0])
 
 
-def _measure_between(crew: Crew) -> LinkFigures:
-    crew.join()
-    return crew.measure_next(crew.peers[0])
+def _measure_between(worker_group: WorkerGroup) -> LinkMeasurement:
+    worker_group.connect_stages()
+    return worker_group.measure_next(worker_group.workers[0])
 
 
 def _transport(spec: StageSpec) -> str:
     """How a stage is reached, in a word."""
-    if spec.carrier.transport != TCP:
-        return f"rdma ({spec.carrier.backend})"
+    if spec.link_transport.transport != TCP:
+        return f"rdma ({spec.link_transport.backend})"
     if spec.is_local:
         return "tcp (loopback)"
     scheme = str(spec.address).partition("://")[0]

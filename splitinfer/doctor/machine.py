@@ -9,11 +9,11 @@ from pathlib import Path
 import mlx.core as mx
 import psutil
 
-from splitinfer.doctor import reading
+from splitinfer.doctor import parsing as reading
 from splitinfer.doctor.commands import Said
 from splitinfer.engine.versions import device_name, machine_name, own_versions
-from splitinfer.kvstore.place import default_folder
-from splitinfer.models.arithmetic import preloaded_blas
+from splitinfer.kvstore.paths import default_folder
+from splitinfer.models.batch_invariance import preloaded_blas
 from splitinfer.models.memory import free_bytes, on_gpu
 from splitinfer.wire.messages import Versions
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from splitinfer.doctor import reading
+from splitinfer.doctor import parsing as reading
 from splitinfer.doctor.commands import Said
-from splitinfer.doctor.reading import Interface, Port
+from splitinfer.doctor.parsing import Interface, Port
 from transports.rdma.probe import parse_devices, parse_states
 
 LEAST_MACOS = (26, 2)

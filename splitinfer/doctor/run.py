@@ -8,7 +8,7 @@ import mlx.core as mx
 from splitinfer.core.layout import Layout
 from splitinfer.doctor.advice import Hidden, LinkAdvice, advise
 from splitinfer.doctor.commands import COMMANDS, ask_all
-from splitinfer.doctor.hidden import codecs_of, hidden_of
+from splitinfer.doctor.hidden_states import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, Looked, Progress, Visit
 from splitinfer.doctor.machine import describe
 from splitinfer.doctor.rdma import Seen, findings

@@ -11,7 +11,7 @@ import queue
 import time
 from typing import Generic, TypeVar
 
-from splitinfer.engine.processor import give_way, has_own_processor
+from splitinfer.engine.cpu_affinity import has_own_processor, yield_processor
 
 AWAKE = 0.5  # seconds without an event after which there is no reason to expect one soon
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class Mailbox(Generic[T]):
             awake = AWAKE if timeout is None else min(AWAKE, timeout)
             until = time.monotonic() + awake
             while self._queue.empty() and time.monotonic() < until:
-                give_way()
+                yield_processor()
             timeout = None if timeout is None else timeout - awake
         if timeout is not None and timeout <= 0:
             return self._queue.get_nowait()

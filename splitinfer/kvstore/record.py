@@ -22,8 +22,8 @@ from typing import Any
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
+from splitinfer.core.kv.block_tree import DiskBlock, Key, chained
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.prefix import Kept, Key, chained
 
 MAGIC = b"sikv\x00\x00\x00\x01"
 _LENGTH = struct.Struct("<I")
@@ -66,9 +66,9 @@ class Record:
         return chained(self.parent, self.tokens)
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> DiskBlock:
         """The block as the index knows it."""
-        return Kept(self.parent, self.tokens)
+        return DiskBlock(self.parent, self.tokens)
 
     @property
     def end(self) -> int:

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from splitinfer.core.prefix import KEY_BYTES, Key
-from splitinfer.kvstore.folder import Folder
+from splitinfer.core.kv.block_tree import KEY_BYTES, Key
+from splitinfer.kvstore.files import Folder
+from splitinfer.kvstore.index import FileName, KeptFile, covering, lineage, surplus
 from splitinfer.kvstore.record import Buffer, Damaged, Record
-from splitinfer.kvstore.shelf import FileName, KeptFile, covering, lineage, surplus
 
 T = TypeVar("T")
 

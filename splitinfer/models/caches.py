@@ -19,8 +19,8 @@ from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models import cache as mlx_caches
 from mlx_lm.models.base import create_causal_mask
 
-from splitinfer.core.kv import NEVER, PUT_BACK, UNLIMITED, least_rewind
-from splitinfer.core.kv_format import KVFormat
+from splitinfer.core.kv.format import KVFormat
+from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
 from splitinfer.models.quantised import QuantisedKVCache
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed
@@ -174,7 +174,7 @@ def can_quantise(cache: Cache) -> bool:
 
 
 def rewind_limit(cache: Cache) -> int | None:
-    """How many tokens this cache can always be rolled back (``core.kv``)."""
+    """How many tokens this cache can always be rolled back (``core.kv.rewind``)."""
     if isinstance(cache, mlx_caches.CacheList):
         return least_rewind(rewind_limit(c) for c in cache.caches)
     if isinstance(cache, _PLAIN):

@@ -14,7 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from splitinfer.core.identity import FilePrint, Fingerprint
+from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
 from splitinfer.errors import ModelError
 
 _MAX_HEADER = 100 * 2**20  # the format's own bound
@@ -80,11 +80,11 @@ class Checkpoint:
         prints = {name: self._file_print(name) for name in self.files}
         return Fingerprint(_digest(json.dumps(self.config, sort_keys=True)), prints, self.revision)
 
-    def _file_print(self, name: str) -> FilePrint:
+    def _file_print(self, name: str) -> FileFingerprint:
         own = sorted((t for t in self.tensors.values() if t.file == name), key=lambda t: t.begin)
         table = _digest(repr([(t.name, t.dtype, t.shape, t.begin, t.end) for t in own]))
         path = self.folder / name
-        return FilePrint(max(t.end for t in own), table, _sample(path) if path.exists() else None)
+        return FileFingerprint(max(t.end for t in own), table, _sample(path) if path.exists() else None)
 
 
 def open_folder(folder: Path, revision: str | None = None) -> Checkpoint:

@@ -31,12 +31,16 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 
-from splitinfer.core.kv_format import KVFormat
+from splitinfer.core.kv.format import KVFormat
 from splitinfer.errors import CannotCut
-from splitinfer.models.anatomy import (
-    Anatomy,
+from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, share
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.graph import Graph, uncompiled
+from splitinfer.models.rows import attend_by_rows
+from splitinfer.models.structure import (
     Border,
     CannotTrace,
+    ModelStructure,
     Named,
     Path,
     Recipe,
@@ -49,10 +53,6 @@ from splitinfer.models.anatomy import (
     replaced,
     type_name,
 )
-from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, share
-from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.rows import attend_by_rows
-from splitinfer.models.trace import Graph, uncompiled
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many
@@ -147,7 +147,7 @@ class StageModel:
         CannotCut: this cut cannot be right, with the reason.
     """
 
-    def __init__(self, model: nn.Module, start: int, end: int, anatomy: Anatomy | None = None) -> None:
+    def __init__(self, model: nn.Module, start: int, end: int, structure: ModelStructure | None = None) -> None:
         self._kv_format: KVFormat | None = None
         self._slots = find_layers(model)
         if not 0 <= start < end <= len(self._slots):
@@ -155,16 +155,16 @@ class StageModel:
         self.start, self.end, self.num_layers = start, end, len(self._slots)
         self._model, self._relay = model, _Relay()
         self.traceable = True
-        if anatomy is None:
-            anatomy = self._read_anatomy()
-        self._incoming = None if self.is_first or anatomy is None else anatomy.border(start)
-        self._outgoing = None if self.is_last or anatomy is None else anatomy.border(end)
-        self._result_rows = anatomy.result_rows() if anatomy is not None and self.is_last else []
+        if structure is None:
+            structure = self._read_anatomy()
+        self._incoming = None if self.is_first or structure is None else structure.border(start)
+        self._outgoing = None if self.is_last or structure is None else structure.border(end)
+        self._result_rows = structure.result_rows() if structure is not None and self.is_last else []
         self._is_tapped = bool(self._result_rows)
-        self._own = self._own_caches(anatomy)
-        self._stand_ins = {} if anatomy is None else self._make_stand_ins(anatomy)
-        if anatomy is not None:
-            self._check(anatomy)
+        self._own = self._own_caches(structure)
+        self._stand_ins = {} if structure is None else self._make_stand_ins(structure)
+        if structure is not None:
+            self._check(structure)
 
     @property
     def whole(self) -> nn.Module:
@@ -304,30 +304,30 @@ class StageModel:
             caches.full[i].stored = ()
         return border.pack([*(get_at(given, row.path) for row in border.rows), *updates])
 
-    def _read_anatomy(self) -> Anatomy | None:
+    def _read_anatomy(self) -> ModelStructure | None:
         try:
-            return Anatomy(self._model)
+            return ModelStructure(self._model)
         except CannotCut as error:
             if not (self.is_first and self.is_last):
                 raise
             self.traceable = not isinstance(error, CannotTrace)
             return None  # whole, it needs none
 
-    def _own_caches(self, anatomy: Anatomy | None) -> list[int]:
+    def _own_caches(self, structure: ModelStructure | None) -> list[int]:
         """The places in the cache list that this stage writes to: those of its layers, replicas of
         earlier ones, and those that belong to no layer (they see tokens, which every stage has)."""
-        if anatomy is None or (self.is_first and self.is_last):
+        if structure is None or (self.is_first and self.is_last):
             return list(range(len(make_prompt_cache(self._model))))
         replicas = self._incoming.shared if self._incoming else ()
-        owners = [anatomy.first_user(i) for i in range(anatomy.num_caches)]
+        owners = [structure.first_user(i) for i in range(structure.num_caches)]
         return [i for i, o in enumerate(owners) if o is None or self.start <= o < self.end or i in replicas]
 
-    def _make_stand_ins(self, anatomy: Anatomy) -> dict[int, Any]:
-        layers, stand_ins = anatomy.layers, dict[int, Any]()
+    def _make_stand_ins(self, structure: ModelStructure) -> dict[int, Any]:
+        layers, stand_ins = structure.layers, dict[int, Any]()
         if self._incoming is not None:
-            sources = {anatomy.first_user(i) for i in self._incoming.shared}
+            sources = {structure.first_user(i) for i in self._incoming.shared}
             for i in set(range(self.start)) - sources:
-                stand_ins[i] = _Passthrough(layers[i], anatomy.recipe(i), self._relay)
+                stand_ins[i] = _Passthrough(layers[i], structure.recipe(i), self._relay)
             stand_ins[self.start] = _Inject(layers[self.start], self._incoming, self._relay)
         if self._outgoing is not None:
             stand_ins[self.end] = _Border(layers[self.end], self._relay)
@@ -336,12 +336,12 @@ class StageModel:
             stand_ins[last] = _Tap(stand_ins.get(last, layers[last]), self._result_rows, self._relay)
         return stand_ins
 
-    def _check(self, anatomy: Anatomy) -> None:
+    def _check(self, structure: ModelStructure) -> None:
         if self.is_last and not self._can_tap():
             self._is_tapped = False
             self._stand_ins.pop(self.num_layers - 1)
             if self._incoming is not None and self.start == self.num_layers - 1:
-                self._stand_ins[self.start] = _Inject(anatomy.layers[self.start], self._incoming, self._relay)
+                self._stand_ins[self.start] = _Inject(structure.layers[self.start], self._incoming, self._relay)
         if self._incoming is None:
             return
         self._relay.stale = {}
@@ -349,7 +349,7 @@ class StageModel:
         read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self._model.parameters()))}).read_by(
             range(len(results))
         )
-        wrong = read & (set(self._relay.stale) | anatomy.owned_before(self.start))
+        wrong = read & (set(self._relay.stale) | structure.owned_before(self.start))
         self._relay.stale = None
         if wrong:
             raise CannotCut(

@@ -10,8 +10,8 @@ from typing import cast
 
 import mlx.core as mx
 
-from splitinfer.core.kv import PUT_BACK, UNLIMITED, least_rewind
-from splitinfer.core.kv_format import KVFormat
+from splitinfer.core.kv.format import KVFormat
+from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED, least_rewind
 from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel

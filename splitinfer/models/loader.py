@@ -22,18 +22,18 @@ import mlx.nn as nn
 import mlx_lm.utils as mlx_lm_utils
 from mlx.utils import tree_flatten, tree_unflatten
 
-from splitinfer.core.kv import least_rewind
-from splitinfer.core.kv_format import KVFormat
+from splitinfer.core.kv.format import KVFormat
+from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
-from splitinfer.models.anatomy import find_layers, type_name
 from splitinfer.models.caches import arrays_of, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.memory import Need
 from splitinfer.models.quantised import CannotQuantise
-from splitinfer.models.trace import arrays_read, uncompiled
+from splitinfer.models.structure import find_layers, type_name
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
 

@@ -1,4 +1,4 @@
-"""Keys and values in few bits (``core.kv_format``): a cache that stores them so, and attention over them.
+"""Keys and values in few bits (``core.kv.format``): a cache that stores them so, and attention over them.
 
     layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
     attention    <--on a GPU one row: products with the words themselves; else: back to numbers, then MLX's own--
@@ -19,7 +19,7 @@ from mlx.utils import tree_map
 from mlx_lm.models import base
 from mlx_lm.models import cache as mlx_caches
 
-from splitinfer.core.kv_format import KVFormat
+from splitinfer.core.kv.format import KVFormat
 from splitinfer.models.memory import on_gpu
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head

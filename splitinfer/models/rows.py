@@ -37,10 +37,10 @@ import mlx.nn as nn
 from mlx_lm.models import base
 from mlx_lm.models.cache import CacheList
 
-from splitinfer.models.anatomy import StandIn
 from splitinfer.models.caches import Cache
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.quantised import Packed, attention
+from splitinfer.models.structure import StandIn
 
 _SDPA = "scaled_dot_product_attention"
 
@@ -287,7 +287,7 @@ def _together(results: Sequence[Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Taker:
+class CacheConsumer:
     """A sub-module that takes the cache at ``place`` of the list: ``holder[key]``."""
 
     holder: nn.Module
@@ -308,16 +308,18 @@ class _Spotter(StandIn):
         return self._real(*args, **kwargs)
 
 
-def find_takers(layers: Sequence[nn.Module], caches: Sequence[Cache], call: Callable[[], Any]) -> list[Taker]:
+def find_cache_consumers(
+    layers: Sequence[nn.Module], caches: Sequence[Cache], call: Callable[[], Any]
+) -> list[CacheConsumer]:
     """The children of ``layers`` that are given one of ``caches`` while ``call`` runs."""
     places = {id(part): i for i, cache in enumerate(caches) for part in (cache, *getattr(cache, "caches", ()))}
     children = [(layer, key) for layer in layers for key, child in layer.items() if isinstance(child, nn.Module)]
-    found: dict[tuple[int, str], Taker] = {}
+    found: dict[tuple[int, str], CacheConsumer] = {}
 
     def spotter(layer: nn.Module, key: str) -> _Spotter:
         def note(value: Any) -> None:
             if id(value) in places:
-                found[id(layer), key] = Taker(layer, key, places[id(value)])
+                found[id(layer), key] = CacheConsumer(layer, key, places[id(value)])
 
         return _Spotter(layer[key], note)
 

@@ -15,24 +15,24 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from splitinfer.models.anatomy import type_name
-from splitinfer.models.arithmetic import is_exact
+from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.caches import WindowKVCache, arrays_of
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.quantised import QuantisedKVCache
 from splitinfer.models.rows import (
+    CacheConsumer,
     EachSequence,
     Group,
     NotByRows,
     Part,
     RowCache,
     RowStep,
-    Taker,
     attend_by_rows,
     children_replaced,
-    find_takers,
+    find_cache_consumers,
 )
+from splitinfer.models.structure import type_name
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class StepModel:
 
     def __init__(self, model: StageModel, *, exact: bool | None = None) -> None:
         self.stage = model
-        self._exact = is_exact() if exact is None else exact
+        self._exact = is_batch_invariant() if exact is None else exact
         self._fresh = fresh = model.make_caches().full
         self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
         self._plain_places = [i for i in model.own_places if type(fresh[i]) in (KVCache, QuantisedKVCache)]
@@ -90,11 +90,13 @@ class StepModel:
     def _try(self, way: Way, places: list[int]) -> str | None:
         """Why a way is not right; ``None`` if it is."""
         try:
-            takers = [] if way is Way.ROWS else self._takers
+            cache_consumers = [] if way is Way.ROWS else self._cache_consumers
             if way is Way.MIXED:
-                takers = [taker for taker in takers if not self._keeps_kv(taker.place)]
+                cache_consumers = [
+                    cache_consumer for cache_consumer in cache_consumers if not self._keeps_kv(cache_consumer.place)
+                ]
             self._places = [] if way is Way.MODULES else places  # a module keeps each sequence's to itself
-            self._each = [(t.holder, t.key, EachSequence(t.holder[t.key])) for t in takers]
+            self._each = [(t.holder, t.key, EachSequence(t.holder[t.key])) for t in cache_consumers]
             errors = self._trial()
         except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
             return f"{type(error).__name__}: {error}"
@@ -102,9 +104,9 @@ class StepModel:
         return None if wrong <= len(errors) * _MAY_DIFFER else f"{wrong} of {len(errors)} rows differ"
 
     @cached_property
-    def _takers(self) -> list[Taker]:
+    def _cache_consumers(self) -> list[CacheConsumer]:
         caches = self.stage.make_caches()
-        return find_takers(
+        return find_cache_consumers(
             [self.stage.layer(i) for i in range(self.stage.start, self.stage.end)],
             caches.full,
             lambda: self.stage(mx.zeros((1, 2), mx.int32), caches, None, 1),

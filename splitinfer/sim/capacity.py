@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from splitinfer.core.bounds import SchedulerConfig
-from splitinfer.core.costs import CostModel, Shape
-from splitinfer.core.keeper import KeeperConfig
-from splitinfer.core.kv_budget import KVBudget
-from splitinfer.core.policy import Knobs
-from splitinfer.core.scheduler import Scheduler
+from splitinfer.core.kv.budget import KVBudget
+from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import CostModel, Shape
+from splitinfer.core.scheduler.policy import PolicyConfig
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.sim.clockwork import Clockwork
 from splitinfer.sim.machine import Machine
 from splitinfer.sim.outcome import Objective, Outcome, outcome_of
+from splitinfer.sim.simulator import Simulator
 from splitinfer.sim.workload import Arrival
 
 _FIRST_RATE = 1.0  # requests a second
@@ -28,7 +28,7 @@ class Serving:
 
     token_budget: int
     max_running: int
-    knobs: Knobs
+    policy_config: PolicyConfig
     kv: KVBudget | None = None
     acceptance: float | None = None
 
@@ -42,18 +42,18 @@ class Serving:
             max_len=max_len,
             max_waiting=num_requests,
             kv=self.kv,
-            blocks=KeeperConfig(keeps_blocks=False),  # no two prompts of a trace are the same
+            blocks=PrefixCacheConfig(keeps_blocks=False),  # no two prompts of a trace are the same
             speculates=self.acceptance is not None,
-            knobs=self.knobs,
+            policy_config=self.policy_config,
         )
 
 
-def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: int = 0) -> Clockwork:
+def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: int = 0) -> Simulator:
     """Serve them all; what became of them."""
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1
     config = serving.config(machine.num_stages, longest, len(arrivals))
     costs = CostModel(list(machine.stages), machine.hops[0].fixed, is_known=True)
-    clockwork = Clockwork(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
+    clockwork = Simulator(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
     for seq_id, one in enumerate(arrivals, 1):
         params = SamplingParams(max_tokens=one.num_output_tokens)
         clockwork.submit(one.at, Sequence(seq_id, [0] * one.num_prompt_tokens, params, 0))
@@ -108,6 +108,6 @@ def cuts(machine: Machine) -> Iterator[Machine]:
         yield machine.cut_into([count, *given])
 
 
-def outcome(clockwork: Clockwork, objective: float | None = None) -> Outcome:
+def outcome(clockwork: Simulator, objective: float | None = None) -> Outcome:
     """The figures of what was simulated."""
     return outcome_of(clockwork.served.values(), objective)

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import pydantic
 import yaml
 
-from splitinfer.core.costs import StageCosts
+from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.sim.machine import Hop, Machine
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from splitinfer.core.costs import StageCosts
+from splitinfer.core.scheduler.cost_model import StageCosts
 
 
 @dataclass(frozen=True, slots=True)

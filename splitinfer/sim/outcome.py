@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
-from splitinfer.sim.clockwork import Served
+from splitinfer.sim.simulator import Served
 
 _STALLED = 3.0  # times the median gap, where no objective says what a stall is
 

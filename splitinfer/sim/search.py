@@ -6,8 +6,8 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from splitinfer.core.dials import MAX_RUNNING, Dials
-from splitinfer.core.kv_budget import KVBudget, StageKV
+from splitinfer.core.kv.budget import KVBudget, StageKV
+from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.sim.capacity import Serving, cuts, decode_gap, find_capacity, outcome, simulate
 from splitinfer.sim.machine import Machine
 from splitinfer.sim.outcome import Objective, Outcome
@@ -23,7 +23,7 @@ class Search:
 
     machine: Machine
     lengths: tuple[Lengths, ...]
-    dials: Dials
+    serving_options: ServingOptions
     policies: tuple[str, ...]
     budgets: tuple[int, ...]
     requests: int
@@ -37,7 +37,7 @@ class Search:
     @property
     def max_running(self) -> int:
         """Requests that share the stages."""
-        return self.dials.max_running or MAX_RUNNING
+        return self.serving_options.max_running or MAX_RUNNING
 
     def gap(self, machine: Machine) -> float:
         """The usual gap: between two tokens, when as many as may run decode at half their usual length and no prompt
@@ -94,9 +94,9 @@ def _run(
     asked: Search, machine: Machine, policy: str, budget: int, arrivals: Sequence[Arrival], itl: float | None
 ) -> Outcome:
     """One run; with an objective, stall_free is told of it, as a user would."""
-    dials = Dials(policy=policy).over(asked.dials)
-    if itl is not None and policy == "stall_free" and dials.itl_slo_ms is None:
-        dials = Dials(itl_slo_ms=1000 * itl).over(dials)
+    serving_options = ServingOptions(policy=policy).over(asked.serving_options)
+    if itl is not None and policy == "stall_free" and serving_options.itl_slo_ms is None:
+        serving_options = ServingOptions(itl_slo_ms=1000 * itl).over(serving_options)
     kv = None if asked.kv_tokens is None else KVBudget((StageKV(asked.kv_tokens, 1),) * machine.num_stages)
-    serving = Serving(budget, asked.max_running, dials.knobs, kv, asked.acceptance)
+    serving = Serving(budget, asked.max_running, serving_options.policy_config, kv, asked.acceptance)
     return outcome(simulate(machine, serving, arrivals, asked.seed), itl)

@@ -11,11 +11,11 @@ transport (BYE and heartbeats).
 
 from dataclasses import dataclass
 
-from splitinfer.core.identity import Fingerprint
-from splitinfer.core.kv_format import format_of
-from splitinfer.core.link_figures import MOST_BYTES, LinkFigures
+from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.core.kv.block_tree import Key
+from splitinfer.core.kv.format import format_of
+from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
-from splitinfer.core.prefix import Key
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
 PROTOCOL_VERSION = 7
@@ -79,7 +79,7 @@ class Load:
     vocab_size: int  # the tokenizer's: the number of values noise is drawn for
     kv_tokens: int  # tokens of KV to leave room for
     kv_root: Key  # what the keys of KV on disk begin with; empty: none is to be written
-    kv_format: str  # how keys and values are stored (``core.kv_format``)
+    kv_format: str  # how keys and values are stored (``core.kv.format``)
     upstream_key: str  # the key of the stage before, which may bring hidden states; empty: it comes in the open
 
     def __post_init__(self) -> None:
@@ -209,7 +209,7 @@ class MeasureNext:
 class Measured:
     """That link's figures; ``down`` is towards the next stage."""
 
-    figures: LinkFigures
+    figures: LinkMeasurement
 
 
 @dataclass(frozen=True, slots=True)

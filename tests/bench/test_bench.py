@@ -14,11 +14,11 @@ import pytest
 import typer
 import yaml
 
-from splitinfer.bench.contenders import PlainMlxLm
-from splitinfer.bench.model import Shape, make
-from splitinfer.bench.peers import Peers
-from splitinfer.bench.run import Order, bench
-from splitinfer.bench.workload import Batch, Task
+from splitinfer.bench.shared.mlx_lm_pipeline import MlxLmProcesses
+from splitinfer.bench.shared.random_model import Shape, make
+from splitinfer.bench.shared.systems import PlainMlxLm
+from splitinfer.bench.shared.workload import Batch, Task
+from splitinfer.bench.speed.run import SpeedOptions, bench
 from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError, ModelError
 
@@ -27,7 +27,7 @@ SIZES = (
     "--streams", "3", "--stream-prompt-tokens", "16", "--stream-tokens", "20",
 )  # fmt: skip
 TOP = {
-    "tool", "format", "figures", "measured_on", "layout", "model", "workload", "contenders", "ratios", "same_tokens",
+    "tool", "format", "figures", "measured_on", "layout", "model", "workload", "systems", "ratios", "same_tokens",
     "notes", "trials",
 }  # fmt: skip
 
@@ -72,13 +72,13 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     found = json.loads(lines[-1])
     assert set(found) == TOP
     assert any("decode, tokens/s" in line for line in lines[:-1])
-    assert {"pipeline", "baseline", "whole"} <= set(found["contenders"])
+    assert {"pipeline", "baseline", "whole"} <= set(found["systems"])
     for name in ("pipeline", "baseline", "whole"):
-        figures = found["contenders"][name]
+        figures = found["systems"][name]
         assert len(figures["decode"]["tokens_per_second"]["values"]) == 2
         assert figures["decode"]["tokens_per_second"]["low"] > 0
         assert figures["prefill"]["ttft_seconds"]["low"] > 0
-    ours = found["contenders"]["pipeline"]
+    ours = found["systems"]["pipeline"]
     assert ours["decode"]["bytes_per_token"]["median"] == 64 * 4  # one float32 row crosses one link
     assert ours["prefill"]["bytes_per_token"]["median"] == 64 * 4
     by_cause = ours["decode"]["ms_per_token_by_cause"]
@@ -88,11 +88,11 @@ def test_a_table_then_one_json_document(layout_file: Path) -> None:
     assert found["model"]["hidden_size"] == 64
     assert found["measured_on"]["versions"]["mlx_lm"]
     widths = {"pipeline": 6, "mlx_lm_pipeline": 6, "baseline": 3, "whole": 3, "baseline_all_processors": 3}
-    found["contenders"].pop("baseline_best", None)  # reads prompts only, and only where that was faster once
-    assert {n: each["throughput"]["3"]["sequences"] for n, each in found["contenders"].items()} == widths
+    found["systems"].pop("baseline_best", None)  # reads prompts only, and only where that was faster once
+    assert {n: each["throughput"]["3"]["sequences"] for n, each in found["systems"].items()} == widths
     check_throughput(ours["throughput"]["3"])
-    assert all(each["graph"]["3"]["kernels"] > 0 for n, each in found["contenders"].items() if each["graph"])
-    assert set(found["contenders"]["whole"]["graph"]) == {"1", "3"}
+    assert all(each["graph"]["3"]["kernels"] > 0 for n, each in found["systems"].items() if each["graph"])
+    assert set(found["systems"]["whole"]["graph"]) == {"1", "3"}
     if sys.platform == "linux":
         peers = {"mlx_lm_pipeline 0", "mlx_lm_pipeline 1"}
         assert set(found["measured_on"]["pinned"]) == {"front", "back", "baseline"} | peers
@@ -126,7 +126,7 @@ def test_the_demo_model_without_what_mlx_lm_cannot_do() -> None:
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "mlx-lm's own pipeline was not measured: its llama has no pipeline" in found["notes"]
-    assert set(found["contenders"]["pipeline"]["throughput"]) == {"1", "2"}
+    assert set(found["systems"]["pipeline"]["throughput"]) == {"1", "2"}
     ratios = found["ratios"]["pipeline/baseline"]["throughput"]["2"]
     assert ratios["tokens_per_second"]["median"] > 0
 
@@ -136,10 +136,10 @@ def test_json_alone_without_baseline_over_a_slow_link(layout_file: Path) -> None
     out, err = running.communicate(timeout=60)
     assert running.returncode == 0, err
     found = json.loads(out)  # one document is all there is
-    assert list(found["contenders"]) == ["pipeline"]
+    assert list(found["systems"]) == ["pipeline"]
     assert any("fewer than 3 trials" in note for note in found["notes"])
     there_and_back = 2000 * found["measured_on"]["link"]["latency"]
-    by_cause = found["contenders"]["pipeline"]["decode"]["ms_per_token_by_cause"]
+    by_cause = found["systems"]["pipeline"]["decode"]["ms_per_token_by_cause"]
     assert by_cause["hops_and_host"]["low"] >= there_and_back > 0
 
 
@@ -148,14 +148,14 @@ def test_the_links_between_workers_are_emulated_too(layout_file: Path, tmp_path:
     stages = [{"name": "a", "layers": 2}, *({"name": n, "layers": 1, "address": "local"} for n in "bc")]
     thirds.write_text(yaml.safe_dump({"model": str(layout_file.parent / "model"), "stages": stages}))
     program = f"""
-from splitinfer.bench.run import Order, bench
+from splitinfer.bench.speed.run import Order, bench
 from transports.emulated import PRESETS, LinkProfile
 PRESETS["pigeon"] = LinkProfile(latency=0.05)
 bench(Order({str(thirds)!r}, None, True, 1, 20, 4, baseline=False, link_preset="pigeon", streams=()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    decode = json.loads(done.stdout)["contenders"]["pipeline"]["decode"]
+    decode = json.loads(done.stdout)["systems"]["pipeline"]["decode"]
     assert decode["ms_per_token_by_cause"]["hops"]["low"] >= 150  # to the second stage, to the third, the token back
 
 
@@ -175,19 +175,19 @@ def test_ctrl_c_leaves_nobody_behind(layout_file: Path) -> None:
 def test_what_cannot_be_measured_is_refused_before_anything_is_loaded(layout_file: Path) -> None:
     before = offspring(os.getpid())
     with pytest.raises(ConfigError, match="the tasks need 40,001 tokens, but the model's context is 32,768"):
-        bench(Order(str(layout_file), prompt_tokens=40_000))
+        bench(SpeedOptions(str(layout_file), prompt_tokens=40_000))
     assert offspring(os.getpid()) == before
 
 
 def test_a_link_that_cannot_be_emulated_is_refused(layout_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no link preset 'pigeon'; known: .*wifi"):
-        bench(Order(str(layout_file), link_preset="pigeon"))
+        bench(SpeedOptions(str(layout_file), link_preset="pigeon"))
     alone = tmp_path / "alone.yaml"
     alone.write_text(
         yaml.safe_dump({"model": str(layout_file.parent / "model"), "stages": [{"name": "s", "layers": 4}]})
     )
     with pytest.raises(ConfigError, match=r"links between stages; layout .*alone.yaml has 1 stage"):
-        bench(Order(str(alone), link_preset="wifi"))
+        bench(SpeedOptions(str(alone), link_preset="wifi"))
 
 
 def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_mlx_lm_has_the_same_tokens_alone_and_in_a_pipeline(layout_file: Path) -
         nodes = plain.count_nodes(batch)
     finally:
         plain.close()
-    with Peers(folder, "float32", [1, 3]) as peers:
+    with MlxLmProcesses(folder, "float32", [1, 3]) as peers:
         split = peers.run(batch)
         pids = peers.pids
     assert split.token_ids == alone.token_ids
@@ -229,7 +229,7 @@ def test_mlx_lm_has_the_same_tokens_alone_and_in_a_pipeline(layout_file: Path) -
 def test_mlx_lm_says_what_it_cannot_cut(tmp_path: Path) -> None:
     make(tmp_path / "model", Shape("llama", layers=2, hidden=64, heads=4, kv_heads=2, mlp=96, vocab=300))
     with pytest.raises(ModelError, match="its llama has no pipeline"):
-        Peers(str(tmp_path / "model"), "float32", [1, 1])
+        MlxLmProcesses(str(tmp_path / "model"), "float32", [1, 1])
 
 
 def test_streams_are_a_list() -> None:

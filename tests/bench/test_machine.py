@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench import blas, machine
+from splitinfer.bench.shared import blas, machine
 from splitinfer.core.layout import lay_out
-from splitinfer.models.arithmetic import preloaded_blas
+from splitinfer.models.batch_invariance import preloaded_blas
 
 OPENBLAS = "/usr/lib/x86_64-linux-gnu/openblas-pthread/libblas.so.3"
 TWO_THREADS = """

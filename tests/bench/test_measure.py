@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench import measure
-from splitinfer.bench.measure import (
+from splitinfer.bench.shared import measure
+from splitinfer.bench.shared.measure import (
     Counters,
     Run,
     causes,

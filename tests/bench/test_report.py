@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from splitinfer.bench.measure import Counters, Run
-from splitinfer.bench.nodes import Nodes
-from splitinfer.bench.report import (
+from splitinfer.bench.shared.graph_size import GraphSize
+from splitinfer.bench.shared.measure import Counters, Run
+from splitinfer.bench.shared.throughput import BatchRun
+from splitinfer.bench.speed.report import (
     BASELINE,
     BASELINE_ALL,
     BASELINE_BEST,
@@ -22,8 +23,7 @@ from splitinfer.bench.report import (
     Findings,
     document,
 )
-from splitinfer.bench.tables import gap_tables, table
-from splitinfer.bench.throughput import BatchRun
+from splitinfer.bench.speed.tables import gap_tables, table
 
 
 def decode(step: float, *, stages: int = 0, away: float | None = None) -> Run:
@@ -59,7 +59,7 @@ def together() -> dict[str, Any]:
         (BASELINE_ALL, 2): [batch(0.125, 2), batch(0.125, 2)],
         (PEERS, 2): [batch(1.0, 4), batch(1.0, 4)],
     }
-    graphs = {(PIPELINE, 1): Nodes(90, 40), (PIPELINE, 2): Nodes(95, 44), (BASELINE, 2): Nodes(200, 1000)}
+    graphs = {(PIPELINE, 1): GraphSize(90, 40), (PIPELINE, 2): GraphSize(95, 44), (BASELINE, 2): GraphSize(200, 1000)}
     return {"batches": batches, "graphs": graphs}
 
 
@@ -96,7 +96,7 @@ def findings(**changes: Any) -> Findings:
 
 def test_the_document_has_the_figures() -> None:
     found = document(findings())
-    ours = found["contenders"][PIPELINE]
+    ours = found["systems"][PIPELINE]
     assert ours["decode"]["ms_per_token"]["median"] == 200
     assert ours["decode"]["tokens_per_second"]["values"] == [5, 10, 2.5]
     assert ours["decode"]["bytes_per_token"]["median"] == 100
@@ -106,7 +106,7 @@ def test_the_document_has_the_figures() -> None:
     assert ours["prefill"]["bytes_per_token"]["median"] == 20
     assert ours["prefill"]["prompt_tokens_per_second"]["median"] == 50
     assert ours["prefill"]["busy_percent"]["back"]["median"] == 50
-    assert "bytes_per_token" not in found["contenders"][BASELINE]["decode"]
+    assert "bytes_per_token" not in found["systems"][BASELINE]["decode"]
     pair = found["ratios"][f"{PIPELINE}/{BASELINE}"]
     assert pair["decode_speed"]["values"] == [0.5, 1, 0.25]
     assert pair["ttft"]["median"] == 0.5
@@ -118,12 +118,12 @@ def test_the_document_has_the_figures() -> None:
 
 def test_the_limits_stand_beside_the_figures() -> None:
     found = document(findings())
-    ours = found["contenders"][PIPELINE]
+    ours = found["systems"][PIPELINE]
     assert ours["decode"]["limit"]["tokens_per_second"]["values"] == [6.25, 12.5, 3.125]  # 160, 80 and 320 ms computing
     limit = ours["prefill"]["limit"]
     assert (limit["chunks"], limit["stages"], limit["share_of_one_stage"]) == (4, 2, 0.625)
     assert limit["ttft_seconds"]["values"] == [1.25, 1.25, 1.875]
-    assert "limit" not in found["contenders"][BASELINE]["decode"]
+    assert "limit" not in found["systems"][BASELINE]["decode"]
     text = shown(found)
     assert [line.split("│")[2].split()[0] for line in text.splitlines() if "physical limit" in line] == ["6.25", "1.25"]
     assert "(4 + 2 - 1) / (4 x 2) = 0.625" in text
@@ -133,7 +133,7 @@ def test_the_document_says_what_each_figure_is() -> None:
     runs = {**findings().runs, (PIPELINE, "decode"): [decode(0.1, stages=2, away=0.2)] * 3}
     found = document(findings(runs=runs, **together()))
     assert found["figures"] == FIGURES
-    paths = set(numbers({key: found[key] for key in ("contenders", "ratios", "same_tokens", "trials")}))
+    paths = set(numbers({key: found[key] for key in ("systems", "ratios", "same_tokens", "trials")}))
     explained = [pattern.split(".") for pattern in FIGURES if not pattern.startswith("*")]
     assert [path for path in paths if not any(matches(path, pattern) for pattern in explained)] == []
     assert [p for p in explained if not any(matches(path, p) for path in paths)] == [], "what is not there"
@@ -156,7 +156,7 @@ def matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def test_hops_and_host_are_told_apart_where_they_can_be() -> None:
     runs = {**findings().runs, (PIPELINE, "decode"): [decode(0.1, stages=2, away=3 * 0.055)] * 3}
-    by_cause = document(findings(runs=runs))["contenders"][PIPELINE]["decode"]["ms_per_token_by_cause"]
+    by_cause = document(findings(runs=runs))["systems"][PIPELINE]["decode"]["ms_per_token_by_cause"]
     assert by_cause["hops"]["median"] == pytest.approx(15)
     assert by_cause["host"]["median"] == pytest.approx(5)
     assert by_cause["hops_and_host"]["median"] == pytest.approx(20)
@@ -164,7 +164,7 @@ def test_hops_and_host_are_told_apart_where_they_can_be() -> None:
 
 def test_throughputs_have_their_figures() -> None:
     found = document(findings(**together()))
-    ours = found["contenders"][PIPELINE]["throughput"]["2"]
+    ours = found["systems"][PIPELINE]["throughput"]["2"]
     assert ours["sequences"] == 4
     assert ours["tokens_per_second"]["values"] == [16, 8]
     assert ours["itl_ms"]["p50"]["values"] == [250, 500]
@@ -175,9 +175,9 @@ def test_throughputs_have_their_figures() -> None:
     assert ours["goodput_duty_percent"]["back"]["median"] == 60
     assert ours["gaps"]["front"]["link"]["percent"]["values"] == pytest.approx([12.5, 100 / 12])
     assert ours["gaps"]["back"]["link"]["p99_ms"]["median"] == 60
-    assert "limit" not in found["contenders"][PEERS]["throughput"]["2"]
-    assert found["contenders"][PEERS]["decode"] is None
-    assert found["contenders"][BASELINE]["graph"] == {"2": {"nodes": 200, "kernels": 1000}}
+    assert "limit" not in found["systems"][PEERS]["throughput"]["2"]
+    assert found["systems"][PEERS]["decode"] is None
+    assert found["systems"][BASELINE]["graph"] == {"2": {"nodes": 200, "kernels": 1000}}
     pair = found["ratios"][f"{PIPELINE}/{BASELINE}"]["throughput"]["2"]
     assert pair["tokens_per_second"]["values"] == [2, 1]
     assert pair["itl"]["values"] == [1, 2]

@@ -12,8 +12,8 @@ import pytest
 import tiny
 import yaml
 
-from splitinfer.bench.fidelity import Fidelity
-from splitinfer.bench.serve_runs import jobs_of
+from splitinfer.bench.serving.servers import jobs_of
+from splitinfer.bench.shared.fidelity import Fidelity
 from splitinfer.sim.files import read_machine
 from splitinfer.sim.workload import Arrival
 
@@ -35,11 +35,11 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
         "serve", tiny_folder("llama"), tmp_path, "--trials", "1", "--prompt-tokens", "120", "--streams", "2",
         "--requests", "4", "--scale", "0.02", "--plot", str(picture),
     )  # fmt: skip
-    contenders = found["stall"]["trials"][0]["contenders"]  # type: ignore[index]
-    assert set(contenders) == {
+    systems = found["stall"]["trials"][0]["systems"]  # type: ignore[index]
+    assert set(systems) == {
         "stall_free", "stall_free, no objective", "prefill_first", "mlx-lm BatchGenerator"
     }  # fmt: skip
-    assert all(each["ttft"] > 0 and each["itl"]["max"] > 0 and each["gaps"] for each in contenders.values())
+    assert all(each["ttft"] > 0 and each["itl"]["max"] > 0 and each["gaps"] for each in systems.values())
     names = [point["name"] for point in found["arrivals"]]  # type: ignore[attr-defined]
     assert {"stall_free", "prefill_first", "watermark", "decode_first", "mlx-lm BatchGenerator"} <= set(names)
     for point in [*found["arrivals"], *found["dial"]]:  # type: ignore[misc]

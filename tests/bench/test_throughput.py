@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench import throughput
-from splitinfer.bench.throughput import BatchRun, step_seconds
+from splitinfer.bench.shared import throughput
+from splitinfer.bench.shared.throughput import BatchRun, step_seconds
 from splitinfer.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench.workload import DECODE_PROMPT, KINDS, STEP_SIZES, Workload, step_sizes, turns
+from splitinfer.bench.shared.workload import DECODE_PROMPT, KINDS, STEP_SIZES, Workload, step_sizes, turns
 
 workloads = st.builds(
     Workload,
@@ -73,12 +73,12 @@ def test_too_little_is_refused(name: str, value: int) -> None:
 
 
 @given(st.lists(st.integers(), unique=True, min_size=1, max_size=4), st.integers(1, 4))
-def test_everybody_has_the_same_turns_and_they_alternate(contenders: list[int], trials: int) -> None:
-    order = list(turns(contenders, trials))
-    assert len(set(order)) == len(order) == trials * len(KINDS) * len(contenders)
-    assert len(list(turns(contenders, trials, (4, 8)))) == len(order) + trials * 2 * len(contenders)
-    whose = [contender for _, _, contender in order]
-    assert whose == contenders * (trials * len(KINDS))
+def test_everybody_has_the_same_turns_and_they_alternate(systems: list[int], trials: int) -> None:
+    order = list(turns(systems, trials))
+    assert len(set(order)) == len(order) == trials * len(KINDS) * len(systems)
+    assert len(list(turns(systems, trials, (4, 8)))) == len(order) + trials * 2 * len(systems)
+    whose = [system for _, _, system in order]
+    assert whose == systems * (trials * len(KINDS))
     assert [trial for trial, _, _ in order] == sorted(trial for trial, _, _ in order)
 
 

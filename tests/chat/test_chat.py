@@ -14,7 +14,7 @@ from splitinfer.chat.commands import COMMANDS
 from splitinfer.chat.conversation import Conversation, Turn
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.requests import RequestOutput, StreamEvent
+from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
 

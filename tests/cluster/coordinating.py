@@ -23,9 +23,9 @@ from typing import Any
 import psutil
 from processes import ROOT, START_SECONDS, environment, until
 
-from splitinfer.bench.replay import Replay
-from splitinfer.core.flight import Flight
+from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import Flight
 from splitinfer.llm import LLM, Request, Settings
 
 WRONG = 0.3  # of the drafts
@@ -58,7 +58,7 @@ def main() -> None:
     """Serve until standard input ends. The argument is a file with the layout, the settings and the vocabulary."""
     order, mouth = json.loads(Path(sys.argv[1]).read_text()), _Mouth()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("splitinfer.engine.engine").addHandler(mouth)
+    logging.getLogger("splitinfer.engine.coordinator.engine").addHandler(mouth)
     replay = Replay(order["vocab_size"])
     replay.error = WRONG
     with LLM(order["layout"], settings=Settings(**order["settings"]), drafter=lambda: replay) as llm:

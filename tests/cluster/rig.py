@@ -26,8 +26,8 @@ from processes import RunningWorker, are_gone, until
 
 from splitinfer.core.layout import LOCAL
 from splitinfer.keyring import Keyring
-from splitinfer.kvstore.care import clean
-from splitinfer.kvstore.folder import Folder
+from splitinfer.kvstore.files import Folder
+from splitinfer.kvstore.maintenance import clean
 
 REMOTE = "remote"
 MODEL, VOCAB, CONTEXT = "llama", 160, 1024

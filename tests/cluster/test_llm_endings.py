@@ -9,7 +9,7 @@ import pytest
 from processes import until
 
 import splitinfer
-from splitinfer.engine.local import LocalWorker
+from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.errors import PeerError, RequestError, SplitinferError, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
@@ -128,7 +128,7 @@ def test_a_local_worker_that_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_local_worker_that_hangs_before_it_says_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("sys.executable", _script(tmp_path, "exec sleep 100"))
-    monkeypatch.setattr("splitinfer.engine.local.START_TIMEOUT", 0.5)
+    monkeypatch.setattr("splitinfer.engine.coordinator.local_workers.START_TIMEOUT", 0.5)
     silent = LocalWorker("b")
     began = time.monotonic()
     with pytest.raises(WorkerUnreachable, match=r"the local worker b did not start: nothing heard for 0\.5 s"):

@@ -12,7 +12,7 @@ from processes import coordinator, until, worker, write_layout
 
 import splitinfer
 from splitinfer.core.layout import StageSpec
-from splitinfer.engine.crew import Crew
+from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.llm import LLM
 
 THREE = {
@@ -32,13 +32,13 @@ def workers() -> dict[str, psutil.Process]:
 @pytest.mark.parametrize("victim", ["b", "c"])
 def test_a_frozen_local_worker_is_replaced_unasked(victim: str, monkeypatch: pytest.MonkeyPatch):
     greeted: list[tuple[str, str]] = []
-    reach = Crew.reach
+    reach = WorkerGroup.reach
 
-    def note(self: Crew, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
+    def note(self: WorkerGroup, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
         greeted.append((spec.name, address))
         reach(self, stage, spec, address, timeout)
 
-    monkeypatch.setattr(Crew, "reach", note)
+    monkeypatch.setattr(WorkerGroup, "reach", note)
     with LLM(THREE) as llm:
         expected = llm.generate("The king", PARAMS)[0].token_ids
         before, met = workers(), dict(greeted)

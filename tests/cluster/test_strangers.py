@@ -23,7 +23,7 @@ from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, until, worker
 
 import transports
-from splitinfer.core.link_figures import MOST_BYTES
+from splitinfer.core.metrics.link_measurement import MOST_BYTES
 from splitinfer.core.plan import NewSequence, Save, StepPlan, StepResult, TensorSpec
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.versions import own_versions

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 from toy import ToyStage
 
-from splitinfer.core.bounds import SchedulerConfig
-from splitinfer.core.costs import StageCosts
 from splitinfer.core.plan import SampledSlice, Slice, StepPlan
-from splitinfer.core.scheduler import Scheduler
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.sim.clockwork import Clockwork
 from splitinfer.sim.machine import Hop, Machine
+from splitinfer.sim.simulator import Simulator
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Stage:
     link: float
 
 
-class PipelineSim(Clockwork):
+class PipelineSim(Simulator):
     """``times`` and ``tokens`` of each sequence."""
 
     def __init__(self, config: SchedulerConfig, stages: list[Stage], check: bool = True) -> None:

@@ -14,10 +14,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from random import Random
 
-from splitinfer.core import admissions, keeper, kv_budget, microbatch, prefix, scheduler
-from splitinfer.core.bounds import SchedulerConfig
-from splitinfer.core.keeper import KeeperConfig
-from splitinfer.core.kv_budget import KVBudget, KVUse, StageKV, use_of
+from splitinfer.core.kv import block_tree as prefix
+from splitinfer.core.kv import budget as kv_budget
+from splitinfer.core.kv import prefix_cache
+from splitinfer.core.kv.block_tree import Block, DiskBlock, Key, chained
+from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV, use_of
+from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.plan import (
     NewSequence,
     SampledSlice,
@@ -28,11 +30,14 @@ from splitinfer.core.plan import (
     StepPlan,
     StepResult,
 )
-from splitinfer.core.policy import Knobs, PolicyName
-from splitinfer.core.prefix import Block, Kept, Key, chained
-from splitinfer.core.scheduler import Scheduler, TokenEvent
+from splitinfer.core.scheduler import admission as admissions
+from splitinfer.core.scheduler import microbatches as microbatch
+from splitinfer.core.scheduler import scheduler
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
+from splitinfer.core.scheduler.scheduler import Scheduler, TokenEvent
 from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
-from splitinfer.core.speculation import Draft, Wish
+from splitinfer.core.speculation.speculation import Draft, Wish
 
 VOCAB = 5  # few, so that different prompts often begin alike
 
@@ -40,15 +45,15 @@ VOCAB = 5  # few, so that different prompts often begin alike
 @contextmanager
 def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
     """Blocks of KV and least chunks so small that short sequences meet their borders."""
-    before, worth = (kv_budget.BLOCK, microbatch.MIN_CHUNK), keeper.WORTH
-    kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = block
-    keeper.WORTH = 1
+    before, worth = (kv_budget.BLOCK, microbatch.MIN_CHUNK), prefix_cache.WORTH
+    kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = prefix_cache.BLOCK = block
+    prefix_cache.WORTH = 1
     microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = min_chunk
     try:
         yield
     finally:
-        kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = keeper.BLOCK = before[0]
-        keeper.WORTH = worth
+        kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = prefix_cache.BLOCK = before[0]
+        prefix_cache.WORTH = worth
         microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = before[1]
 
 
@@ -116,8 +121,8 @@ class StoredBlock:
 class ToyDisk:
     """The files of one stage. What is to be written is there, and told of, only after ``catch_up``."""
 
-    files: dict[Key, tuple[Kept, StoredBlock]] = field(default_factory=dict)
-    behind: deque[tuple[Key, Kept, StoredBlock]] = field(default_factory=deque)
+    files: dict[Key, tuple[DiskBlock, StoredBlock]] = field(default_factory=dict)
+    behind: deque[tuple[Key, DiskBlock, StoredBlock]] = field(default_factory=deque)
     unsaid: list[Key] = field(default_factory=list)
 
     def catch_up(self, most: int = 1000) -> None:
@@ -206,7 +211,7 @@ class ToyStage:
         self.blocks[save.block_id] = block
         if save.is_for_disk:
             assert save.tokens == block.tokens, "a file of other tokens"
-            kept = Kept(save.parent, save.tokens)
+            kept = DiskBlock(save.parent, save.tokens)
             for disk in self.disks:
                 disk.behind.append((chained(save.parent, save.tokens), kept, block))
 
@@ -252,14 +257,14 @@ class ToyPipeline(ToyStage):
         self.under_way.append(self.run(plan))
 
 
-def config_of(**config: int | bool | KVBudget | Knobs | tuple[Kept, ...] | None) -> SchedulerConfig:
+def config_of(**config: int | bool | KVBudget | PolicyConfig | tuple[DiskBlock, ...] | None) -> SchedulerConfig:
     """The scheduler's bounds, with what is said of blocks in its place."""
-    of_blocks = {name: config.pop(name) for name in [each.name for each in fields(KeeperConfig)] if name in config}
+    of_blocks = {name: config.pop(name) for name in [each.name for each in fields(PrefixCacheConfig)] if name in config}
     bounds = {"num_groups": 2, "max_in_flight": 2, "token_budget": 4, "max_running": 2, "max_len": 1000, **config}
-    return SchedulerConfig(**bounds, blocks=KeeperConfig(**of_blocks))  # type: ignore[arg-type]
+    return SchedulerConfig(**bounds, blocks=PrefixCacheConfig(**of_blocks))  # type: ignore[arg-type]
 
 
-def kept_by_all(disks: list[ToyDisk]) -> tuple[Kept, ...]:
+def kept_by_all(disks: list[ToyDisk]) -> tuple[DiskBlock, ...]:
     """What is on every disk, as the first stage offers it."""
     first, *others = disks or [ToyDisk()]
     return tuple(kept for key, (kept, _) in first.files.items() if all(key in disk.files for disk in others))
@@ -286,7 +291,7 @@ class Guesser:
 class House:
     """A scheduler and a toy, and the account of what each sequence got."""
 
-    def __init__(self, *, disks: Iterable[ToyDisk] = (), **config: int | bool | KVBudget | Knobs | None) -> None:
+    def __init__(self, *, disks: Iterable[ToyDisk] = (), **config: int | bool | KVBudget | PolicyConfig | None) -> None:
         self.disks = list(disks)
         self.scheduler = Scheduler(config_of(**config, on_disk=bool(self.disks), kept=kept_by_all(self.disks)))
         kept = self.scheduler.config.blocks
@@ -366,7 +371,7 @@ class House:
         has_states = self.scheduler.config.rewind == 0  # which are gone back over in one step
         assert all(part.num_logits == 1 or part.num_drafts for part in decodes)
         assert all(len(part.token_ids) == 1 or part.num_drafts or has_states for part in decodes)
-        keeps_waiting = self.scheduler.config.knobs.policy in (PolicyName.PREFILL_FIRST, PolicyName.WATERMARK)
+        keeps_waiting = self.scheduler.config.policy_config.policy in (PolicyName.PREFILL_FIRST, PolicyName.WATERMARK)
         if plan.slices and before and not decodes and not keeps_waiting and self.scheduler.config.kv is None:
             # A chunk alone is the step of an empty group, or of one whose results are still to come.
             full = {before[seq_id] for seq_id in before}
@@ -434,9 +439,11 @@ class House:
         """Nothing is lost: what the toy still has is what the index knows."""
         assert self.scheduler.is_idle
         assert not self.toy.caches
-        found = {block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.keeper.index}
+        found = {
+            block.block_id: StoredBlock(_before(block), block.tokens) for block in self.scheduler.prefix_cache.tree
+        }
         assert self.toy.blocks == found
-        assert not any(block.is_coming for block in self.scheduler.keeper.index)
+        assert not any(block.is_coming for block in self.scheduler.prefix_cache.tree)
 
 
 def _before(block: Block) -> tuple[int, ...]:

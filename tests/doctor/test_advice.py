@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.link_figures import LinkFigures
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.doctor.advice import Codec, Hidden, advise, choose, pipeline_seconds, rows_of
 
 HIDDEN = Hidden(4096, "bfloat16", "test")  # 8,192 bytes
@@ -15,14 +15,14 @@ FP16 = Codec("fp16", 8192, 1e-6)
 
 
 def test_a_tokens_cost_is_latency_and_its_bytes():
-    gigabit = LinkFigures(0.0002, 0.0004, down=117e6, up=117e6)
+    gigabit = LinkMeasurement(0.0002, 0.0004, down=117e6, up=117e6)
     assert advise(gigabit, HIDDEN, []).token_seconds == pytest.approx(0.0002 + 8192 / 117e6)
-    unlimited = LinkFigures(0.0002, 0.0004, math.inf, math.inf)
+    unlimited = LinkMeasurement(0.0002, 0.0004, math.inf, math.inf)
     assert advise(unlimited, HIDDEN, []).token_seconds == 0.0002
 
 
 def test_the_cost_of_a_pipeline_is_every_hop_and_the_way_back():
-    ways = [advise(LinkFigures(latency, latency, 1e9, 1e9), HIDDEN, []) for latency in (0.001, 0.003)]
+    ways = [advise(LinkMeasurement(latency, latency, 1e9, 1e9), HIDDEN, []) for latency in (0.001, 0.003)]
     assert pipeline_seconds(ways, back=0.002) == pytest.approx(0.006 + 2 * 8192 / 1e9)
 
 
@@ -52,7 +52,7 @@ def test_a_link_too_quick_to_tell_needs_no_codec():
 
 
 def test_chunks_last_twenty_latencies():
-    link = LinkFigures(0.005, 0.01, down=8192e3, up=1e9)  # a row in a millisecond
+    link = LinkMeasurement(0.005, 0.01, down=8192e3, up=1e9)  # a row in a millisecond
     found = advise(link, HIDDEN, [])
     assert found.chunk_seconds == pytest.approx(0.1)
     assert found.row_seconds == pytest.approx(0.001)
@@ -60,8 +60,8 @@ def test_chunks_last_twenty_latencies():
 
 
 def test_no_number_of_tokens_is_long_enough_on_a_quick_wire_of_long_latency():
-    assert advise(LinkFigures(0.01, 0.01, 10e9, 10e9), HIDDEN, []).chunk_rows is None
-    assert advise(LinkFigures(0.01, 0.01, math.inf, math.inf), HIDDEN, []).chunk_rows is None
+    assert advise(LinkMeasurement(0.01, 0.01, 10e9, 10e9), HIDDEN, []).chunk_rows is None
+    assert advise(LinkMeasurement(0.01, 0.01, math.inf, math.inf), HIDDEN, []).chunk_rows is None
     assert rows_of(0.0, 0.001) == 1
 
 

@@ -12,15 +12,15 @@ from processes import Running, worker
 from test_keys import address, beyond_loopback, key, keyring
 
 from splitinfer.config import Layout
-from splitinfer.core.clocks import ClockReading
-from splitinfer.core.link_figures import LinkFigures
+from splitinfer.core.metrics.clocks import ClockReading
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.doctor.advice import Hidden
-from splitinfer.doctor.hidden import codecs_of, hidden_of
+from splitinfer.doctor.hidden_states import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
 from splitinfer.doctor.report import LayoutReport, as_document
 from splitinfer.doctor.run import look, look_at_layout, run_doctor
-from splitinfer.engine import door
 from splitinfer.engine.versions import own_versions
+from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
 from splitinfer.wire.messages import Versions
 from transports import LinkProfile
@@ -105,8 +105,10 @@ def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
             {"name": "w2", "layers": 1, "address": second.address},
         ]})  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("splitinfer.engine.crew.address_for_others", lambda _: "tcp://127.0.0.1:9")
-            patch.setattr("splitinfer.engine.crew._ANSWER_SECONDS", 30.0)
+            patch.setattr(
+                "splitinfer.engine.coordinator.worker_group.address_for_others", lambda _: "tcp://127.0.0.1:9"
+            )
+            patch.setattr("splitinfer.engine.coordinator.worker_group._ANSWER_SECONDS", 30.0)
             looked = look_at_layout(found, 5, lambda _: None).looked
     assert [link.figures is not None for link in looked.links] == [True, False, True]
     assert "tcp://127.0.0.1:9" in looked.links[1].problem
@@ -116,7 +118,7 @@ def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
 def test_another_version_is_one_sentence() -> None:
     older = Versions(own_versions().protocol - 1, "0", "0", "0")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(door, "own_versions", lambda: older)
+        patch.setattr(acceptor, "own_versions", lambda: older)
         with stages.worker("inproc") as there:
             layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
             looked = look_at_layout(layout, 5, lambda _: None).looked
@@ -203,7 +205,7 @@ def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_infinite_figures_are_null_in_json() -> None:
-    link = LinkSeen("a", "b", "tcp", "hidden states", LinkFigures(0.1, 0.2, float("inf"), 1e6))
+    link = LinkSeen("a", "b", "tcp", "hidden states", LinkMeasurement(0.1, 0.2, float("inf"), 1e6))
     seen = WorkerSeen("b", "tcp://b", None, ClockReading(1.0, 0.5), "gone")
     report = look(None, 1, lambda _: None)
     whole = as_document(

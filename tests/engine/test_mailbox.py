@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from splitinfer.engine import mailbox, processor
+from splitinfer.engine import cpu_affinity as processor
+from splitinfer.engine import mailbox
 from splitinfer.engine.mailbox import AWAKE, Mailbox
 
 
@@ -16,11 +17,11 @@ from splitinfer.engine.mailbox import AWAKE, Mailbox
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When the waiting thread gave way."""
     times: list[float] = []
-    give_way = mailbox.give_way
+    yield_processor = mailbox.yield_processor
 
     def noted() -> None:
         times.append(time.monotonic())
-        give_way()
+        yield_processor()
 
     monkeypatch.setattr(mailbox, "give_way", noted)
     return times

@@ -20,7 +20,7 @@ from mlx_lm.utils import load_model
 from stages import layout, pipeline, prompt, shorten_blocks
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.worker import Worker
+from splitinfer.engine.worker.worker import Worker
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.models.kv_pool import KVPool
 from transports import listen

@@ -3,10 +3,10 @@
 import random
 from collections.abc import Sequence
 
+from splitinfer.core.kv.block_tree import KEY_BYTES
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.prefix import KEY_BYTES
+from splitinfer.kvstore.index import FileName
 from splitinfer.kvstore.record import Part, Record
-from splitinfer.kvstore.shelf import FileName
 
 ROOT = b"r" * KEY_BYTES
 GROUP = "0123456789abcdef"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from kv_samples import GROUP, LAYERS, block, buffers, chain, is_right, name_of
 
-from splitinfer.kvstore.folder import Folder
+from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.record import Buffer
 from splitinfer.kvstore.store import Disk, KVStore
 

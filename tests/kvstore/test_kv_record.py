@@ -12,8 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kv_samples import block, buffers, is_right
 
+from splitinfer.core.kv.block_tree import KEY_BYTES, chained
 from splitinfer.core.plan import TensorSpec
-from splitinfer.core.prefix import KEY_BYTES, chained
 from splitinfer.kvstore.record import (
     MAGIC,
     Damaged,

@@ -18,9 +18,9 @@ import kv_writer
 import pytest
 from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, is_right, name_of
 
-from splitinfer.core.prefix import Key
+from splitinfer.core.kv.block_tree import Key
 from splitinfer.kvstore import store as module
-from splitinfer.kvstore.folder import ABOUT, Folder
+from splitinfer.kvstore.files import ABOUT, Folder
 from splitinfer.kvstore.record import Record
 from splitinfer.kvstore.store import Disk, KVStore
 

@@ -22,15 +22,15 @@ from mlx.utils import tree_flatten, tree_map_with_path
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes
 
-from splitinfer.core.kv import least_rewind
+from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import CannotCut
-from splitinfer.models.anatomy import Anatomy
 from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
+from splitinfer.models.graph import arrays_read
 from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.step import StepModel, Way
-from splitinfer.models.trace import arrays_read
+from splitinfer.models.structure import ModelStructure
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny import _spread
@@ -109,16 +109,16 @@ def examine(config: Config) -> Finding:
     num_cuts = len(model.layers) - 1
     rollback, together, kept = _rollback(whole), _together(whole[0]), _kept(whole[0])
     try:
-        anatomy = Anatomy(model)
+        structure = ModelStructure(model)
     except CannotCut as error:
         refused = dict.fromkeys(range(1, num_cuts + 1), str(error))
         return Finding(num_cuts, refused, any_chunking, rollback, together, kept, tuple(notes))
-    pairs, refused = _cut_everywhere(anatomy)
+    pairs, refused = _cut_everywhere(structure)
     right = list(pairs)
     for borders in _all_borders(right):
-        stages = pairs[borders[0]] if len(borders) == 1 else cut(anatomy, borders)
+        stages = pairs[borders[0]] if len(borders) == 1 else cut(structure, borders)
         assert _equal(_run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
-        _check_reads(stages, anatomy)
+        _check_reads(stages, structure)
     if right:
         stages = pairs[right[len(right) // 2]]
         for chunk, other in others.items():
@@ -128,21 +128,21 @@ def examine(config: Config) -> Finding:
         assert kept == "no" or all(_kept(stage) != "no" for stage in stages), "kept whole, and not in halves"
         if rollback != "none":
             _check_rollback(stages, tokens, straight)
-    return Finding(num_cuts, refused, any_chunking, rollback, together, kept, (*notes, *_notes(anatomy, right)))
+    return Finding(num_cuts, refused, any_chunking, rollback, together, kept, (*notes, *_notes(structure, right)))
 
 
-def cut(anatomy: Anatomy, borders: Sequence[int]) -> Stages:
+def cut(structure: ModelStructure, borders: Sequence[int]) -> Stages:
     """Stages that share one model."""
-    ends = [0, *borders, anatomy.num_layers]
-    return [StageModel(anatomy.model, start, end, anatomy) for start, end in pairwise(ends)]
+    ends = [0, *borders, structure.num_layers]
+    return [StageModel(structure.model, start, end, structure) for start, end in pairwise(ends)]
 
 
-def _cut_everywhere(anatomy: Anatomy) -> tuple[dict[int, Stages], dict[int, str]]:
+def _cut_everywhere(structure: ModelStructure) -> tuple[dict[int, Stages], dict[int, str]]:
     """Two stages for each cut there is, and the reasons why there is none."""
     pairs, reasons = {}, {}
-    for k in range(1, anatomy.num_layers):
+    for k in range(1, structure.num_layers):
         try:
-            pairs[k] = cut(anatomy, [k])
+            pairs[k] = cut(structure, [k])
         except CannotCut as error:
             reasons[k] = str(error)
     return pairs, reasons
@@ -262,28 +262,28 @@ def _check_rollback(stages: Stages, tokens: mx.array, straight: mx.array) -> Non
     assert difference < TOLERANCE, f"after a rollback the logits differ by {difference}"
 
 
-def _check_reads(stages: Stages, anatomy: Anatomy) -> None:
+def _check_reads(stages: Stages, structure: ModelStructure) -> None:
     """No stage reads a parameter of an earlier layer, nor of a later one but its first norm."""
-    parameters = dict(tree_flatten(anatomy.model.parameters()))
+    parameters = dict(tree_flatten(structure.model.parameters()))
     for stage in stages:
         caches = stage.make_caches()
         outputs = [stage(mx.zeros((1, rows), mx.int32), caches, None, rows) for rows in (3, 1)]
         outputs += [a for cache in caches.own for _, a in tree_flatten(cache.state) if isinstance(a, mx.array)]
         read = arrays_read(outputs, parameters)
-        later = read & (anatomy.owned_before(anatomy.num_layers) - anatomy.owned_before(stage.end))
-        assert not read & anatomy.owned_before(stage.start), "a stage reads parameters of earlier layers"
+        later = read & (structure.owned_before(structure.num_layers) - structure.owned_before(stage.end))
+        assert not read & structure.owned_before(stage.start), "a stage reads parameters of earlier layers"
         assert all(parameters[name].ndim == 1 for name in later), f"a stage reads {sorted(later)} of later layers"
 
 
-def _notes(anatomy: Anatomy, right: Sequence[int]) -> Iterator[str]:
-    borders = {k: anatomy.border(k) for k in right}
+def _notes(structure: ModelStructure, right: Sequence[int]) -> Iterator[str]:
+    borders = {k: structure.border(k) for k in right}
     several = [k for k, border in borders.items() if len(border.rows) > 1]
     sharing = [k for k, border in borders.items() if border.shared]
     if several:
         most = max(len(borders[k].rows) for k in several)
         yield f"up to {most} arrays cross at layers {_ranges(several)}"
     if sharing:
-        sources = sorted({anatomy.first_user(i) for k in sharing for i in borders[k].shared} - {None})
+        sources = sorted({structure.first_user(i) for k in sharing for i in borders[k].shared} - {None})
         yield f"keys and values of layers {_ranges(sources)} cross at layers {_ranges(sharing)}"
 
 

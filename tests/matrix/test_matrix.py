@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 import table
 
-from splitinfer.models.anatomy import Anatomy, Border
 from splitinfer.models.cut import StageModel
+from splitinfer.models.structure import Border, ModelStructure
 
 CONFIGS = configs.configurations()
 KNOWN, ROWS = table.written()
@@ -37,7 +37,7 @@ def test_a_wrong_cut_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     model = compare.build(CONFIGS[name])
     tokens, _ = compare._reference(model)
     straight = compare._run([StageModel(model, 0, len(model.layers))], tokens, compare.CHUNK)
-    stages = compare.cut(Anatomy(model), [len(model.layers) - 1])
+    stages = compare.cut(ModelStructure(model), [len(model.layers) - 1])
     assert compare._equal(compare._run(stages, tokens, compare.CHUNK), straight)
     unpack = Border.unpack
     monkeypatch.setattr(Border, "unpack", lambda border, packed: unpack(border, _without_last(packed)))

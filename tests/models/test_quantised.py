@@ -4,7 +4,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.base import create_causal_mask
 
-from splitinfer.core.kv_format import FORMATS, format_of
+from splitinfer.core.kv.format import FORMATS, format_of
 from splitinfer.models import quantised
 from splitinfer.models.quantised import CannotQuantise, QuantisedKVCache, attention, group_size, quantise
 

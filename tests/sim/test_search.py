@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from splitinfer.cli import app
-from splitinfer.core.costs import Shape, StageCosts
-from splitinfer.core.dials import Dials
+from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.serving_options import ServingOptions
 from splitinfer.errors import ConfigError
 from splitinfer.sim.capacity import cuts, find_capacity
-from splitinfer.sim.clockwork import Served
 from splitinfer.sim.files import read_machine
 from splitinfer.sim.machine import Hop, Machine
 from splitinfer.sim.outcome import Objective, Outcome, Spread, outcome_of, quantile
 from splitinfer.sim.search import Search, search
+from splitinfer.sim.simulator import Served
 from splitinfer.sim.workload import Lengths, fitted, made_up_lengths, poisson, read_lengths, recorded
 
 # A machine as GPUs are: weights weigh as much as 128 rows do.
@@ -111,7 +111,7 @@ def test_bisection_finds_the_border(most: float):
 
 def test_stall_free_serves_more_than_prefill_first_where_answers_must_flow():
     lengths, policies = fitted(made_up_lengths(), 0.3, 4000), ("stall_free", "prefill_first")
-    asked = Search(GPU, lengths, Dials(max_running=16), policies, (512,), 60, 1, objectives=(5.0,))
+    asked = Search(GPU, lengths, ServingOptions(max_running=16), policies, (512,), 60, 1, objectives=(5.0,))
     free, first = (case["capacity"][0]["rate"] for case in search(asked)["cases"])
     assert free > 1.3 * first
 

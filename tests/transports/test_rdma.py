@@ -20,11 +20,11 @@ from curve import OWN, secured
 from echoes import echo, process
 
 import transports
-from transports import CarrierUnavailable, Frame, KeyPair, Link, LinkOptions, LinkRefused
+from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
 from transports.framing import Kind, encode
 from transports.rdma import handshake, link, transport
-from transports.rdma.carrier import Carrier
 from transports.rdma.channel import Channel, ChannelClosedError, Job, Word
+from transports.rdma.child_process import ChildProcess
 from transports.rdma.messages import Stream, pack_head
 
 RING = "rdma://127.0.0.1:0?backend=ring"
@@ -123,7 +123,7 @@ def test_a_child_that_joins_in_vain_goes_though_its_parent_is_gone() -> None:
     """MLX keeps the GIL while it waits for a peer, so nothing of Python can end the process then."""
     code = """
 import json, os, time
-from transports.rdma.carrier import Carrier
+from transports.rdma.child_process import Carrier
 from transports.rdma.channel import Job, Word
 carrier = Carrier()
 carrier.start(Job(0, "ring", 1, 2, 0.1, 0.1))
@@ -263,7 +263,7 @@ def test_plain_links_come_by_the_same_port() -> None:
 def test_a_tcp_listener_takes_plain_links_only() -> None:
     with transports.listen(TCP, options=QUICK) as listener:
         address = listener.address.replace("tcp", "rdma") + "?backend=ring"
-        with pytest.raises(CarrierUnavailable, match="only plain links are to be had here"):
+        with pytest.raises(TransportUnavailable, match="only plain links are to be had here"):
             transports.connect(address, timeout=SECONDS, options=QUICK)
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         listener.accept(SECONDS)
@@ -323,13 +323,13 @@ def test_how_many_there_may_be_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     with transports.listen(RING, options=QUICK) as listener:
         here = transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         listener.accept(SECONDS)
-        with pytest.raises(CarrierUnavailable, match="there are 1 rdma links here already"):
+        with pytest.raises(TransportUnavailable, match="there are 1 rdma links here already"):
             transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         here.close()
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         monkeypatch.setattr(transport, "MAX_LINKS", 9)
         monkeypatch.setattr(transport, "MAX_HANDSHAKES", 0)
-        with pytest.raises(CarrierUnavailable, match="being set up here already"):
+        with pytest.raises(TransportUnavailable, match="being set up here already"):
             transports.connect(listener.address, timeout=SECONDS, options=QUICK)
 
 
@@ -339,29 +339,29 @@ def test_how_many_there_may_be_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 def test_the_refusing_ends_reason_is_what_the_other_hears(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handshake, "usable", lambda *_: "the cable is not in")
     with transports.listen(RING, options=QUICK) as listener:
-        with pytest.raises(CarrierUnavailable, match=r"^the cable is not in$"):
+        with pytest.raises(TransportUnavailable, match=r"^the cable is not in$"):
             transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         with pytest.raises(transports.LinkTimeout):
             listener.accept(0.05)
 
 
 def test_a_child_that_cannot_start_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.rdma.carrier.sys.executable", "/bin/false")
+    monkeypatch.setattr("transports.rdma.child_process.sys.executable", "/bin/false")
     with (
         transports.listen(RING, options=QUICK) as listener,
-        pytest.raises(CarrierUnavailable, match=r"process that was to carry the frames ended .*exit code 1"),
+        pytest.raises(TransportUnavailable, match=r"process that was to carry the frames ended .*exit code 1"),
     ):
         transports.connect(listener.address, timeout=SECONDS, options=QUICK)
 
 
 def test_a_process_that_cannot_be_made_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transports.rdma.carrier.sys.executable", "/nowhere/python")
+    monkeypatch.setattr("transports.rdma.child_process.sys.executable", "/nowhere/python")
     me = psutil.Process()
     with transports.listen(RING, options=QUICK) as listener:
         for attempt in range(3):
             if attempt == 1:  # zmq keeps what it needs for connecting
                 num_files = me.num_fds()
-            with pytest.raises(CarrierUnavailable, match="no process could be started"):
+            with pytest.raises(TransportUnavailable, match="no process could be started"):
                 transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         until(lambda: me.num_fds() <= num_files, "descriptors are given back")
 
@@ -379,7 +379,7 @@ def test_keys_hold_for_the_whole_link() -> None:
 
 def test_a_ring_between_machines_carries_no_frames_of_a_link_with_keys() -> None:
     options = secured(QUICK)
-    with pytest.raises(CarrierUnavailable, match="ring carries frames in the open"):
+    with pytest.raises(TransportUnavailable, match="ring carries frames in the open"):
         transports.connect("rdma://192.0.2.1:5577?backend=ring", timeout=1, options=options)
 
 
@@ -481,15 +481,15 @@ def _send_alive_for_ever(channel: Channel) -> None:
 
 
 def test_a_child_that_is_told_nonsense_says_why() -> None:
-    carrier = Carrier()
+    process = ChildProcess()
     try:
-        carrier.start(Job(0, "ring", 1, 5, 0.1, 0.1))
-        carrier.channel.send(Word.WAKE)
+        process.start(Job(0, "ring", 1, 5, 0.1, 0.1))
+        process.channel.send(Word.WAKE)
         words = []
-        while (record := carrier.channel.recv(SECONDS)) is not None and record.word is not Word.FAILED:
+        while (record := process.channel.recv(SECONDS)) is not None and record.word is not Word.FAILED:
             words.append(record.word)
         assert words[0] is Word.UP
         assert record is not None
         assert record.text == b"WAKE in place of GO"
     finally:
-        carrier.end()
+        process.end()

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitinfer.core.identity import FilePrint, Fingerprint
-from splitinfer.core.kv_format import NAMES as KV_FORMATS
-from splitinfer.core.link_figures import MOST_BYTES, LinkFigures
+from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.kv.format import NAMES as KV_FORMATS
+from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import (
     Fetch,
     NewSequence,
@@ -154,17 +154,17 @@ def _echoes() -> st.SearchStrategy[messages.Echo]:
     return st.builds(messages.Echo, st.integers(0, MOST_BYTES))
 
 
-def _link_figures() -> st.SearchStrategy[LinkFigures]:
+def _link_figures() -> st.SearchStrategy[LinkMeasurement]:
     latencies = st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)).map(sorted)
     bandwidth = st.floats(0, exclude_min=True)
-    return st.builds(lambda pair, down, up: LinkFigures(*pair, down, up), latencies, bandwidth, bandwidth)
+    return st.builds(lambda pair, down, up: LinkMeasurement(*pair, down, up), latencies, bandwidth, bandwidth)
 
 
 _CAREFUL = {
     SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
     Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads,
     messages.Compress: lambda: st.sampled_from(("none", *CODECS)).map(messages.Compress),
-    messages.Echo: _echoes, LinkFigures: _link_figures,
+    messages.Echo: _echoes, LinkMeasurement: _link_figures,
 }  # fmt: skip
 
 FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
@@ -191,7 +191,7 @@ EXAMPLES: dict[str, Message] = {
             dtype="auto",
             stage=1,
             bounds=(0, 20, 32),
-            fingerprint=Fingerprint("c0", {"model.safetensors": FilePrint(10**10, "t", "s")}, "abc"),
+            fingerprint=Fingerprint("c0", {"model.safetensors": FileFingerprint(10**10, "t", "s")}, "abc"),
             vocab_size=151_643,
             kv_tokens=8192,
             kv_root=b"root",
@@ -213,7 +213,7 @@ EXAMPLES: dict[str, Message] = {
         messages.Echo(65536),
         messages.Echoed(),
         messages.MeasureNext(),
-        messages.Measured(LinkFigures(0.00025, 0.0005, 1.1e9, math.inf)),
+        messages.Measured(LinkMeasurement(0.00025, 0.0005, 1.1e9, math.inf)),
         messages.Step(PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5)))),
         messages.Result(
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from splitinfer.core.identity import Fingerprint
+from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.plan import Slice, StepPlan, TensorSpec
 from splitinfer.wire.messages import Load, Step, Versions
 

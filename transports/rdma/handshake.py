@@ -25,10 +25,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transports.address import parse_host_port
-from transports.base import CarrierUnavailable, Frame, FrameError, Link, LinkClosed, LinkOptions, LinkTimeout
+from transports.base import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkTimeout, TransportUnavailable
 from transports.rdma.address import BACKENDS, RING, Place
-from transports.rdma.carrier import Carrier
 from transports.rdma.channel import ChannelClosedError, Job, Record, Word
+from transports.rdma.child_process import ChildProcess
 from transports.rdma.probe import choose_device, usable
 
 HANDSHAKE_SECONDS = 20.0
@@ -75,33 +75,33 @@ def parse_opening(opening: bytes) -> Wish:
 class Joined:
     """A child whose group stands."""
 
-    carrier: Carrier
+    process: ChildProcess
     nonce: int
 
 
 def join_as_connector(control: Link, place: Place, options: LinkOptions) -> Joined:
-    """Raises CarrierUnavailable; the control link is ended then."""
-    return _Handshake(control, _carrier_for(control), options).run(lambda shake: _connect(shake, place))
+    """Raises TransportUnavailable; the control link is ended then."""
+    return _Handshake(control, _process_for(control), options).run(lambda shake: _connect(shake, place))
 
 
 def join_as_listener(control: Link, wish: Wish, options: LinkOptions) -> Joined:
-    """Raises CarrierUnavailable; the control link is ended then."""
+    """Raises TransportUnavailable; the control link is ended then."""
     reason = usable(wish.backend, wish.device)
     if reason is None and wish.backend == RING and options.security is not None:
         reason = why_not_ring(_host_of(control.address))
     if reason is not None:
         control.close(reason)
-        raise CarrierUnavailable(reason)
-    return _Handshake(control, _carrier_for(control), options).run(lambda shake: _accept(shake, wish))
+        raise TransportUnavailable(reason)
+    return _Handshake(control, _process_for(control), options).run(lambda shake: _accept(shake, wish))
 
 
-def _carrier_for(control: Link) -> Carrier:
+def _process_for(control: Link) -> ChildProcess:
     try:
-        return Carrier()
+        return ChildProcess()
     except OSError as problem:
         reason = f"no process could be started to carry the frames: {problem}"
         control.close(reason)
-        raise CarrierUnavailable(reason) from problem
+        raise TransportUnavailable(reason) from problem
 
 
 def why_not_ring(host: str) -> str | None:
@@ -112,39 +112,39 @@ def why_not_ring(host: str) -> str | None:
 
 
 def address_of(place: Place) -> str:
-    """The numeric IPv4 address of a place, the only kind that MLX's ring knows. Raises CarrierUnavailable."""
+    """The numeric IPv4 address of a place, the only kind that MLX's ring knows. Raises TransportUnavailable."""
     host = parse_host_port(place.control).host
     try:
         return str(sockets.getaddrinfo(host, None, sockets.AF_INET, sockets.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
-        raise CarrierUnavailable(f"ring needs an IPv4 address, and {host} has none") from None
+        raise TransportUnavailable(f"ring needs an IPv4 address, and {host} has none") from None
 
 
 class _Handshake:
-    def __init__(self, control: Link, carrier: Carrier, options: LinkOptions) -> None:
-        self.control, self.carrier, self.options = control, carrier, options
+    def __init__(self, control: Link, process: ChildProcess, options: LinkOptions) -> None:
+        self.control, self.process, self.options = control, process, options
         self.until = time.monotonic() + HANDSHAKE_SECONDS
         self.nonce = 0
 
     def run(self, steps: Callable[[_Handshake], None]) -> Joined:
         try:
             steps(self)
-            return Joined(self.carrier, self.nonce)
+            return Joined(self.process, self.nonce)
         except (LinkClosed, LinkTimeout, ChannelClosedError, FrameError) as problem:
             reason = self._why(problem)
             self.control.close(reason)
-            self.carrier.end(grace=0.0)
-            raise CarrierUnavailable(reason) from problem
+            self.process.end(grace=0.0)
+            raise TransportUnavailable(reason) from problem
         except BaseException:
             self.control.abort()
-            self.carrier.end(grace=0.0)
+            self.process.end(grace=0.0)
             raise
 
     def _why(self, problem: Exception) -> str:
         if isinstance(problem, LinkClosed):
             return problem.reason
         if isinstance(problem, ChannelClosedError):
-            return f"the process that was to carry the frames ended ({self.carrier.last_words()})"
+            return f"the process that was to carry the frames ended ({self.process.last_words()})"
         return str(problem)
 
     @property
@@ -176,10 +176,10 @@ class _Handshake:
         self.await_word(Word.UP)
         rest_after = _REST_SECONDS.get(backend, _REST_SECONDS_RDMA)
         seconds = math.ceil(self.left) + 1
-        self.carrier.start(Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after))
+        self.process.start(Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after))
 
     def go(self, **order: object) -> None:
-        self.carrier.channel.send(Word.GO, text=json.dumps(order).encode())
+        self.process.channel.send(Word.GO, text=json.dumps(order).encode())
 
     def finish(self, rank: int) -> None:
         """Wait until both children are in the group."""
@@ -197,10 +197,10 @@ class _Handshake:
         if len(theirs) != len(mine):
             raise FrameError(f"the other end gathered {len(theirs)} bytes, not {len(mine)}")
         both = (mine, theirs) if rank == 0 else (theirs, mine)
-        self.carrier.channel.send(Word.GATHERED, text=b"".join(both))
+        self.process.channel.send(Word.GATHERED, text=b"".join(both))
 
     def await_word(self, *words: Word) -> Record:
-        while (record := self.carrier.channel.recv(min(self.left, _LOOK_SECONDS))) is None or (
+        while (record := self.process.channel.recv(min(self.left, _LOOK_SECONDS))) is None or (
             record.word is Word.ALIVE
         ):
             if self.control.closed is not None:

@@ -56,7 +56,7 @@ class RdmaLink(Link):
         self.address = address
         self.peer_key = control.peer_key
         self._control = control
-        self._carrier = joined.carrier
+        self._process = joined.process
         self._nonce = joined.nonce
         self._is_writer = rank == 0
         self._options = options
@@ -90,7 +90,7 @@ class RdmaLink(Link):
     @property
     def child_pid(self) -> int:
         """The process that carries what the connector sends."""
-        return self._carrier.pid
+        return self._process.pid
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
@@ -142,7 +142,7 @@ class RdmaLink(Link):
         which = messages.Kind.LAST if kind is Kind.BYE else messages.Kind.PACKET
         head = pack_head(which, nonce=self._nonce, seq=self._num_posted, lengths=lengths)
         try:
-            self._carrier.post(head, views, patience)
+            self._process.post(head, views, patience)
         except TimeoutError:
             return f"{self.address} took nothing for {patience:g} s: queue full"
         except ChannelClosedError as problem:
@@ -172,7 +172,7 @@ class RdmaLink(Link):
 
     def _wake_child(self) -> None:
         with contextlib.suppress(ChannelClosedError):  # the thread knows, too
-            self._carrier.channel.send(Word.WAKE)
+            self._process.channel.send(Word.WAKE)
 
     def _take(self, frame: Frame) -> None:
         if self._farewell is not None:  # close() was called: what had come by then stays readable, this is too late
@@ -210,16 +210,16 @@ class RdmaLink(Link):
                 self._turn()
         except ChannelClosedError:
             if not self._over.is_set():
-                words = self._carrier.last_words()
+                words = self._process.last_words()
                 self._fail(f"the process that carries frames between here and {self.address} ended ({words})")
         except FrameError as problem:
             self._fail(f"bad frame from {self.address}: {problem}")
         finally:
             self._finish(f"the thread of {self.address} stopped")
-            self._carrier.end()
+            self._process.end()
 
     def _turn(self) -> None:
-        record = self._carrier.channel.recv(max(0.0, self._tend_at - time.monotonic()))
+        record = self._process.channel.recv(max(0.0, self._tend_at - time.monotonic()))
         now = time.monotonic()
         if record is not None:
             self._child.heard(now)
@@ -234,9 +234,9 @@ class RdmaLink(Link):
 
     def _on_record(self, record: Record) -> None:
         if record.word is Word.CONSUMED:
-            self._carrier.consumed()
+            self._process.consumed()
         elif record.word is Word.GOT:
-            self._on_message(self._carrier.segment.view[record.offset : record.offset + record.size])
+            self._on_message(self._process.segment.view[record.offset : record.offset + record.size])
         elif record.word is Word.ROUSE:
             self._tell(_WAKE)
         elif record.word is Word.FAILED:
@@ -252,7 +252,7 @@ class RdmaLink(Link):
                 head = unpack_head(message, nonce=self._nonce, seq=self._num_packets)
                 check_lengths(head.lengths, self._options)
                 self._coming = Assembly(head, message)
-        self._carrier.channel.send(Word.CONSUMED)
+        self._process.channel.send(Word.CONSUMED)
         if self._coming.is_whole:
             coming, self._coming = self._coming, None
             self._num_packets += 1
@@ -340,7 +340,7 @@ class RdmaLink(Link):
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
         self._over.set()
-        self._carrier.hang_up()
+        self._process.hang_up()
         self._inbox.pump()
 
     @property

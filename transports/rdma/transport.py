@@ -13,7 +13,6 @@ import threading
 from transports.address import calling_it, split_scheme
 from transports.arrivals import Arrivals
 from transports.base import (
-    CarrierUnavailable,
     FrameError,
     Link,
     LinkClosed,
@@ -21,6 +20,7 @@ from transports.base import (
     LinkRefused,
     Listener,
     ListenerClosed,
+    TransportUnavailable,
 )
 from transports.hub import TcpLink
 from transports.rdma.address import RING, Place, parse
@@ -126,7 +126,7 @@ class RdmaListener(Listener):
             joined = join_as_listener(control, parse_opening(control.opening), self._options)
             address = control.address.replace("tcp://", "rdma://", 1)
             link = RdmaLink(address, control, joined, 1, self._options)
-        except CarrierUnavailable as problem:
+        except TransportUnavailable as problem:
             log.info("%s: no rdma link with %s: %s", self.address, control.address, problem.reason)
         finally:
             self._room.leave(link)
@@ -151,7 +151,7 @@ class RdmaTransport:
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         """`timeout` is for finding the listener; a group takes seconds more when the machines are busy, at most
-        HANDSHAKE_SECONDS. Also raises CarrierUnavailable."""
+        HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
         place = parse(address)
         self._check_here(place, options)
         wish = Wish(place.backend, place.devices[1])
@@ -163,7 +163,7 @@ class RdmaTransport:
         except LinkRefused:
             raise  # the keys do not fit, which has nothing to do with what carries the frames
         except LinkClosed as problem:
-            raise CarrierUnavailable(problem.reason) from problem
+            raise TransportUnavailable(problem.reason) from problem
         joined = join_as_connector(control, place, options)
         return RdmaLink(address, control, joined, 0, options)
 
@@ -172,4 +172,4 @@ class RdmaTransport:
         if reason is None and place.backend == RING and options.security is not None:
             reason = why_not_ring(address_of(place))
         if reason is not None:
-            raise CarrierUnavailable(reason)
+            raise TransportUnavailable(reason)

@@ -1,0 +1,1 @@
+"""``splitinfer bench --mode kv``: KV in few bits."""

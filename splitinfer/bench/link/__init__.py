@@ -1,0 +1,1 @@
+"""``splitinfer bench --mode link``: links beside the sockets that carry them."""

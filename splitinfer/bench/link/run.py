@@ -1,0 +1,225 @@
+"""What our links cost over what carries them: ``splitinfer bench --mode link``.
+
+Two processes for each kind of link, on this machine: round trips of 4 KB, as a generated token's, and of 4 MB, as a
+prompt's chunk's, beside the same over ZeroMQ with nothing of ours around it. All pairs are connected from the start;
+trial by trial they take turns, so ratios are of the same moments. An idle pair says what heartbeats cost.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import psutil
+from rich.table import Table
+
+from splitinfer.bench.link.end_process import BARE
+from splitinfer.bench.shared import machine
+from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.measure import ratios, summarize
+from splitinfer.bench.shared.printing import print_found
+from splitinfer.cli.progress import errors
+from splitinfer.errors import ModelError, PeerError
+from transports import known
+
+SIZES = {"4 KB": (4096, 1000), "4 MB": (4 * 2**20, 40)}  # bytes, and rounds in a trial
+MOST_ROUND, LEAST_BANDWIDTH = 1.6, 0.7  # wanted of tcp, 4 KB and 4 MB, beside the bare one
+_COLD = 0.1  # of a trial's rounds are not counted
+_IDLE_SECONDS = 10.0
+_END = "splitinfer.bench.link.end_process"
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum."""
+
+    name: str
+    address: str
+    curve: bool = False
+    checksum: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LinkBenchOptions:
+    """What the command line asked for."""
+
+    as_json: bool
+    trials: int
+
+
+class Pair:
+    """Two processes and the link between them.
+
+    Raises:
+        PeerError: there is none between these; why.
+    """
+
+    def __init__(self, kind: Kind, processors: Sequence[int]) -> None:
+        self.kind = kind
+        self._ends, common = [ChildProcess(_END), ChildProcess(_END)], {"checksum": kind.checksum}
+        try:
+            for i, end in enumerate(self._ends):
+                if processors:
+                    machine.pin(end.pid, processors[i % len(processors)])
+            there = self._ask(self._ends[1], {"listen": kind.address, "curve": kind.curve, **common})
+            self._ask(self._ends[0], {"connect": there["address"], "key": there["key"], **common})
+        except BaseException:
+            self.close()
+            raise
+
+    def round_trips(self, num_bytes: int, rounds: int) -> list[float]:
+        """Seconds of each, those of the beginning left out."""
+        found = self._ask(self._ends[0], {"ping": num_bytes, "rounds": rounds})["seconds"]
+        return list(found[math.ceil(rounds * _COLD) :])
+
+    def processor_seconds(self) -> float:
+        """What one of the two has taken so far."""
+        return sum(sum(psutil.Process(end.pid).cpu_times()[:2]) for end in self._ends) / len(self._ends)
+
+    def close(self) -> None:
+        """End both."""
+        for end in self._ends:
+            end.close()
+
+    def _ask(self, end: ChildProcess, options: Mapping[str, Any]) -> dict[str, Any]:
+        end.tell(options)
+        try:
+            answer = end.hear()
+        except ModelError as error:
+            raise PeerError(f"{self.kind.name}: {error}") from error
+        if "error" in answer:
+            raise PeerError(f"{self.kind.name}: {answer['error']}")
+        return answer
+
+
+def kinds() -> list[Kind]:
+    """The bare one first, then all of ours that this program has."""
+    found = [
+        Kind("bare ZeroMQ", BARE),
+        Kind("tcp", "tcp://127.0.0.1:0"),
+        Kind("tcp, payloads checked", "tcp://127.0.0.1:0", checksum=True),
+        Kind("tcp, encrypted", "tcp://127.0.0.1:0", curve=True),
+    ]
+    if "rdma" in known():
+        found.append(Kind("rdma, ring", "rdma://127.0.0.1:0?backend=ring"))
+    return found
+
+
+def measure_links(options: LinkBenchOptions) -> int:
+    """Measure, then print a table and, as the last line, the document; the exit code.
+
+    Raises:
+        PeerError: ZeroMQ itself, or tcp, cannot be measured here.
+    """
+    found = _measure(options)
+    print_found(found, [_table(found), *_notes(found)], as_json=options.as_json, least_width=140)
+    return 0
+
+
+def _measure(options: LinkBenchOptions) -> dict[str, Any]:
+    on = machine.describe()
+    with _pairs(kinds()) as (pairs, left_out):
+        times: dict[str, dict[str, list[list[float]]]] = {
+            pair.kind.name: {size: [] for size in SIZES} for pair in pairs
+        }
+        for trial in range(options.trials):
+            errors.print(f"trial {trial + 1} of {options.trials}", soft_wrap=True)
+            for size, (num_bytes, rounds) in SIZES.items():
+                for pair in pairs:
+                    times[pair.kind.name][size].append(sorted(pair.round_trips(num_bytes, rounds)))
+        idle = _idle_shares(pairs)
+    bare = pairs[0].kind.name
+    return {
+        "measured_on": on,
+        "trials": options.trials,
+        "left_out": left_out,
+        "links": {
+            name: {
+                **{size: _figures(trials, times[bare][size], SIZES[size][0]) for size, trials in by_size.items()},
+                "idle_share": idle[name],
+            }
+            for name, by_size in times.items()
+        },
+    }
+
+
+def _idle_shares(pairs: Sequence[Pair]) -> dict[str, float]:
+    """Of a processor, taken by each end while nothing is said; all at once, in ticks of a hundredth of a second."""
+    errors.print(f"idle for {_IDLE_SECONDS:g} s", soft_wrap=True)
+    began, before = time.monotonic(), [pair.processor_seconds() for pair in pairs]
+    time.sleep(_IDLE_SECONDS)
+    took = time.monotonic() - began
+    return {
+        pair.kind.name: (pair.processor_seconds() - spent) / took for pair, spent in zip(pairs, before, strict=True)
+    }
+
+
+@contextmanager
+def _pairs(wanted: Sequence[Kind]) -> Iterator[tuple[list[Pair], dict[str, str]]]:
+    """All that there can be, and why there are not the others. The first two are needed."""
+    processors, made, left_out = machine.free_processors(), list[Pair](), dict[str, str]()
+    try:
+        for i, kind in enumerate(wanted):
+            try:
+                made.append(Pair(kind, processors))
+            except PeerError as error:
+                if i < 2:
+                    raise
+                left_out[kind.name] = str(error)
+        yield made, left_out
+    finally:
+        for pair in made:
+            pair.close()
+
+
+def _figures(trials: Sequence[Sequence[float]], bare: Sequence[Sequence[float]], num_bytes: int) -> dict[str, Any]:
+    """Of round trips, in order of size, trial by trial."""
+    p50, p99, bare_p50 = (_at(trials, 0.5), _at(trials, 0.99), _at(bare, 0.5))
+    return {
+        "p50": asdict(summarize(p50)),
+        "p99": asdict(summarize(p99)),
+        "bytes_per_second": asdict(summarize([2 * num_bytes / seconds for seconds in p50])),
+        "p50_to_bare": asdict(ratios(p50, bare_p50)),
+        "bandwidth_to_bare": asdict(ratios(bare_p50, p50)),
+    }
+
+
+def _at(trials: Sequence[Sequence[float]], share: float) -> list[float]:
+    return [times[math.ceil(share * len(times)) - 1] for times in trials]
+
+
+def _table(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        "", "4 KB p50, µs", "p99", "to bare", "4 MB p50, ms", "p99", "GB/s", "bandwidth to bare", "idle, %",
+        title="Round trips between two processes of this machine", title_justify="left",
+    )  # fmt: skip
+    for name, link in found["links"].items():
+        small, large = link["4 KB"], link["4 MB"]
+        table.add_row(
+            name, f"{small['p50']['median'] * 1e6:.1f}", f"{small['p99']['median'] * 1e6:.0f}",
+            _cell(small["p50_to_bare"]), f"{large['p50']['median'] * 1e3:.2f}",
+            f"{large['p99']['median'] * 1e3:.2f}", f"{large['bytes_per_second']['median'] / 1e9:.2f}",
+            _cell(large["bandwidth_to_bare"]), f"{100 * link['idle_share']:.2f}",
+        )  # fmt: skip
+    return table
+
+
+def _notes(found: Mapping[str, Any]) -> list[str]:
+    ours = found["links"]["tcp"]
+    small, large = ours["4 KB"]["p50_to_bare"]["median"], ours["4 MB"]["bandwidth_to_bare"]["median"]
+    notes = [
+        f"tcp, 4 KB: {small:.2f} of the bare round trip, wanted is {MOST_ROUND} at most: {_met(small <= MOST_ROUND)}",
+        f"tcp, 4 MB: {large:.2f} of the bare bandwidth, wanted is {LEAST_BANDWIDTH} at least: "
+        f"{_met(large >= LEAST_BANDWIDTH)}",
+    ]
+    return notes + [f"left out: {why}" for why in found["left_out"].values()]
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "not met"
+
+
+def _cell(figure: Mapping[str, Any]) -> str:
+    return f"{figure['median']:.2f} ({figure['low']:.2f} to {figure['high']:.2f})"

@@ -1,0 +1,259 @@
+"""What kept KV is worth, and what keeping it costs: ``splitinfer bench --mode kept``.
+
+    second turn    a conversation of so many tokens, answered, and 32 tokens more: the time to the first token, beside
+                   that of a prompt of the same length which nobody has seen
+    after restart  the same in a second life of all processes, which finds the KV on disk; where the system can, its
+                   files are put out of the page cache first
+    one prompt     32 requests at once that begin with the same tokens: how many tokens were computed for them
+    writing        tokens per second of a pipeline that writes its KV behind, beside one that does not
+
+Everything is measured in this run, trial by trial in turns; ratios are of one trial.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from splitinfer.bench.shared import machine
+from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.measure import Summary, ratios, summarize
+from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.throughput import BatchRun
+from splitinfer.bench.shared.workload import made_up
+from splitinfer.cli.progress import errors
+from splitinfer.config import find_layout
+from splitinfer.models.hub import open_model
+
+NEW_TOKENS = 32  # of the second turn
+_ANSWER = 8  # tokens of each turn's answer
+_SHARING = 32  # requests that begin alike
+_OWN = 16  # tokens of each of them
+_STREAM_PROMPT, _STREAM = 120, 160  # tokens of the single stream: it completes a block
+_STREAMS = 8  # for each stage
+_STREAM_TOKENS = 96
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixOptions:
+    """What the command line asked for."""
+
+    layout: str
+    model: str | None
+    as_json: bool
+    trials: int
+    prompt_tokens: int
+    token_budget: int | None
+    seed: int
+
+
+def measure_prefix(options: PrefixOptions) -> int:
+    """Measure, then print a table and, as the last line, the document; the exit code.
+
+    Raises:
+        SplitinferError: one sentence on what cannot be measured, and why.
+    """
+    found = _measure(options)
+    print_found(found, [_table(found)], as_json=options.as_json)
+    return 0
+
+
+class _PipelineProcess:
+    """All processes of one pipeline, from their start to their end."""
+
+    def __init__(self, options: PrefixOptions, kv_dir: Path | None) -> None:
+        self._child = ChildProcess("splitinfer.bench.prefix.pipeline_process")
+        longest = max(options.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, 1024 + 64, 512) + 256
+        self._child.tell({
+            "layout": options.layout, "model": options.model, "kv_dir": None if kv_dir is None else str(kv_dir),
+            "context": longest, "token_budget": options.token_budget,
+        })  # fmt: skip
+        self.pinned = self._child.hear()["pinned"]
+
+    def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int = _ANSWER) -> dict[str, Any]:
+        """Answers to some prompts."""
+        self._child.tell({"prompts": prompts, "max_tokens": max_tokens})
+        return self._child.hear()
+
+    def ttft(self, prompt: Sequence[int]) -> tuple[float, dict[str, Any]]:
+        """Seconds to the first token of one prompt, and all about its answer."""
+        answer = self.ask([prompt])
+        return answer["token_times"][0][0], answer
+
+    def close(self) -> None:
+        """End them all."""
+        self._child.close()
+
+
+@contextmanager
+def _life(options: PrefixOptions, kv_dir: Path | None) -> Iterator[_PipelineProcess]:
+    life = _PipelineProcess(options, kv_dir)
+    try:
+        yield life
+    finally:
+        life.close()
+
+
+def _measure(options: PrefixOptions) -> dict[str, Any]:
+    on = machine.describe()
+    vocab = _vocabulary(options)
+    with tempfile.TemporaryDirectory(prefix="splitinfer-bench-kv-") as folder:
+        path = Path(folder)
+        with _life(options, path) as writing, _life(options, None) as silent:
+            _warm_up(writing, silent, vocab)
+            first = [_first_life(writing, options, trial, vocab) for trial in range(options.trials)]
+            shared = _one_prompt(writing, vocab, options.seed)
+            cost = [_writing(writing, silent, trial, vocab, options.seed) for trial in range(options.trials)]
+            pinned = writing.pinned
+        was_dropped = _out_of_the_page_cache(path)
+        kept_bytes = sum(file.stat().st_size for file in path.rglob("*.kv"))
+        with _life(options, path) as again:
+            again.ask([made_up(f"{options.seed} again", 64, vocab)])
+            second = [_second_life(again, options, trial, vocab, each.turn) for trial, each in enumerate(first)]
+    return {
+        "measured_on": {**on, "pinned": pinned, "files_were_out_of_the_page_cache": was_dropped},
+        "prompt_tokens": options.prompt_tokens,
+        "new_tokens": NEW_TOKENS,
+        "kept_bytes": kept_bytes,
+        "cold_ttft": asdict(summarize([each.cold for each in first])),
+        "second_turn_ttft": asdict(summarize([each.warm for each in first])),
+        "second_turn_to_cold": asdict(ratios([each.warm for each in first], [each.cold for each in first])),
+        "second_turn_cached": [each.cached for each in first],
+        "restarted_cold_ttft": asdict(summarize([each.cold for each in second])),
+        "restarted_ttft": asdict(summarize([each.warm for each in second])),
+        "restarted_to_cold": asdict(ratios([each.warm for each in second], [each.cold for each in second])),
+        "restarted_cached": [each.cached for each in second],
+        "one_prompt": shared,
+        "writing_to_silent": {
+            name: asdict(ratios([each[name][0] for each in cost], [each[name][1] for each in cost])) for name in cost[0]
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Turns:
+    """Seconds to the first token: of a prompt nobody has seen, and of a second turn; its tokens, and how many of them
+    were not computed."""
+
+    cold: float
+    warm: float
+    turn: list[int]
+    cached: int
+
+
+def _first_life(life: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int) -> _Turns:
+    """A conversation that was had, and goes on; a prompt of the same length that nobody has seen."""
+    said = made_up(f"{options.seed} {trial} first", options.prompt_tokens - _ANSWER, vocab)
+    answer = life.ask([said])["token_ids"][0]
+    turn = [*said, *answer, *made_up(f"{options.seed} {trial} more", NEW_TOKENS, vocab)]
+    warm, about = life.ttft(turn)
+    cold, _ = life.ttft(made_up(f"{options.seed} {trial} cold", len(turn), vocab))
+    _tell(f"trial {trial + 1}: cold {cold:.3g} s, second turn {warm:.3g} s")
+    return _Turns(cold, warm, turn, about["cached"][0])
+
+
+def _second_life(
+    life: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int, first_turn: list[int]
+) -> _Turns:
+    """The same conversation goes on in another way than before, after a restart."""
+    turn = [*first_turn[:-NEW_TOKENS], *made_up(f"{options.seed} {trial} other", NEW_TOKENS, vocab)]
+    warm, about = life.ttft(turn)
+    cold, _ = life.ttft(made_up(f"{options.seed} {trial} cold again", len(turn), vocab))
+    _tell(f"trial {trial + 1}: cold {cold:.3g} s, second turn after a restart {warm:.3g} s")
+    return _Turns(cold, warm, turn, about["cached"][0])
+
+
+def _one_prompt(life: _PipelineProcess, vocab: int, seed: int) -> dict[str, Any]:
+    """Many who begin alike, all at once."""
+    system = made_up(f"{seed} system", 1024, vocab)
+    prompts = [[*system, *made_up(f"{seed} own {i}", _OWN, vocab)] for i in range(_SHARING)]
+    before = life.ask([made_up(f"{seed} before", 16, vocab)], 1)["stats"]
+    answers = life.ask(prompts, 1)
+    distinct = len(system) + _SHARING * _OWN
+    computed = answers["stats"]["computed_tokens"] - before["computed_tokens"]
+    _tell(f"{_SHARING} requests on one prompt: {computed} tokens computed, {distinct} distinct")
+    figures = {
+        name: [
+            a.get(name, 0) - b.get(name, 0) for a, b in zip(answers["stats"]["stages"], before["stages"], strict=True)
+        ]
+        for name in ("bytes_copied", "copy_seconds", "kv_bytes_stored")
+    }
+    return {"requests": _SHARING, "computed": computed, "distinct": distinct, "ratio": computed / distinct, **figures}
+
+
+def _writing(
+    writing: _PipelineProcess, silent: _PipelineProcess, trial: int, vocab: int, seed: int
+) -> dict[str, tuple[float, float]]:
+    """Tokens per second with and without writing: one stream that completes a block, and many, whose blocks are
+    completed one after the other."""
+    one = [made_up(f"{seed} {trial} one", _STREAM_PROMPT, vocab)]
+    count = _STREAMS * 2
+    many = [made_up(f"{seed} {trial} many {i}", 256 - _STREAM_TOKENS + 6 * i, vocab) for i in range(count)]
+    found: dict[str, tuple[float, float]] = {}
+    for name, prompts, max_tokens in (("one stream", one, _STREAM), (f"{count} streams", many, _STREAM_TOKENS)):
+        options = (writing, silent) if trial % 2 else (silent, writing)
+        rates = {life: _rate(life.ask(prompts, max_tokens)) for life in options}
+        found[name] = rates[writing], rates[silent]
+        _tell(f"trial {trial + 1}: {name}: {rates[writing]:.4g} tokens/s writing, {rates[silent]:.4g} silent")
+    return found
+
+
+def _rate(answer: Mapping[str, Any]) -> float:
+    run = BatchRun(tuple(map(tuple, answer["token_ids"])), tuple(map(tuple, answer["token_times"])))
+    run.check()
+    return run.tokens_per_second
+
+
+def _warm_up(writing: _PipelineProcess, silent: _PipelineProcess, vocab: int) -> None:
+    for life in (writing, silent):
+        life.ask([made_up(f"warm up {i}", 300, vocab) for i in range(4)], 8)
+
+
+def _out_of_the_page_cache(path: Path) -> bool:
+    """Have the system forget the files' contents; whether it can be told to."""
+    if not hasattr(os, "posix_fadvise"):
+        return False
+    for file in path.rglob("*.kv"):
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def _vocabulary(options: PrefixOptions) -> int:
+    return open_model(options.model or str(find_layout(options.layout).model)).vocab_size or 2
+
+
+def _tell(text: str) -> None:
+    errors.print(text, soft_wrap=True)
+
+
+def _table(found: Mapping[str, Any]) -> Table:
+    table = Table("", "seconds to the first token", "of a cold one", title="Kept KV", title_justify="left")
+    length = found["prompt_tokens"] + NEW_TOKENS
+    table.add_row(f"cold, {length:,} tokens", _cell(found["cold_ttft"]), "")
+    table.add_row("second turn", _cell(found["second_turn_ttft"]), _cell(found["second_turn_to_cold"]))
+    table.add_row("after a restart", _cell(found["restarted_ttft"]), _cell(found["restarted_to_cold"]))
+    table.add_section()
+    shared = found["one_prompt"]
+    table.add_row(
+        f"{shared['requests']} requests on one prompt",
+        f"{shared['computed']:,} tokens computed",
+        f"{shared['ratio']:.3f} of the distinct ones",
+    )
+    for name, ratio in found["writing_to_silent"].items():
+        table.add_row(f"tokens/s while writing, {name}", "", _cell(ratio))
+    return table
+
+
+def _cell(figure: Mapping[str, Any]) -> str:
+    summary = Summary(**{**figure, "values": tuple(figure["values"])})
+    return f"{summary.median:.3f} ({summary.low:.3f} to {summary.high:.3f})"

@@ -1,0 +1,303 @@
+"""Serving under an objective: ``splitinfer bench --mode serve``.
+
+    no stall    streams decode, then a long prompt comes in: how long do they wait for their next token, and the prompt
+                for its first? The objective is three times their usual gap.
+    arrivals    requests with recorded lengths come by chance, the same ones for every policy and for mlx-lm
+    the dial    the same requests at five values of prefill_share
+    simulated   each of the above once more in virtual time, with what the steps have cost here
+
+Everything is measured in this run on one pipeline, whose dials are turned in between.
+"""
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from splitinfer.bench.serving.plot import plot_serving
+from splitinfer.bench.serving.servers import BatchServer, Job, LiveServer, Server, jobs_of
+from splitinfer.bench.serving.tables import serve_tables
+from splitinfer.bench.shared import machine
+from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.systems import PlainMlxLm, plain_mlx_lm, vocabulary
+from splitinfer.bench.shared.workload import made_up
+from splitinfer.bench.speculation.plot import check_plot
+from splitinfer.cli.progress import errors
+from splitinfer.config import find_layout
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.scheduler.policy import PolicyName
+from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
+from splitinfer.errors import ConfigError
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import on_gpu
+from splitinfer.sim.capacity import Serving, outcome, simulate
+from splitinfer.sim.machine import Hop, Machine
+from splitinfer.sim.outcome import Outcome, Spread, outcome_of
+from splitinfer.sim.simulator import Served
+from splitinfer.sim.workload import Arrival, Lengths, fitted, made_up_lengths, poisson, read_lengths
+
+SLO = 3.0  # times the usual gap
+DIAL = (0.1, 0.2, 0.4, 0.7, 1.0)
+BATCH_GENERATOR = "mlx-lm BatchGenerator"
+_WARM_UP = 40  # tokens of each stream
+_PROMPT = 32  # tokens of a stream's prompt
+_BEFORE = 40  # gaps before the long prompt comes
+_LONGEST_STREAM = 4096  # tokens
+_LOAD = 0.7  # of what the stages can finish, where no rate is given
+_AT_ONCE = 1e6  # requests a second
+_WIDTH = 150
+
+
+@dataclass(frozen=True, slots=True)
+class ServingBenchOptions:
+    """What the command line asked for. ``rate``: requests a second; ``None``: as many as suit the machine."""
+
+    layout: str
+    model: str | None
+    as_json: bool
+    trials: int
+    prompt_tokens: int
+    streams: int
+    token_budget: int | None
+    seed: int
+    baseline: bool
+    connect_timeout: float
+    lengths: Path | None
+    scale: float
+    requests: int
+    rate: float | None
+    kv_bytes: int | None
+    plot: Path | None
+
+
+def measure_serve(options: ServingBenchOptions) -> int:
+    """Measure, then print tables and, as the last line, the document; the exit code.
+
+    Raises:
+        SplitinferError: one sentence on what cannot be measured, and why.
+    """
+    if options.plot is not None:
+        check_plot()
+    found = _measure(options)
+    if options.plot is not None:
+        plot_serving(found, options.plot)
+    print_found(found, serve_tables(found), as_json=options.as_json, least_width=_WIDTH)
+    return 0
+
+
+def _measure(options: ServingBenchOptions) -> dict[str, Any]:
+    on, processors = machine.describe(), machine.free_processors()
+    checkpoint = open_model(options.model or find_layout(options.layout).model or "demo")
+    context = min(checkpoint.context_length, options.prompt_tokens + _LONGEST_STREAM)
+    if options.prompt_tokens >= context:
+        raise ConfigError(
+            f"a prompt of {options.prompt_tokens:,} tokens does not fit the model's context of {context:,}"
+        )
+    lengths = fitted(
+        read_lengths(options.lengths) if options.lengths else made_up_lengths(), options.scale, context - 1
+    )
+    settings = Settings(
+        token_budget=options.token_budget,
+        context=context,
+        prefix_cache=False,
+        kv_bytes=options.kv_bytes,
+        connect_timeout=options.connect_timeout,
+        rejoin_timeout=0.0,
+    )
+    with ExitStack() as stack:
+        errors.print("loading the stages", soft_wrap=True)
+        llm = stack.enter_context(LLM(options.layout, model=options.model, settings=settings))
+        plain = stack.enter_context(_plain(options, llm, checkpoint)) if options.baseline else None
+        pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
+        bench = _Bench(options, llm, plain, vocabulary(llm, checkpoint), lengths, context)
+        return {
+            "measured_on": {**on, "pinned": pinned},
+            "layout": {"name": llm.layout.name, "layers": [stage.num_layers for stage in llm.layout.stages]},
+            "token_budget": llm.stats()["token_budget"],
+            **bench.measure(),
+        }
+
+
+@dataclass(slots=True)
+class _Bench:
+    options: ServingBenchOptions
+    llm: LLM
+    plain: PlainMlxLm | None
+    vocab_size: int
+    lengths: tuple[Lengths, ...]
+    context: int
+
+    def measure(self) -> dict[str, Any]:
+        """Everything, one after the other."""
+        errors.print("warming up", soft_wrap=True)
+        self._learn()
+        stalls = [self._stall(trial) for trial in range(self.options.trials)]
+        rig = self.machine()
+        gap = statistics.median(each["usual_gap"] for each in stalls)
+        rate = self.options.rate or _LOAD * self._most(rig)
+        arrivals = poisson(self.lengths, self.options.requests, rate, self.options.seed)
+        points = [
+            self._point(name, serving_options, arrivals, SLO * gap)
+            for name, serving_options in self._systems(gap).items()
+        ]
+        dial = [self._dial(share, arrivals, SLO * gap) for share in DIAL]
+        return {
+            "stall": {"prompt_tokens": self.options.prompt_tokens, "streams": self.options.streams, "trials": stalls},
+            "rate": rate,
+            "requests": self.options.requests,
+            "mean_prompt_tokens": statistics.mean(one.num_prompt_tokens for one in arrivals),
+            "mean_answer_tokens": statistics.mean(one.num_output_tokens for one in arrivals),
+            "objective": SLO * gap,
+            "arrivals": points,
+            "dial": dial,
+            "machine": self.machine().as_dict(),
+        }
+
+    # -- who serves ----------------------------------------------------------------------------
+
+    def _systems(self, gap: float) -> dict[str, dict[str, Any] | None]:
+        """Each one's dials; ``None``: mlx-lm."""
+        plain = {name.value: {"policy": name.value} for name in PolicyName}
+        slo = {f"stall_free, {SLO:g} gaps": {"itl_slo_ms": 1000 * SLO * gap}}
+        return {**slo, **plain, **({BATCH_GENERATOR: None} if self.plain is not None else {})}
+
+    def _server(self, serving_options: dict[str, Any] | None) -> Server:
+        if serving_options is None:
+            assert self.plain is not None
+            return BatchServer(self.plain)
+        return LiveServer(self.llm, **_all_dials(serving_options))
+
+    # -- a long prompt comes in ----------------------------------------------------------------
+
+    def _learn(self) -> None:
+        """Steps of all sizes, so that the costs are known before an objective depends on them."""
+        streams = self._streams(0, _WARM_UP)
+        long = Job(0.0, made_up("warm up", min(self.options.prompt_tokens, 1024), self.vocab_size), 1)
+        for share in (1.0, 0.25, 0.5):
+            LiveServer(self.llm, **_all_dials({"prefill_share": share})).serve([*streams, long])
+        if self.plain is not None:
+            BatchServer(self.plain).serve(streams)
+
+    def _streams(self, trial: int, max_tokens: int) -> list[Job]:
+        names = (f"{self.options.seed} stream {trial} {i}" for i in range(self.options.streams))
+        return [Job(0.0, made_up(name, _PROMPT, self.vocab_size), max_tokens) for name in names]
+
+    def _stall(self, trial: int) -> dict[str, Any]:
+        """Each system's streams, before and while a long prompt is read; its objective is that of the pipeline's
+        own streams, measured just before."""
+        errors.print(f"a long prompt comes in, {trial + 1} of {self.options.trials}", soft_wrap=True)
+        usual = LiveServer(self.llm, **_all_dials({})).serve(self._streams(trial, _WARM_UP))
+        gap = statistics.median(_gaps(usual, after=max(one.token_times[0] for one in usual)))
+        found: dict[str, Any] = {"usual_gap": gap, "objective": SLO * gap, "systems": {}}
+        cases: dict[str, dict[str, Any] | None] = {
+            "stall_free": {"itl_slo_ms": 1000 * SLO * gap},
+            "stall_free, no objective": {},
+            "prefill_first": {"policy": "prefill_first"},
+        }
+        if self.plain is not None:
+            cases[BATCH_GENERATOR] = None
+        for name, serving_options in cases.items():
+            found["systems"][name] = self._one_stall(trial, gap, self._server(serving_options))
+        return found
+
+    def _one_stall(self, trial: int, gap: float, server: Server) -> dict[str, Any]:
+        at = gap * (_BEFORE + self.options.streams)
+        prompt = made_up(f"{self.options.seed} long {trial}", self.options.prompt_tokens, self.vocab_size)
+        jobs = [*self._streams(trial, self.context - _PROMPT - 1), Job(at, prompt, 1)]
+        *streams, long = server.serve(jobs, until=len(jobs) - 1)
+        began = max(one.token_times[0] for one in streams)
+        during = [
+            b - a for one in streams for a, b in pairwise(one.token_times) if b > long.at and a < long.token_times[0]
+        ]
+        ends = [(b, b - a) for one in streams for a, b in pairwise(one.token_times) if b > began]
+        before = _gaps([Served(0, 0, [t for t in one.token_times if began <= t <= at]) for one in streams], after=began)
+        spread = Spread.of(during)
+        return {
+            "ttft": long.token_times[0] - long.at,
+            "usual_gap": statistics.median(before) if before else gap,
+            "itl": asdict(spread),
+            "p99_to_objective": spread.p99 / (SLO * gap),
+            "max_to_objective": spread.max / (SLO * gap),
+            "came": at,
+            "gaps": [(round(end, 4), round(each, 4)) for end, each in sorted(ends)],
+        }
+
+    # -- requests come by chance ---------------------------------------------------------------
+
+    def _point(
+        self, name: str, serving_options: dict[str, Any] | None, arrivals: Sequence[Arrival], objective: float
+    ) -> dict[str, Any]:
+        errors.print(f"requests come: {name}", soft_wrap=True)
+        self.llm.stats(reset=True)
+        served = self._server(serving_options).serve(jobs_of(arrivals, self.vocab_size, self.options.seed))
+        live = outcome_of(served, objective)
+        if serving_options is None:
+            return {"name": name, "live": live.as_dict()}
+        there = outcome(simulate(self.machine(), self._serving(serving_options), arrivals), objective)
+        return {
+            "name": name, "dials": serving_options, "live": live.as_dict(), "simulated": there.as_dict(),
+            "simulated_to_live": _compared(there, live),
+        }  # fmt: skip
+
+    def _dial(self, share: float, arrivals: Sequence[Arrival], objective: float) -> dict[str, Any]:
+        return {"prefill_share": share, **self._point(f"dial {share:g}", {"prefill_share": share}, arrivals, objective)}
+
+    # -- in virtual time -----------------------------------------------------------------------
+
+    def machine(self) -> Machine:
+        """What the steps of this run have cost so far."""
+        stats = self.llm.stats()
+        costs, window = stats["costs"], stats["window"]
+        host = window["stages"][0]["gaps"]["host"]["seconds"] / max(1, window["steps"])
+        return Machine(
+            tuple(map(StageCosts.from_dict, costs["stages"])),
+            tuple(Hop(costs["hop"]) for _ in costs["stages"]),
+            tuple(stage.num_layers for stage in self.llm.layout.stages),
+            host=host,
+            launches_ahead=on_gpu(),
+        )
+
+    def _serving(self, serving_options: dict[str, Any]) -> Serving:
+        turned = ServingOptions(**serving_options)
+        stats = self.llm.stats()
+        return Serving(
+            stats["token_budget"], turned.max_running or MAX_RUNNING, turned.policy_config, self.llm.kv_budget
+        )
+
+    def _most(self, rig: Machine) -> float:
+        """Requests a second that the stages finish when all come at once."""
+        at_once = poisson(self.lengths, self.options.requests, _AT_ONCE, self.options.seed)
+        return outcome(simulate(rig, self._serving({}), at_once)).requests_per_second
+
+
+def _all_dials(serving_options: dict[str, Any]) -> dict[str, Any]:
+    """Those that are not named are put back."""
+    changed = ("policy", "itl_slo_ms", "prefill_share")
+    return {**dict.fromkeys(changed), **serving_options}
+
+
+def _gaps(served: Sequence[Served], after: float) -> list[float]:
+    return [b - a for one in served for a, b in pairwise(one.token_times) if a >= after]
+
+
+def _compared(there: Outcome, live: Outcome) -> dict[str, float]:
+    """Simulated to live, figure by figure."""
+    pairs = {
+        "tokens_per_second": (there.tokens_per_second, live.tokens_per_second),
+        "ttft_p50": (there.ttft.p50, live.ttft.p50),
+        "itl_p50": (there.itl.p50, live.itl.p50),
+        "itl_p99": (there.itl.p99, live.itl.p99),
+    }
+    return {name: a / b if b else 0.0 for name, (a, b) in pairs.items()}
+
+
+def _plain(options: ServingBenchOptions, llm: LLM, checkpoint: Checkpoint) -> Any:
+    fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+    dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
+    return plain_mlx_lm(str(checkpoint.folder.resolve()), dtype)

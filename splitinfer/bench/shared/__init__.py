@@ -1,0 +1,1 @@
+"""What the modes of the benchmark share: baselines, processes, workloads, arithmetic of measurements."""

@@ -1,0 +1,75 @@
+"""Which BLAS computes, on Linux.
+
+MLX's Linux wheels bring the reference BLAS, whose time grows with every row: batches, chunks and drafts
+cannot pay there. A preloaded OpenBLAS takes its place, with one thread for each process, because each
+process has one processor. A library can only be preloaded at the start, so the bench starts itself anew,
+once.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+WHEEL = "reference BLAS of the MLX wheel"
+HINT = (
+    "the reference BLAS takes as long for each row of a batch as for the first, so chunks and batches cannot pay; "
+    "a GPU and OpenBLAS behave otherwise (Debian: apt install libopenblas0-pthread, found by itself)"
+)
+_MARK = "SPLITINFER_BENCH_BLAS"  # set in the second life, so that there is no third
+_PLACES = (  # below /usr
+    "lib/*/openblas-pthread/libblas.so.3",
+    "lib/*/openblas*/libblas.so.3",
+    "lib64/libopenblas.so.0",
+    "lib/libopenblas.so.0",
+)
+
+
+def prefer_openblas() -> None:
+    """Start this program anew with OpenBLAS in it, where that is possible and has not been done."""
+    if sys.platform != "linux":
+        return
+    found = [str(path) for place in _PLACES for path in sorted(Path("/usr").glob(place))]
+    environment = preloading(os.environ, found[0] if found else None)
+    if environment is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
+
+
+def preloading(environment: Mapping[str, str], found: str | None) -> dict[str, str] | None:
+    """The environment to start anew in; ``None`` where this one is right, or cannot be made right.
+
+    A BLAS that somebody preloaded stays; what matters then is that it uses one thread.
+    """
+    if _MARK in environment:
+        return None
+    preloaded = environment.get("LD_PRELOAD", "")
+    if "blas" not in preloaded.lower():
+        if found is None:
+            return None
+        preloaded = ":".join(filter(None, (found, preloaded)))
+    return {**environment, "LD_PRELOAD": preloaded, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", _MARK: "1"}
+
+
+def computed_by(pid: int | str = "self") -> str | None:
+    """The BLAS in a process of this machine; ``None`` where the system does not tell."""
+    from splitinfer.models.batch_invariance import preloaded_blas  # MLX comes with it, and not before this starts anew
+
+    try:
+        path = preloaded_blas(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))
+    except OSError:
+        return None
+    return WHEEL if path is None else f"{_own_words(path)} ({path})"
+
+
+def _own_words(path: str) -> str:
+    """What an OpenBLAS says of itself: version and the processor it computes for."""
+    try:
+        ask = ctypes.CDLL(path).openblas_get_config
+    except (OSError, AttributeError):
+        return "a preloaded BLAS"
+    ask.restype = ctypes.c_char_p
+    words = [word for word in ask().decode().split() if not word.startswith(("NO_", "MAX_", "DYNAMIC"))]
+    return " ".join(words)

@@ -1,0 +1,157 @@
+"""Plain mlx-lm in a process of its own: ``python -m splitinfer.bench.shared.mlx_lm_process``.
+
+One JSON line in, one out. The first order names the model, each further one is a task; the end of standard
+input is the end. Between the orders it waits for input and computes nothing.
+
+    {"folder": ..., "dtype": ..., "draft": ... or nothing}   -> {"device": ..., "blas": ...}
+    {"prompt": [...], "max_tokens": 64, "step_size": 2048}   -> {"token_ids": [...], "token_times": [...]}
+    {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
+    {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
+    {"jobs": [[at, [...], 64], ...], "until": 3 or null} -> {"token_times": [[...], ...]}; each from when it comes
+    {"prompts": [[...], ...], "max_tokens": 64, "count": true} -> {"nodes": 900, "kernels": 400} of one step
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import (
+    BatchGenerator,
+    generate_step,
+    generation_stream,
+    speculative_generate_step,
+    wired_limit,
+)
+from mlx_lm.utils import load_model
+
+from splitinfer.bench.shared.blas import computed_by
+from splitinfer.bench.shared.child_process import commands, own_output
+from splitinfer.bench.shared.graph_size import CountedModel, usual
+from splitinfer.engine.versions import device_name
+
+_LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by default
+
+
+def main() -> None:
+    """Obey until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
+    answers = own_output()
+    options = json.loads(sys.stdin.readline())
+    model = _load(options["folder"], options["dtype"])
+    draft = _load(options["draft"], options["dtype"]) if options.get("draft") else None
+    answers.write(json.dumps({"device": device_name(), "blas": computed_by()}) + "\n")
+    answers.flush()
+    with wired_limit(model, [generation_stream]):
+        commands(answers, lambda options: obey(model, draft, options))
+
+
+def _load(folder: str, dtype: str | None) -> Any:
+    model, _ = load_model(Path(folder))
+    if dtype is not None:
+        model.set_dtype(getattr(mx, dtype))
+    mx.eval(model.parameters())
+    return model
+
+
+def obey(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """One task of whichever kind."""
+    if "prompt" in options:
+        return run(model, draft, options)
+    if "jobs" in options:
+        return serve(model, options)
+    return count(model, options) if options.get("count") else run_batch(model, options)
+
+
+def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """One task through mlx-lm's own loop, greedily."""
+    token_ids, token_times = [], []
+    start = time.monotonic()
+    prompt, most = mx.array(options["prompt"]), options["max_tokens"]
+    steps: Iterator[tuple[Any, ...]]
+    if "num_draft" in options:
+        steps = speculative_generate_step(prompt, model, draft, num_draft_tokens=options["num_draft"], max_tokens=most)
+    else:
+        steps = generate_step(prompt, model, max_tokens=most, prefill_step_size=options["step_size"])
+    for token, *_ in steps:
+        token_times.append(time.monotonic() - start)
+        token_ids.append(int(token))
+    # The loop has one more step under way than it was asked for; the next system must not feel it.
+    mx.synchronize(generation_stream)
+    return {"token_ids": token_ids, "token_times": token_times}
+
+
+def run_batch(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Many sequences through mlx-lm's batch generator as it comes, greedily; all of them decode at once."""
+    prompts = options["prompts"]
+    start = time.monotonic()
+    generator = BatchGenerator(
+        model, max_tokens=options["max_tokens"], completion_batch_size=max(_LEAST_BATCH, len(prompts))
+    )
+    token_ids: dict[int, list[int]] = {uid: [] for uid in generator.insert(prompts)}
+    token_times: dict[int, list[float]] = {uid: [] for uid in token_ids}
+    going = len(token_ids)
+    while going:
+        _, responses = generator.next()
+        now = time.monotonic() - start
+        for response in responses:
+            token_ids[response.uid].append(int(response.token))
+            token_times[response.uid].append(now)
+            going -= response.finish_reason is not None
+    mx.synchronize(generation_stream)
+    generator.close()
+    return {"token_ids": list(token_ids.values()), "token_times": list(token_times.values())}
+
+
+def serve(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Prompts that come over time, given to mlx-lm's batch generator as they come."""
+    jobs, until = options["jobs"], options["until"]
+    generator = BatchGenerator(model, completion_batch_size=_LEAST_BATCH)
+    number_of: dict[int, int] = {}
+    token_times: list[list[float]] = [[] for _ in jobs]
+    start, came, done = time.monotonic(), 0, set[int]()
+    while len(done) < len(jobs) and not _is_over(token_times, done, until):
+        now = time.monotonic() - start
+        while came < len(jobs) and jobs[came][0] <= now:
+            _, prompt, most = jobs[came]
+            (uid,) = generator.insert([prompt], max_tokens=[most])
+            number_of[uid] = came
+            came += 1
+        if came == len(done):
+            time.sleep(max(0.0, jobs[came][0] - now))
+            continue
+        _, responses = generator.next()
+        now = time.monotonic() - start
+        for response in responses:
+            number = number_of[response.uid]
+            token_times[number].append(now)
+            if response.finish_reason is not None:
+                done.add(number)
+    mx.synchronize(generation_stream)
+    generator.close()
+    return {"token_times": token_times}
+
+
+def _is_over(token_times: list[list[float]], done: set[int], until: int | None) -> bool:
+    """Whether the job that ends all has ended, and each other one has a token after that."""
+    if until not in done or until is None:
+        return False
+    over = token_times[until][-1]
+    return all(number in done or (times and times[-1] > over) for number, times in enumerate(token_times))
+
+
+def count(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The graph of one step of the batch generator: its call of the model alone."""
+    counted = CountedModel(model, len(options["prompts"]))
+    run_batch(counted, options)
+    found = usual(counted.found)
+    return {} if found is None else asdict(found)
+
+
+if __name__ == "__main__":
+    main()

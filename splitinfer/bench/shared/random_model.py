@@ -1,0 +1,219 @@
+"""Random models of a given shape, to measure with: ``scripts/make_bench_model``.
+
+A folder as mlx-lm loads it: config.json, weights in several files with their index, and a byte-level
+tokenizer of the right size whose tokens beyond the 256 bytes stand for nothing. The weights are such that
+numbers neither vanish nor explode from layer to layer, and that tokens vary.
+
+MLX is lazy: the architecture is built without a single weight in memory, and each file's tensors are made
+when the file is written. So a model needs as much memory as its largest file.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import mlx.core as mx
+import typer
+from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from splitinfer.errors import ConfigError
+
+ARCHITECTURES = ("qwen2", "qwen3", "llama")
+END = "<|endoftext|>"  # Qwen's own word: its tokenizer class would add it
+SMALLEST_VOCABULARY = 257  # the bytes and the end
+_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+_CONTEXT = 32768
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How large a model is; by default 197 million parameters."""
+
+    architecture: str = "qwen2"
+    layers: int = 16
+    hidden: int = 1024
+    heads: int = 16
+    kv_heads: int = 8
+    mlp: int = 2816
+    vocab: int = 8192
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        least = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "mlp": 1, "vocab": SMALLEST_VOCABULARY}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"{name} must be at least {bound}, not {getattr(self, name)}")
+        if self.hidden % self.heads or (self.hidden // self.heads) % 2:
+            raise ConfigError(f"hidden {self.hidden} cannot be cut into {self.heads} heads of one even size")
+        if self.heads % self.kv_heads:
+            raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly")
+        for name, known in (("architecture", ARCHITECTURES), ("dtype", tuple(_DTYPES))):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+
+    def config(self) -> dict[str, Any]:
+        """The model's config.json."""
+        return {
+            "model_type": self.architecture,
+            "num_hidden_layers": self.layers,
+            "hidden_size": self.hidden,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.hidden // self.heads,
+            "intermediate_size": self.mlp,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": _CONTEXT,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6,
+            "tie_word_embeddings": True,
+            "torch_dtype": self.dtype,
+            "bos_token_id": 256,
+            "eos_token_id": 256,
+        }
+
+
+def make(folder: Path, shape: Shape, *, seed: int = 0, num_files: int = 4) -> int:
+    """Write a model's folder; its number of parameters.
+
+    Raises:
+        ConfigError: the folder holds something, or cannot be written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise ConfigError(f"{folder} is not empty; a model needs a folder of its own")
+        # config.json comes last: a folder that has one is whole.
+        num_parameters = _write_weights(folder, shape, seed, num_files)
+        _write_tokenizer(folder, shape.vocab)
+        _write_json(folder / "config.json", shape.config())
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be written: {error.strerror}") from error
+    return num_parameters
+
+
+def _write_weights(folder: Path, shape: Shape, seed: int, num_files: int) -> int:
+    model_class, args_class = _get_classes(shape.config())
+    model = model_class(args_class.from_dict(shape.config()))
+    tensors: dict[str, tuple[int, ...]] = {
+        name: tuple(array.shape) for name, array in sorted(tree_flatten(model.parameters()), key=_place)
+    }
+    keys = dict(zip(tensors, mx.random.split(mx.random.key(seed), len(tensors)), strict=True))
+    sizes = [_count(tensor) for tensor in tensors.values()]
+    dtype = _DTYPES[shape.dtype]
+    file_of: dict[str, str] = {}
+    parts = list(_parts(list(tensors), sizes, min(num_files, len(sizes))))
+    for i, names in enumerate(parts, 1):
+        file = f"model-{i:05}-of-{len(parts):05}.safetensors"
+        arrays = {name: random_tensor(name, tensors[name], keys[name]).astype(dtype) for name in names}
+        mx.save_safetensors(str(folder / file), arrays, metadata={"format": "mlx"})
+        file_of |= dict.fromkeys(names, file)
+    total = {"total_size": sum(sizes) * dtype.size, "total_parameters": sum(sizes)}
+    _write_json(folder / "model.safetensors.index.json", {"metadata": total, "weight_map": file_of})
+    return sum(sizes)
+
+
+def _place(item: tuple[str, Any]) -> tuple[int, str]:
+    """Tensors in the order of the layers, so that a stage's lie together: embedding, layers, norm and head."""
+    name = item[0]
+    layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
+    return ((-1 if "embed" in name else 2**31) if layer is None else layer), name
+
+
+def _parts(names: Sequence[str], sizes: Sequence[int], num_parts: int) -> Iterator[list[str]]:
+    at = 0
+    for count in share_out(sizes, num_parts):
+        yield list(names[at : at + count])
+        at += count
+
+
+def share_out(sizes: Sequence[int], num_parts: int) -> list[int]:
+    """How many neighbours each of ``num_parts`` parts takes, so that none is empty and sizes are about even.
+
+    Part k ends where the sum comes nearest to k shares of the whole.
+    """
+    sums = list(accumulate(sizes))
+    ends = [0]
+    for part in range(1, num_parts + 1):
+        share = sums[-1] * part / num_parts
+        possible = range(ends[-1] + 1, len(sizes) - (num_parts - part) + 1)  # one is left for each part to come
+        ends.append(min(possible, key=lambda end: abs(sums[end - 1] - share)))
+    return [end - start for start, end in pairwise(ends)]
+
+
+def random_tensor(name: str, shape: Sequence[int], key: mx.array) -> mx.array:
+    """A weight: norms are 1, biases small, matrices keep the size of what goes through them."""
+    if len(shape) == 1 and "norm" in name:
+        return mx.ones(shape)
+    scale = 0.02 if len(shape) == 1 else 1.5 / shape[-1] ** 0.5
+    return mx.random.normal(shape, key=key) * scale
+
+
+def _count(shape: Sequence[int]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def byte_tokenizer(vocab: int) -> Tokenizer:
+    """Every byte is a token, 256 is the end, and the tokens after it are fillers that no text becomes."""
+    tokens = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokens[END] = len(tokens)
+    tokens |= {f"<{i}>": i for i in range(len(tokens), vocab)}
+    tokenizer = Tokenizer(models.BPE(vocab=tokens, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(END, special=True)])
+    return tokenizer
+
+
+def _write_tokenizer(folder: Path, vocab: int) -> None:
+    (folder / "tokenizer.json").write_text(byte_tokenizer(vocab).to_str(), encoding="utf-8")
+    names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
+    _write_json(folder / "tokenizer_config.json", {**names, "model_max_length": _CONTEXT})
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+_DEFAULT = Shape()
+
+
+@app.command()
+def make_bench_model(
+    out: Annotated[Path, typer.Argument(help="The folder to make; it must not hold anything.")],
+    architecture: Annotated[str, typer.Option(help=" or ".join(ARCHITECTURES))] = _DEFAULT.architecture,
+    layers: int = _DEFAULT.layers,
+    hidden: int = _DEFAULT.hidden,
+    heads: int = _DEFAULT.heads,
+    kv_heads: int = _DEFAULT.kv_heads,
+    mlp: int = _DEFAULT.mlp,
+    vocab: int = _DEFAULT.vocab,
+    dtype: Annotated[str, typer.Option(help=" or ".join(_DTYPES))] = _DEFAULT.dtype,
+    files: Annotated[int, typer.Option(min=1, help="Weight files.")] = 4,
+    seed: int = 0,
+) -> None:
+    """Write a model with random weights, a tokenizer and an index, as mlx-lm and splitinfer load it."""
+    shape = Shape(architecture, layers, hidden, heads, kv_heads, mlp, vocab, dtype)
+    num_parameters = make(out, shape, seed=seed, num_files=files)
+    typer.echo(f"{out}: {architecture}, {layers} layers, {num_parameters:,} parameters in {dtype}")
+
+
+def main() -> None:
+    """The entry point of ``python -m splitinfer.bench.shared.random_model``."""
+    try:
+        app(prog_name="make_bench_model")
+    except ConfigError as error:
+        typer.echo(f"make_bench_model: {error}", err=True)
+        raise SystemExit(1) from error
+
+
+if __name__ == "__main__":
+    main()

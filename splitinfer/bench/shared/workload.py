@@ -1,0 +1,114 @@
+"""What is run: tasks made from a seed, the same for all systems. Pure.
+
+Three kinds. *decode*: a short prompt and many tokens, one stream. *prefill*: one long prompt and one token.
+*throughput* at n: many prompts at once, and many tokens for each. A system that holds the model in one stage
+decodes n sequences together, one of S stages S times n, because each stage then has n in every step; the first n
+prompts are the same for both.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+DECODE_PROMPT = 32  # tokens; short, so that KV is no part of the matter
+STEP_SIZES = (2048, 512, 128)  # prompt tokens at once in plain mlx-lm; the first is its default
+
+Kind = Literal["decode", "prefill"]
+KINDS: tuple[Kind, ...] = ("decode", "prefill")
+Turn = Kind | int  # a kind with one stream, or the n of a throughput
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One thing to do: ``max_tokens`` greedy tokens after ``prompt``, whatever they are."""
+
+    kind: Kind
+    trial: int
+    prompt: tuple[int, ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Many things to do at once: ``max_tokens`` greedy tokens after each prompt, whatever they are."""
+
+    streams: int
+    trial: int
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """All of it. ``decode_tokens`` are generated, the first is not timed; at least 4, so that there is a rate.
+
+    ``streams``: the n of each throughput; none leaves it out. ``stream_tokens``: the first two of every answer
+    are not timed; at least 5.
+    """
+
+    trials: int
+    prompt_tokens: int
+    decode_tokens: int
+    vocab_size: int
+    seed: int = 1
+    streams: tuple[int, ...] = ()
+    stream_prompt_tokens: int = 128
+    stream_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        least = {
+            "trials": 1, "prompt_tokens": 1, "decode_tokens": 4, "vocab_size": 2, "stream_prompt_tokens": 1,
+            "stream_tokens": 5,
+        }  # fmt: skip
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise ValueError(f"{name} must be at least {bound}, not {getattr(self, name)}")
+        if any(n < 1 for n in self.streams):
+            raise ValueError(f"streams must be at least 1, not {min(self.streams)}")
+
+    @property
+    def longest(self) -> int:
+        """Tokens of KV that the longest task needs."""
+        stream = self.stream_prompt_tokens + self.stream_tokens if self.streams else 0
+        return max(self.prompt_tokens + 1, DECODE_PROMPT + self.decode_tokens, stream)
+
+    def task(self, kind: Kind, trial: int) -> Task:
+        """The task of one trial; no two trials share a prompt, so nothing can be reused."""
+        length, max_tokens = (DECODE_PROMPT, self.decode_tokens) if kind == "decode" else (self.prompt_tokens, 1)
+        return Task(kind, trial, self._prompt(f"{kind} {trial}", length), max_tokens)
+
+    def batch(self, streams: int, trial: int, stages: int) -> Batch:
+        """The throughput of one trial, for so many stages."""
+        prompts = (
+            self._prompt(f"throughput {streams} {trial} {i}", self.stream_prompt_tokens)
+            for i in range(streams * stages)
+        )
+        return Batch(streams, trial, tuple(prompts), self.stream_tokens)
+
+    def warm_up(self, kind: Kind) -> Task:
+        """A task that no trial has."""
+        return self.task(kind, -1)
+
+    def _prompt(self, name: str, length: int) -> tuple[int, ...]:
+        return made_up(f"{self.seed} {name}", length, self.vocab_size)
+
+
+def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
+    """Random tokens, always the same for a name."""
+    chance = random.Random(name)
+    return tuple(chance.randrange(vocab_size) for _ in range(length))
+
+
+def turns(systems: Sequence[T], trials: int, streams: Sequence[int] = ()) -> Iterator[tuple[int, Turn, T]]:
+    """Who does what when: in every trial everybody does one kind, one after the other, then the next kind."""
+    for trial in range(trials):
+        for turn in (*KINDS, *streams):
+            for system in systems:
+                yield trial, turn, system
+
+
+def step_sizes(prompt_tokens: int) -> list[int]:
+    """The step sizes worth trying: all that are at least the prompt's length are the same."""
+    return [STEP_SIZES[0], *(size for size in STEP_SIZES[1:] if size < prompt_tokens)]

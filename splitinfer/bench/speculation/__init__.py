@@ -1,0 +1,1 @@
+"""``splitinfer bench --mode speculation``: drafts in flight, beside none and beside their limits."""

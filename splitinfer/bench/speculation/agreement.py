@@ -1,0 +1,70 @@
+"""How often a draft model agrees with its target on other people's text: ``python -m
+splitinfer.bench.speculation.agreement``.
+
+Teacher-forced: at each position both models see the text so far, whatever they would have said, and either choose
+the same next token or not; greedily, and sampling with the same noise. One process, mlx-lm's models, whole.
+
+    {"target": ..., "draft": ..., "dtype": ..., "texts": [[...], ...], "temperature": 0.8, "seed": 1}
+        -> {"greedy": 0.7, "sampled": 0.6, "positions": 4000}
+"""
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.utils import load_model
+
+from splitinfer.bench.shared.child_process import own_output
+from splitinfer.core.rng import position_key
+
+
+def main() -> None:
+    """Answer one order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    answers = own_output()
+    options = json.loads(sys.stdin.readline())
+    answers.write(json.dumps(agreement(options)) + "\n")
+    answers.flush()
+
+
+def agreement(options: dict[str, Any]) -> dict[str, float]:
+    """Shares of positions where both choose alike."""
+    models = [_load(options[name], options["dtype"]) for name in ("target", "draft")]
+    greedy = sampled = count = 0
+    for number, text in enumerate(options["texts"]):
+        target, draft = (_logprobs(model, text, options["vocab_size"]) for model in models)
+        noise = _noise(options["seed"] + number, len(text), options["vocab_size"])
+        t = options["temperature"]
+        greedy += _num_equal(mx.argmax(target, -1), mx.argmax(draft, -1))
+        sampled += _num_equal(mx.argmax(target / t + noise, -1), mx.argmax(draft / t + noise, -1))
+        count += len(text)
+    return {"greedy": greedy / count, "sampled": sampled / count, "positions": count}
+
+
+def _num_equal(a: mx.array, b: mx.array) -> int:
+    return cast(int, (a == b).sum().item())
+
+
+def _load(folder: str, dtype: str | None) -> Any:
+    model, _ = load_model(Path(folder))
+    if dtype is not None:
+        model.set_dtype(getattr(mx, dtype))
+    return model
+
+
+def _logprobs(model: Any, text: list[int], vocab_size: int) -> mx.array:
+    logits = model(mx.array([text]))[0, :, :vocab_size].astype(mx.float32)
+    return cast(mx.array, logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+
+
+def _noise(seed: int, length: int, vocab_size: int) -> mx.array:
+    keys = mx.array([position_key(seed, position) for position in range(1, length + 1)], dtype=mx.uint32)
+    drawn: mx.array = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))(keys)
+    return drawn
+
+
+if __name__ == "__main__":
+    main()

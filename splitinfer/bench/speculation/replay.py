@@ -1,0 +1,80 @@
+"""A drafter for measurements: it knows what the model will say, and is wrong as often as it is told to be.
+
+So acceptance is a dial, and everything else is real: each guess takes real computing on the coordinator's processor,
+a given share of a step of the whole model.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+
+import mlx.core as mx
+
+from splitinfer.core import sequence as core
+from splitinfer.core.rng import position_key
+from splitinfer.core.speculation.speculation import Draft
+
+_SIDE = 512  # of the square weights that are multiplied: 1 MB, as a layer of a small model has
+_TRIED = 200  # products that are timed
+_FIFTY = 50
+
+
+class Replay:
+    """Guesses for the prompts that it was told about, none for others.
+
+    ``error``: the probability that a guess is wrong. Which are is drawn from ``seed``, the same share of every fifty
+    positions, so that short answers have the acceptance they should. ``seconds``: what a guess takes, in products that
+    took as long when they were timed.
+    """
+
+    name = "replay"
+
+    def __init__(self, vocab_size: int) -> None:
+        self.error, self.seed, self.seconds = 0.0, 0, 0.0
+        self._vocab_size = vocab_size
+        self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._weights: mx.array | None = None
+        self._per_product = 0.0
+
+    def know(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """What the model says to a prompt."""
+        self._said[tuple(prompt)] = tuple(answer)
+
+    def __contains__(self, prompt: Sequence[int]) -> bool:
+        return tuple(prompt) in self._said
+
+    def prepare(self, _seq: core.Sequence) -> bool:
+        """There is nothing to read."""
+        return False
+
+    def drafts(self, seq: core.Sequence, count: int) -> Iterator[Draft]:
+        """What comes next, or something else."""
+        answer = self._said.get(tuple(seq.tokens[: seq.num_prompt_tokens]), ())
+        first = len(seq.stream) - seq.num_prompt_tokens
+        for place in range(first, min(first + count, len(answer))):
+            self._compute()
+            yield Draft((answer[place] + self.is_wrong(place)) % self._vocab_size)
+
+    def is_wrong(self, place: int) -> bool:
+        """Whether the guess for this token of an answer is wrong."""
+        first = place - place % _FIFTY
+        keys = {at: position_key(self.seed, at) for at in range(first, first + _FIFTY)}
+        return sum(key < keys[place] for key in keys.values()) < round(self.error * _FIFTY)
+
+    def forget(self, _seq_id: int) -> None:
+        """It remembers nothing of a request."""
+
+    def _compute(self) -> None:
+        if self._weights is None:
+            self._weights = mx.random.normal((_SIDE, _SIDE), key=mx.random.key(0))
+            self._products(_TRIED)
+            began = time.perf_counter()
+            self._products(_TRIED)
+            self._per_product = (time.perf_counter() - began) / _TRIED
+        self._products(round(self.seconds / self._per_product))
+
+    def _products(self, count: int) -> None:
+        assert self._weights is not None
+        x = mx.ones((1, _SIDE))
+        for _ in range(count):
+            x = mx.tanh(x @ self._weights)
+        mx.eval(x)

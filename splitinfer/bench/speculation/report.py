@@ -1,0 +1,216 @@
+"""What a speculation benchmark found, beside what theory allows. Pure.
+
+*speed-up*: tokens per second to those of the same stages without drafts, trial by trial. *expected*: what
+``core.speculation.flight`` computes for the best flight, from the seconds that drafts, steps and links took in the same
+trial, and for just as many right drafts in a row as there were in it: the simulation of blocks in flight. *share*:
+measured to expected. *limit*: no chain of drafts is faster, whatever verifying and drafting cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from splitinfer.bench.shared.measure import Summary, ratios, summarize
+from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
+
+ACCEPTANCES = (0.6, 0.8, 0.9)  # for which predictions are made
+_MANY = 8  # rows of a step when many requests share the stages
+_GPU_ROW = 0.25  # of a step's time that each further row takes on a GPU whose kernels are made for one
+SEQUENTIAL, IN_FLIGHT = "without drafts", "in flight"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One answer of one system. ``tried``, ``accepted``: drafts that came to a verdict, and by ``places`` in their
+    blocks; ``sent``: to the stages.
+    ``rig``: what steps, drafts and links took in it. ``runs``: how often so many drafts in a row were right.
+    ``flight``: how the drafts went, at the end."""
+
+    seconds_per_token: float
+    token_ids: tuple[int, ...]
+    tried: int = 0
+    accepted: int = 0
+    sent: int = 0
+    places: tuple[tuple[int, int], ...] = ()
+    rig: Rig | None = None
+    runs: Mapping[int, int] = field(default_factory=dict)
+    flight: Flight = OFF
+
+    @property
+    def acceptance(self) -> float:
+        """The share of drafts that were right."""
+        return self.accepted / self.tried if self.tried else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One task at one setting of the drafter: what each system did, a trial each."""
+
+    name: str
+    temperature: float
+    trials: Mapping[str, Sequence[Trial]]
+
+    def speed_up(self, system: str, to: str = SEQUENTIAL) -> Summary:
+        """Tokens per second, one to another."""
+        mine, theirs = self.trials[system], self.trials[to]
+        return ratios([t.seconds_per_token for t in theirs], [t.seconds_per_token for t in mine])
+
+    @property
+    def synchronous(self) -> list[str]:
+        """The systems with one block at a time."""
+        return [name for name in self.trials if name.startswith("synchronous")]
+
+    @property
+    def best_synchronous(self) -> str | None:
+        """The fastest of them."""
+        return max(self.synchronous, key=lambda name: self.speed_up(name).median, default=None)
+
+
+def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
+    """All figures of a case."""
+    found: dict[str, Any] = {"case": case.name, "temperature": case.temperature, "systems": {}}
+    truth = [trial.token_ids for trial in case.trials[SEQUENTIAL]]
+    for name, trials in case.trials.items():
+        found["systems"][name] = {
+            "tokens_per_second": asdict(summarize([1 / t.seconds_per_token for t in trials])),
+            "speed_up": asdict(case.speed_up(name)),
+            "same_tokens": sum(t.token_ids == said for t, said in zip(trials, truth, strict=True)),
+            "of": len(trials),
+            "acceptance": sum(t.accepted for t in trials) / max(1, sum(t.tried for t in trials)),
+            "drafts_sent_per_token": sum(t.sent for t in trials) / sum(len(t.token_ids) for t in trials),
+            "by_place": [
+                [sum(tried for tried, _ in place), sum(right for _, right in place)]
+                for place in zip(*(t.places for t in trials), strict=True)
+            ],
+            "thrown_away": 1 - sum(t.accepted for t in trials) / max(1, sum(t.sent for t in trials)),
+        }
+    if IN_FLIGHT in case.trials:
+        found["in_flight"] = _theory(case, most_in_flight)
+    best = case.best_synchronous
+    if best is not None and IN_FLIGHT in case.trials:
+        found["best_synchronous"] = best
+        found["in_flight_to_best_synchronous"] = asdict(case.speed_up(IN_FLIGHT, best))
+    found["distinct_4_grams"] = _distinct([trial.token_ids for trial in case.trials[SEQUENTIAL]])
+    return found
+
+
+def _theory(case: Case, most_in_flight: int) -> dict[str, Any]:
+    """In flight, beside the simulation and the limit of each trial's own step times and acceptance."""
+    shares, expected, limits = [], [], []
+    trials = case.trials[IN_FLIGHT]
+    for trial in trials:
+        tokens = sum(count * (right + 1) for right, count in trial.runs.items())
+        if trial.rig is None or not tokens:
+            continue
+        best = best_flight(trial.rig, trial.acceptance, most_in_flight)
+        seconds = sum(count * run_seconds(trial.rig, best, right) for right, count in trial.runs.items()) / tokens
+        if best.is_off:
+            seconds = 1 / trial.rig.sequential
+        shares.append(seconds / trial.seconds_per_token)
+        expected.append(1 / (seconds * trial.rig.sequential))
+        limits.append(trial.rig.bound(1 - sum(trial.runs.values()) / tokens) / trial.rig.sequential)
+    if not shares:
+        return {}
+    return {
+        "flight": asdict(trials[-1].flight),
+        "expected_speed_up": asdict(summarize(expected)),
+        "share_of_expected": asdict(summarize(shares)),
+        "limit_speed_up": asdict(summarize(limits)),
+    }
+
+
+def _distinct(answers: Sequence[Sequence[int]]) -> float:
+    """The share of runs of four tokens that are not said twice: an answer that goes in circles is easy to draft."""
+    grams = [(i, tuple(answer[at : at + 4])) for i, answer in enumerate(answers) for at in range(len(answer) - 3)]
+    return len(set(grams)) / len(grams) if grams else 1.0
+
+
+# -- predictions ---------------------------------------------------------------------------------
+
+
+def curve(rig: Rig, most_in_flight: int, acceptances: Sequence[float]) -> list[dict[str, float]]:
+    """Speed-ups by acceptance: in flight and synchronous, each at its best, and the limit."""
+    points = []
+    for a in acceptances:
+        sync = best_flight(rig, a, 1)
+        flight = best_flight(rig, a, most_in_flight)
+        points.append({
+            "acceptance": a,
+            "in_flight": tokens_per_second(rig, flight, a) / rig.sequential,
+            "synchronous": tokens_per_second(rig, sync, a) / rig.sequential,
+            "limit": rig.bound(a) / rig.sequential,
+        })  # fmt: skip
+    return points
+
+
+def gpu_like(rig: Rig) -> Rig:
+    """The same machines, if every further row cost a quarter of a step."""
+    return Rig(
+        tuple(RowTimes({n: stage.at(1) * (1 + _GPU_ROW * (n - 1)) for n in range(1, 17)}) for stage in rig.stages),
+        rig.draft,
+        rig.link,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The layers of each stage; ``head``: how many layers' work the last stage does beside its own."""
+
+    layers: tuple[int, ...]
+    head: float
+
+    def moved(self, front: int) -> "Cut":
+        """So many layers on the coordinator, the others shared as they are now."""
+        rest, there = sum(self.layers) - front, sum(self.layers[1:])
+        shared = [max(1, round(rest * n / there)) for n in self.layers[1:]]
+        shared[-1] += rest - sum(shared)
+        return Cut((front, *shared), self.head)
+
+    def work(self, stage: int) -> float:
+        """Layers' worth of computing."""
+        return self.layers[stage] + (self.head if stage == len(self.layers) - 1 else 0.0)
+
+
+def rig_at(rig: Rig, now: Cut, cut: Cut) -> Rig:
+    """What a rig would be with another cut, each machine as fast as it is."""
+    stages = tuple(stage.scaled(cut.work(i) / now.work(i)) for i, stage in enumerate(rig.stages))
+    return Rig(stages, rig.draft, rig.link)
+
+
+def best_cuts(rig: Rig, now: Cut, most_in_flight: int) -> dict[str, Any]:
+    """The coordinator's best number of layers for each kind of work, and what it would give; they differ."""
+    num_others = len(now.layers) - 1
+    if num_others == 0:
+        return {}
+    cuts = [now.moved(front) for front in range(1, sum(now.layers) - num_others + 1)]
+    cuts = [cut for cut in cuts if min(cut.layers) > 0]
+    rigs = {cut: rig_at(rig, now, cut) for cut in cuts}
+
+    def slowest(cut: Cut) -> float:
+        return max(stage.at(_MANY) for stage in rigs[cut].stages)
+
+    sequential = max(cuts, key=lambda cut: rigs[cut].sequential)
+    pipelined = min(cuts, key=slowest)
+    found: dict[str, Any] = {
+        "sequential": {"layers": sequential.layers, "tokens_per_second": rigs[sequential].sequential},
+        "pipelined": {"layers": pipelined.layers, "tokens_per_second": _MANY / slowest(pipelined)},
+        "speculative": {},
+    }
+    for a in ACCEPTANCES:
+        rates = {cut: tokens_per_second(r, best_flight(r, a, most_in_flight), a) for cut, r in rigs.items()}
+        best = max(rates, key=lambda cut: rates[cut])
+        found["speculative"][str(a)] = {
+            "layers": best.layers,
+            "tokens_per_second": rates[best],
+            "flight": asdict(best_flight(rigs[best], a, most_in_flight)),
+        }
+    return found
+
+
+def link_effects(rig: Rig, links: Mapping[str, float], most_in_flight: int) -> list[dict[str, Any]]:
+    """What other links would do: seconds one way that come on top of the host's."""
+    found = []
+    for name, seconds in links.items():
+        slower = rig.with_link(rig.link + seconds)
+        by = {str(p["acceptance"]): p for p in curve(slower, most_in_flight, ACCEPTANCES)}
+        found.append({"link": name, "seconds": seconds, "sequential": slower.sequential, "speed_up": by})
+    return found

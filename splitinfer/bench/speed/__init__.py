@@ -1,0 +1,1 @@
+"""``splitinfer bench --mode speed``: one stream, prompts, and many sequences, beside plain mlx-lm."""

@@ -1,0 +1,401 @@
+"""The conductor: opens the systems, gives them their turns, and hands over what was found.
+
+This process is the coordinator. Plain mlx-lm and the local workers are its children; all are gone at the end.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from splitinfer.bench.shared import blas, machine
+from splitinfer.bench.shared.graph_size import GraphSize
+from splitinfer.bench.shared.measure import Run
+from splitinfer.bench.shared.mlx_lm_pipeline import MlxLmProcesses
+from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.systems import (
+    Baseline,
+    MlxLmPipeline,
+    PlainMlxLm,
+    Stages,
+    System,
+    plain_mlx_lm,
+    vocabulary,
+)
+from splitinfer.bench.shared.throughput import BatchRun
+from splitinfer.bench.shared.workload import KINDS, STEP_SIZES, Kind, Turn, Workload, step_sizes, turns
+from splitinfer.bench.speed.report import (
+    BASELINE,
+    BASELINE_ALL,
+    BASELINE_BEST,
+    PEERS,
+    PIPELINE,
+    WHOLE,
+    Findings,
+    document,
+)
+from splitinfer.bench.speed.tables import gap_tables, table
+from splitinfer.cli.progress import errors, open_llm
+from splitinfer.config import find_layout
+from splitinfer.core.layout import Layout
+from splitinfer.core.serving_options import MAX_RUNNING
+from splitinfer.errors import ConfigError, ModelError
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import on_gpu
+from transports.emulated import LinkProfile, installed, preset
+
+_COUNTED_TOKENS = 12  # of prompts and answers whose steps are counted, not timed
+_SETTLE = 0.05  # seconds of peace before each turn: what the one before left over is done by then
+_WIDTH = 150  # columns, where there is no terminal
+_SHAPE = (
+    "model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
+    "intermediate_size", "vocab_size", "quantization",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedOptions:
+    """What the command line asked for."""
+
+    layout: str
+    model: str | None = None
+    as_json: bool = False
+    trials: int = 5
+    prompt_tokens: int = 2048
+    decode_tokens: int = 64
+    token_budget: int | None = None
+    baseline: bool = True
+    whole: bool = False
+    seed: int = 1
+    link_preset: str | None = None
+    connect_timeout: float = 10.0
+    trace: Path | None = None
+    streams: tuple[int, ...] = (8,)
+    stream_prompt_tokens: int = 128
+    stream_tokens: int = 64
+    peers: bool = False
+
+
+def bench(options: SpeedOptions) -> int:
+    """Measure, then print the table and, as the last line, the document; the exit code.
+
+    Raises:
+        SplitinferError: one sentence on what cannot be measured, and why.
+    """
+    found = document(_measure(options))
+    print_found(found, [table(found), *gap_tables(found)], as_json=options.as_json, least_width=_WIDTH)
+    return 0
+
+
+def _measure(options: SpeedOptions) -> Findings:
+    _check_context(options)
+    link = None if options.link_preset is None else _link(options)
+    processors = machine.free_processors()
+    on = machine.describe()  # before anything of ours loads the machine
+    settings = _settings(options)
+    with ExitStack() as stack:
+        if link is not None:
+            stack.enter_context(installed(link))
+        llm = stack.enter_context(open_llm(options.layout, options.model, settings))
+        checkpoint = open_model(str(llm.layout.model))
+        workload = _workload(options, llm, checkpoint)
+        dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
+        cast = _Cast([Stages(PIPELINE, llm)])
+        if options.whole:
+            cast.systems.append(Stages(WHOLE, stack.enter_context(_whole(llm, replace(settings, trace=None)))))
+        folder = str(checkpoint.folder.resolve())
+        if options.baseline or options.peers:
+            fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
+        if options.baseline:
+            cast.plain = stack.enter_context(plain_mlx_lm(folder, dtype))
+        if options.peers and workload.streams:
+            _invite_peers(stack, cast, folder, dtype, llm.layout)
+        pinned, blas_by_process = _pin(llm.layout, cast, processors), _blas(cast.plain)
+        graphs = _count_nodes(cast, workload)
+        _warm_up(cast.systems, workload)
+        tried: dict[int, float] = {}
+        if cast.plain is not None:
+            tried = _try_step_sizes(cast.plain, workload)
+            baselines = _baselines(cast.plain, min(tried, key=lambda size: tried[size]))
+            _warm_up_batches(baselines[0], workload)
+            cast.systems[1:1] = baselines
+        runs, batches = _take_turns(cast.systems, workload)
+    where = {"pinned": pinned, "is_pinned": bool(processors), "blas": blas_by_process}
+    where["link"] = None if link is None else {"preset": options.link_preset, **asdict(link)}
+    return Findings(
+        measured_on={**on, **where},
+        layout=_plain_layout(llm.layout),
+        model=_model(checkpoint, str(llm.layout.model), dtype),
+        workload={
+            **asdict(workload),
+            "chunk": llm.stats()["token_budget"],
+            "baseline_step_size": STEP_SIZES[0] if cast.plain else None,
+            "baseline_ttft_by_step_size": {str(size): seconds for size, seconds in tried.items()},
+        },
+        prompt_tokens=workload.prompt_tokens,
+        chunk=llm.stats()["token_budget"],
+        stages={c.name: [s.name for s in c.llm.layout.stages] for c in cast.systems if isinstance(c, Stages)},
+        runs=runs,
+        notes=[*_notes(options, on, pinned, blas_by_process, llm.layout), *cast.notes],
+        batches=batches,
+        graphs=graphs,
+    )
+
+
+@dataclass(slots=True)
+class _Cast:
+    """Who takes part: ``systems`` in the order of their turns, and ``plain``, which plays several of them."""
+
+    systems: list[System]
+    plain: PlainMlxLm | None = None
+    peers: MlxLmProcesses | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def _settings(options: SpeedOptions) -> Settings:
+    """A worker that is lost ends a measurement: figures with a pause in them mean nothing."""
+    num_stages = find_layout(options.layout).num_stages
+    return Settings(
+        token_budget=options.token_budget,
+        context=_longest(options),
+        max_running=max([MAX_RUNNING, *(n * num_stages for n in options.streams)]),
+        connect_timeout=options.connect_timeout,
+        rejoin_timeout=0.0,
+        trace=options.trace,
+    )
+
+
+def _longest(options: SpeedOptions) -> int:
+    return _plan(options, 2).longest
+
+
+def _plan(options: SpeedOptions, vocab_size: int) -> Workload:
+    return Workload(
+        options.trials,
+        options.prompt_tokens,
+        options.decode_tokens,
+        vocab_size,
+        options.seed,
+        options.streams,
+        options.stream_prompt_tokens,
+        options.stream_tokens,
+    )
+
+
+def _check_context(options: SpeedOptions) -> None:
+    """Refuse tasks that are too long before anything is loaded."""
+    model = options.model or find_layout(options.layout).model
+    context = None if model is None else open_model(model).context_length
+    if context is not None and _longest(options) > context:
+        raise ConfigError(
+            f"the tasks need {_longest(options):,} tokens, but the model's context is {context:,}; "
+            "give fewer with --prompt-tokens, --decode-tokens or --stream-tokens"
+        )
+
+
+def _link(options: SpeedOptions) -> LinkProfile:
+    """The link to emulate: each that the coordinator makes, and by the addresses it hands out those between workers."""
+    if find_layout(options.layout).num_stages == 1:
+        raise ConfigError(
+            f"--link-preset emulates the links between stages; layout {options.layout} has 1 stage, so none"
+        )
+    try:
+        return preset(str(options.link_preset))
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _workload(options: SpeedOptions, llm: LLM, checkpoint: Checkpoint) -> Workload:
+    return _plan(options, vocabulary(llm, checkpoint))
+
+
+# -- systems ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def _whole(llm: LLM, settings: Settings) -> Iterator[LLM]:
+    """The same model in one stage, in this process: what the loop costs without a cut."""
+    errors.print("loading the whole model as one stage", soft_wrap=True)
+    keys = {"model": llm.layout.model, "dtype": llm.layout.dtype}
+    with LLM({**keys, "stages": [{"name": "whole", "layers": llm.layout.num_layers}]}, settings=settings) as whole:
+        yield whole
+
+
+def _baselines(plain: PlainMlxLm, best: int) -> list[System]:
+    """mlx-lm as it comes; and for prompts also at its best, where that is another step size."""
+    default: System = Baseline(BASELINE, plain, STEP_SIZES[0], KINDS, 1)
+    if best == STEP_SIZES[0]:
+        return [default]
+    return [default, Baseline(BASELINE_BEST, plain, best, ("prefill",), 0)]
+
+
+def _invite_peers(stack: ExitStack, cast: _Cast, folder: str, dtype: str | None, layout: Layout) -> None:
+    """mlx-lm's own pipeline with the layout's cut; and mlx-lm in one process on all processors of this machine."""
+    errors.print("loading the model in mlx-lm's own pipeline", soft_wrap=True)
+    try:
+        if layout.num_stages == 1:
+            raise ModelError("the layout has 1 stage")
+        cast.peers = stack.enter_context(MlxLmProcesses(folder, dtype, [stage.num_layers for stage in layout.stages]))
+        cast.systems.append(MlxLmPipeline(PEERS, cast.peers, layout.num_stages))
+    except ModelError as error:
+        cast.notes.append(f"mlx-lm's own pipeline was not measured: {error}")
+    count = str(len(machine.free_processors()) or os.cpu_count() or 1)
+    threads = {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
+    everywhere = stack.enter_context(plain_mlx_lm(folder, dtype, threads))
+    cast.systems.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
+
+
+def _pin(layout: Layout, cast: _Cast, processors: Sequence[int]) -> dict[str, int | None]:
+    """A processor for each stage here; whoever runs while the stages sleep shares the coordinator's."""
+    given = machine.assign(layout.stages, processors)
+    here = {layout.stages[0].name: os.getpid(), **machine.local_workers()}
+    if cast.plain is not None:
+        here[BASELINE] = cast.plain.pid
+        given[BASELINE] = processors[0] if processors else None
+    for i, pid in enumerate(cast.peers.pids if cast.peers else ()):
+        here[f"{PEERS} {i}"] = pid
+        given[f"{PEERS} {i}"] = processors[i % len(processors)] if processors else None
+    machine.pin_all(here, given)
+    return given
+
+
+def _blas(plain: PlainMlxLm | None) -> dict[str, str]:
+    """Which BLAS computes in each process here, where MLX has no GPU and the system tells."""
+    if on_gpu():
+        return {}
+    pids = {"coordinator": os.getpid(), **machine.local_workers()}
+    found = {name: blas.computed_by(pid) for name, pid in pids.items()}
+    if plain is not None:
+        found[BASELINE] = plain.is_on["blas"]
+    return {name: words for name, words in found.items() if words is not None}
+
+
+# -- turns ---------------------------------------------------------------------------------------
+
+
+def _count_nodes(cast: _Cast, workload: Workload) -> dict[tuple[str, int], GraphSize]:
+    """The graphs of steps of one row and of the first throughput's rows, where they can be seen."""
+    found: dict[tuple[str, int], GraphSize] = {}
+    if not workload.streams:
+        return found
+    short = replace(workload, stream_prompt_tokens=_COUNTED_TOKENS, stream_tokens=_COUNTED_TOKENS)
+    seen: list[System] = [c for c in cast.systems if isinstance(c, Stages)]
+    seen += _baselines(cast.plain, STEP_SIZES[0]) if cast.plain is not None else []
+    for system in seen:
+        for rows in dict.fromkeys((1, workload.streams[0])):
+            nodes = system.count_nodes(short.batch(rows, -1, system.num_stages))
+            if nodes is not None:
+                found[(system.name, rows)] = nodes
+    return found
+
+
+def _warm_up(systems: Sequence[System], workload: Workload) -> None:
+    for system in systems:
+        errors.print(f"warming up: {system.name}", soft_wrap=True)
+        for kind in system.does:
+            system.run(workload.warm_up(kind))
+        if system.num_stages:
+            _warm_up_batches(system, workload)
+
+
+def _warm_up_batches(system: System, workload: Workload) -> None:
+    """Whole ones: those that turn out too short should do so before anything is timed."""
+    for streams in workload.streams:
+        _batch(system, workload, streams, -1)
+
+
+def _try_step_sizes(plain: PlainMlxLm, workload: Workload) -> dict[int, float]:
+    """TTFT of the long prompt by step size, each tried once; that warms it up, too."""
+    plain.run(workload.warm_up("decode"), STEP_SIZES[0])
+    tried = {}
+    for size in step_sizes(workload.prompt_tokens):
+        tried[size] = plain.run(workload.warm_up("prefill"), size).ttft
+        errors.print(f"warming up: {BASELINE}, {size:,} prompt tokens at once: {tried[size]:.3g} s", soft_wrap=True)
+    return tried
+
+
+def _take_turns(
+    systems: Sequence[System], workload: Workload
+) -> tuple[dict[tuple[str, Kind], list[Run]], dict[tuple[str, int], list[BatchRun]]]:
+    runs: dict[tuple[str, Kind], list[Run]] = {(c.name, kind): [] for c in systems for kind in c.does}
+    batches: dict[tuple[str, int], list[BatchRun]] = {
+        (c.name, n): [] for c in systems if c.num_stages for n in workload.streams
+    }
+    for trial, turn, system in turns(systems, workload.trials, workload.streams):
+        if not _takes_part(system, turn):
+            continue
+        time.sleep(_SETTLE)
+        if isinstance(turn, int):
+            batch = _batch(system, workload, turn, trial)
+            batches[(system.name, turn)].append(batch)
+            what, figure = f"throughput at {turn}", f"{batch.tokens_per_second:.3g} tokens/s"
+        else:
+            run = system.run(workload.task(turn, trial))
+            runs[(system.name, turn)].append(run)
+            what = turn
+            figure = f"{1 / run.seconds_per_token:.3g} tokens/s" if turn == "decode" else f"{run.ttft:.3g} s"
+        errors.print(f"trial {trial + 1} of {workload.trials}: {what}, {system.name}: {figure}", soft_wrap=True)
+    return runs, batches
+
+
+def _takes_part(system: System, turn: Turn) -> bool:
+    return system.num_stages > 0 if isinstance(turn, int) else turn in system.does
+
+
+def _batch(system: System, workload: Workload, streams: int, trial: int) -> BatchRun:
+    run = system.run_batch(workload.batch(streams, trial, system.num_stages))
+    run.check()
+    return run
+
+
+# -- what it was ---------------------------------------------------------------------------------
+
+
+def _plain_layout(layout: Layout) -> dict[str, Any]:
+    stages = [{"name": s.name, "layers": s.num_layers, "address": s.address} for s in layout.stages]
+    return {"name": layout.name, "model": layout.model, "dtype": layout.dtype, "stages": stages}
+
+
+def _model(checkpoint: Checkpoint, name: str, dtype: str | None) -> dict[str, Any]:
+    config = {**checkpoint.config, **(checkpoint.config.get("text_config") or {})}
+    return {
+        "name": Path(name).name,
+        "dtype": dtype or "as stored",
+        **{key: config.get(key) for key in _SHAPE},
+        "num_parameters_stored": sum(_count(t.shape) for t in checkpoint.tensors.values()),
+        "bytes_stored": sum(t.nbytes for t in checkpoint.tensors.values()),
+    }
+
+
+def _count(shape: tuple[int, ...]) -> int:
+    count = 1
+    for n in shape:
+        count *= n
+    return count
+
+
+def _notes(
+    options: SpeedOptions,
+    on: dict[str, Any],
+    pinned: dict[str, int | None],
+    blas_by_process: dict[str, str],
+    layout: Layout,
+) -> list[str]:
+    """What a reader of the figures must know."""
+    notes = []
+    shared = [cpu for stage in layout.stages if (cpu := pinned[stage.name]) is not None]
+    if len(shared) > len(set(shared)):
+        notes.append(f"{len(shared)} stages share {len(set(shared))} processors")
+    if on["load_average"] > 0.5:
+        notes.append(f"the machine was busy before this began (load average {on['load_average']})")
+    if options.trials < 3:
+        notes.append("fewer than 3 trials say nothing about the spread")
+    if blas.WHEEL in blas_by_process.values():
+        notes.append(blas.HINT)
+    return notes

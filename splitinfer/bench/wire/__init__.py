@@ -1,0 +1,1 @@
+"""``splitinfer bench --mode wire``: hidden states in few bytes."""

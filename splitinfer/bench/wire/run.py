@@ -1,0 +1,258 @@
+"""What codecs on links cost and save: ``splitinfer bench --mode wire``.
+
+rows       bytes, seconds, and how far off rows are that come back: of ordinary values, and with massive ones among
+           them, as models have them (``bench.wire.rows``)
+fidelity   the whole model on a text, cut at a quarter, the half and three quarters of its layers, all rows packed at
+           the cut: KL, top-1, perplexity (``bench.shared.fidelity``)
+prompts    TTFT of a long prompt on the layout's stages, in turns: on a link as quick as it is, and on an emulated one
+           so slow that the bytes of a prompt take one and a half times as long as a stage computes
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from rich.table import Table
+
+from splitinfer.bench.shared import machine
+from splitinfer.bench.shared.fidelity import Fidelity, logprobs, logprobs_of, whole_model
+from splitinfer.bench.shared.measure import ratios, summarize
+from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.systems import Stages, vocabulary
+from splitinfer.bench.shared.texts import own_or_read
+from splitinfer.bench.shared.workload import Task, made_up
+from splitinfer.bench.wire.rows import measure_rows
+from splitinfer.cli.progress import errors
+from splitinfer.config import find_layout
+from splitinfer.core.wire_codec import AUTO, CODECS, NONE
+from splitinfer.errors import ConfigError
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.codecs import pack, unpack
+from splitinfer.models.cut import StageModel
+from splitinfer.models.hub import open_model
+from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
+from splitinfer.models.memory import on_gpu
+from transports.emulated import LinkProfile, installed
+
+_LENGTH, _CHUNK = 400, 128  # tokens of a passage, and of a chunk
+_SLOW = 1.5  # times a stage's computing that the bytes of a prompt take on the slow link
+_AS_IT_IS, _SLOWED = "as it is", "slow"
+_CONTENDERS = ((_AS_IT_IS, NONE), (_AS_IT_IS, AUTO), *((_SLOWED, codec) for codec in (NONE, AUTO, *CODECS)))
+
+
+@dataclass(frozen=True, slots=True)
+class WireOptions:
+    """What the command line asked for. ``text``: to read, ``num_texts`` passages of it; ``None``: the model's own
+    answers."""
+
+    layout: str
+    model: str | None
+    as_json: bool
+    trials: int
+    prompt_tokens: int
+    token_budget: int | None
+    seed: int
+    connect_timeout: float
+    text: Path | None
+    num_texts: int
+
+
+def measure_wire(options: WireOptions) -> int:
+    """Measure, then print tables and, as the last line, the document; the exit code.
+
+    Raises:
+        SplitinferError: one sentence on what cannot be measured, and why.
+    """
+    found = _measure(options)
+    texts = [_text_table(found)] if found["fidelity"] else []
+    tables = [_row_table(found), *texts, _prompt_table(found)]
+    print_found(found, tables, as_json=options.as_json, least_width=140)
+    return 0
+
+
+def _measure(options: WireOptions) -> dict[str, Any]:
+    layout = find_layout(options.layout)
+    if layout.num_stages == 1:
+        raise ConfigError(f"codecs are for the links between stages; layout {layout.name} has 1 stage, so none")
+    on, processors = machine.describe(), machine.free_processors()
+    checkpoint = open_model(options.model or layout.model or "demo")
+    errors.print("packing rows", soft_wrap=True)
+    rows = measure_rows()
+    with ExitStack() as stack:
+        plain = _open(options, stack, NONE, None, processors)
+        texts = own_or_read(plain, options.text, options.num_texts, _LENGTH, options.seed)
+        slow = _slow_link(options, plain)
+        llms = {(_AS_IT_IS, NONE): plain}
+        for link, codec in _CONTENDERS[1:]:
+            llms[link, codec] = _open(options, stack, codec, slow if link == _SLOWED else None, processors)
+        prompts = _prompts(options, llms)
+    return {
+        "measured_on": on,
+        "layout": {"name": layout.name, "layers": [stage.num_layers for stage in layout.stages]},
+        "rows": rows,
+        "text": "the model's own answers" if options.text is None else options.text.name,
+        "fidelity": _fidelity(checkpoint, plain.layout.dtype, texts) if texts else [],
+        "prompt_tokens": options.prompt_tokens,
+        "slow_link": asdict(slow),
+        "prompts": prompts,
+    }
+
+
+# -- prompts -------------------------------------------------------------------------------------
+
+
+def _open(options: WireOptions, stack: ExitStack, codec: str, link: LinkProfile | None, processors: list[int]) -> LLM:
+    errors.print(f"loading the stages, codec {codec}{'' if link is None else ', slow link'}", soft_wrap=True)
+    settings = Settings(
+        context=max(options.prompt_tokens, _LENGTH) + 64,
+        codec=codec,
+        draft="none",
+        token_budget=options.token_budget,
+        prefix_cache=False,
+        connect_timeout=options.connect_timeout,
+        rejoin_timeout=0.0,
+    )
+    with ExitStack() as while_opening:
+        if link is not None:
+            while_opening.enter_context(installed(link))
+        llm = stack.enter_context(LLM(options.layout, model=options.model, settings=settings))
+    machine.pin_stages(llm.layout.stages, None, processors)  # the workers that came last
+    return llm
+
+
+def _slow_link(options: WireOptions, llm: LLM) -> LinkProfile:
+    """A link on which the bytes of a prompt take ``_SLOW`` times as long as the slowest stage computes."""
+    _ttft(options, llm, -2)  # whatever is slow once
+    before = llm.stats()["stages"]
+    _ttft(options, llm, -1)
+    after = llm.stats()["stages"]
+    busy = max(b["busy_seconds"] - a["busy_seconds"] for a, b in zip(before, after, strict=True))
+    sent = max(b["bytes_sent"] - a["bytes_sent"] for a, b in zip(before, after, strict=True))
+    return LinkProfile(bytes_per_second=sent / (_SLOW * busy))
+
+
+def _ttft(options: WireOptions, llm: LLM, trial: int) -> float:
+    vocab_size = vocabulary(llm, open_model(str(llm.layout.model)))
+    prompt = made_up(f"{options.seed} wire {trial}", options.prompt_tokens, vocab_size)
+    return Stages("", llm).run(Task("prefill", trial, prompt, 1)).ttft
+
+
+def _prompts(options: WireOptions, llms: Mapping[tuple[str, str], LLM]) -> list[dict[str, Any]]:
+    """TTFT of each system, in turns, and the ratio to no codec on the same link."""
+    times: dict[tuple[str, str], list[float]] = {each: [] for each in llms}
+    for trial in range(-1, options.trials):
+        for each, llm in llms.items():
+            seconds = _ttft(options, llm, trial)
+            if trial >= 0:
+                times[each].append(seconds)
+                errors.print(
+                    f"trial {trial + 1} of {options.trials}: link {each[0]}, {each[1]}: {seconds:.3g} s", soft_wrap=True
+                )
+    return [
+        {
+            "link": link,
+            "codec": codec,
+            "chosen": [stage["codec"] for stage in llm.stats()["stages"][:-1]],
+            "bytes_per_token": llm.stats()["bytes_per_token"],
+            "ttft": asdict(summarize(times[link, codec])),
+            "to_none": asdict(ratios(times[link, codec], times[link, NONE])),
+        }
+        for (link, codec), llm in llms.items()
+    ]
+
+
+# -- fidelity ------------------------------------------------------------------------------------
+
+
+def _fidelity(checkpoint: Checkpoint, dtype: str, texts: list[list[int]]) -> list[dict[str, Any]]:
+    """By cut and codec, each beside the whole model; ``none`` among them: it must change nothing."""
+    layers, found, vocab_size = count_layers(checkpoint), list[dict[str, Any]](), checkpoint.vocab_size or 2
+    whole = whole_model(checkpoint, dtype)
+    exact = [logprobs(whole, text, vocab_size) for text in texts]
+    for cut in sorted({max(1, layers * quarter // 4) for quarter in (1, 2, 3)} - {layers}):
+        errors.print(f"reading the text, cut after {cut} of {layers} layers", soft_wrap=True)
+        front, back = _stages(checkpoint, dtype, cut, layers)
+        each = {codec: Fidelity() for codec in (NONE, *CODECS)}
+        for text, one in zip(texts, exact, strict=True):
+            for codec, fidelity in each.items():
+                fidelity.add(one, _read(front, back, text, codec, vocab_size), text)
+        found += [{"cut": cut, "layers": layers, "codec": codec, **one.as_dict()} for codec, one in each.items()]
+    return found
+
+
+def _stages(checkpoint: Checkpoint, dtype: str, cut: int, layers: int) -> Iterator[StageModel]:
+    resolved = resolve_dtype(dtype, gpu=on_gpu())
+    for start, end in ((0, cut), (cut, layers)):
+        found = survey(checkpoint, start, end, resolved)
+        yield load_stage(checkpoint, found, start, end, resolved, lambda _done, _total: None)
+
+
+def _read(front: StageModel, back: StageModel, text: list[int], codec: str, vocab_size: int) -> mx.array:
+    """[n, vocabulary]: log probabilities over a text, all of which crosses by ``codec``."""
+    ours, theirs, found = front.make_caches(), back.make_caches(), []
+    for at in range(0, len(text), _CHUNK):
+        ids = mx.array([text[at : at + _CHUNK]], dtype=mx.int32)
+        hidden = front(ids, ours, None, ids.shape[1])
+        if codec != NONE:
+            fits, packed = pack(codec, hidden[0])
+            unpacked = unpack(codec, packed, hidden.dtype)
+            hidden = mx.where(fits[:, None], unpacked, hidden[0])[None]
+        found.append(back(ids, theirs, hidden, ids.shape[1])[0])
+        mx.eval(found[-1])
+    return logprobs_of(mx.concatenate(found), vocab_size)
+
+
+# -- tables --------------------------------------------------------------------------------------
+
+
+def _row_table(found: Mapping[str, Any]) -> Table:
+    rows = found["rows"]
+    table = Table(
+        "codec", "bytes a row", "to fp16", "us a row", *(f"off, {kind}" for kind in rows["kinds"]),
+        title=f"rows of {rows['width']:,} values; how far off: root mean square relative to the row's, all values, "
+        "and those that are not massive", title_justify="left",
+    )  # fmt: skip
+    for name, each in rows["codecs"].items():
+        off = [
+            f"{100 * each['off'][kind]['all']:.3g} %, {100 * each['off'][kind]['usual']:.3g} %"
+            if each["off"][kind]["fit"] == 1 else f"{100 * (1 - each['off'][kind]['fit']):.0f} % of rows do not fit"
+            for kind in rows["kinds"]
+        ]  # fmt: skip
+        micros = 1e6 * each["seconds_per_row"]
+        table.add_row(name, f"{each['bytes_per_row']:,}", f"{each['to_fp16']:.3f}", f"{micros:.3g}", *off)
+    return table
+
+
+def _text_table(found: Mapping[str, Any]) -> Table:
+    table = Table(
+        "cut after", "codec", "mean KL", "p99 KL", "top-1 agreement", "perplexity", "change (95 %)",
+        title=f"all rows packed at the cut; on {found['text']}", title_justify="left",
+    )  # fmt: skip
+    for each in found["fidelity"]:
+        low, high = each["perplexity_change_interval"]
+        table.add_row(
+            f"{each['cut']} of {each['layers']}", each["codec"], f"{each['mean_kl']:.2e}", f"{each['p99_kl']:.2e}",
+            f"{100 * each['top1_agreement']:.2f} %", f"{each['perplexity']:.2f}",
+            f"{each['perplexity_change_percent']:+.3f} % ({low:+.3f} to {high:+.3f})",
+        )  # fmt: skip
+    return table
+
+
+def _prompt_table(found: Mapping[str, Any]) -> Table:
+    megabytes = found["slow_link"]["bytes_per_second"] / 1e6
+    table = Table(
+        "link", "codec", "is", "bytes a token", "TTFT s", "to none",
+        title=f"a prompt of {found['prompt_tokens']:,} tokens, {found['layout']['name']}; the slow link carries "
+        f"{megabytes:.3g} MB/s", title_justify="left",
+    )  # fmt: skip
+    for each in found["prompts"]:
+        ratio = each["to_none"]
+        table.add_row(
+            each["link"], each["codec"], ", ".join(each["chosen"]), f"{each['bytes_per_token']:,.0f}",
+            f"{each['ttft']['median']:.3g}", f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})",
+        )  # fmt: skip
+    return table

@@ -1,0 +1,242 @@
+"""Numbers as a person reads them: the status line after an answer, and the tables of /stats and /layout."""
+
+import io
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.models.memory import size
+
+Stats = Mapping[str, Any]  # what LLM.stats returns
+
+
+def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
+    """What one answer took, in short phrases; ``before`` and ``after`` are the counters around it.
+
+    Also while it is under way: ``output`` so far, the counters now.
+    """
+    times = output.token_times
+    phrases = []
+    if len(times) > 1 and times[-1] > times[0]:
+        phrases.append(f"{(len(times) - 1) / (times[-1] - times[0]):.1f} tok/s")
+    if times:
+        phrases.append(f"first token {seconds(times[0])}")
+    phrases.append(f"busy {_busy(before, after)}")
+    computed = after["computed_tokens"] - before["computed_tokens"]
+    if len(after["stages"]) > 1 and computed > 0:
+        phrases.append(f"{size((_sent(after) - _sent(before)) / computed)}/token")
+    phrases.append(f"prompt {output.num_prompt_tokens:,}, cached {output.num_cached_tokens:,}")
+    tried, right = (now - was for now, was in zip(_drafts(after), _drafts(before), strict=True))
+    if tried:
+        phrases.append(f"drafts {percent(right / tried)} right")
+    ending = f" ({output.finish_reason})" if output.finish_reason else ""
+    phrases.append(f"answer {len(output.token_ids):,}{ending}")
+    return phrases
+
+
+def _busy(before: Stats, after: Stats) -> str:
+    shares = zip(after["stages"], _shares(before, after), strict=True)
+    return " ".join(f"{stage['name']} {percent(share)}" for stage, share in shares)
+
+
+def _shares(before: Stats, after: Stats) -> list[float]:
+    """The share of the time at work in between that each stage computed."""
+    active = after["active_seconds"] - before["active_seconds"]
+    both = zip(before["stages"], after["stages"], strict=True)
+    return [(now["busy_seconds"] - was["busy_seconds"]) / active if active > 0 else 0.0 for was, now in both]
+
+
+def _drafts(stats: Stats) -> tuple[int, int]:
+    """Drafts that came to a verdict, and those that were right."""
+    found = stats.get("speculation")
+    return (sum(found["tried_at"]), found["accepted"]) if found else (0, 0)
+
+
+def _sent(stats: Stats) -> float:
+    return float(sum(stage["bytes_sent"] for stage in stats["stages"]))
+
+
+def stats_table(layout: Layout, stats: Stats) -> str:
+    """What /stats shows."""
+    rows = [("stage", "layers", "device", "weights", "busy", "steps", "sent")]
+    for spec, stage in zip(layout.stages, stats["stages"], strict=True):
+        device, weights = stage.get("device", ""), stage.get("weight_bytes")
+        rows.append(
+            (
+                *(spec.name, layers(spec), device, "" if weights is None else size(weights)),
+                *(percent(stage["busy_percent"] / 100), f"{stage['steps']:,}", size(stage["bytes_sent"])),
+            )
+        )
+    finished = ", ".join(f"{count:,} by {reason}" for reason, count in sorted(stats["finished"].items()))
+    totals = (
+        f"{stats['prompt_tokens']:,} prompt tokens ({stats['cached_tokens']:,} cached), "
+        f"{stats['generated_tokens']:,} generated, {size(stats['bytes_per_token'])} per token, "
+        f"{seconds(stats['active_seconds'])} at work\n"
+        f"requests ended: {finished or 'none'}"
+    )
+    totals += "".join(f"\n{line}" for line in _packed(stats))
+    tried, right = _drafts(stats)
+    if tried:
+        found, lost = stats["speculation"], stats["speculation"]["sent"] - right
+        totals += (
+            f"\ndrafts by {found['drafter']}: {percent(right / tried)} right, {lost:,} of {found['sent']:,} in vain"
+        )
+    return f"{table(rows)}\n{totals}"
+
+
+def held(output: RequestOutput, stats: Stats) -> int:
+    """Tokens whose KV the stages keep after an answer: the last one was not computed, and where a link packs prompts
+    the answer's is good for nothing else."""
+    answer = 0 if any(map(_packs, stats["stages"])) else len(output.token_ids) - 1
+    return output.num_prompt_tokens + answer
+
+
+def _packs(stage: Mapping[str, Any]) -> bool:
+    return bool(stage.get("codec", NONE) != NONE)
+
+
+def _packed(stats: Stats) -> list[str]:
+    """Which links pack, and what they could not."""
+    lines = []
+    for before, stage in pairwise(stats["stages"]):
+        if _packs(before):
+            unfit = f", but for {count:,} rows that it cannot hold" if (count := before["rows_unfit"]) else ""
+            lines.append(f"prompts go from {before['name']} to {stage['name']} as {before['codec']}{unfit}")
+    return lines
+
+
+def layout_table(layout: Layout, now: Stats, before: Stats | None, held: int, width: int = 80) -> str:
+    """What /layout shows: who holds what and how busy it is. ``before``: the counters at the last look.
+
+    ``held``: tokens whose KV the stages keep. Names and addresses that are too long go on below themselves.
+    """
+    lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
+    columns = _layout_columns(layout, now, before if lately > 0 else None, held)
+    extras = {"model": layout.model, "draft": layout.draft, "dtype": None if layout.dtype == "auto" else layout.dtype}
+    legend = {
+        "KV": f"KV of the conversation's {held:,} tokens",
+        "free": "free when loaded",
+        "busy": f"busy of {seconds(now['active_seconds'])} at work since the start",
+        "lately": f"lately of {seconds(lately)} since the last look",
+    }
+    about = [f"{key} {value}" for key, value in extras.items() if value is not None] + [f"{layout.num_layers:,} layers"]
+    about += [words for heading, words in legend.items() if heading in columns]
+    return f"{_drawn(columns, width)}\n{wrap(about, width, '; ')}"
+
+
+def _layout_columns(layout: Layout, now: Stats, before: Stats | None, held: int) -> dict[str, list[str]]:
+    """By heading, a cell for each stage; what no stage tells is no column."""
+    stages = now["stages"]
+    columns = {
+        "stage": [spec.name for spec in layout.stages],
+        "layers": [f"{layers(spec)} ({spec.num_layers})" for spec in layout.stages],
+        "where": [
+            ", ".join(filter(None, (where(spec), stage.get("device"))))
+            for spec, stage in zip(layout.stages, stages, strict=True)
+        ],
+        "weights": [_size(stage.get("weight_bytes")) for stage in stages],
+        "KV": [_size(stage.get("kv_bytes_per_token"), held) for stage in stages],
+        "free": [_size(stage.get("free_bytes_when_loaded")) for stage in stages],
+        "busy": [percent(stage["busy_percent"] / 100) for stage in stages],
+    }
+    if before is not None:
+        columns["lately"] = [percent(share) for share in _shares(before, now)]
+    return {heading: cells for heading, cells in columns.items() if any(cells)}
+
+
+def _size(num_bytes: float | None, times: int = 1) -> str:
+    return "" if num_bytes is None else size(num_bytes * times)
+
+
+def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
+    """Columns side by side in so many cells: names and places on as many lines as they need, figures on one."""
+    drawn = Table(box=None, pad_edge=False, header_style="", padding=(0, 1))
+    for heading in columns:
+        if heading in ("stage", "where"):
+            drawn.add_column(heading, overflow="fold")
+        else:
+            drawn.add_column(heading, justify="left" if heading == "layers" else "right", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        drawn.add_row(*map(Text, row))
+    paper = io.StringIO()
+    Console(file=paper, width=width, force_terminal=False, color_system=None).print(drawn)
+    return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
+
+
+def greeting(layout: Layout, context: int) -> str:
+    """The one line above the first prompt."""
+    parts = ", ".join(f"{spec.name} {layers(spec)}" for spec in layout.stages)
+    return f"{layout.model}: layers {parts}; context {context:,} tokens. /help lists the commands."
+
+
+def dropped(count: int, context: int) -> str:
+    """Says which turns are gone, and what they did not fit."""
+    what = "the oldest turn was" if count == 1 else f"the {count:,} oldest turns were"
+    return f"{what} dropped: the conversation had outgrown the {context:,} tokens of context"
+
+
+def layers(spec: StageSpec) -> str:
+    """First and last layer.
+
+    >>> layers(StageSpec("back", 6, 12, "local"))
+    '6-11'
+    """
+    return f"{spec.start}-{spec.end - 1}" if spec.num_layers > 1 else str(spec.start)
+
+
+def where(spec: StageSpec) -> str:
+    """A stage's place in words."""
+    if spec.address is None:
+        return "here"
+    return "local worker" if spec.is_local else spec.address
+
+
+def percent(share: float) -> str:
+    """
+    >>> percent(0.414)
+    '41%'
+    """
+    return f"{100 * share:.0f}%"
+
+
+def seconds(value: float) -> str:
+    """
+    >>> seconds(0.0251), seconds(2.51), seconds(251.2)
+    ('25 ms', '2.5 s', '251 s')
+    """
+    if value < 0.9995:
+        return f"{1000 * value:.0f} ms"
+    return f"{value:.1f} s" if value < 100 else f"{value:,.0f} s"
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns side by side, the first row above them as it is; a column with nothing in it is left out."""
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(cell_len, column)) for column in columns]
+    lines = zip(*columns, strict=True)
+    return "\n".join(
+        "  ".join(_pad(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
+
+
+def _pad(cell: str, width: int) -> str:
+    return cell + " " * (width - cell_len(cell))
+
+
+def wrap(phrases: Sequence[str], width: int, joint: str = " · ") -> str:
+    """Phrases on as few lines as ``width`` allows, none broken in two."""
+    lines: list[str] = []
+    for phrase in phrases:
+        if lines and cell_len(lines[-1] + joint + phrase) <= width:
+            lines[-1] += joint + phrase
+        else:
+            lines.append(phrase)
+    return "\n".join(lines)

@@ -1,0 +1,85 @@
+"""One prompt from the command line: stream the answer, or print it as one JSON document."""
+
+import json
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from splitinfer.chat.formatting import Stats
+from splitinfer.chat.formatting import status as phrases
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.errors import WorkerLost
+from splitinfer.llm import LLM, Request
+
+
+def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: bool, status: bool) -> int:
+    """Answer ``text`` on standard output; the exit code.
+
+    ``raw`` continues the text as it is, else it goes through the model's chat template. ``status`` keeps a
+    line of figures below the answer, live on a terminal.
+
+    Raises:
+        WorkerLost: the pipeline could not go on; what came before is on standard output.
+    """
+    prompt = llm.encode(text) if raw else llm.encode_chat([{"role": "user", "content": text}])
+    before = llm.stats()
+    request = llm.submit(prompt, params)
+    if as_json:
+        output = request.result()
+        sys.stdout.write(json.dumps(_document(llm, text, output), ensure_ascii=False) + "\n")
+    elif status and sys.stdout.isatty():
+        output = _show_live(llm, request, before, text if raw else "")
+    else:
+        output = _show_plain(request, text if raw and status else "")
+        if status:
+            sys.stderr.write(_line(output, before, llm.stats()) + "\n")
+    if output.error is not None:
+        raise WorkerLost(output.error)
+    return 0
+
+
+def _show_plain(request: Request, beginning: str) -> RequestOutput:
+    sys.stdout.write(beginning)
+    for event in request:
+        sys.stdout.write(event.text)
+        sys.stdout.flush()
+    sys.stdout.write("\n")
+    return request.output
+
+
+def _show_live(llm: LLM, request: Request, before: Stats, beginning: str) -> RequestOutput:
+    shown = Text(beginning, style="dim")
+    with Live(console=Console(), refresh_per_second=12, vertical_overflow="visible") as live:
+        for event in request:
+            shown.append(event.text, style="not dim")
+            line = _line(request.output, before, llm.stats())
+            live.update(Text.assemble(shown, "\n\n", (line, "cyan")))
+    return request.output
+
+
+def _line(output: RequestOutput, before: Stats, after: Stats) -> str:
+    return " · ".join(phrases(output, before, after))
+
+
+def _document(llm: LLM, prompt: str, output: RequestOutput) -> dict[str, Any]:
+    times = output.token_times
+    decode = times[-1] - times[0] if len(times) > 1 else 0.0
+    logprobs = [{"token_id": p.token_id, "logprob": p.logprob, "top": list(p.top)} for p in output.logprobs or []]
+    return {
+        "prompt": prompt,
+        "text": output.text,
+        "token_ids": output.token_ids,
+        "finish_reason": output.finish_reason,
+        "num_prompt_tokens": output.num_prompt_tokens,
+        "num_cached_tokens": output.num_cached_tokens,
+        "ttft_seconds": times[0] if times else None,
+        "tokens_per_second": (len(times) - 1) / decode if decode else None,
+        "token_times": times,
+        "logprobs": None if output.logprobs is None else logprobs,
+        "error": output.error,
+        "stats": llm.stats(),
+    }

@@ -1,0 +1,103 @@
+"""Running a worker process: listen, say where, and end on Ctrl-C, SIGTERM or a parent's death.
+
+The main thread stays in Python and only waits, so that signals are heard while the engine computes.
+"""
+
+import ipaddress
+import json
+import logging
+import sys
+import threading
+
+from splitinfer.engine.versions import device_name, machine_name
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.worker import Worker
+from splitinfer.errors import ConfigError
+from splitinfer.keyring import Keyring
+from splitinfer.kvstore.store import Disk
+from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
+
+log = logging.getLogger(__name__)
+
+_STOP_SECONDS = 1.5
+
+
+def serve(
+    host: str, port: int, *, name: str | None, model: str | None, child: bool, disk: Disk | None, insecure: bool = False
+) -> int:
+    """Serve coordinators until told to stop; the process's exit code.
+
+    Beyond loopback links are encrypted and only known coordinators are admitted, unless ``insecure``.
+
+    ``child``: started by a coordinator on this machine, which reads the address from standard output and
+    whose end closes standard input. ``disk``: where KV is kept for coordinators that want it.
+
+    Raises:
+        ConfigError: the address cannot be listened on.
+    """
+    keys = None if insecure else Keyring()  # for links to others, also where its own port is open
+    is_open = keys is None or _is_loopback(host)
+    access = AccessControl(None if is_open else keys)
+    listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # plain links come by the same port
+    address = "tcp://" + listener.address.partition("://")[2]
+    worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access)
+    ended = threading.Event()
+    if child:
+        print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
+        threading.Thread(target=_wait_for_parent, args=(ended,), daemon=True).start()
+    if keys is not None and not is_open:
+        _introduce(worker.name, address, keys)
+    elif not _is_loopback(host):
+        log.warning("--insecure: whoever reaches %s can use this worker, and read what crosses the link", address)
+    log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
+    try:
+        while not ended.wait(timeout=0.5):
+            if not worker.is_alive:
+                return 1
+    finally:
+        log.info("worker %s stops", worker.name)
+        worker.stop(timeout=_STOP_SECONDS)
+    return 0
+
+
+def _introduce(name: str, address: str, keys: Keyring) -> None:
+    """The line for the layout, and what is still to be done here."""
+    port = address.rpartition(":")[2]
+    log.info(
+        "this worker's stage in the layout: {name: %s, layers: ..., address: tcp://%s:%s, key: %s}",
+        name, machine_name(), port, keys.own().public,
+    )  # fmt: skip
+    count = len(keys.known())
+    if count == 0:
+        log.warning("nobody is admitted yet: on the coordinator's machine, `splitinfer pair` prints what to run here")
+    else:
+        log.info("admitted: %d known %s", count, "key" if count == 1 else "keys")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(address: str, options: LinkOptions) -> Listener:
+    try:
+        return listen(address, options=options)
+    except AddressInUse as error:
+        raise ConfigError(
+            f"{address.replace('rdma', 'tcp', 1)} is in use; is a worker running already? Choose another with --port"
+        ) from error
+    except AddressError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def _wait_for_parent(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()

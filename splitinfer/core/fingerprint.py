@@ -1,0 +1,58 @@
+"""What tells two sets of weights apart, so that all stages are known to hold the same model."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class FileFingerprint:
+    """One weights file: bytes of data, a digest of its table of tensors, a digest of samples of its bytes.
+
+    ``sample`` is ``None`` where the file has not been downloaded.
+    """
+
+    size: int
+    table: str
+    sample: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """A model: a digest of its configuration, its files, and the hub's revision where it came from there."""
+
+    config: str
+    files: Mapping[str, FileFingerprint] = field(default_factory=dict)
+    revision: str | None = None
+
+    def difference(self, other: "Fingerprint") -> str | None:
+        """The first thing in which two models differ, as words, or ``None``.
+
+        Samples are compared only where both sides have the file.
+        """
+        if self.config != other.config:
+            return "config.json differs"
+        if set(self.files) != set(other.files):
+            return f"the weights lie in other files ({_names(self)} here, {_names(other)} there)"
+        for name, mine in self.files.items():
+            theirs = other.files[name]
+            if (mine.size, mine.table) != (theirs.size, theirs.table):
+                return f"{name} holds other tensors"
+            if mine.sample is not None and theirs.sample is not None and mine.sample != theirs.sample:
+                return f"{name} holds other weights"
+        if self.revision is not None and other.revision is not None and self.revision != other.revision:
+            return f"revision {self.revision:.12} here, {other.revision:.12} there"
+        return None
+
+    def digest(self) -> str:
+        """The same for the same weights, whether their files have been downloaded or not where they have a revision."""
+        samples = self.revision is None
+        files = [
+            (name, one.size, one.table, one.sample if samples else None) for name, one in sorted(self.files.items())
+        ]
+        return hashlib.blake2b(repr((self.config, self.revision, files)).encode(), digest_size=16).hexdigest()
+
+
+def _names(print_: Fingerprint) -> str:
+    names = sorted(print_.files)
+    return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

@@ -1,0 +1,122 @@
+"""How much KV fits on the stages: arithmetic on counts, in bytes only at the edge.
+
+A sequence takes, on each stage, a fixed part (sliding windows and recurrent states, counted as full) and a
+part that grows with its tokens, a block at a time, because that is how caches grow:
+
+    bytes(n) = fixed + per_token * BLOCK * ceil(n / BLOCK)        0 for n = 0: nothing was opened
+
+A block that is kept for whoever begins with the same tokens (``core.kv.block_tree``) takes ``stored`` bytes, full or
+not: its tokens' part of everything that grows, sliding windows included, and a copy of the states that do not.
+
+Stages differ in these factors, but not in the counts: what any set of sequences and stored blocks takes is known
+everywhere from three numbers (``KVUse``). So the sums are kept once, not once per stage, and the stage that is full
+first decides.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+BLOCK = 256  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class KVUse:
+    """What ``sequences`` with ``blocks`` of ``BLOCK`` tokens in all take, and ``stored`` blocks of nobody's own."""
+
+    sequences: int = 0
+    blocks: int = 0
+    stored: int = 0
+
+    def __add__(self, other: Self) -> "KVUse":
+        return KVUse(self.sequences + other.sequences, self.blocks + other.blocks, self.stored + other.stored)
+
+    def __sub__(self, other: Self) -> "KVUse":
+        return KVUse(self.sequences - other.sequences, self.blocks - other.blocks, self.stored - other.stored)
+
+
+NOTHING = KVUse()
+STORED_BLOCK = KVUse(stored=1)
+
+
+def use_of(num_tokens: int) -> KVUse:
+    """What one sequence with KV of ``num_tokens`` tokens takes.
+
+    >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 1), use_of(257) == KVUse(1, 2)
+    (True, True, True)
+    """
+    return KVUse(1, -(-num_tokens // BLOCK)) if num_tokens else NOTHING
+
+
+def growth(before: int, after: int) -> KVUse:
+    """What a sequence takes in addition when its KV goes from ``before`` to ``after`` tokens; it never shrinks."""
+    # Nearly every decode stays inside its block, and this is asked for each of them in each step.
+    if after <= before or (before and (after - 1) // BLOCK == (before - 1) // BLOCK):
+        return NOTHING
+    return use_of(after) - use_of(before)
+
+
+@dataclass(frozen=True, slots=True)
+class StageKV:
+    """One stage's memory for KV, in bytes: in all, per token of a sequence, per sequence whatever its length, and per
+    stored block."""
+
+    budget_bytes: int
+    per_token: int
+    fixed: int = 0
+    stored: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("budget_bytes", "per_token", "fixed", "stored"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
+
+    def bytes_of(self, use: KVUse) -> int:
+        """Bytes that ``use`` takes here."""
+        return self.fixed * use.sequences + self.per_token * BLOCK * use.blocks + self.stored * use.stored
+
+    def fits(self, use: KVUse) -> bool:
+        """Whether ``use`` is within the budget."""
+        return self.bytes_of(use) <= self.budget_bytes
+
+
+class NeverFits(ValueError):
+    """A request whose KV is too large for a stage even when nobody else is there.
+
+    ``num_tokens`` the request's tokens at its longest; ``needed`` and ``there`` bytes on stage ``stage``.
+    """
+
+    def __init__(self, num_tokens: int, stage: int, needed: int, there: int) -> None:
+        self.num_tokens, self.stage, self.needed, self.there = num_tokens, stage, needed, there
+        super().__init__(
+            f"{num_tokens} tokens (prompt and answer) need {needed} bytes of KV on stage {stage}, which has {there}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KVBudget:
+    """The KV memory of all stages in order. Without stages there is no bound."""
+
+    stages: tuple[StageKV, ...] = ()
+
+    def fits(self, use: KVUse) -> bool:
+        """Whether every stage has room for ``use``."""
+        return all(stage.fits(use) for stage in self.stages)
+
+    def share(self, use: KVUse) -> float:
+        """What part of its memory ``use`` takes on the stage that is fullest; 0 without a bound.
+
+        >>> KVBudget((StageKV(4 * BLOCK, 1), StageKV(2 * BLOCK, 1))).share(use_of(1))
+        0.5
+        """
+        return max((stage.bytes_of(use) / max(stage.budget_bytes, 1) for stage in self.stages), default=0.0)
+
+    def check(self, num_tokens: int) -> None:
+        """Raise ``NeverFits`` unless one sequence of ``num_tokens`` tokens fits when it is alone.
+
+        The error tells of the stage that lacks most.
+        """
+        use = use_of(num_tokens)
+        lacks = [(stage.bytes_of(use) - stage.budget_bytes, index) for index, stage in enumerate(self.stages)]
+        lack, index = max(lacks, default=(0, 0))
+        if lack > 0:
+            raise NeverFits(num_tokens, index, self.stages[index].bytes_of(use), self.stages[index].budget_bytes)

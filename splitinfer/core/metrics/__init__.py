@@ -1,0 +1,1 @@
+"""What was measured, as values: gaps, clocks, durations, links."""

@@ -1,0 +1,156 @@
+"""Why a stage stood still: the gap before each of its steps, split by cause.
+
+All times are seconds on one clock. A step comes to a stage by four marks:
+
+    ... end of the step before |  made    sent   received   start
+                               |---|-------|--------|---------|
+                           waits for   host   link     host
+
+*made*: the stage before has finished it; *sent*: it goes out; *received*: it is here; *start*: it runs. Marks that
+lie before the gap cost nothing. The first stage waits for no step but for a result that lets it plan the next one,
+so its marks are those of that result, and what it waits for is called *downstream*, not *upstream*.
+
+Only time in which some request is under way counts: without requests a stage has no gap, and does nothing useful.
+A gap during which all requests ended has a part before that in which no step was to come: *nothing to do*.
+So, of the time under way, up to the end of a stage's last step:
+
+    busy + upstream + downstream + link + host + nothing_to_do = all of it
+"""
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from splitinfer.core.metrics.histogram import LogHistogram
+
+ALWAYS = -math.inf  # when something happened that was never waited for
+_MOST_SPELLS = 256  # remembered for a stage that has not run for long
+
+
+class Cause(StrEnum):
+    """What a stage stood still for; the values are the public words."""
+
+    UPSTREAM = "upstream"  # the stage before had not finished the step
+    DOWNSTREAM = "downstream"  # the first stage had to wait for a result to plan anything
+    LINK = "link"  # on its way between two stages
+    HOST = "host"  # here, and not started; or finished, and not sent: planning, sampling, serialising
+    NOTHING = "nothing_to_do"  # no step was to come until all requests had ended
+
+
+class Visit(NamedTuple):  # made for every stage in every step; a dataclass takes three times as long
+    """One step on one stage, with the marks above. ``useful``: of its ``tokens``, those whose result was kept."""
+
+    made: float
+    sent: float
+    received: float
+    start: float
+    end: float
+    tokens: int = 0
+    useful: int = 0
+
+
+def split(since: float, visit: Visit, waits_for: Cause) -> dict[Cause, float]:
+    """The gap from ``since`` to the visit's start, in seconds by cause."""
+    marks = (
+        (visit.made, waits_for),
+        (visit.sent, Cause.HOST),
+        (visit.received, Cause.LINK),
+        (visit.start, Cause.HOST),
+    )
+    seconds: dict[Cause, float] = {}
+    at = since
+    for mark, cause in marks:
+        until = min(mark, visit.start)
+        if until > at:
+            seconds[cause] = seconds.get(cause, 0.0) + until - at
+            at = until
+    return seconds
+
+
+class Activity:
+    """The spells in which some request was under way."""
+
+    def __init__(self) -> None:
+        self._spells: deque[tuple[float, float]] = deque(maxlen=_MOST_SPELLS)
+        self._since: float | None = None
+
+    def begin(self, now: float) -> None:
+        """A request is under way; nothing changes if one was."""
+        self._since = now if self._since is None else self._since
+
+    def stop(self, now: float) -> None:
+        """None is any more."""
+        if self._since is not None:
+            self._spells.append((self._since, now))
+            self._since = None
+
+    def within(self, start: float, end: float) -> list[tuple[float, float]]:
+        """The parts of [start, end) under way, in order."""
+        if self._since is not None and self._since <= start < end:
+            return [(start, end)]
+        now = () if self._since is None else ((self._since, math.inf),)
+        return [(max(a, start), min(b, end)) for a, b in (*self._spells, *now) if max(a, start) < min(b, end)]
+
+    def seconds(self, start: float, end: float) -> float:
+        """How much of [start, end) was under way."""
+        return sum(b - a for a, b in self.within(start, end))
+
+    def forget(self, before: float) -> None:
+        """Nobody will ask about anything earlier."""
+        while self._spells and self._spells[0][1] <= before:
+            self._spells.popleft()
+
+
+@dataclass(slots=True)
+class StageGaps:
+    """One stage's steps since ``until``, which moves on to the end of each. ``waits_for``: upstream or downstream."""
+
+    waits_for: Cause
+    until: float
+    busy: float = 0.0
+    tokens: int = 0
+    useful: int = 0
+    by_cause: dict[Cause, LogHistogram] = field(default_factory=lambda: {cause: LogHistogram() for cause in Cause})
+
+    def add(self, visit: Visit, activity: Activity) -> dict[Cause, float]:
+        """Take the next step in; what the gap before it was for. What lies before ``until`` does not count."""
+        if visit.end <= self.until:
+            return {}
+        start = max(visit.start, self.until)
+        gap = self._gap(visit, start, activity)
+        for cause, seconds in gap.items():
+            self.by_cause[cause].add(seconds)
+        self.busy += activity.seconds(start, visit.end)
+        self.tokens += visit.tokens
+        self.useful += visit.useful
+        self.until = visit.end
+        return gap
+
+    def _gap(self, visit: Visit, start: float, activity: Activity) -> dict[Cause, float]:
+        if start <= self.until:
+            return {}
+        spells = activity.within(self.until, start)
+        gap: dict[Cause, float] = {}
+        if spells and spells[-1][1] == start:  # the step is of this spell, and was waited for in it
+            gap = split(spells.pop()[0], visit, self.waits_for)
+        if spells:
+            gap[Cause.NOTHING] = sum(b - a for a, b in spells)
+        return gap
+
+    @property
+    def gaps(self) -> float:
+        """Seconds in all gaps."""
+        return sum(each.total for each in self.by_cause.values())
+
+    @property
+    def duty(self) -> float:
+        """The share of the time under way in which the stage computed."""
+        whole = self.busy + self.gaps
+        return self.busy / whole if whole > 0 else 0.0
+
+    @property
+    def goodput(self) -> float:
+        """The share in which it computed what was kept."""
+        return self.duty * (self.useful / self.tokens) if self.tokens else 0.0

@@ -1,0 +1,70 @@
+"""What must hold between any two events of a scheduler. Tests ask after each; nothing else does."""
+
+from typing import TYPE_CHECKING
+
+from splitinfer.core.kv.budget import NOTHING, use_of
+from splitinfer.core.sequence import Sequence
+
+if TYPE_CHECKING:
+    from splitinfer.core.scheduler.scheduler import Scheduler
+
+
+def check(scheduler: "Scheduler") -> None:
+    """Assert what must hold between any two events; tests call it after each."""
+    _check_places(scheduler)
+    _check_plans(scheduler)
+    _check_memory(scheduler)
+    scheduler.batches.check()
+    for seq in scheduler.running.values():
+        _check_running(scheduler, seq)
+    assert scheduler._plans or scheduler.is_idle or scheduler.can_schedule, "something waits for ever"
+
+
+def _check_places(scheduler: "Scheduler") -> None:
+    ids = [seq.seq_id for seq in (*scheduler.waiting, *scheduler.running.values())]
+    assert len(ids) == len(set(ids)), "a sequence is in two places"
+    assert len(scheduler.running) <= scheduler.config.max_running
+    assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
+    assert not set(scheduler._freed) & set(ids), "a living sequence is to be freed"
+    assert len(scheduler._freed) == len(set(scheduler._freed)), "a sequence is to be freed twice"
+    members = {seq.seq_id for group in scheduler.batches.groups for seq in group}
+    assert members <= set(scheduler.running), "somebody decodes who does not run"
+    for seq in scheduler.waiting:
+        assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "KV of one that waits"
+        assert seq.finish_reason is None
+    alive = (*scheduler.waiting, *scheduler.running.values())
+    assert scheduler.next_deadline == min((s.deadline for s in alive if s.deadline is not None), default=None)
+
+
+def _check_plans(scheduler: "Scheduler") -> None:
+    assert len(scheduler._plans) <= max(scheduler.config.max_in_flight, scheduler.config.num_groups)
+    for plan in scheduler._plans:
+        assert plan.num_tokens <= scheduler.config.token_budget, "a step is too large"
+        assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
+
+
+def _check_memory(scheduler: "Scheduler") -> None:
+    scheduler.prefix_cache.check()
+    use = NOTHING
+    for seq in scheduler.running.values():
+        use += use_of(seq.kv_tokens)
+    assert use == scheduler._used, f"{scheduler._used} is counted, {use} is used"
+    assert scheduler._budget.fits(use + scheduler.prefix_cache.use), "more KV is used than there is"
+
+
+def _check_running(scheduler: "Scheduler", seq: Sequence) -> None:
+    assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
+    assert seq.finish_reason is None
+    in_plans = sum(part.seq_id == seq.seq_id for plan in scheduler._plans for part in plan.slices)
+    assert seq.num_in_flight == in_plans
+    assert 0 <= seq.num_awaited <= seq.num_in_flight
+    if seq in scheduler.batches:
+        assert seq.num_awaited <= 1 or scheduler.speculation is not None, "a sequence decodes twice at a time"
+        has_states = scheduler.speculation is not None and scheduler.speculation.has_states
+        is_due = seq.num_to_compute >= 1 if has_states else seq.num_to_compute == 1
+        assert seq.num_to_compute == 0 if seq.num_awaited else is_due, "a token was computed twice or got lost"
+        assert not seq.ahead or seq.num_scheduled == len(seq.tokens) + len(seq.ahead), "a draft got lost"
+        assert len(seq.tokens) + len(seq.ahead) + len(seq.drafted) < scheduler.config.longest(seq) or not seq.ahead
+    else:
+        assert not seq.ahead
+        assert not seq.drafted

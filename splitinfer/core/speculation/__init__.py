@@ -1,0 +1,1 @@
+"""Drafts in flight: how many, for whom, and whether they pay."""

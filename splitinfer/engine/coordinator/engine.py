@@ -1,0 +1,516 @@
+"""The coordinator's loop: plan, run, learn. One thread, which alone touches MLX.
+
+    take what came in        submissions, aborts, results
+    plan                     the scheduler writes the next step, if a stage can take it
+    draft                    if the scheduler wishes for drafts, guess what comes next
+    run                      launch it on the own layers; pass the step before it on to the next stage
+    learn                    a result gives tokens; tokens go to their readers
+
+When a worker is lost, the loop opens the pipeline again as soon as that can be done, and computes what
+the stages held from the tokens, which are all here: readers see a pause. Only when nobody comes back in
+time, or the same loss comes again and again, does every request end, with one sentence.
+
+Between two guesses, and before a block of them is sent, the loop listens: a result may have made them void.
+
+Launching a step before waiting for the one before it keeps the device fed; ``max_in_flight`` plans keep
+every stage fed.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.liveness import LossCounter, Pace, RejoinDeadline, StallDetector
+from splitinfer.core.plan import StepResult
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.policy import PolicyConfig
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import FinishReason
+from splitinfer.core.speculation.speculation import Speculation
+from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
+from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.requests import RequestState
+from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.drafts.drafters import Drafter
+from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.stage.runner import Launched, launches_ahead
+from splitinfer.engine.threads import join
+from splitinfer.errors import PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
+from splitinfer.models.memory import size
+
+log = logging.getLogger(__name__)
+
+Call = Callable[[], None]
+
+_WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
+_RECONNECT = 1.0  # seconds one attempt to reach a worker takes, so that aborts are heard in between
+_RETRY_EVERY = 0.25  # seconds between attempts
+_SAVE = 0.7  # seconds for the KV of the last answers to be saved, at the end
+_ABORT = 0.5  # seconds for aborts to be carried out, between two steps
+
+
+class _Stop(Exception):
+    """The loop was asked to end."""
+
+
+class Engine:
+    """Runs a pipeline for many requests.
+
+    ``build`` makes the pipeline, given where to put its events; ``configure`` makes the scheduler's
+    bounds once the stages are known. Both run on the engine's thread. ``rejoin_timeout``: seconds that
+    requests wait for a lost worker to come back; 0 ends them at once. ``trace``: where every step is drawn.
+    ``draft``: makes the drafter, if there is one, on the engine's thread.
+    """
+
+    def __init__(
+        self,
+        build: Callable[[Callable[[Event], None]], Pipeline],
+        configure: Callable[[Pipeline], SchedulerConfig],
+        rejoin_timeout: float,
+        trace: Trace | None = None,
+        draft: Callable[[], Drafter | None] = lambda: None,
+    ) -> None:
+        self._inbox: Mailbox[Event | Call] = Mailbox()
+        self._requests: dict[int, RequestState] = {}
+        self._under_way: Launched | None = None
+        self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
+        self._pace = Pace()
+        self._arriving: dict[int, RequestState] = {}  # handed in, and not yet seen by the loop
+        self._started = threading.Event()
+        self._closing = threading.Lock()
+        self._is_closing = False
+        self._drained: threading.Event | None = None  # set once nothing is under way, when that is wanted
+        self.failure: SplitinferError | None = None
+        self.totals = Totals([])
+        self.pipeline = build(self._inbox.put)
+        names = [spec.name for spec in self.pipeline.layout.stages]
+        if trace is not None:
+            trace.begin(names)
+        self.metrics = PipelineMetrics(names, time.monotonic(), trace)
+        self._scheduler: Scheduler | None = None
+        self.drafter: Drafter | None = None
+        self._thread = threading.Thread(target=self._run, args=(draft, configure), name="engine", daemon=True)
+        self._thread.start()
+
+    # -- from other threads ------------------------------------------------------------------
+
+    def wait_until_ready(self) -> None:
+        """Block until all stages are loaded.
+
+        Raises:
+            SplitinferError: what kept them from it.
+        """
+        while not self._started.wait(timeout=0.5):
+            pass
+        if self.failure is not None:
+            raise self.failure
+
+    def submit(self, state: RequestState) -> None:
+        """Hand a request in; its events begin to come.
+
+        Raises:
+            QueueFull: too many wait already.
+            RequestError: its KV can never fit.
+            SplitinferError: the pipeline has failed, was closed, or is being drained.
+        """
+        with self._closing:
+            if self.failure is not None:
+                raise self.failure
+            if self._drained is not None:
+                raise PeerError("no new request is taken: the coordinator was told to end")
+            self._check_room(state)
+            self._arriving[state.seq_id] = state
+            submitted = time.monotonic()
+            self._inbox.put(lambda: self._add(state, submitted))
+
+    def _check_room(self, state: RequestState) -> None:
+        """Refuse here, in the caller's thread, what the scheduler would refuse."""
+        config, num_waiting = self.scheduler.config, len(self.scheduler.waiting) + len(self._arriving)
+        if num_waiting >= config.max_waiting:
+            raise QueueFull(f"{num_waiting:,} requests wait already, and no more may; try again later")
+        try:
+            config.check_fits(state.sequence)
+        except NeverFits as error:
+            name = self.pipeline.layout.stages[error.stage].name
+            raise RequestError(
+                f"a prompt and answer of {error.num_tokens:,} tokens can never fit: they need {size(error.needed)} "
+                f"of KV on stage {name}, which has {size(error.there)} for it; shorten them, or give it fewer layers"
+            ) from error
+
+    def abort(self, seq_id: int) -> None:
+        """End a request where it is; nothing happens if it has ended."""
+        self._inbox.put(lambda: self._abort(seq_id))
+
+    def drop_session(self, session: str) -> None:
+        """Free what a session keeps."""
+        self._inbox.put(lambda: self.scheduler.drop(session))
+
+    def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
+        """Go by other rules from the next step on."""
+        self._inbox.put(lambda: self.scheduler.tune(policy_config, token_budget, max_running))
+
+    def drain(self, seconds: float) -> None:
+        """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
+        Returns when none is left, or a moment later than that."""
+        with self._closing:
+            drained = self._drained = self._drained or threading.Event()
+            self._inbox.put(self._check_drained)
+            if self.failure is not None:
+                return
+        if not drained.wait(seconds):
+            self._inbox.put(self._abort_all)
+            drained.wait(_ABORT)
+
+    def close(self, timeout: float) -> None:
+        """End the loop, then the pipeline; requests under way end as aborted."""
+        self._is_closing = True
+        self._inbox.put(self._raise_stop)
+        if not join(self._thread, timeout):
+            # The loop is inside a long step; the links can be ended from here.
+            self.pipeline.close("the coordinator was stopped")
+
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
+        now = time.monotonic()
+        stats = self.totals.as_dict([spec.name for spec in self.pipeline.layout.stages], now)
+        stats["window"] = self.metrics.snapshot(now, reset=reset)
+        if self._scheduler is not None:
+            stats |= _queue_stats(self._scheduler)
+            stats["costs"] = self._scheduler.costs.as_dict()
+            stats["speculation"] = _draft_stats(self.drafter, self._scheduler.speculation)
+            kv = self._scheduler.config.kv
+            for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
+                stage["kv_bytes"] = memory.bytes_of(self._scheduler.kv_used)
+                stage["kv_bytes_stored"] = memory.bytes_of(self._scheduler.kv_stored)
+        for stage, codec in zip(stats["stages"], self.pipeline.codecs or (), strict=False):
+            stage["codec"] = codec  # of the link to the next
+        for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
+            stage |= {
+                "device": ready.device,
+                "weight_bytes": ready.weight_bytes,
+                "kv_bytes_per_token": ready.kv_bytes_per_token,
+                "free_bytes_when_loaded": ready.free_bytes,
+            }
+        return stats
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """There once the stages are ready."""
+        assert self._scheduler is not None
+        return self._scheduler
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def _run(self, draft: Callable[[], Drafter | None], configure: Callable[[Pipeline], SchedulerConfig]) -> None:
+        reason = FinishReason.ERROR
+        try:
+            self.drafter = draft()  # before the stages say what memory is free
+            self.pipeline.open()
+            self.metrics.opened(self.pipeline.clocks, time.monotonic())
+            self._scheduler = Scheduler(configure(self.pipeline))
+            self.totals = Totals([StageTotals() for _ in range(self.pipeline.num_stages)])
+            self._started.set()
+            while True:
+                try:
+                    self._turn()
+                except WorkerLost as loss:
+                    self._rejoin(loss)
+        except _Stop:
+            self.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
+            self._save_what_is_left()
+        except SplitinferError as error:
+            self.failure = error
+        except Exception as error:
+            if not self._is_closing:  # else the pipeline was closed under it, on purpose
+                log.exception("the engine failed")
+            self.failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
+        finally:
+            self._end_all(reason)
+            self._started.set()
+            self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(self.failure))
+
+    def _turn(self) -> None:
+        """Take in, plan, run, learn: one step goes out at most."""
+        self._take_events()
+        self._expire()
+        self._draft()
+        plan = self.scheduler.schedule(time.monotonic())
+        launched = None
+        if plan is None:
+            self.metrics.blocked()
+        else:
+            self.metrics.launched(plan)
+            self.totals.computed_tokens += plan.num_tokens
+            self._watch.waiting(time.monotonic())
+            launched = self.pipeline.launch(plan)
+        self._pass_on(self._under_way)
+        self._under_way = launched
+        if not launches_ahead():
+            self._pass_on_what_is_under_way()
+
+    def _pass_on_what_is_under_way(self) -> None:
+        step, self._under_way = self._under_way, None
+        self._pass_on(step)
+
+    def _pass_on(self, step: Launched | None) -> None:
+        """Wait for a step on the own layers and send on what is still wanted of it."""
+        if step is None:
+            return
+        done = self.pipeline.finish(step)
+        self._pace.took(time.monotonic() - step.started)
+        if any(part.begins_with_draft for part in done.plan.slices):
+            self._listen()
+            done = done.reduced_to(self.scheduler.still_wanted(done.plan))
+        self._learn(self.pipeline.send(done), time.monotonic())
+
+    # -- drafts ------------------------------------------------------------------------------
+
+    def _draft(self) -> None:
+        """Guess what the scheduler wishes for, as long as that makes sense."""
+        wish = self.scheduler.wish() if self.drafter is not None else None
+        if wish is None or self.drafter is None or self.scheduler.speculation is None:
+            return
+        self._pass_on_what_is_under_way()  # or it would wait for the guesses
+        speculation, began, made = self.scheduler.speculation, time.monotonic(), 0
+        while wish.stands and self.drafter.prepare(wish.seq):
+            self._listen()
+            began = time.monotonic()
+        for draft in self.drafter.drafts(wish.seq, wish.count) if wish.stands else ():
+            made += 1
+            if not speculation.add(wish, draft):
+                break
+            self._listen()
+            if not wish.stands:
+                break
+        speculation.took(made, time.monotonic() - began)
+        self.scheduler.take(wish)
+
+    def _listen(self) -> None:
+        """Take in what has come, without waiting."""
+        while (event := self._next_event(0.0, for_ever=False)) is not None:
+            self._take(event)
+
+    def _prepare_drafts(self) -> bool:
+        """While there is nothing else to do: whether there was something to prepare."""
+        if self.drafter is None or not self._inbox.is_empty:
+            return False
+        seq = self.scheduler.drafts_next
+        return seq is not None and self.drafter.prepare(seq)
+
+    def _take_events(self) -> None:
+        """Everything that has come; waits for the first only when there is nothing else to do."""
+        can_schedule = self.scheduler.can_schedule or (self.drafter is not None and self.scheduler.wish() is not None)
+        nothing_to_do = self._under_way is None and not can_schedule
+        if nothing_to_do:
+            self.metrics.blocked()
+            nothing_to_do = not self._prepare_drafts()
+        spare = 0.0 if self._under_way is None or can_schedule else self._spare(self._under_way)
+        while (event := self._next_event(spare, for_ever=nothing_to_do)) is not None:
+            self._take(event)
+            nothing_to_do, spare = False, 0.0
+
+    def _take(self, event: Event | Call) -> None:
+        if isinstance(event, tuple):
+            self._learn(self.pipeline.receive(event), event.at)
+        else:
+            self.metrics.heard(time.monotonic())
+            event()
+
+    def _spare(self, under_way: Launched) -> float:
+        return self._pace.spare(time.monotonic() - under_way.started)
+
+    def _next_event(self, seconds: float, *, for_ever: bool) -> Event | Call | None:
+        while True:
+            try:
+                return self._inbox.get(self._until_next_look() if for_ever else seconds, expecting=self._is_waiting)
+            except queue.Empty:
+                if not for_ever:
+                    return None
+                self._expire()
+                if self._watch.is_stuck(time.monotonic()):
+                    raise self.pipeline.stuck_worker(self._watch.limit) from None
+
+    @property
+    def _is_waiting(self) -> bool:
+        return self._scheduler is not None and self._scheduler.num_in_flight > 0
+
+    def _until_next_look(self) -> float:
+        """Seconds until a step may be stuck, or a request's time over."""
+        deadline = None if self._scheduler is None else self.scheduler.next_deadline
+        return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
+
+    def _learn(self, result: StepResult | None, heard: float) -> None:
+        if result is None:
+            return
+        now = time.monotonic()
+        self.metrics.returned(result, heard)
+        events = self.scheduler.update(result, heard)
+        self._watch.answered(now, more=self.scheduler.num_in_flight > 0)
+        self.totals.step(result, heard)
+        for event in events:
+            state = self._requests.get(event.seq_id)
+            if state is None:
+                continue  # a stop string ended it with an earlier token of this step
+            self.totals.generated_tokens += 1
+            self.metrics.token(event.seq_id, now)
+            reason = state.take(event.token, event.finish_reason)
+            if reason is not None:
+                self.scheduler.finish(event.seq_id, reason)
+                self._forget(event.seq_id, reason)
+
+    # -- a worker is lost --------------------------------------------------------------------
+
+    def _rejoin(self, loss: WorkerLost) -> None:
+        """Wait for all stages to be back, then have them compute what they held.
+
+        Raises:
+            WorkerLost: it took too long, or it is no use.
+        """
+        if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
+            raise loss
+        log.warning("%s; waiting up to %.0f s for it: %s", loss, self._rejoin_timeout, self.pipeline.remedy)
+        self._under_way = None
+        self.metrics.lost(time.monotonic())
+        self._watch.reset()
+        self.pipeline.regroup(str(loss))
+        patience, reason = RejoinDeadline(self._rejoin_timeout), self._try_again()
+        while reason is not None:
+            self._take_calls()
+            self._expire()
+            if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
+                raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
+            reason = self._try_again()
+        self.scheduler.replay(self.pipeline.kept())
+        self.metrics.resumed(self.pipeline.clocks, time.monotonic())
+        self.totals.rejoins += 1
+        log.warning("all stages are back; going on where it stopped")
+
+    def _try_again(self) -> str | None:
+        """Open the pipeline again; the reason if that cannot be done yet."""
+        try:
+            self.pipeline.open(connect_timeout=_RECONNECT)
+        except PeerError as error:
+            return str(error)
+        return None
+
+    def _take_calls(self) -> None:
+        """Submissions and aborts go on while a stage is away; what its links still say means nothing."""
+        give_up = time.monotonic() + _RETRY_EVERY
+        while (left := give_up - time.monotonic()) > 0:
+            try:
+                event = self._inbox.get(timeout=left)
+            except queue.Empty:
+                return
+            if not isinstance(event, tuple):
+                event()
+
+    # -- the end -----------------------------------------------------------------------------
+
+    def _save_what_is_left(self) -> None:
+        """Where KV is kept on disk, that of the last answers goes there, too, for as long as a person would wait."""
+        if self._scheduler is None or not self.scheduler.config.blocks.on_disk:
+            return
+        give_up = time.monotonic() + _SAVE
+        try:
+            self._abort_all()
+            while not self.scheduler.is_idle and time.monotonic() < give_up:
+                self._turn()
+        except (SplitinferError, _Stop) as error:
+            log.info("the last KV could not be saved: %s", error)
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def _raise_stop(self) -> None:
+        raise _Stop
+
+    def _add(self, state: RequestState, submitted: float) -> None:
+        try:
+            self.scheduler.add(state.sequence)
+        except ValueError as error:  # sequences that gave up their KV have filled the queue since it was let in
+            state.end(FinishReason.ERROR, str(error))
+            return
+        finally:
+            with self._closing:
+                self._arriving.pop(state.seq_id, None)
+        self._requests[state.seq_id] = state
+        now = time.monotonic()
+        self.totals.is_active(True, now)
+        self.metrics.submitted(state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
+
+    def _abort(self, seq_id: int) -> None:
+        if self.scheduler.finish(seq_id, FinishReason.ABORT):
+            self._requests[seq_id].end(FinishReason.ABORT)
+            self._forget(seq_id, FinishReason.ABORT)
+
+    def _forget(self, seq_id: int, reason: FinishReason) -> None:
+        sequence = self._requests.pop(seq_id).sequence
+        self.totals.prompt_tokens += sequence.num_prompt_tokens
+        self.totals.cached_tokens += sequence.num_cached or 0
+        self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
+        now = time.monotonic()
+        if self.drafter is not None:
+            self.drafter.forget(seq_id)
+        self.totals.is_active(bool(self._requests), now)
+        self.metrics.ended(seq_id, now)
+        self._check_drained()
+
+    def _expire(self) -> None:
+        """End the requests whose time is over."""
+        for seq_id in self.scheduler.expire(time.monotonic()):
+            self._requests[seq_id].end(FinishReason.ABORT, "its time was over")
+            self._forget(seq_id, FinishReason.ABORT)
+
+    def _abort_all(self) -> None:
+        for seq_id in list(self._requests):
+            self._abort(seq_id)
+
+    def _check_drained(self) -> None:
+        if self._drained is not None and not self._requests and not self._arriving:
+            self._drained.set()
+
+    def _end_all(self, reason: FinishReason) -> None:
+        """Nobody waits for a pipeline that is gone: who was in it, and who was still on the way in, hears so."""
+        with self._closing:
+            error = str(self.failure) if reason is FinishReason.ERROR else None
+            for state in (*self._requests.values(), *self._arriving.values()):
+                state.end(reason, error)
+            self._requests.clear()
+            self._arriving.clear()
+            self._check_drained()
+
+
+def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> dict[str, Any] | None:
+    """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
+    if drafter is None or speculation is None:
+        return None
+    controller = speculation.controller
+    return {
+        "drafter": drafter.name,
+        **speculation.counts.as_dict(),
+        "flight": asdict(controller.last),
+        "draft_seconds": controller.draft,
+        "link_seconds": controller.link,
+        "step_seconds_by_rows": [stage.measured for stage in controller.stages],
+    }
+
+
+def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
+    """The scheduler's bounds, and how many are where now."""
+    return {
+        "policy": scheduler.config.policy_config.policy.value,
+        "token_budget": scheduler.config.token_budget,
+        "max_running": scheduler.config.max_running,
+        "waiting": len(scheduler.waiting),
+        "running": len(scheduler.running),
+        "stored_blocks": len(scheduler.prefix_cache.tree),
+        "fetched_tokens": scheduler.prefix_cache.num_fetched,
+        "swapped_tokens": scheduler.prefix_cache.num_swapped,
+        "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
+        "preemptions": scheduler.num_preemptions,
+    }

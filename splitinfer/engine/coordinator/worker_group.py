@@ -1,0 +1,334 @@
+"""The workers of one session: reached, greeted, ordered to load, joined to each other.
+
+A crew is fail-stop: the first worker that is lost ends it, with one error that names the worker. A
+pipeline that goes on after that makes a new crew; what the old one's links still deliver belongs to
+nobody.
+"""
+
+import math
+import queue
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from splitinfer.core.layout import StageSpec
+from splitinfer.core.metrics.clocks import ClockReading, best, exchange
+from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
+from splitinfer.engine.links import probe as link_probe
+from splitinfer.engine.links.setup import Reached, reach
+from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.engine.worker.access import options_to, upstream_key
+from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
+from splitinfer.wire import codec
+from splitinfer.wire.messages import (
+    ClockAsk,
+    ClockTell,
+    Compress,
+    Connect,
+    Connected,
+    Echo,
+    Echoed,
+    Expect,
+    Fault,
+    Hello,
+    Load,
+    Measured,
+    MeasureNext,
+    Message,
+    Progress,
+    Ready,
+    Refuse,
+    Welcome,
+)
+from splitinfer.wire.session import Session
+from transports import (
+    AddressError,
+    Frame,
+    KeyPair,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkRefused,
+    LinkTimeout,
+    TransportError,
+    TransportUnavailable,
+)
+from transports.emulated import address_for_others
+
+Notice = Callable[[int, Progress], None]  # stage number, how far it is
+Answer = TypeVar("Answer", bound=Message)
+
+_CLOCK_SECONDS, _CLOCK_QUESTIONS = 0.003, 8  # to read one worker's clock; at least one question is asked
+_ANSWER_SECONDS = 60.0  # for an idle engine to answer what takes less than a second; a dead link ends in three
+_LONGEST_NOTE = 300  # characters of what a worker says for a person
+_STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
+
+
+def _no_key() -> KeyPair:
+    raise PeerError("this pipeline has no key of its own for encrypted links")
+
+
+@dataclass(slots=True, eq=False)
+class WorkerHandle:
+    """One worker as the coordinator knows it."""
+
+    stage: int
+    spec: StageSpec
+    address: str
+    link: Link
+    session: Session = field(default_factory=lambda: Session(opened=True))
+    welcome: Welcome | None = None  # what it said of itself
+    silence_at_end: float | None = None  # seconds since anything was heard of it when its link ended
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the process at the other end seems to stand still: no word of it, not even a goodbye."""
+        silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
+        return silence >= _STANDS_STILL
+
+    def lost(self, reason: str) -> WorkerLost:
+        """The error for this worker being gone."""
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
+
+    def send(self, message: Message, *parts: memoryview) -> None:
+        """Send one message. Raises LinkClosed, ProtocolError."""
+        self.session.sending(message)
+        self.link.send(Frame(codec.encode(message), parts))
+
+    def receive(self, item: Frame | LinkClosed) -> Message:
+        """Read one message.
+
+        Raises:
+            WorkerLost: the link ended, or the worker said it cannot go on.
+            Refused: the worker said no.
+            ProtocolError: it said something that may not follow.
+        """
+        if isinstance(item, LinkClosed):
+            raise self.lost(item.reason)
+        message = codec.decode(item.header)
+        self.session.received(message)
+        if isinstance(message, Refuse):
+            raise Refused(f"worker {self.spec.name} ({self.address}) refused: {message.reason}")
+        if isinstance(message, Fault):
+            raise WorkerLost(f"worker {self.spec.name} ({self.address}) cannot go on: {message.reason}")
+        return message
+
+
+class Event(NamedTuple):
+    """Something a worker said, or its link's end, and when that had arrived, in seconds on the monotonic clock."""
+
+    worker: WorkerHandle
+    item: Frame | LinkClosed
+    at: float
+
+
+class WorkerGroup:
+    """Links to the workers ``at``: (stage number, its spec, its address), in the order of the stages.
+
+    ``put`` gets an ``Event`` for everything a worker says once ``hand_over`` was called. ``own``: this machine's key
+    pair, where a worker has one.
+    """
+
+    def __init__(self, put: Callable[[Event], None], notice: Notice, own: Callable[[], KeyPair] = _no_key) -> None:
+        self._put, self._notice, self._own = put, notice, own
+        self._session_id = uuid.uuid4().hex
+        self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
+        self._handing_over = threading.Lock()
+        self.workers: list[WorkerHandle] = []
+
+    def connect(self, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
+        """Connect to one worker and be welcomed, within ``timeout`` seconds each.
+
+        Raises:
+            WorkerUnreachable: nobody there, or no answer.
+            Refused: it said no.
+        """
+        link, note = _connect(spec, address, timeout, options_to(spec.key, self._own))
+        self._note(stage, note)
+        worker = WorkerHandle(stage, spec, address, link)
+        try:
+            worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions()))
+            answer = worker.receive(link.recv(timeout=timeout))
+        except (TransportError, PeerError) as error:
+            link.abort("the greeting failed")
+            if isinstance(error, PeerError):
+                raise
+            raise WorkerUnreachable(f"worker {spec.name} ({address}) did not answer: {error}") from error
+        assert isinstance(answer, Welcome)
+        worker.welcome = answer
+        link.deliver_to(lambda item: self._deliver(worker, item))
+        self.workers.append(worker)
+
+    def load(self, orders: Sequence[Load]) -> None:
+        """Order every worker to load its part; they do so at the same time."""
+        for worker, load in zip(self.workers, orders, strict=True):
+            worker.send(load)
+
+    def prepare_to_measure(self) -> list[ClockReading]:
+        """In place of ``order`` and ``await_ready``, where nothing is to be loaded: every worker is told who will bring
+        it what it measures its link with, and its clock is read."""
+        for before, worker in zip((None, *self.workers), self.workers, strict=False):
+            worker.send(Expect(upstream_key(before.spec if before else None, worker.spec, self._own)))
+        return self.read_clocks()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no link has ended."""
+        return all(worker.link.closed is None for worker in self.workers)
+
+    def await_ready(self) -> list[Ready]:
+        """Wait until all have loaded, passing on what they report.
+
+        Raises:
+            PeerError: a worker refused, failed or is gone.
+        """
+        ready: dict[int, Ready] = {}
+        while len(ready) < len(self.workers):
+            worker, message = self._next_message()
+            if isinstance(message, Progress):
+                self._notice(worker.stage, message)
+            elif isinstance(message, Ready):
+                ready[worker.stage] = message
+        return [ready[worker.stage] for worker in self.workers]
+
+    def connect_stages(self) -> None:
+        """Every worker but the last opens its data link to the next."""
+        for worker, following in zip(self.workers, self.workers[1:], strict=False):
+            address, fallback = following.spec.link_transport.addresses(following.address)
+            fallback = address_for_others(fallback) if fallback else ""
+            worker.send(Connect(address_for_others(address), following.spec.key or "", fallback))
+        waiting = {worker.stage for worker in self.workers[:-1]}
+        while waiting:
+            worker, message = self._next_message()
+            if isinstance(message, Connected):
+                waiting.discard(worker.stage)
+                self._note(worker.stage + 1, message.note)
+
+    def _note(self, stage: int, note: str) -> None:
+        """Say what is to be known about the link that leads to a stage."""
+        if note:
+            self._notice(stage, Progress("link", 0, 0, note[:_LONGEST_NOTE]))
+
+    def set_codecs(self, codecs: Sequence[str]) -> None:
+        """Tell every worker but the last how to send on the hidden states of prompts."""
+        for worker, codec_name in zip(self.workers, codecs, strict=False):
+            worker.send(Compress(codec_name))
+
+    def read_clocks(self) -> list[ClockReading]:
+        """Ask every worker for the time: for a few milliseconds each, or one question where that takes longer."""
+        return [self._read_clock(worker) for worker in self.workers]
+
+    def _read_clock(self, worker: WorkerHandle) -> ClockReading:
+        readings: list[ClockReading] = []
+        give_up = time.monotonic() + _CLOCK_SECONDS
+        while not readings or (len(readings) < _CLOCK_QUESTIONS and time.monotonic() < give_up):
+            readings.append(self._ask_clock(worker))
+        return best(readings)
+
+    def _ask_clock(self, worker: WorkerHandle) -> ClockReading:
+        asked = time.monotonic()
+        worker.send(ClockAsk())
+        told, event = self._answer(ClockTell)
+        if not math.isfinite(told.received) or not math.isfinite(told.told):
+            raise ProtocolError(f"worker {worker.spec.name} told a time that is none")
+        return exchange(asked, told.received, told.told, event.at)
+
+    def measure_links(self) -> list[LinkMeasurement]:
+        """How quick the links between the stages are, from the one to the first worker on: some 0.3 s each.
+
+        Raises:
+            PeerError, TransportError: a worker is gone.
+        """
+        return [*map(self.measure_link, self.workers[:1]), *map(self.measure_next, self.workers[:-1])]
+
+    def measure_link(self, worker: WorkerHandle) -> LinkMeasurement:
+        """How quick this machine's own link to a worker is."""
+        return link_probe.measure(lambda exchange: self._ask_echo(worker, exchange))
+
+    def _ask_echo(self, worker: WorkerHandle, exchange: Exchange) -> float:
+        asked = time.monotonic()
+        worker.send(Echo(exchange.back), *link_probe.payload(exchange.there))
+        _, event = self._answer(Echoed)
+        assert isinstance(event.item, Frame)
+        link_probe.check_reply(exchange, event.item)
+        return event.at - asked
+
+    def measure_next(self, worker: WorkerHandle) -> LinkMeasurement:
+        """How quick a worker's link to the next is."""
+        worker.send(MeasureNext())
+        return self._answer(Measured)[0].figures
+
+    def _answer(self, kind: type[Answer]) -> tuple[Answer, Event]:
+        """What the worker says that was asked; meanwhile another's end is heard, too."""
+        assert self._opening is not None
+        while True:
+            try:
+                event = self._opening.get(timeout=_ANSWER_SECONDS)
+            except queue.Empty:
+                raise WorkerLost(f"a worker has not answered for {_ANSWER_SECONDS:.0f} s") from None
+            message = event.worker.receive(event.item)
+            if isinstance(message, kind):
+                return message, event
+
+    def start_delivery(self) -> None:
+        """From now on everything goes to ``put``; what came in between goes first."""
+        with self._handing_over:
+            while self._opening is not None and not self._opening.empty():
+                self._put(self._opening.get())
+            self._opening = None
+
+    def close(self, reason: str) -> None:
+        """Say goodbye to all, the last stage first, so that nobody takes its neighbour's end for a loss."""
+        for worker in reversed(self.workers):
+            worker.link.close(reason)
+
+    def _next_message(self) -> tuple[WorkerHandle, Message]:
+        assert self._opening is not None
+        worker, item, _ = self._opening.get()
+        return worker, worker.receive(item)
+
+    def _deliver(self, worker: WorkerHandle, item: Frame | LinkClosed) -> None:
+        if isinstance(item, LinkClosed):
+            worker.silence_at_end = worker.link.silent_for
+        event = Event(worker, item, time.monotonic())
+        with self._handing_over:
+            put = self._put if self._opening is None else self._opening.put
+            put(event)
+
+
+def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:
+    """What a person can do about a handshake that failed."""
+    where = f"worker {spec.name} ({address})"
+    if options.security is None:
+        return (
+            f"{where} wants an encrypted link: put the key that it printed when it started into the layout, "
+            f"as `key:` of stage {spec.name}"
+        )
+    return (
+        f"{where} cannot be reached with encryption: {error}. If it has not been told of this machine, run there: "
+        f"splitinfer pair {options.security.own.public}; if it runs with --insecure, its stage must have no key"
+    )
+
+
+def start_command(address: str) -> str:
+    """What a person types on a worker's machine so that it waits at this address."""
+    return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
+
+
+def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions) -> Reached:
+    try:
+        return reach(*spec.link_transport.addresses(address), timeout, options)
+    except LinkRefused as error:
+        raise Refused(_why_refused(spec, address, options, error)) from error
+    except TransportUnavailable as error:
+        raise WorkerUnreachable(f"worker {spec.name} ({address}) cannot be reached by rdma: {error.reason}") from error
+    except (LinkTimeout, LinkClosed) as error:
+        raise WorkerUnreachable(
+            f"worker {spec.name} is not at {address} (tried for {timeout:.0f} s); "
+            f"start it there with: {start_command(address)}"
+        ) from error
+    except AddressError as error:
+        raise WorkerUnreachable(f"worker {spec.name}: {error}") from error

@@ -1,0 +1,1 @@
+"""Drafters: whoever guesses the next tokens, on the coordinator."""

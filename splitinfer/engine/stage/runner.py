@@ -1,0 +1,351 @@
+"""Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
+
+Work is split in two, because MLX is asynchronous: ``launch`` builds the graph and hands it to the
+device, ``finish`` waits for it. Between the two the loop may launch the next step, so the device
+never waits for Python.
+
+Drafts are verified on the last stage, which therefore knows first that some are void: slices behind a wrong draft
+are not computed there, and answered with no tokens.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from functools import cache
+
+import mlx.core as mx
+
+from splitinfer.core.kv.block_tree import Key, chained
+from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
+from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.stage.disk import StageDisk
+from splitinfer.engine.stage.sampler import Choice, Row, Sampler, read
+from splitinfer.errors import ProtocolError
+from splitinfer.models.cut import StageModel
+from splitinfer.models.hidden_states import PackedRows
+from splitinfer.models.kv_blocks import KVBlock
+from splitinfer.models.kv_pool import KVPool
+from splitinfer.models.memory import on_gpu
+from splitinfer.models.rows import Part
+from splitinfer.models.step import StepModel, arrays_to_evaluate
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def launches_ahead() -> bool:
+    """Whether a loop gains by launching the next step before it waits for the one under way.
+
+    A GPU computes while Python goes on. MLX's CPU backend holds ``async_eval`` until most of the work is done,
+    so there the result of one step would be sent on only after the next was computed.
+    """
+    return on_gpu()
+
+
+@dataclass(slots=True)
+class _History:
+    """A sequence's tokens on the last stage, where penalties look back on them, and what was sampled to follow them.
+    Positions before ``num_prompt`` are its prompt's."""
+
+    params: SamplingParams
+    seed: int
+    tokens: list[int]
+    num_prompt: int
+    next: int | None = None
+
+    def rows(self, part: Slice) -> Iterator[Row]:
+        """The rows of a slice that want logits, after its tokens have been taken in."""
+        self.tokens[part.start :] = part.token_ids
+        for position in range(part.end - part.num_logits + 1, part.end + 1):
+            recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
+            yield Row(self.params, self.seed, position, recent)
+
+    def is_void(self, part: Slice) -> bool:
+        """Whether a slice lies behind a wrong draft."""
+        return part.is_void(len(self.tokens), self.next)
+
+    def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
+        """Of the tokens sampled for a slice those that count; wrong drafts are forgotten."""
+        counts = tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
+        if counts:
+            del self.tokens[part.end - part.num_logits + len(counts) :]
+            self.next = counts[-1].token_id
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """Stored KV, copied for sequences that begin with it."""
+
+    num_bytes: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def now(cls, arrays: list[mx.array]) -> "_Copied":
+        """Copy, and wait for it: rare, short, and otherwise nobody could say what it costs."""
+        began = time.monotonic()
+        mx.eval(arrays)
+        return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
+
+
+@dataclass(slots=True)
+class _TakenIn:
+    """What a plan said but for its slices, carried out."""
+
+    pending: list[mx.array]  # arrays to be computed with the step
+    copied: _Copied
+    for_disk: list[tuple[Save, KVBlock]]
+    fetching: float
+    lacking: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way on the device."""
+
+    plan: StepPlan
+    slices: tuple[Slice, ...]  # those that are computed
+    started: float
+    hidden: mx.array | None
+    packed: PackedRows | None
+    rows: tuple[Row, ...]
+    choices: tuple[Choice, ...]
+    last_write: mx.array | None  # one element of the last cache written: there when the step is done
+    taken_in: _TakenIn
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A step done: [T, d] hidden states on an earlier stage, sampled tokens on the last one. ``packed``: those rows of
+    the hidden states that are to cross the link in fewer bytes."""
+
+    plan: StepPlan
+    figures: StageFigures
+    hidden: mx.array | None
+    packed: PackedRows | None
+    sampled: tuple[SampledSlice, ...]
+
+    def reduced_to(self, plan: StepPlan) -> "Finished":
+        """The same step with fewer slices."""
+        if plan is self.plan:
+            return self
+        rows, at = list[int](), 0
+        for part in self.plan.slices:
+            first, at = at, at + len(part.token_ids)
+            rows += range(first, at) if part in plan.slices else ()
+        hidden = self.hidden[mx.array(rows, dtype=mx.int32)] if self.hidden is not None and rows else None
+        packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
+        return replace(self, plan=plan, hidden=hidden, packed=packed)
+
+
+class StageRunner:
+    """Owns a stage's model and caches. One thread uses it: the one that loaded the model."""
+
+    def __init__(self, model: StageModel, stage: int, vocab_size: int, disk: StageDisk | None = None) -> None:
+        self._model, self._stage, self._disk = model, stage, disk
+        self._step = StepModel(model)
+        self._pool = KVPool(model)
+        self._sampler = Sampler(vocab_size)
+        self._num_ids = model.num_embeddings
+        self._histories: dict[int, _History] = {}
+        self._keys: dict[int, Key] = {}  # of the blocks that are on disk, too
+        self._idle_since = time.monotonic()
+        self._codec = NONE
+
+    def use_codec(self, codec: str) -> None:
+        """How prompts' rows go to the next stage from now on (``core.wire_codec``)."""
+        self._codec = codec
+
+    @property
+    def pool(self) -> KVPool:
+        """This stage's caches."""
+        return self._pool
+
+    def prepare(self) -> None:
+        """Find out how steps of many sequences run here, so that the first of them need not."""
+        log.info("many sequences run by %s", self._step.way.value)
+
+    def reset(self) -> None:
+        """Forget every sequence, and how rows go to the next stage."""
+        self._codec = NONE
+        self._pool.clear()
+        self._histories.clear()
+        self._keys.clear()
+        self._idle_since = time.monotonic()
+
+    def launch(self, plan: StepPlan, hidden: mx.array | None) -> Launched:
+        """Begin a step. ``hidden``: [T, d] of all its slices in order; ``None`` on the first stage.
+
+        Raises:
+            ProtocolError: a plan that does not fit what this stage has.
+        """
+        started = time.monotonic()
+        self._check(plan, hidden)
+        taken_in = self._take_in(plan)
+        slices, hidden = self._without_void(plan, hidden)
+        parts = []
+        for part in slices:
+            caches = self._pool.at(part.seq_id, part.start)
+            if part.num_drafts:
+                taken_in.pending += self._pool.remember(part.seq_id)
+            parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits))
+        outputs = self._step.run(parts, [t for part in slices for t in part.token_ids], hidden) if parts else []
+        # A state that is not on the way to the output would let the graph grow from step to step.
+        pending = [*taken_in.pending, *arrays_to_evaluate(parts)]
+        joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
+        rows: tuple[Row, ...] = ()
+        choices: tuple[Choice, ...] = ()
+        packed = self._pack(slices, joined)
+        if self._model.is_last:
+            rows = tuple(row for part in slices for row in self._histories[part.seq_id].rows(part))
+            choices = tuple(self._sampler.choose(joined, rows)) if joined is not None else ()
+            joined = None
+        last_write = _corner(pending[-1]) if pending else None
+        mx.async_eval(  # type: ignore[no-untyped-call]
+            *_arrays(joined, packed, choices), *pending, *([] if last_write is None else [last_write])
+        )
+        return Launched(plan, slices, started, joined, packed, rows, choices, last_write, taken_in)
+
+    def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
+        """The prompts' rows of a step, in fewer bytes, if the link to the next stage wants that."""
+        if self._codec == NONE or self._model.is_last or hidden is None:
+            return None
+        rows, at = list[int](), 0
+        for part in slices:
+            history = self._histories.get(part.seq_id)
+            limit = 0 if history is None else history.num_prompt
+            rows += range(at, at + max(0, min(part.end, limit) - part.start))
+            at += len(part.token_ids)
+        return PackedRows.of(self._codec, hidden, rows) if rows else None
+
+    def needs_verdict(self, plan: StepPlan) -> bool:
+        """Whether a step under way has to be finished before this one is launched, because it says what is void."""
+        return self._model.is_last and any(part.begins_with_draft for part in plan.slices)
+
+    def _without_void(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
+        """The slices to be computed, and their rows."""
+        if not self.needs_verdict(plan):
+            return plan.slices, hidden
+        keep, rows, at = list[Slice](), list[int](), 0
+        for part in plan.slices:
+            history, first = self._histories.get(part.seq_id), at
+            at += len(part.token_ids)
+            if history is None or not history.is_void(part):
+                keep.append(part)
+                rows += range(first, at)
+        if hidden is not None and len(rows) < at:
+            hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
+        return tuple(keep), hidden
+
+    def _check(self, plan: StepPlan, hidden: mx.array | None) -> None:
+        """Refuse a plan that cannot be carried out here."""
+        rows, wanted = 0 if hidden is None else hidden.shape[0], 0 if self._model.is_first else plan.num_tokens
+        if rows != wanted:
+            raise ProtocolError(
+                f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
+            )
+        known = range(self._num_ids if self._num_ids is not None else 2**31)
+        stray = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
+        if stray is not None:
+            raise ProtocolError(f"step {plan.step} has token id {stray}, and the model has {len(known):,}")
+
+    def _take_in(self, plan: StepPlan) -> _TakenIn:
+        """Everything a plan says but its slices."""
+        saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
+        for seq_id in plan.freed:
+            self._pool.free(seq_id)
+            self._histories.pop(seq_id, None)
+        for block_id in plan.dropped:
+            self._pool.drop(block_id)
+            self._keys.pop(block_id, None)
+        began = time.monotonic()
+        lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
+        fetching = time.monotonic() - began if plan.fetches else 0.0
+        copied: list[mx.array] = []
+        for new in plan.new:
+            copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
+            self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix), new.num_prompt)
+        for_disk = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
+        self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in for_disk}
+        if self._disk is not None:
+            self._disk.erase(plan.erased)
+            begun = {block_id for new in plan.new for block_id in new.blocks}
+            self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
+        pending = [array for _, block in saved for array in block.arrays()]
+        return _TakenIn(pending, _Copied.now(copied), for_disk, fetching, lacking)
+
+    def _fetch(self, fetch: Fetch) -> bool:
+        """Read a block from disk; whether it could be."""
+        block = None if self._disk is None else self._disk.read(fetch)
+        if block is None:
+            return False
+        self._pool.put(fetch.block_id, block)
+        self._keys[fetch.block_id] = fetch.key
+        return True
+
+    def finish(self, launched: Launched) -> Finished:
+        """Wait for a step."""
+        outputs = _arrays(launched.hidden, launched.packed, launched.choices)
+        mx.eval(*outputs, *([] if launched.last_write is None else [launched.last_write]))
+        tokens = read(launched.choices, launched.rows)
+        # A step launched before the one before it was done began, for the device, when that was done.
+        started, ended = max(launched.started, self._idle_since), time.monotonic()
+        rows = sum(len(part.token_ids) for part in launched.slices)
+        figures = self._figures(launched.taken_in, started, ended, rows)
+        self._idle_since = ended
+        return Finished(launched.plan, figures, launched.hidden, launched.packed, self._verdicts(launched, tokens))
+
+    def _verdicts(self, launched: Launched, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
+        """What each slice that wanted tokens gets: on the last stage. Void ones get none."""
+        if not self._model.is_last:
+            return ()
+        at, verdicts = 0, []
+        for part in launched.plan.slices:
+            if part.num_logits and part in launched.slices:
+                sampled = tokens[at : (at := at + part.num_logits)]
+                verdicts.append(SampledSlice(part.seq_id, self._verdict(part, sampled)))
+            elif part.num_logits:
+                verdicts.append(SampledSlice(part.seq_id, ()))
+        return tuple(verdicts)
+
+    def _verdict(self, part: Slice, sampled: list[SampledToken]) -> tuple[SampledToken, ...]:
+        history = self._histories.get(part.seq_id)
+        return tuple(sampled) if history is None else history.verdict(part, sampled)
+
+    def _figures(self, taken_in: _TakenIn, started: float, ended: float, rows: int) -> StageFigures:
+        """What a step that is done cost, and what the disk says; it gets what has been computed for it."""
+        written: tuple[Key, ...] = ()
+        if self._disk is not None:
+            for save, block in taken_in.for_disk:
+                self._disk.write(save, block)
+            written = self._disk.written()
+        copied = taken_in.copied
+        return StageFigures(
+            self._stage,
+            started,
+            ended,
+            bytes_copied=copied.num_bytes,
+            copying=copied.seconds,
+            rows=rows,
+            fetching=taken_in.fetching,
+            lacking=taken_in.lacking,
+            written=written,
+        )
+
+
+def _corner(array: mx.array) -> mx.array:
+    """One new element that depends on all of ``array``. Holding the array itself would make the next
+    step copy it instead of writing in place."""
+    piece = array[tuple(slice(0, 1) for _ in array.shape)]
+    return piece + piece
+
+
+def _arrays(hidden: mx.array | None, packed: PackedRows | None, choices: tuple[Choice, ...]) -> list[mx.array]:
+    found = [] if hidden is None else [hidden]
+    found += [] if packed is None else packed.arrays()
+    for choice in choices:
+        found += [choice.tokens] if choice.logprobs is None else [choice.tokens, choice.logprobs]
+    return found

@@ -1,0 +1,168 @@
+"""Who may come in: the first words on every link to a worker, while its engine is busy with others.
+
+A worker serves one coordinator at a time. The door answers at once, from the link's own thread, because
+the engine may be loading for minutes: another version hears which, a second coordinator hears whom the
+worker is busy with, and a peer that says nothing, or nonsense, is dropped with one line in the log. Only
+links that were let in reach the engine.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from splitinfer.engine.versions import device_name, own_versions
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.errors import ProtocolError
+from splitinfer.models.memory import free_bytes
+from splitinfer.wire import codec
+from splitinfer.wire.messages import Hello, Message, Refuse, Welcome
+from splitinfer.wire.session import Session
+from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
+
+log = logging.getLogger(__name__)
+
+_SILENCE = 10.0  # seconds a peer may take for its first word
+_NAME_LENGTH = 60  # characters of a peer's name that are worth repeating
+_REASON_LENGTH = 600
+
+
+@dataclass(slots=True)
+class Connection:
+    """A link that was let in, its role and the state of the conversation on it."""
+
+    link: Link
+    role: str
+    name: str
+    session_id: str
+    session: Session
+
+    def send(self, message: Message, *parts: memoryview) -> None:
+        """Send one message. Raises LinkClosed, ProtocolError."""
+        self.session.sending(message)
+        self.link.send(Frame(codec.encode(message), parts))
+
+    def receive(self, frame: Frame) -> Message:
+        """Read one message. Raises ProtocolError."""
+        message = codec.decode(frame.header)
+        self.session.received(message)
+        return message
+
+
+Deliver = Callable[[Connection, Frame | LinkClosed], None]
+
+
+def one_line(text: str, length: int = _REASON_LENGTH) -> str:
+    """What a peer had a hand in, fit for a log: printable, on one line, not too long."""
+    clean = "".join(c if c.isprintable() else " " for c in text[: length + 1])
+    return clean if len(clean) <= length else clean[: length - 3] + "..."
+
+
+@dataclass(slots=True)
+class _Pending:
+    link: Link
+    since: float = field(default_factory=time.monotonic)
+
+
+class Acceptor:
+    """Accepts links in a thread of its own and hands those let in to ``deliver``, frame by frame."""
+
+    def __init__(self, listener: Listener, deliver: Deliver, name: str, access: AccessControl) -> None:
+        self._listener, self._deliver, self._name, self._access = listener, deliver, name, access
+        self._versions = own_versions()
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
+        self._owner: Connection | None = None
+        self._thread = threading.Thread(target=self._accept_all, name="door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop accepting, and drop who is inside."""
+        self._listener.close()
+        self._thread.join(timeout=1.0)
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                self._greet(self._listener.accept(timeout=1.0))
+            except LinkTimeout:
+                pass
+            except ListenerClosed:
+                return
+            self._drop_silent()
+
+    def _greet(self, link: Link) -> None:
+        pending = _Pending(link)
+        with self._lock:
+            self._pending.append(pending)
+        connection: list[Connection] = []
+
+        def on_item(item: Frame | LinkClosed) -> None:
+            if connection:
+                self._deliver(connection[0], item)
+                return
+            with self._lock:
+                if pending in self._pending:
+                    self._pending.remove(pending)
+            if isinstance(item, Frame):
+                connection.extend(self._receive_first(link, item))
+
+        link.deliver_to(on_item)
+
+    def _receive_first(self, link: Link, frame: Frame) -> list[Connection]:
+        """The visitor, if let in."""
+        session = Session(opened=False)
+        try:
+            hello = codec.decode(frame.header)
+            session.received(hello)
+            assert isinstance(hello, Hello)
+            connection = Connection(link, hello.role, one_line(hello.name, _NAME_LENGTH), hello.session, session)
+            reason = self._reason_against(connection, hello)
+            if reason:
+                reason = one_line(reason)
+                log.warning("refused %s at %s: %s", connection.name, link.address, reason)
+                connection.send(Refuse(reason))
+                link.close(reason)
+                return []
+            connection.send(Welcome(self._name, self._versions, device_name(), free_bytes()))
+            return [connection]
+        except ProtocolError as error:
+            reason = one_line(str(error))
+            log.warning("dropped %s: %s", link.address, reason)
+            link.close(reason)
+        except TransportError as error:
+            log.warning("lost %s: %s", link.address, error)
+        except Exception:  # this is the network's thread, which serves the other links, too
+            log.exception("dropped %s", link.address)
+            link.abort()
+        return []
+
+    def _reason_against(self, connection: Connection, hello: Hello) -> str | None:
+        difference = self._versions.difference(hello.versions)
+        if difference:
+            return f"the worker runs another version ({difference}); install the same on both"
+        may = self._access.may_bring if hello.role == "upstream" else self._access.may_coordinate
+        if not may(connection.link.peer_key):
+            return "that key is not admitted here"
+        with self._lock:
+            busy = self._owner is not None and self._owner.link.closed is None
+            if hello.role == "upstream":
+                mine = busy and self._owner is not None and self._owner.session_id == hello.session
+                return None if mine else "this worker does not belong to that pipeline"
+            if hello.role != "coordinator":
+                return f"nobody here takes the role {hello.role!r:.40}"
+            if busy and self._owner is not None:
+                owner = f"{self._owner.name} ({self._owner.link.address})"
+                return f"the worker is busy with {owner}; try again when it is done"
+            self._owner = connection
+        return None
+
+    def _drop_silent(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            late = [s for s in self._pending if now - s.since > _SILENCE]
+            self._pending = [s for s in self._pending if s not in late]
+        for pending in late:
+            log.warning("dropped %s: it said nothing for %.0f s", pending.link.address, _SILENCE)
+            pending.link.abort("you said nothing")

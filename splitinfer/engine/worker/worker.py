@@ -1,0 +1,397 @@
+"""The loop on the other machines: obeys one coordinator after another.
+
+One thread, the engine, owns MLX: it loads the stage and runs the steps. Links deliver into its inbox
+from their own threads, so the next step is received while this one is computed; and the next step is
+launched before this one is sent on, so neither the device nor the link waits for the other.
+
+    inbox -> Load      -> survey, fetch, read the weights -> Ready
+          -> Connect   -> open the data link to the next stage -> Connected
+          -> ClockAsk  -> ClockTell
+          -> Echo, MeasureNext -> Echoed, Measured: how quick the links are
+          -> Step      -> launch ... finish -> Step to the next stage, or Result to the coordinator
+          -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
+
+A worker never dies of what a peer sends: an error ends that coordinator's session with one sentence on
+both sides. The weights stay in memory, so the same coordinator coming back finds them loaded.
+"""
+
+import logging
+import queue
+import threading
+import time
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from splitinfer.core.layout import DTYPES
+from splitinfer.core.liveness import Pace
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.core.plan import StageFigures, StepResult
+from splitinfer.engine.cpu_affinity import yield_own_processor
+from splitinfer.engine.links.probe import NextStage, reply_to
+from splitinfer.engine.links.setup import reach
+from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.stage.loader import LoadedStage, load
+from splitinfer.engine.stage.runner import Finished, Launched, launches_ahead
+from splitinfer.engine.threads import join
+from splitinfer.engine.versions import machine_name, own_versions
+from splitinfer.engine.worker.access import AccessControl, Keys, options_to
+from splitinfer.engine.worker.handshake import Acceptor, Connection, one_line
+from splitinfer.errors import PeerError, ProtocolError, SplitinferError
+from splitinfer.kvstore.store import Disk
+from splitinfer.models.hidden_states import from_parts, to_parts
+from splitinfer.wire import codec
+from splitinfer.wire.messages import (
+    ClockAsk,
+    ClockTell,
+    Compress,
+    Connect,
+    Connected,
+    Echo,
+    Echoed,
+    Expect,
+    Fault,
+    Hello,
+    Load,
+    Measured,
+    MeasureNext,
+    Message,
+    Progress,
+    Refuse,
+    Result,
+    Step,
+    Welcome,
+)  # fmt: skip
+from splitinfer.wire.session import Session
+from transports import Frame, KeyPair, Link, LinkClosed, Listener, TransportError, TransportUnavailable
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
+_STOP = "stop"
+_LONGEST_PATH = 4096  # characters of a model's name
+
+Event = tuple[Connection, Frame | LinkClosed, float]  # and when it had arrived, in seconds
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    launched: Launched
+    step: Step
+    received: float
+
+
+class _Abandoned(Exception):
+    """The coordinator went away while the stage was being loaded."""
+
+
+class Worker:
+    """Serves on ``listener`` until ``stop``. ``model`` overrides the coordinator's name for the model,
+    for a folder that lies elsewhere on this machine. ``disk``: where KV is kept for coordinators that want it.
+    ``keys``: for encrypted links; ``admission``: who may come by ``listener``."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        *,
+        name: str | None = None,
+        model: str | None = None,
+        disk: Disk | None = None,
+        keys: Keys | None = None,
+        access: AccessControl | None = None,
+    ) -> None:
+        self.name = name or machine_name()
+        self._keys, self._access = keys, access or AccessControl(None)
+        self._model, self._disk = model, disk
+        self._inbox: Mailbox[Event | str] = Mailbox()
+        self._expecting = False  # the last event was a step, so another may follow soon
+        self._owner: Connection | None = None
+        self._upstream: Connection | None = None
+        self._downstream: NextStage | None = None
+        self._stage: LoadedStage | None = None
+        self._under_way: _UnderWay | None = None
+        self._num_steps = 0
+        self._pace = Pace()
+        self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+        self._thread.start()
+        self._acceptor = Acceptor(listener, self._deliver, self.name, self._access)
+
+    def stop(self, timeout: float) -> bool:
+        """End: finish the step under way, say goodbye. Whether that was done within ``timeout`` seconds."""
+        self._inbox.put(_STOP)
+        ended = join(self._thread, timeout)
+        self._acceptor.close()
+        return ended
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
+
+    # -- the loop ----------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while True:
+            event = self._next_event()
+            try:
+                following = self._handle(*event) if isinstance(event, tuple) else None
+                if following is not None or not isinstance(event, tuple):
+                    self._pass_on_what_is_under_way()
+                self._under_way = following or self._under_way
+                self._expecting = following is not None
+                if not launches_ahead():
+                    self._pass_on_what_is_under_way()
+            except _Abandoned:
+                self._end("the coordinator is gone")
+            except (SplitinferError, TransportError) as error:
+                self._give_up(str(error))
+            except Exception as error:
+                log.exception("the stage failed")
+                self._give_up(f"{self.name} failed ({type(error).__name__}: {error})")
+            if event is _STOP:
+                self._end("the worker was stopped")
+                if self._stage is not None:
+                    self._stage.close()
+                return
+
+    def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
+        self._inbox.put((connection, item, time.monotonic()))
+
+    def _next_event(self) -> Event | str | None:
+        """What comes next; ``None`` if that is only the end of the step under way."""
+        timeout = None
+        if self._under_way is not None:
+            timeout = self._pace.spare(time.monotonic() - self._under_way.launched.started)
+        try:
+            return self._inbox.get(timeout, expecting=self._expecting)
+        except queue.Empty:
+            return None
+
+    def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> _UnderWay | None:
+        """Act on one event; a step launched is returned, to be passed on when it is done."""
+        if isinstance(item, LinkClosed):
+            self._left(connection, item)
+            return None
+        if not self._belongs(connection):
+            return None
+        message = connection.receive(item)
+        if connection.role == "upstream" and not isinstance(message, Step | Echo):
+            raise ProtocolError(f"the stage before brings hidden states, and {connection.name} gave an order")
+        match message:
+            case Step():
+                return self._launch(message, item, received)
+            case Load():
+                self._load(connection, message)
+            case Connect():
+                self._join(connection, message)
+            case Compress():
+                self._loaded().runner.use_codec(message.codec)
+            case _:
+                self._tell(connection, message, item, received)
+        return None
+
+    def _tell(self, connection: Connection, message: Message, frame: Frame, received: float) -> None:
+        """Answer what changes nothing here."""
+        match message:
+            case ClockAsk():
+                connection.send(ClockTell(received, time.monotonic()))
+            case Echo():
+                connection.send(Echoed(), *reply_to(message, frame))
+            case MeasureNext():
+                connection.send(Measured(self._measure_next()))
+            case Expect():
+                self._access.expect(message.upstream_key)
+
+    def _belongs(self, connection: Connection) -> bool:
+        """Take a new visitor in; frames of those who were here before it are late and mean nothing."""
+        if connection.link.closed is not None:
+            return False
+        if connection.role == "coordinator" and connection is not self._owner:
+            self._end("another coordinator came")
+            self._owner = connection
+            log.info("serving %s (%s)", connection.name, connection.link.address)
+        if connection.role == "upstream":
+            if self._owner is None or self._owner.session_id != connection.session_id:
+                return False
+            self._upstream = connection
+        return True
+
+    def _measure_next(self) -> LinkMeasurement:
+        if self._downstream is None:
+            raise ProtocolError("the link to the next stage was to be measured before there was one")
+        try:
+            return self._downstream.measure()
+        except (PeerError, TransportError) as error:
+            raise PeerError(f"{self.name} could not measure the link to the next stage: {error}") from error
+
+    # -- what the coordinator orders ---------------------------------------------------------
+
+    def _load(self, connection: Connection, order: Load) -> None:
+        if self._model is not None:
+            order = replace(order, model=self._model)
+        _check_order(order)
+
+        def report(progress: Progress) -> None:
+            if connection.link.closed is not None:
+                raise _Abandoned
+            connection.send(progress)
+
+        try:
+            if self._stage is None or not self._stage.serves(order):
+                self._let_go()
+                self._stage = load(order, self.name, report, self._disk)
+            self._access.expect(order.upstream_key)
+            ready = self._stage.offer()
+        except SplitinferError as error:
+            log.warning("refused %s: %s", connection.name, error)
+            connection.send(Refuse(str(error)))
+            connection.link.close(str(error))
+            return
+        log.info("holding layers %d to %d of %s", order.start, order.end - 1, order.model)
+        connection.send(ready)
+
+    def _let_go(self) -> None:
+        """Give the stage's memory back."""
+        if self._stage is not None:
+            self._stage.close()
+        self._stage = None
+        mx.clear_cache()
+
+    def _join(self, connection: Connection, message: Connect) -> None:
+        """Open the data link to the next stage."""
+        session = Session(opened=True)
+        hello = Hello("upstream", self.name, connection.session_id, own_versions())
+        session.sending(hello)
+        if message.key and self._keys is None:
+            raise PeerError(f"{self.name} was started with --insecure, and the next stage wants an encrypted link")
+        options = options_to(message.key, self._own_key)
+        try:
+            link, note = reach(message.address, message.fallback, CONNECT_TIMEOUT, options)
+        except TransportUnavailable as error:
+            raise PeerError(f"{self.name} cannot reach {message.address}: {error.reason}") from error
+        try:
+            link.send(Frame(codec.encode(hello)))
+            answer = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
+            session.received(answer)
+            if isinstance(answer, Refuse):
+                raise PeerError(f"{self.name} was refused by the next stage at {message.address}: {answer.reason}")
+        except BaseException:
+            link.abort()
+            raise
+        assert isinstance(answer, Welcome)
+        if self._downstream is not None:
+            self._downstream.link.close("another next stage was named")
+        next_stage = Connection(link, "downstream", answer.name, connection.session_id, session)
+        self._downstream = NextStage(next_stage, lambda item: self._deliver(next_stage, item))
+        connection.send(Connected(note))
+
+    def _own_key(self) -> KeyPair:
+        assert self._keys is not None
+        return self._keys.own()
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def _launch(self, step: Step, frame: Frame, received: float) -> _UnderWay:
+        stage = self._loaded()
+        if (step.tensor is not None) != bool(frame.parts):
+            raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
+        if step.tensor is not None and len(step.tensor.shape) != 2:
+            raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
+        room = stage.order.kv_tokens
+        if any(part.end > room for part in step.plan.slices):
+            raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
+        if stage.runner.needs_verdict(step.plan):
+            self._pass_on_what_is_under_way()
+        parts = [memoryview(part) for part in frame.parts]
+        hidden = None if step.tensor is None else from_parts(step.tensor, step.packing, parts)
+        return _UnderWay(stage.runner.launch(step.plan, hidden), step, received)
+
+    def _loaded(self) -> LoadedStage:
+        if self._stage is None:
+            raise ProtocolError("a step came before the stage was loaded")
+        return self._stage
+
+    def _pass_on_what_is_under_way(self) -> None:
+        if self._under_way is not None:
+            self._pass_on(self._under_way)
+            self._pace.took(time.monotonic() - self._under_way.launched.started)
+            self._under_way = None
+
+    def _pass_on(self, under_way: _UnderWay) -> None:
+        """Wait for a step and send what came of it to the next stage, or to the coordinator."""
+        assert self._stage is not None
+        assert self._owner is not None
+        done = self._stage.runner.finish(under_way.launched)
+        self._num_steps += 1
+        self._owner.link.beat(self._num_steps)
+        if self._stage.order.is_last:
+            own = replace(done.figures, received=under_way.received, sent=time.monotonic())
+            self._owner.send(Result(StepResult(done.plan.step, done.sampled, (*under_way.step.figures, own))))
+        elif self._downstream is None:
+            raise ProtocolError("a step came before the next stage was joined")
+        else:
+            try:
+                there = self._downstream
+                send_step(there.link, there.session, under_way.step.figures, done, under_way.received)
+            except TransportError as error:
+                raise PeerError(f"{self.name} lost the next stage: {error}") from error
+        yield_own_processor()
+
+    # -- endings -----------------------------------------------------------------------------
+
+    def _left(self, connection: Connection, ending: LinkClosed) -> None:
+        if connection is self._owner:
+            log.info("%s is gone: %s", connection.name, ending.reason or "it said goodbye")
+            self._end("the coordinator is gone")
+        elif self._owner is not None and connection.session_id == self._owner.session_id:
+            self._give_up(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
+
+    def _give_up(self, reason: str) -> None:
+        """End the session with one sentence on both sides."""
+        reason = one_line(reason)
+        log.warning("session ended: %s", reason)
+        owner = self._owner
+        if owner is not None and owner.link.closed is None:
+            try:
+                owner.send(Fault(reason))
+            except (TransportError, ProtocolError) as error:
+                log.info("the coordinator could not be told: %s", error)
+            owner.link.close(reason)
+        self._end(reason)
+
+    def _end(self, reason: str) -> None:
+        """Forget the session; keep the weights for the next one."""
+        for connection in (self._upstream, self._owner):
+            if connection is not None:
+                connection.link.close(reason)
+        if self._downstream is not None:
+            self._downstream.link.close(reason)
+        self._owner = self._upstream = self._downstream = self._under_way = None
+        self._access.expect("")
+        if self._stage is not None:
+            self._stage.runner.reset()
+
+
+def _check_order(order: Load) -> None:
+    """Refuse what no coordinator of ours orders."""
+    if order.dtype not in DTYPES:
+        raise ProtocolError(f"a load order names the dtype {order.dtype!r:.40}; known are {', '.join(DTYPES)}")
+    if order.vocab_size < 1 or order.kv_tokens < 1 or len(order.model) > _LONGEST_PATH:
+        raise ProtocolError(
+            f"a load order has a vocabulary of {order.vocab_size}, {order.kv_tokens} tokens of KV "
+            f"and a model's name of {len(order.model)} characters"
+        )
+
+
+def send_step(
+    link: Link, session: Session, earlier: tuple[StageFigures, ...], done: Finished, received: float = 0.0
+) -> None:
+    """Send hidden states and their plan to the next stage, with what this stage reports of itself."""
+    out = to_parts(done.hidden, done.packed)
+    bytes_sent = sum(part.nbytes for part in out.parts)
+    figures = replace(
+        done.figures, received=received, bytes_sent=bytes_sent, sent=time.monotonic(), unfit=out.num_unfit
+    )
+    message = Step(done.plan, out.spec, (*earlier, figures), out.packing)
+    session.sending(message)
+    link.send(Frame(codec.encode(message), out.parts))

@@ -1,0 +1,204 @@
+"""The files themselves: found, read, written, removed. Every error of the disk is an ``OSError``; nothing is kept open.
+
+    kv folder / group / block files, splitinfer.json
+
+A *group* is one model in one arithmetic: blocks of different groups are never of use to each other. A file is written
+under a temporary name and renamed, so that nobody meets half of one; it is not forced to the disk at once, because
+a machine that loses power may lose it, and the checksum tells. Whatever does not have one of our names belongs to
+others: someone may have named a folder in which there is more than KV.
+"""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from splitinfer.kvstore.index import FileName, KeptFile, parse
+from splitinfer.kvstore.record import Buffer, Damaged, Record, header_bytes, pack, read_header, unpack
+
+ABOUT = "splitinfer.json"
+_STALE = 600.0  # seconds after which a temporary file belongs to nobody any more
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
+_BEGIN = 12  # bytes that tell how long a header is
+_MOST_BYTES = 2**31  # of a file; blocks are much smaller
+
+
+class Folder:
+    """The folder of all groups; it need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def groups(self) -> list[str]:
+        """The groups that have a folder."""
+        with contextlib.suppress(OSError):
+            return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False))
+        return []
+
+    def files(self, group: str) -> list[KeptFile]:
+        """A group's blocks; none where the folder cannot be read."""
+        found = ((entry, parse(entry.name)) for entry in self._entries(group))
+        return [
+            KeptFile(group, name, status.st_size, status.st_mtime)
+            for entry, name in found
+            if name is not None and (status := _status(entry)) is not None
+        ]
+
+    def all_files(self) -> list[KeptFile]:
+        """The blocks of all groups."""
+        return [file for group in self.groups() for file in self.files(group)]
+
+    def read(self, group: str, name: FileName) -> tuple[Record, list[memoryview]]:
+        """A block's header and arrays.
+
+        Raises:
+            OSError: it is not there, or cannot be read.
+            Damaged: it is not what its name says.
+        """
+        path = self._path(group, name)
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _MOST_BYTES:
+                raise Damaged(f"it has {size:,} bytes")
+            data = bytearray(size)
+            view = memoryview(data)
+            while len(view):
+                count = file.readinto(view)
+                if not count:
+                    raise Damaged("it became shorter while it was read")
+                view = view[count:]
+        record, buffers = unpack(data, name.key)
+        return _named(record, name), buffers
+
+    def header(self, group: str, name: FileName) -> Record:
+        """A block's header alone.
+
+        Raises:
+            OSError, Damaged: as ``read``.
+        """
+        with self._path(group, name).open("rb") as file:
+            begin = file.read(_BEGIN)
+            return _named(read_header(begin + file.read(header_bytes(begin) - len(begin)), name.key), name)
+
+    def write(self, group: str, name: FileName, record: Record, buffers: Iterable[Buffer]) -> int:
+        """Write a block; the bytes that took.
+
+        Raises:
+            OSError: the disk is full, or cannot be written to.
+        """
+        folder = self.path / group
+        _make(folder)
+        with _renamed(folder, str(name)) as path, path.open("xb", buffering=0) as file:
+            return sum(_write_all(file, memoryview(piece)) for piece in pack(record, buffers))
+
+    def describe(self, group: str, about: dict[str, Any]) -> None:
+        """Say for people what a group is. Raises OSError."""
+        folder = self.path / group
+        _make(folder)
+        if not (folder / ABOUT).exists():
+            with _renamed(folder, ABOUT) as path:
+                path.write_text(json.dumps(about) + "\n", encoding="utf-8")
+
+    def about(self, group: str) -> dict[str, Any]:
+        """What ``describe`` said; empty where nobody has."""
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            about = json.loads((self.path / group / ABOUT).read_text(encoding="utf-8"))
+            return about if isinstance(about, dict) else {}
+        return {}
+
+    def touch(self, group: str, name: FileName) -> None:
+        """A block was used now."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path(group, name))
+
+    def remove(self, group: str, name: FileName) -> None:
+        """Remove a block; that it is gone already is no error."""
+        with contextlib.suppress(OSError):
+            self._path(group, name).unlink()
+
+    def remove_group(self, group: str) -> None:
+        """Remove a group's files, and its folder if nothing else is in it."""
+        with contextlib.suppress(OSError):
+            for entry in list(self._entries(group)):
+                if _is_ours(entry.name):
+                    Path(entry.path).unlink(missing_ok=True)
+            (self.path / group).rmdir()
+
+    def sweep(self, stale: float = _STALE) -> tuple[int, int]:
+        """Remove what writers that died have left, once it is ``stale`` seconds old; how many files, and bytes."""
+        count = nbytes = 0
+        for group in self.groups():
+            for entry in self._entries(group):
+                status = _status(entry) if _is_temporary(entry.name) else None
+                if status is not None and time.time() - status.st_mtime >= stale:
+                    with contextlib.suppress(OSError):
+                        Path(entry.path).unlink()
+                        count, nbytes = count + 1, nbytes + status.st_size
+        return count, nbytes
+
+    def free_bytes(self) -> int:
+        """Free on its disk. Raises OSError."""
+        return shutil.disk_usage(next(path for path in (self.path, *self.path.parents) if path.exists())).free
+
+    def _path(self, group: str, name: FileName) -> Path:
+        return self.path / group / str(name)
+
+    def _entries(self, group: str) -> Iterator["os.DirEntry[str]"]:
+        with contextlib.suppress(OSError), os.scandir(self.path / group) as entries:
+            yield from entries
+
+
+def _make(folder: Path) -> None:
+    """A folder that nobody else on the machine can look into: its files tell what was talked about."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+
+
+@contextlib.contextmanager
+def _renamed(folder: Path, name: str) -> Iterator[Path]:
+    """A temporary path that becomes ``name`` if all goes well, and nothing if not."""
+    path = folder / f".{name}.{secrets.token_hex(8)}.tmp"  # not of process ids: those come again
+    try:
+        yield path
+        path.replace(folder / name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def _write_all(file: Any, view: memoryview) -> int:
+    left = view = view.cast("B") if view.nbytes else view
+    while left.nbytes:
+        left = left[file.write(left) :]
+    return view.nbytes
+
+
+def _named(record: Record, name: FileName) -> Record:
+    if (record.parent, record.start, record.end) != (name.parent, name.start, name.end):
+        raise Damaged("it holds other positions than its name says")
+    return record
+
+
+def _is_ours(name: str) -> bool:
+    return name == ABOUT or parse(name) is not None or _is_temporary(name)
+
+
+def _is_temporary(name: str) -> bool:
+    match = _TEMPORARY.fullmatch(name)
+    return match is not None and (match[1] == ABOUT or parse(match[1]) is not None)
+
+
+def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
+    """Of a file; nothing else is read or removed."""
+    with contextlib.suppress(OSError):
+        status = entry.stat(follow_symlinks=False)
+        return status if stat.S_ISREG(status.st_mode) else None
+    return None

@@ -1,0 +1,122 @@
+"""Which files there are, which of them hold a block's layers, and which go first when space is short. Pure.
+
+A file holds one block's KV of a range of layers, and its name says everything that is needed to plan:
+
+    key - parent's key - first position - one past the last - first layer - one past the last .kv
+
+Files of different ranges may serve one stage together: after another cut, layers 0 to 11 are in the files of 0 to 7
+and of 8 to 15, if both lie on this machine.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from splitinfer.core.kv.block_tree import Key
+
+SUFFIX = ".kv"
+_NUMBER = r"(0|[1-9][0-9]{0,8})"  # as it is written: a file that is listed is found under what its name says
+_NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}})-{_NUMBER}-{_NUMBER}-{_NUMBER}-{_NUMBER}\.kv")
+
+
+@dataclass(frozen=True, slots=True)
+class FileName:
+    """Positions [start, end) in layers [first, last) of the block ``key`` after ``parent``."""
+
+    key: Key
+    parent: Key
+    start: int
+    end: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        return f"{self.key.hex()}-{self.parent.hex()}-{self.start}-{self.end}-{self.first}-{self.last}{SUFFIX}"
+
+
+def parse(name: str) -> FileName | None:
+    """What a file's name says; ``None`` for a file that is none of ours.
+
+    >>> name = FileName(b"k" * 16, b"p" * 16, 256, 300, 0, 8)
+    >>> parse(str(name)) == name, parse("notes.txt")
+    (True, None)
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    start, end, first, last = (int(match[i]) for i in (3, 4, 5, 6))
+    if start >= end or first >= last:
+        return None
+    return FileName(bytes.fromhex(match[1]), bytes.fromhex(match[2]), start, end, first, last)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptFile:
+    """A file in the folder of ``group``: ``nbytes`` long, last used at ``used``, in seconds."""
+
+    group: str
+    name: FileName
+    nbytes: int
+    used: float
+
+
+def covering(names: Iterable[FileName], first: int, last: int) -> tuple[FileName, ...] | None:
+    """The fewest files that hold layers [first, last) together; ``None`` if they do not.
+
+    >>> some = [FileName(b"", b"", 0, 9, a, b) for a, b in ((0, 4), (4, 8), (0, 6), (7, 9))]
+    >>> [(n.first, n.last) for n in covering(some, 1, 7)]
+    [(0, 6), (4, 8)]
+    >>> covering(some, 1, 10) is None
+    True
+    """
+    available, chosen, at = list(names), list[FileName](), first
+    while at < last:
+        best = max((name for name in available if name.first <= at), key=lambda name: name.last, default=None)
+        if best is None or best.last <= at:
+            return None
+        chosen.append(best)
+        at = best.last
+    return tuple(chosen)
+
+
+def lineage(files: Iterable[KeptFile], group: str, key: Key) -> set[KeptFile]:
+    """The files of a block, and of all before it."""
+    of_key: dict[Key, list[KeptFile]] = defaultdict(list)
+    for file in files:
+        if file.group == group:
+            of_key[file.name.key].append(file)
+    found: set[KeptFile] = set()
+    while own := of_key.pop(key, None):
+        found.update(own)
+        key = own[0].name.parent
+    return found
+
+
+def surplus(files: Sequence[KeptFile], cap: int) -> list[KeptFile]:
+    """Files that have to go so that the rest is at most ``cap`` bytes, in the order in which they go.
+
+    The least recently used go first; a block counts as used when one after it is, for it is of no use without
+    those before it, and of one age the later positions go first.
+    """
+    over = sum(file.nbytes for file in files) - cap
+    if over <= 0:
+        return []
+    used = _last_uses(files)
+    going: list[KeptFile] = []
+    for file in sorted(files, key=lambda file: (used[file.group, file.name.key], -file.name.start)):
+        if over <= 0:
+            break
+        going.append(file)
+        over -= file.nbytes
+    return going
+
+
+def _last_uses(files: Iterable[KeptFile]) -> dict[tuple[str, Key], float]:
+    """When each block, or one after it, was used last."""
+    used: dict[tuple[str, Key], float] = defaultdict(float)
+    for file in sorted(files, key=lambda file: -file.name.start):
+        own = used[file.group, file.name.key] = max(used[file.group, file.name.key], file.used)
+        before = (file.group, file.name.parent)
+        used[before] = max(used[before], own)
+    return used

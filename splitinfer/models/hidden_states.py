@@ -1,0 +1,139 @@
+"""Hidden states as they cross a link: the arrays of a frame, and a step's rows from them.
+
+A step's rows go in at most two groups: those that are packed (``models.codecs``), as a few arrays, and the others, as
+they are. Which rows are which is said with the step, so the receiving end needs nothing but the frame.
+
+    rows of a step      [ decode | prompt, packed .......... | decode ]
+    parts of its frame  [ decode, decode ]  [ codes ]  [ scales ] ...
+
+Packing is in the step's graph: when the step is done, so is that. Only rows that turn out not to fit a codec cost
+another trip to the device.
+"""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+
+from splitinfer.core.plan import TensorSpec
+from splitinfer.core.wire_codec import Packing, runs_of
+from splitinfer.errors import ProtocolError
+from splitinfer.models.codecs import Arrays, columns_of, pack, unpack
+from splitinfer.models.tensors import dtype_of, from_buffer, spec_of, to_buffer
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The rows of a step that are packed: their numbers, ascending; whether each fits, [n] of bool; their arrays.
+    ``rest``: all other rows, [m, d]; ``None`` where there are none."""
+
+    codec: str
+    rows: tuple[int, ...]
+    fits: mx.array
+    columns: Arrays
+    rest: mx.array | None
+
+    @classmethod
+    def of(cls, codec: str, hidden: mx.array, rows: Seq[int]) -> "PackedRows":
+        """Have ``rows`` of ``hidden`` [T, d] packed."""
+        others = _others(hidden.shape[0], rows)
+        fits, columns = pack(codec, _rows_of(hidden, rows) if others else hidden)
+        rest = mx.contiguous(_rows_of(hidden, others)) if others else None
+        return cls(codec, tuple(rows), fits, tuple(map(mx.contiguous, columns)), rest)
+
+    def arrays(self) -> list[mx.array]:
+        """What has to be computed."""
+        return [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
+
+    def among(self, hidden: mx.array, kept: Seq[int]) -> "PackedRows":
+        """The same when only the rows ``kept`` are left, all packed ones among them. ``hidden``: what is left."""
+        place = {row: at for at, row in enumerate(kept)}
+        rows = tuple(place[row] for row in self.rows)
+        others = _others(len(kept), rows)
+        return replace(self, rows=rows, rest=_rows_of(hidden, others) if others else None)
+
+
+class Sent(NamedTuple):
+    """A frame's parts, and how to read them; ``num_unfit``: rows that could not be packed."""
+
+    spec: TensorSpec | None
+    packing: Packing | None
+    parts: tuple[memoryview, ...]
+    num_unfit: int
+
+
+def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
+    """What goes on the wire of a step's rows [T, d], which have been computed."""
+    if hidden is None:
+        return Sent(None, None, (), 0)
+    if packed is None:
+        return Sent(spec_of(hidden), None, (to_buffer(hidden),), 0)
+    fits = np.array(packed.fits)
+    if fits.all():
+        return _sent(hidden, packed, 0)
+    fitting = np.flatnonzero(fits)
+    rows = tuple(packed.rows[at] for at in fitting)
+    others = _others(hidden.shape[0], rows)
+    less = replace(
+        packed,
+        rows=rows,
+        columns=tuple(_rows_of(column, fitting.tolist()) for column in packed.columns) if rows else (),
+        rest=_rows_of(hidden, others),
+    )
+    return _sent(hidden, less, len(fits) - len(rows))
+
+
+def _sent(hidden: mx.array, packed: PackedRows, num_unfit: int) -> Sent:
+    rest = () if packed.rest is None else (to_buffer(packed.rest),)
+    if not packed.rows:
+        return Sent(spec_of(hidden), None, rest, num_unfit)
+    packing = Packing(packed.codec, runs_of(packed.rows))
+    return Sent(spec_of(hidden), packing, (*rest, *map(to_buffer, packed.columns)), num_unfit)
+
+
+def from_parts(spec: TensorSpec, packing: Packing | None, parts: Seq[memoryview]) -> mx.array:
+    """The rows [T, d] that a peer sent.
+
+    Raises:
+        ProtocolError: the parts are not those of such rows.
+    """
+    if packing is None:
+        if len(parts) != 1:
+            raise ProtocolError(f"hidden states came in {len(parts)} parts, where there should be one")
+        return from_buffer(spec, parts[0])
+    if len(spec.shape) != 2 or packing.end > spec.shape[0]:
+        raise ProtocolError(f"rows up to {packing.end} are said to be packed of hidden states {spec.shape}")
+    num_rows, width = spec.shape
+    num_rest = num_rows - packing.num_rows
+    rest, packed = (parts[:1], parts[1:]) if num_rest else ((), parts)
+    try:
+        arrays = columns_of(packing.codec, packing.num_rows, width, list(packed))
+        dtype = dtype_of(spec.dtype)
+    except ValueError as error:
+        raise ProtocolError(f"the peer sent packed hidden states that are none: {error}") from error
+    unpacked = unpack(packing.codec, tuple(map(mx.array, arrays)), dtype)
+    if not num_rest:
+        return unpacked
+    return _joined(packing, num_rows, from_buffer(TensorSpec(spec.dtype, (num_rest, width)), rest[0]), unpacked)
+
+
+def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array) -> mx.array:
+    """The rows in their order."""
+    found, at = list[mx.array](), {False: 0, True: 0}
+    for is_packed, count in packing.pieces(num_rows):
+        start = at[is_packed]
+        at[is_packed] = start + count
+        found.append((unpacked if is_packed else rest)[start : start + count])
+    return mx.concatenate(found)
+
+
+def _others(num_rows: int, rows: Seq[int]) -> list[int]:
+    """The rows that are not among these."""
+    among = set(rows)
+    return [row for row in range(num_rows) if row not in among]
+
+
+def _rows_of(array: mx.array, rows: Seq[int]) -> mx.array:
+    return array[mx.array(list(rows), dtype=mx.int32)]

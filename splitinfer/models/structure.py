@@ -1,0 +1,483 @@
+"""How an mlx-lm model is made: where its layers are, which caches they use, what they hand to each other.
+
+Found, not listed. The whole model is called twice on a few tokens with every layer's arguments and
+every update of a cache marked, nothing is computed, and MLX's graph tells what comes from where. What
+crosses a border, in front of some layer, is then
+
+* each of the layer's arguments that comes from earlier layers and has one row a token: for most models
+  the hidden state, for some a first value or a residual of each block besides;
+* the new keys and values of an earlier layer's cache, where later layers attend to it.
+
+All of it is packed into one array of rows, so that the rest of the house knows only of hidden states.
+If the later layers need anything else of the earlier ones, there is no border: the cut is refused.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+
+from splitinfer.errors import CannotCut
+from splitinfer.models.caches import Cache, arrays_of
+from splitinfer.models.graph import Graph, uncompiled
+
+Path = tuple[Any, ...]
+Named = dict[str, mx.array]
+Spec = tuple[tuple[int, ...], mx.Dtype]
+Recipe = Callable[[Any], Any]
+
+_STEPS = (3, 7)  # rows of the two calls: what grows from the one to the other has a row a token
+
+
+class CannotTrace(CannotCut):
+    """The model looks at values while it is called, so its graph does not tell what it needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one layer in a list of the model; changing the list changes the model."""
+
+    holder: list[Any]
+    index: int
+
+    @property
+    def layer(self) -> Any:
+        """What stands there now."""
+        return self.holder[self.index]
+
+
+def find_layers(model: nn.Module) -> list[Slot]:
+    """Where the model keeps its layers.
+
+    Raises:
+        CannotCut: in no list that can be found.
+    """
+    lists = [v for _, module in model.named_modules() for v in module.values() if isinstance(v, list)]
+    places = {id(layer): Slot(held, i) for held in lists for i, layer in enumerate(held)}
+    slots = [places.get(id(layer)) for layer in getattr(model, "layers", None) or ()]
+    if not slots or None in slots:
+        raise CannotCut(f"{type_name(model)} keeps its layers in no list that can be found")
+    return cast(list[Slot], slots)
+
+
+class StandIn:
+    """Stands in a model's list of layers and shows the attributes of the real one."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # models ask isinstance
+        return self._real.__class__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+@contextmanager
+def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[None]:
+    """Other things in the places of some layers."""
+    before = {i: slots[i].layer for i in stand_ins}
+    try:
+        for i, stand_in in stand_ins.items():
+            slots[i].holder[slots[i].index] = stand_in
+        yield
+    finally:
+        for i, layer in before.items():
+            slots[i].holder[slots[i].index] = layer
+
+
+# --- what a layer is called with, as a tree ---------------------------------------------------------
+
+
+def _children(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of a container, or of an object that a model made to carry arrays along."""
+    if isinstance(value, nn.Module | StandIn) or hasattr(value, "is_trimmable"):
+        return  # a module or a cache is not part of what is handed on
+    if isinstance(value, list | tuple):
+        yield from enumerate(value)
+    elif isinstance(value, dict):
+        yield from list(value.items())
+    elif type(value).__module__.startswith("mlx_lm.models."):
+        yield from list(vars(value).items())
+
+
+def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    yield path, value
+    for key, part in _children(value):
+        yield from _walk(part, (*path, key))
+
+
+def _arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
+    """The floating arrays in it: what layers compute."""
+    for path, part in _walk(value):
+        if isinstance(part, mx.array) and mx.issubdtype(part.dtype, mx.floating):
+            yield path, part
+
+
+def get_at(value: Any, path: Path) -> Any:
+    """The part of a tree at ``path``."""
+    for key in path:
+        value = value[key] if isinstance(value, list | tuple | dict) else getattr(value, key)
+    return value
+
+
+def put_at(value: Any, path: Path, new: Any) -> Any:
+    """``value`` with ``new`` at ``path``; tuples are made anew, everything else is changed in place."""
+    if not path:
+        return new
+    key, rest = path[0], path[1:]
+    if isinstance(value, tuple):
+        return (*value[:key], put_at(value[key], rest, new), *value[key + 1 :])
+    if isinstance(value, list | dict):
+        value[key] = put_at(value[key], rest, new)
+    else:
+        setattr(value, key, put_at(getattr(value, key), rest, new))
+    return value
+
+
+def change(value: Any, new: Callable[[Path, mx.array], mx.array]) -> Any:
+    """``value`` with every floating array replaced."""
+    for path, array in list(_arrays(value)):
+        value = put_at(value, path, new(path, array))
+    return value
+
+
+def mark(named: Named, name: str, array: mx.array) -> mx.array:
+    # A sum with a named array of the same shape is one node in the graph, whoever assigns into the
+    # sum later.
+    named[name] = mx.zeros(array.shape, array.dtype)
+    return array + named[name]
+
+
+# --- how a model is made ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An array with one row a token. ``path``: where among a layer's arguments, or (cache, part)."""
+
+    path: Path
+    axis: int
+    shape: tuple[int, ...]  # without the axis of the rows
+    dtype: mx.Dtype
+
+    @property
+    def width(self) -> int:
+        """Numbers a token."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Border:
+    """What crosses from the layers before ``layer`` to it and the ones after it."""
+
+    layer: int
+    rows: tuple[Row, ...]
+    updates: tuple[Row, ...]  # new keys and values of caches that both sides need
+
+    @property
+    def shared(self) -> tuple[int, ...]:
+        """The caches whose updates cross."""
+        return tuple(dict.fromkeys(row.path[0] for row in self.updates))
+
+    @property
+    def _all(self) -> tuple[Row, ...]:
+        return self.rows + self.updates
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is one [1, n, d] hidden state and nothing else."""
+        return len(self._all) == 1 and self.rows[0].axis == 1 and len(self.rows[0].shape) == 2
+
+    @property
+    def width(self) -> int:
+        """Numbers a token."""
+        return sum(row.width for row in self._all)
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """What all of it is packed as: the widest, so nothing is lost."""
+        kinds = {row.dtype for row in self._all}
+        return kinds.pop() if len(kinds) == 1 else mx.float32
+
+    def pack(self, arrays: Sequence[mx.array]) -> mx.array:
+        """[1, n, width] of everything that crosses."""
+        if self.is_plain:
+            return arrays[0]
+        parts = [
+            mx.moveaxis(array, row.axis, 0).reshape(array.shape[row.axis], -1).astype(self.dtype)
+            for row, array in zip(self._all, arrays, strict=True)
+        ]
+        return mx.concatenate(parts, axis=1)[None]
+
+    def unpack(self, packed: mx.array) -> list[mx.array]:
+        """The arrays that ``pack`` was given."""
+        if self.is_plain:
+            return [packed]
+        ends = [sum(row.width for row in self._all[:i]) for i in range(1, len(self._all))]
+        parts = mx.split(packed[0], ends, axis=1)
+        return [
+            mx.moveaxis(part.reshape(-1, *row.shape), 0, row.axis).astype(row.dtype)
+            for row, part in zip(self._all, parts, strict=True)
+        ]
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call of one layer: the shapes of its arguments, and what became of them in its result."""
+
+    arguments: dict[Path, Spec]
+    result: dict[Path, Spec]
+    recipe: Recipe
+
+
+class ModelStructure:
+    """How a model is made, read from two unevaluated calls: its layers, its caches, what they share.
+
+    Raises:
+        CannotCut: it does not run its layers one after the other, each once.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.name = model, type_name(model)
+        self.slots = find_layers(model)
+        self.layers = [slot.layer for slot in self.slots]
+        parameters = dict(tree_flatten(model.parameters()))
+        self._owners = _owners(self.layers, parameters)
+        self._layer_of = dict(self._owners)  # of parameters and of marked arguments
+        self._named: Named = {}
+        self._steps: list[list[_Call]] = []
+        self._updates: list[dict[Path, Spec]] = []
+        self._borders: dict[int, Border] = {}
+        caches = make_prompt_cache(model)
+        self.num_caches = len(caches)
+        self.users: list[set[int]] = [set() for _ in caches]
+        with uncompiled():
+            for step, rows in enumerate(_STEPS):
+                logits = self._record(step, rows, caches)
+        results, self._kept_by = [logits], [[0]]
+        for cache in caches:
+            arrays = arrays_of(cache)
+            self._kept_by.append(list(range(len(results), len(results) + len(arrays))))
+            results += arrays
+        self._graph = Graph(results, {**self._named, **parameters})
+        calls = enumerate(self._steps[1])
+        if not all(any(self._graph.holds(_name(1, i, path)) for path in call.arguments) for i, call in calls):
+            raise CannotTrace(f"{self.name} looks at what it has computed while it runs, so its graph is in pieces")
+
+    @property
+    def num_layers(self) -> int:
+        """Layers in the model."""
+        return len(self.layers)
+
+    def first_user(self, cache: int) -> int | None:
+        """The layer a cache belongs to; ``None`` for one that no layer is given."""
+        return min(self.users[cache], default=None)
+
+    def owned_before(self, layer: int) -> set[str]:
+        """The parameters of the layers before ``layer``."""
+        return {name for name, owner in self._owners.items() if owner < layer}
+
+    def recipe(self, layer: int) -> Recipe:
+        """What a layer hands on if it computes nothing, from its arguments."""
+        return self._steps[0][layer].recipe
+
+    def result_rows(self) -> list[tuple[Path, int]]:
+        """The parts of the last layer's result that have a row a token, and which axis that is."""
+        first, second = (step[-1].result for step in self._steps)
+        axes = {path: _row_axis(spec, second.get(path)) for path, spec in first.items()}
+        return [(path, axis) for path, axis in axes.items() if axis is not None]
+
+    def border(self, layer: int) -> Border:
+        """What crosses in front of ``layer``.
+
+        Raises:
+            CannotCut: something else than rows and the keys and values of plain caches.
+        """
+        if layer not in self._borders:
+            self._borders[layer] = self._find_border(layer)
+        return self._borders[layer]
+
+    def _find_border(self, layer: int) -> Border:
+        rows = self._crossing_rows(layer)
+        if not rows:
+            raise CannotCut(f"{self.name}: layer {layer} is given no rows that come from the layers before it")
+        closed = [_name(step, layer, row.path) for row in rows for step in range(len(_STEPS))]
+        beyond = self._read_beyond(layer, closed)
+        updates: list[Row] = []
+        if beyond:
+            updates = self._shared_updates(layer, closed)
+            closed += [_update_name(step, *row.path) for row in updates for step in range(len(_STEPS))]
+            beyond = self._read_beyond(layer, closed)
+        if beyond:
+            last = max(self._layer_of[name] for name in beyond)
+            raise CannotCut(
+                f"{self.name}: layers from {layer} on look back on layer {last}, and not only at its output or its "
+                "keys and values"
+            )
+        return Border(layer, tuple(rows), tuple(updates))
+
+    def _crossing_rows(self, layer: int) -> list[Row]:
+        first, second = (step[layer].arguments for step in self._steps)
+        rows = []
+        for path, spec in first.items():
+            axis = _row_axis(spec, second.get(path))
+            if axis is not None and self._early(layer, self._graph.mixed_with(_name(1, layer, path))):
+                rows.append(_row(path, axis, spec))
+        return rows
+
+    def _shared_updates(self, layer: int, closed: Sequence[str]) -> list[Row]:
+        """The keys and values of earlier layers' caches that later layers come upon."""
+        names = {
+            _update_name(1, *path): (path, spec)
+            for path, spec in self._updates[1].items()
+            if (owner := self.first_user(path[0])) is not None and owner < layer
+        }
+        closed = [*closed, *(_update_name(step, *path) for path, _ in names.values() for step in range(len(_STEPS)))]
+        found = self._graph.read_by(self._results_from(layer), closed) & set(names)
+        shared = {names[name][0][0] for name in found}
+        return [_row(path, 2, spec) for path, spec in names.values() if path[0] in shared]
+
+    def _results_from(self, layer: int) -> list[int]:
+        """The logits, and what the caches of this layer and the later ones keep."""
+        later = [c for c in range(self.num_caches) if (owner := self.first_user(c)) is None or owner >= layer]
+        return [0, *(i for c in later for i in self._kept_by[c + 1])]
+
+    def _read_beyond(self, layer: int, closed: Sequence[str]) -> set[str]:
+        return self._early(layer, self._graph.read_by(self._results_from(layer), closed))
+
+    def _early(self, layer: int, names: set[str]) -> set[str]:
+        return {name for name in names if self._layer_of.get(name, layer) < layer}
+
+    # --- recording
+
+    def _record(self, step: int, rows: int, caches: list[Cache]) -> mx.array:
+        calls: list[_Call] = []
+        order: list[int] = []
+        self._updates.append({})
+        positions = {id(part): i for i, cache in enumerate(caches) for part in (cache, *getattr(cache, "caches", ()))}
+
+        def run(layer: int, arguments: Any) -> Any:
+            order.append(layer)
+            for _, value in _walk(arguments):
+                if id(value) in positions:
+                    self.users[positions[id(value)]].add(layer)
+            arguments = change(arguments, lambda path, a: self._note_argument(step, layer, path, a))
+            given = {path: (a.shape, a.dtype) for path, a in _arrays(arguments)}
+            result = self.layers[layer](*arguments[0], **arguments[1])
+            returned = {path: (a.shape, a.dtype) for path, a in _arrays(result)}
+            calls.append(_Call(given, returned, _make_recipe(arguments, result)))
+            return result
+
+        stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
+        with _heard(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
+            logits = self.model(mx.zeros((1, rows), mx.int32), cache=caches)
+        if order != list(range(self.num_layers)):
+            times = "more than once" if len(order) > self.num_layers else "not one after the other"
+            raise CannotCut(f"{self.name} runs its layers {times}, so no part of it can run alone")
+        self._steps.append(calls)
+        return cast(mx.array, logits)
+
+    def _note_argument(self, step: int, layer: int, path: Path, array: mx.array) -> mx.array:
+        self._layer_of[_name(step, layer, path)] = layer
+        return mark(self._named, _name(step, layer, path), array)
+
+    def _note_update(self, step: int, path: Path, array: mx.array) -> mx.array:
+        self._updates[step][path] = (array.shape, array.dtype)
+        return mark(self._named, _update_name(step, *path), array)
+
+
+def _name(step: int, layer: int, path: Path) -> str:
+    return f"argument {step} {layer} {path}"
+
+
+def _update_name(step: int, cache: int, part: int) -> str:
+    return f"update {step} {cache} {part}"
+
+
+def _row_axis(first: Spec, second: Spec | None) -> int | None:
+    """The one axis that is as long as the rows of both calls, if nothing else differs."""
+    if second is None or len(first[0]) != len(second[0]):
+        return None
+    changed = [axis for axis, (a, b) in enumerate(zip(first[0], second[0], strict=True)) if a != b]
+    return changed[0] if len(changed) == 1 and (first[0][changed[0]], second[0][changed[0]]) == _STEPS else None
+
+
+def _row(path: Path, axis: int, spec: Spec) -> Row:
+    shape, dtype = spec
+    return Row(path, axis, (*shape[:axis], *shape[axis + 1 :]), dtype)
+
+
+def _owners(layers: Sequence[Any], parameters: Named) -> dict[str, int]:
+    """The layer of each parameter that belongs to exactly one."""
+    layers_of: dict[int, set[int]] = {}
+    for i, layer in enumerate(layers):
+        for _, array in tree_flatten(layer.parameters()):
+            layers_of.setdefault(id(array), set()).add(i)
+    return {name: min(found) for name, a in parameters.items() if len(found := layers_of.get(id(a), set())) == 1}
+
+
+class _Recorder(StandIn):
+    def __init__(self, real: Any, layer: int, run: Callable[[int, Any], Any]) -> None:
+        super().__init__(real)
+        self._layer, self._run = layer, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._run(self._layer, (args, kwargs))
+
+
+@contextmanager
+def _heard(caches: Sequence[Cache], note: Callable[[Path, mx.array], mx.array]) -> Iterator[None]:
+    """Every update of a plain cache goes through ``note``."""
+
+    def listen(i: int, cache: Cache) -> None:
+        update = cache.update_and_fetch
+        cache.update_and_fetch = lambda keys, values: update(note((i, 0), keys), note((i, 1), values))
+
+    heard = [(i, cache) for i, cache in enumerate(caches) if hasattr(cache, "update_and_fetch")]
+    for i, cache in heard:
+        listen(i, cache)
+    try:
+        yield
+    finally:
+        for _, cache in heard:
+            del cache.update_and_fetch
+
+
+class _Unknown:
+    """A number that a layer returned and that nobody can know without running it; using it fails."""
+
+
+def _make_recipe(arguments: Any, result: Any) -> Recipe:
+    """How to make something like ``result`` of other arguments without running the layer.
+
+    An array becomes some argument of its shape, an object that went in comes out again. The content
+    of the arrays is wrong, of course; the graph has to show that nobody reads it.
+    """
+    if result is None or isinstance(result, bool | str):
+        return lambda _arguments: result
+    if isinstance(result, mx.array):
+        inputs = list(_arrays(arguments))
+        if not inputs:
+            raise CannotCut("a layer is called without any array")
+        path = next((path for path, a in inputs if a.shape == result.shape), inputs[0][0])
+        return lambda now: get_at(now, path)
+    if isinstance(result, list | tuple):
+        recipes, kind = [_make_recipe(arguments, part) for part in result], type(result)
+        return lambda now: kind(recipe(now) for recipe in recipes)
+    same = next((path for path, part in _walk(arguments) if part is result), None)
+    if same is not None:
+        return lambda now: get_at(now, same)
+    return lambda _arguments: _Unknown()
+
+
+def type_name(model: nn.Module) -> str:
+    """What mlx-lm calls the architecture."""
+    return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))

@@ -1,0 +1,225 @@
+"""The coordinator's loop and all stages on a virtual clock. The scheduler is the live one.
+
+    coordinator    take in what has come | draft | plan | own layers | ...      one thing at a time
+    stages         a step each, in the order in which they come
+    hops           any number of steps at a time
+
+What the coordinator hears of while it computes it takes in afterwards, as the engine does; so a token's time is when
+its reader gets it. Deterministic: the only thing made up is which drafts are right.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import Sequence
+from splitinfer.core.speculation.speculation import Draft
+from splitinfer.sim.machine import Machine
+
+_TARGET, _WRONG = 0, 1  # the token that is always sampled, and a draft that is not it
+
+
+@dataclass(slots=True)
+class Served:
+    """What became of one request. Seconds on the virtual clock."""
+
+    at: float
+    num_prompt_tokens: int
+    token_times: list[float] = field(default_factory=list)
+    delay: float | None = None  # seconds until its first slice was planned
+
+
+@dataclass(slots=True)
+class Busy:
+    """When a stage computed: [start, end) of each step, and how many rows it had."""
+
+    spans: list[tuple[float, float, int]] = field(default_factory=list)
+
+    def duty(self, start: float, end: float) -> float:
+        """The share of [start, end) in which it computed."""
+        return sum(max(0.0, min(end, e) - max(start, s)) for s, e, _ in self.spans) / (end - start)
+
+
+class Answers:
+    """What the last stage says: the same token always, so a draft is right if it is that one."""
+
+    def __init__(self) -> None:
+        self._sure: dict[int, int] = {}  # where the token that was sampled last stands
+
+    def to(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
+        """What was sampled for a plan, and the slices that were computed for it: not those that are void."""
+        for seq_id in plan.freed:
+            self._sure.pop(seq_id, None)
+        sampled, computed = list[SampledSlice](), list[Slice]()
+        for part in plan.slices:
+            if part.is_void(self._sure.get(part.seq_id, -1), _TARGET):
+                sampled.append(SampledSlice(part.seq_id, ()))
+                continue
+            computed.append(part)
+            if part.num_logits:
+                count = part.num_accepted([_TARGET] * part.num_logits)
+                self._sure[part.seq_id] = part.end - part.num_logits + count
+                sampled.append(SampledSlice(part.seq_id, tuple(SampledToken(_TARGET) for _ in range(count))))
+        return tuple(sampled), tuple(computed)
+
+
+class Simulator:
+    """Runs until nothing happens any more. ``acceptance``: the share of drafts that are right; ``check``: look after
+    each step whether everything that must hold does."""
+
+    def __init__(
+        self, scheduler: Scheduler, machine: Machine, *, acceptance: float = 0.0, seed: int = 0, check: bool = False
+    ) -> None:
+        self.scheduler, self.machine = scheduler, machine
+        self.now = 0.0
+        self.served: dict[int, Served] = {}
+        self._sequences: dict[int, Sequence] = {}
+        self.busy = [Busy() for _ in machine.stages]
+        self._acceptance, self._dice, self._checks = acceptance, Random(seed), check
+        self._answers = Answers()
+        self._free_at = [0.0] * machine.num_stages
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._inbox: list[Callable[[], None]] = []
+        self._figures: dict[int, list[StageFigures]] = {}
+        self._count = 0
+
+    # -- from outside --------------------------------------------------------------------------
+
+    def at(self, time: float, call: Callable[[], None]) -> None:
+        """Have the coordinator do something as soon as it hears of it, at ``time``."""
+        self._at(time, lambda: self._inbox.append(call))
+
+    def submit(self, time: float, seq: Sequence) -> None:
+        """A request comes in."""
+
+        def add() -> None:
+            self.scheduler.add(seq)
+
+        self.served[seq.seq_id], self._sequences[seq.seq_id] = Served(time, seq.num_prompt_tokens), seq
+        self.at(time, add)
+
+    def run(self, until: float = float("inf"), max_steps: int = 10_000_000) -> None:
+        """Let everything happen that happens before ``until``.
+
+        Raises:
+            AssertionError: somebody waits, and nothing will ever come.
+        """
+        for _ in range(max_steps):
+            if self.now >= until:
+                return
+            self._take_in()
+            self._draft()
+            plan = self.scheduler.schedule(self.now)
+            if plan is not None:
+                self._compute(plan)
+            elif self._events:
+                self._advance(self._events[0][0])
+            else:
+                assert self.scheduler.is_idle, "the pipeline stands still and somebody waits"
+                return
+            if self._checks:
+                self.scheduler.check()
+        raise AssertionError("it never ends")
+
+    # -- the coordinator -----------------------------------------------------------------------
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            self._inbox.pop(0)()
+
+    def _draft(self) -> None:
+        """What the scheduler wishes for, guess by guess; it listens in between."""
+        wish = self.scheduler.wish() if self.scheduler.speculation is not None else None
+        if wish is None or self.scheduler.speculation is None:
+            return
+        began, made = self.now, 0
+        while made < wish.count and wish.stands:
+            self._advance(self.now + self.machine.draft)
+            self._take_in()
+            made += 1
+            token = _TARGET if self._dice.random() < self._acceptance else _WRONG
+            if not self.scheduler.speculation.add(wish, Draft(token)):
+                break
+        self.scheduler.speculation.took(made, self.now - began)
+        self.scheduler.take(wish)
+
+    def _compute(self, plan: StepPlan) -> None:
+        """The own layers; whoever launches ahead only waits for the step before."""
+        before = self._free_at[0]
+        self._advance(self.now + self.machine.host)
+        figures = self._step(0, plan, plan.slices)
+        self._advance(max(self.now, before) if self.machine.launches_ahead else figures.ended)
+        if any(part.begins_with_draft for part in plan.slices):
+            self._take_in()
+            plan = self.scheduler.still_wanted(plan)
+        self._figures[plan.step] = [figures]
+        self.carried_out(0, plan)
+        self._pass_on(0, plan, figures.ended)
+
+    # -- the stages ----------------------------------------------------------------------------
+
+    def carried_out(self, stage: int, plan: StepPlan) -> None:
+        """A stage takes a plan in; nothing here depends on it."""
+
+    def sampled(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
+        """What the last stage samples, and the slices that it computes for it."""
+        return self._answers.to(plan)
+
+    def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...]) -> StageFigures:
+        received = self.now
+        start = max(self.now, self._free_at[stage])
+        shape = Shape.of(slices)
+        end = start + (self.machine.stages[stage].at(shape) if slices else 0.0)
+        self._free_at[stage] = end
+        self.busy[stage].spans.append((start, end, shape.rows))
+        return StageFigures(stage, start, end, received, rows=shape.rows, sent=end)
+
+    def _pass_on(self, stage: int, plan: StepPlan, ended: float) -> None:
+        if self.machine.num_stages == 1:
+            sampled, _ = self.sampled(plan)
+            self._answer(plan, sampled, ended)
+            return
+        arrives = ended + self.machine.hops[stage].seconds(plan.num_tokens)
+        self._at(arrives, lambda: self._arrive(stage + 1, plan))
+
+    def _arrive(self, stage: int, plan: StepPlan) -> None:
+        self.carried_out(stage, plan)
+        is_last = stage + 1 == self.machine.num_stages
+        sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
+        figures = self._step(stage, plan, slices)
+        self._figures[plan.step].append(figures)
+        if is_last:
+            self._answer(plan, sampled, figures.ended + self.machine.hops[stage].fixed)
+        else:
+            self._pass_on(stage, plan, figures.ended)
+
+    def _answer(self, plan: StepPlan, sampled: tuple[SampledSlice, ...], heard: float) -> None:
+        result = StepResult(plan.step, sampled, tuple(self._figures.pop(plan.step)))
+        self._at(heard, lambda: self._inbox.append(lambda: self._learn(result, heard)))
+
+    def _learn(self, result: StepResult, heard: float) -> None:
+        for event in self.scheduler.update(result, heard):
+            served, begun = self.served[event.seq_id], self._sequences[event.seq_id].begun_at
+            served.token_times.append(self.now)
+            served.delay = None if begun is None else begun - served.at
+            self.got(event.seq_id, event.token.token_id)
+
+    def got(self, seq_id: int, token_id: int) -> None:
+        """A request has got a token; nothing here depends on it."""
+
+    # -- time ----------------------------------------------------------------------------------
+
+    def _at(self, time: float, event: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (time, self._count, event))
+
+    def _advance(self, to: float) -> None:
+        """Time passes, and with it everything but what the coordinator does."""
+        while self._events and self._events[0][0] <= to:
+            self.now, _, event = heapq.heappop(self._events)
+            event()
+        self.now = max(self.now, to)

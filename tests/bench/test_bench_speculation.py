@@ -1,0 +1,205 @@
+"""`splitinfer bench --mode spec`: as a process on tiny models, and its figures from made-up trials."""
+
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from splitinfer.bench.shared.texts import passages
+from splitinfer.bench.speculation import plot as plotting
+from splitinfer.bench.speculation.report import (
+    IN_FLIGHT,
+    SEQUENTIAL,
+    Case,
+    Cut,
+    Trial,
+    best_cuts,
+    case_document,
+    curve,
+    gpu_like,
+    link_effects,
+    rig_at,
+)
+from splitinfer.bench.speculation.tables import spec_tables
+from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
+from splitinfer.errors import ConfigError
+
+KERNELS = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.15, 6: 1.4, 8: 1.35, 12: 1.6, 16: 1.7}
+
+
+def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
+    stages = tuple(RowTimes({n: share * t for n, t in KERNELS.items()}) for share in (front, 1 - front))
+    return Rig(stages, draft, link)
+
+
+def bench(*options: str, seconds: float = 100) -> dict[str, Any]:
+    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "spec", "--trials", "1", *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_replay_on_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
+    layout = tmp_path / "halves.yaml"
+    stages = [{"name": "front", "layers": 1}, {"name": "back", "layers": 3, "address": "local"}]
+    layout.write_text(yaml.safe_dump({"model": str(tiny_folder("llama")), "stages": stages}))
+    picture = tmp_path / "speed.png"
+    found = bench(
+        "--layout", str(layout), "--decode-tokens", "40", "--acceptance", "0,0.8", "--plot", str(picture)
+    )  # fmt: skip
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert [case["case"] for case in found["cases"]] == ["acceptance 0", "acceptance 0.8"]
+    for case, share in zip(found["cases"], (0.0, 0.8), strict=True):
+        names = set(case["systems"])
+        assert {SEQUENTIAL, IN_FLIGHT, "plain mlx-lm"} < names
+        assert len([name for name in names if name.startswith("synchronous")]) == 3
+        for name, each in case["systems"].items():
+            assert each["same_tokens"] == each["of"] == 1, name
+        sync = case["systems"][case["best_synchronous"]]
+        assert sync["acceptance"] == pytest.approx(share, abs=0.25)
+        assert sum(right for _, right in sync["by_place"]) <= sum(tried for tried, _ in sync["by_place"])
+    assert found["crowd"]["ratio"]["median"] > 0
+    assert found["draft_share_of_a_step"] > 0.01
+    assert {"sequential", "pipelined", "speculative"} == set(found["best_cuts"])
+    assert "3ms" in [link["link"] for link in found["links"]]
+
+
+def test_the_demo_pair_on_a_text(tmp_path: Path) -> None:
+    text = tmp_path / "tale.txt"
+    line = "There was once a king who had a daughter, and she was so fair that the sun himself wondered at her.\n\n"
+    text.write_text("".join(f"{i}. {line}" for i in range(200)))
+    found = bench("--layout", "demo.yaml", "--decode-tokens", "24", "--text", str(text), "--json")
+    assert found["drafter"] == "demo-draft"
+    assert [case["temperature"] for case in found["cases"]] == [0.0, 0.8]
+    assert "mlx-lm with 2 drafts" in found["cases"][0]["systems"]
+    assert "mlx-lm with 2 drafts" not in found["cases"][1]["systems"], "its sampling has other keys"
+    teacher = found["teacher_forced"]
+    assert 0.2 < teacher["greedy"] <= 1
+    assert 0.2 < teacher["sampled"] <= 1
+    assert teacher["positions"] > 1000
+    assert 0 < found["cases"][0]["distinct_4_grams"] <= 1
+
+
+def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
+    for options, words in (
+        (("--acceptance", "0.5,2"), "numbers from 0 to 1"),
+        (("--link-preset", "pigeon"), "no link preset 'pigeon'"),
+    ):
+        command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "spec", "--layout", "demo.yaml", *options]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode != 0
+        assert words in " ".join(done.stderr.split())
+
+
+def test_a_text_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        passages(tmp_path / "no.txt", 3, 3200)
+
+
+def test_without_the_library_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ConfigError, match="pip install matplotlib"):
+        plotting.check_plot()
+
+
+# -- figures from made-up trials -------------------------------------------------------------------
+
+
+def case() -> Case:
+    """In flight twice as fast as without drafts, and exactly as fast as its runs would be."""
+    r = rig()
+    flight = best_flight(r, 0.75, 2)
+    runs = {0: 2, 3: 3, 9: 1}
+    tokens = sum(n * (right + 1) for right, n in runs.items())
+    each = sum(n * run_seconds(r, flight, right) for right, n in runs.items()) / tokens
+    flown = Trial(each, (1, 2, 3, 4, 5), 24, 18, 40, ((6, 4), (18, 14)), r, runs, flight)
+    sync = Trial(1.25 * each, (1, 2, 3, 4, 5), 10, 7, 20, rig=r)
+    slow = Trial(2.0 * each, (1, 2, 3, 4, 6), 10, 7, 20, rig=r)
+    return Case(
+        "made up",
+        0.0,
+        {SEQUENTIAL: [Trial(2 * each, (1, 2, 3, 4, 5))], IN_FLIGHT: [flown], "synchronous 3": [sync],
+         "synchronous 7": [slow]},
+    )  # fmt: skip
+
+
+def test_figures_of_a_case() -> None:
+    found = case_document(case(), 2)
+    assert found["systems"][IN_FLIGHT]["speed_up"]["median"] == pytest.approx(2.0)
+    assert found["systems"][IN_FLIGHT]["thrown_away"] == pytest.approx(1 - 18 / 40)
+    assert found["systems"][IN_FLIGHT]["by_place"] == [[6, 4], [18, 14]]
+    assert found["systems"]["synchronous 7"]["same_tokens"] == 0
+    assert found["best_synchronous"] == "synchronous 3"
+    assert found["in_flight_to_best_synchronous"]["median"] == pytest.approx(1.25)
+    assert found["in_flight"]["share_of_expected"]["median"] == pytest.approx(1.0)
+    assert found["in_flight"]["limit_speed_up"]["median"] == pytest.approx((2 + 12 + 10) / 6)
+
+
+def test_circles_are_seen() -> None:
+    said = case().trials[SEQUENTIAL][0]
+    circle = Trial(1.0, (1, 2, 3, 4) * 10)
+    assert case_document(Case("x", 0.0, {SEQUENTIAL: [circle]}), 2)["distinct_4_grams"] == pytest.approx(4 / 37)
+    assert case_document(Case("x", 0.0, {SEQUENTIAL: [said]}), 2)["distinct_4_grams"] == 1.0
+
+
+def test_the_curve_is_between_one_and_the_limit() -> None:
+    points = curve(rig(), 2, [i / 20 for i in range(20)])
+    for point in points:
+        assert 1 <= point["synchronous"] <= point["in_flight"] <= point["limit"] * 1.0001
+    assert [p["in_flight"] for p in points] == sorted(p["in_flight"] for p in points)
+
+
+def test_dear_rows_make_drafts_worth_less() -> None:
+    cheap, dear = (curve(r, 2, (0.8,))[0]["in_flight"] for r in (rig(), gpu_like(rig())))
+    assert 1 < dear < cheap
+
+
+def test_the_best_cut_gives_the_coordinator_fewer_layers() -> None:
+    now = Cut((8, 8), 1.0)
+    r = Rig(
+        (RowTimes({n: 8 * t for n, t in KERNELS.items()}), RowTimes({n: 9 * t for n, t in KERNELS.items()})), 0.85, 0.0
+    )
+    found = best_cuts(r, now, 2)
+    assert sum(found["pipelined"]["layers"]) == 16
+    assert found["pipelined"]["layers"] in ((8, 8), (9, 7))
+    assert found["speculative"]["0.8"]["layers"][0] < 8
+    moved = rig_at(r, now, now.moved(4))
+    assert moved.stages[0].at(1) == pytest.approx(4.0)
+    assert moved.stages[1].at(1) == pytest.approx(13.0)
+    assert best_cuts(Rig((RowTimes({1: 1.0}),), 0.1, 0.0), Cut((16,), 1.0), 1) == {}
+
+
+def test_three_stages_share_what_the_coordinator_leaves() -> None:
+    assert Cut((4, 8, 4), 0.5).moved(1).layers == (1, 10, 5)
+    assert sum(Cut((5, 5, 6), 0.5).moved(3).layers) == 16
+
+
+def test_slower_links_make_drafts_worth_more() -> None:
+    near, far = link_effects(rig(), {"near": 0.0, "far": 0.2}, 2)
+    assert far["sequential"] < near["sequential"]
+    assert far["speed_up"]["0.8"]["in_flight"] > near["speed_up"]["0.8"]["in_flight"]
+
+
+def test_tables_are_for_people() -> None:
+    r = rig()
+    found = {
+        "layout": {"name": "8-8.yaml", "layers": (8, 8)}, "drafter": "replay", "cases": [case_document(case(), 2)],
+        "crowd": {"requests": 8, "ratio": {"median": 1.0, "low": 0.9, "high": 1.1}}, "draft_ms": 5.0, "link_ms": 0.5,
+        "draft_share_of_a_step": 0.05, "curve": curve(r, 2, (0.5, 0.8)), "gpu_like": curve(gpu_like(r), 2, (0.8,)),
+        "teacher_forced": {"positions": 100, "greedy": 0.7, "sampled": 0.6, "text": "tale.txt"},
+        "best_cuts": best_cuts(r, Cut((8, 8), 1.0), 2), "links": link_effects(r, {"3ms": 0.003}, 2),
+    }  # fmt: skip
+    console = Console(width=130, record=True, file=io.StringIO())
+    console.print(*spec_tables(found))
+    text = console.export_text()
+    for words in ("in flight to synchronous 3", "2.00", "70.0 %", "8 requests at once", "3ms"):
+        assert words in text
+    assert tokens_per_second(r, Flight(3), 0.8) > r.sequential

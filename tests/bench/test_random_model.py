@@ -1,0 +1,111 @@
+"""A random model is one that mlx-lm and splitinfer load."""
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx_lm import generate, load
+from stages import layout, plain_greedy, prompt, tokens_of
+from typer.testing import CliRunner
+
+from splitinfer.bench.shared.random_model import ARCHITECTURES, END, Shape, app, byte_tokenizer, make, share_out
+from splitinfer.errors import ConfigError
+from splitinfer.llm import LLM
+
+SMALL = {"layers": 3, "hidden": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "vocab": 300}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_mlx_lm_and_splitinfer_load_it(architecture: str, tmp_path: Path) -> None:
+    num_parameters = make(tmp_path, Shape(architecture, **SMALL))
+    model, tokenizer = load(str(tmp_path))
+    assert generate(model, tokenizer, prompt="Once", max_tokens=4) is not None
+    assert tokenizer.decode(tokenizer.encode("Ein Märchen, 童话")) == "Ein Märchen, 童话"
+    tokens = prompt(20)
+    expected = plain_greedy(tmp_path, tokens, 16)
+    assert len(set(expected)) > 4  # else it would prove nothing
+    with LLM(layout(tmp_path, [3], [])) as llm:
+        assert tokens_of(llm, tokens, max_tokens=16) == expected
+        assert llm.tokenizer is not None
+        assert llm.tokenizer.vocab_size == 300
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = {path.name: mx.load(str(path)) for path in tmp_path.glob("model*.safetensors")}
+    assert len(files) == 4
+    assert {name: file for file, arrays in files.items() for name in arrays} == index["weight_map"]
+    assert sum(array.size for arrays in files.values() for array in arrays.values()) == num_parameters
+    assert index["metadata"]["total_size"] == num_parameters * 4
+
+
+def test_the_default_shape_is_that_of_the_readings_in_the_design() -> None:
+    config = Shape().config()
+    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (16, 1024, 8192)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["intermediate_size"]) == (16, 8, 2816)
+
+
+def test_the_seed_makes_the_model(tmp_path: Path) -> None:
+    def weights(name: str, seed: int) -> dict[str, mx.array]:
+        make(tmp_path / name, Shape(**SMALL, dtype="float16"), seed=seed, num_files=1)
+        return mx.load(str(tmp_path / name / "model-00001-of-00001.safetensors"))  # type: ignore[return-value]
+
+    one, again, other = weights("a", 1), weights("b", 1), weights("c", 2)
+    assert all(mx.array_equal(one[name], again[name]).item() for name in one)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert one[name].dtype == mx.float16
+    assert not mx.array_equal(one[name], other[name]).item()
+    assert not mx.array_equal(one[name], one[name.replace("layers.0", "layers.1")]).item()
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=40), st.data())
+def test_files_take_neighbours_and_none_is_empty(sizes: list[int], data: st.DataObject) -> None:
+    num_parts = data.draw(st.integers(1, len(sizes)))
+    counts = share_out(sizes, num_parts)
+    assert len(counts) == num_parts
+    assert sum(counts) == len(sizes)
+    assert min(counts) >= 1
+
+
+def test_equal_sizes_are_shared_out_evenly() -> None:
+    assert share_out([5] * 12, 4) == [3, 3, 3, 3]
+
+
+@given(st.text(max_size=40), st.integers(257, 700))
+def test_every_text_comes_back(text: str, vocab: int) -> None:
+    tokenizer = byte_tokenizer(vocab)
+    assert tokenizer.get_vocab_size() == vocab
+    ids = tokenizer.encode(text).ids
+    assert max(ids, default=0) < vocab
+    if END not in text:
+        assert tokenizer.decode(ids) == text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"heads": 5}, "cannot be cut into 5 heads"),
+        ({"kv_heads": 3}, "cannot share 3 KV heads"),
+        ({"vocab": 200}, "vocab must be at least 257"),
+        ({"layers": 0}, "layers must be at least 1"),
+        ({"architecture": "t5"}, "none of qwen2"),
+        ({"dtype": "int4"}, "none of float32"),
+    ],
+)
+def test_shapes_that_cannot_be_are_refused(wrong: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Shape(**{**SMALL, **wrong})  # type: ignore[arg-type]
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("two years of work")
+    with pytest.raises(ConfigError, match="is not empty"):
+        make(tmp_path, Shape(**SMALL))
+
+
+def test_the_script_says_what_it_made(tmp_path: Path) -> None:
+    options = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    result = CliRunner().invoke(app, [str(tmp_path / "m"), *options, "--files", "2"])
+    assert result.exit_code == 0, result.output
+    assert "qwen2, 3 layers" in result.output
+    assert len(list((tmp_path / "m").glob("*.safetensors"))) == 2

@@ -1,0 +1,171 @@
+"""Numbers as a person reads them."""
+
+import doctest
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from splitinfer.chat import formatting as figures
+from splitinfer.core.layout import Layout, lay_out
+from splitinfer.engine.coordinator.requests import RequestOutput
+
+LAYOUT = Layout(lay_out([("front", 6, None), ("back", 1, "local"), ("last", 5, "tcp://a:1")]), model="m")
+
+
+def stats(active: float, *stages: tuple[float, int], computed: int = 0) -> dict[str, Any]:
+    return {
+        "active_seconds": active,
+        "computed_tokens": computed,
+        "prompt_tokens": 1234,
+        "cached_tokens": 1000,
+        "generated_tokens": 66,
+        "finished": {"stop": 2, "abort": 1},
+        "bytes_per_token": 8192.0,
+        "stages": [
+            {"name": name, "busy_seconds": busy, "busy_percent": 100 * busy / active, "steps": 7, "bytes_sent": sent}
+            for name, (busy, sent) in zip("ab", stages, strict=True)
+        ],
+    }
+
+
+def test_status_is_the_difference_of_two_counters():
+    output = RequestOutput(100, 90, [1] * 11, "", "length", [0.25 + i / 10 for i in range(11)])
+    phrases = figures.status(
+        output, stats(10.0, (5.0, 1000), (1.0, 0)), stats(12.0, (6.0, 43_000), (1.2, 0), computed=21)
+    )
+    assert phrases == [
+        "10.0 tok/s", "first token 250 ms", "busy a 50% b 10%", "2 kB/token", "prompt 100, cached 90",
+        "answer 11 (length)",
+    ]  # fmt: skip
+
+
+def test_status_of_next_to_nothing():
+    same = stats(1.0, (0.5, 10), (0.5, 0))
+    phrases = figures.status(RequestOutput(1, finish_reason="abort"), same, same)
+    assert phrases == ["busy a 0% b 0%", "prompt 1, cached 0", "answer 0 (abort)"]
+    under_way = figures.status(RequestOutput(1, token_ids=[5], token_times=[0.5]), same, same)
+    assert under_way[0] == "first token 500 ms"
+    assert under_way[-1] == "answer 1"
+
+
+def test_stats_table():
+    layout = Layout(lay_out([("a", 6, None), ("b", 6, "local")]), model="m")
+    assert figures.stats_table(layout, stats(2.0, (1.0, 4096), (0.5, 0))).splitlines() == [
+        "stage  layers  busy  steps  sent",
+        "a      0-5     50%   7      4.1 kB",
+        "b      6-11    25%   7      0 B",
+        "1,234 prompt tokens (1,000 cached), 66 generated, 8.19 kB per token, 2.0 s at work",
+        "requests ended: 1 by abort, 2 by stop",
+    ]
+    more = stats(2.0, (1.0, 4096), (0.5, 0))
+    more["stages"][0] |= {"device": "M4 Max", "weight_bytes": 5_000_000}
+    assert figures.stats_table(layout, more).splitlines()[:3] == [
+        "stage  layers  device  weights  busy  steps  sent",
+        "a      0-5     M4 Max  5 MB     50%   7      4.1 kB",
+        "b      6-11                     25%   7      0 B",
+    ]
+
+
+def loaded(active: float, *busy: float) -> dict[str, Any]:
+    """What three stages say of themselves once they are loaded."""
+    known = {"device": "M4 Max", "weight_bytes": 5_000_000, "kv_bytes_per_token": 2000, "free_bytes_when_loaded": 7e9}
+    stages = [
+        {"name": spec.name, "busy_seconds": seconds, "busy_percent": 100 * seconds / active if active else 0.0, **known}
+        for spec, seconds in zip(LAYOUT.stages, busy, strict=True)
+    ]
+    return {"active_seconds": active, "stages": stages}
+
+
+def test_layout_table():
+    assert figures.layout_table(LAYOUT, loaded(2.0, 1.0, 0.5, 0.1), None, 1500).splitlines() == [
+        "stage  layers    where                 weights    KV  free  busy",
+        "front  0-5 (6)   here, M4 Max             5 MB  3 MB  7 GB   50%",
+        "back   6 (1)     local worker, M4 Max     5 MB  3 MB  7 GB   25%",
+        "last   7-11 (5)  tcp://a:1, M4 Max        5 MB  3 MB  7 GB    5%",
+        "model m; 12 layers; KV of the conversation's 1,500 tokens; free when loaded",
+        "busy of 2.0 s at work since the start",
+    ]
+
+
+def test_layout_table_since_the_last_look():
+    before, now = loaded(2.0, 1.0, 0.5, 0.1), loaded(4.0, 2.8, 1.5, 0.1)
+    lines = figures.layout_table(LAYOUT, now, before, 0).splitlines()
+    assert lines[0].endswith("busy  lately")
+    assert [line.split()[-2:] for line in lines[1:4]] == [["70%", "90%"], ["38%", "50%"], ["2%", "0%"]]
+    assert "lately of 2.0 s since the last look" in lines[-1]
+    assert "lately" not in figures.layout_table(LAYOUT, now, now, 0), "nothing was done since then"
+
+
+def test_layout_table_of_stages_that_say_nothing_of_themselves():
+    bare = {"active_seconds": 0.0, "stages": [{"name": n, "busy_seconds": 0.0, "busy_percent": 0.0} for n in "abc"]}
+    lines = figures.layout_table(LAYOUT, bare, None, 0).splitlines()
+    assert lines[0].split() == ["stage", "layers", "where", "busy"]
+    assert lines[-1] == "model m; 12 layers; busy of 0 ms at work since the start"
+
+
+@pytest.mark.parametrize("name", ["studio-in-the-cellar", "書斎のとても古い計算機", "n" * 60])
+def test_layout_table_fits_a_terminal(name: str):
+    address = "tcp://a-machine-with-a-long-name.office.example.org:55777"
+    stages = lay_out([(name, 40, None), ("back", 26, address)])
+    figures_of = loaded(900.0, 412.0, 5.0, 0.0)
+    now = figures_of | {"stages": figures_of["stages"][:2]}
+    before = {"active_seconds": 1.0, "stages": now["stages"]}
+    lines = figures.layout_table(Layout(stages, model="m"), now, before, 10**6).splitlines()
+    assert max(map(cell_len, lines)) <= 80
+    words = "".join(line.split("  ")[0] for line in lines if not line.startswith(" "))
+    assert name in words, "all of it is there, on more lines"
+    assert re.findall(r"\d+%|\d \wB", "\n".join(lines)) == [
+        "5 MB",
+        "2 GB",
+        "7 GB",
+        "46%",
+        "0%",
+        "5 MB",
+        "2 GB",
+        "7 GB",
+        "1%",
+        "0%",
+    ]
+
+
+def test_dropped_names_the_context():
+    assert (
+        figures.dropped(1, 300)
+        == "the oldest turn was dropped: the conversation had outgrown the 300 tokens of context"
+    )
+
+
+@given(
+    st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=126, exclude_characters="|"), min_size=1)),
+    st.integers(1, 80),
+)
+def test_wrap_keeps_phrases_whole_and_in_order(phrases: list[str], width: int):
+    lines = figures.wrap(phrases, width, joint="|").split("\n")
+    assert [p for line in lines for p in line.split("|")] == (phrases or [""])
+    assert all(len(line) <= width or "|" not in line for line in lines)
+
+
+def test_examples_in_the_text():
+    assert doctest.testmod(figures).failed == 0
+
+
+def test_stats_say_what_links_pack():
+    layout = Layout(lay_out([("a", 6, None), ("b", 6, "local")]), model="m")
+    found = stats(2.0, (1.0, 4096), (0.5, 0))
+    found["stages"][0] |= {"codec": "fp16", "rows_unfit": 0}
+    assert "prompts go from a to b as fp16" in figures.stats_table(layout, found).splitlines()
+    found["stages"][0]["rows_unfit"] = 1200
+    assert "but for 1,200 rows that it cannot hold" in figures.stats_table(layout, found)
+    found["stages"][0]["codec"] = "none"
+    assert "prompts go" not in figures.stats_table(layout, found)
+
+
+def test_what_is_held_after_an_answer():
+    output, found = RequestOutput(100, token_ids=[1] * 11), stats(2.0, (1.0, 4096), (0.5, 0))
+    assert figures.held(output, found) == 110
+    found["stages"][0]["codec"] = "int8"
+    assert figures.held(output, found) == 100

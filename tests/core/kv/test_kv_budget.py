@@ -1,0 +1,63 @@
+"""What fits: sums kept in counts are sums of bytes, and the smallest stage decides."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.core.kv.budget import BLOCK, KVBudget, KVUse, NeverFits, StageKV, growth, use_of
+
+counts = st.integers(0, 5000)
+stages = st.builds(StageKV, st.integers(0, 10**7), st.integers(0, 2000), st.integers(0, 10**5))
+
+
+def total(lengths: list[int]) -> KVUse:
+    use = KVUse()
+    for length in lengths:
+        use += use_of(length)
+    return use
+
+
+def bytes_by_hand(stage: StageKV, lengths: list[int]) -> int:
+    return sum(stage.fixed + stage.per_token * (n + -n % BLOCK) for n in lengths if n)
+
+
+@given(st.lists(stages, max_size=4), st.lists(counts, max_size=20))
+def test_the_smallest_stage_decides(them: list[StageKV], lengths: list[int]):
+    fits = all(bytes_by_hand(stage, lengths) <= stage.budget_bytes for stage in them)
+    assert KVBudget(tuple(them)).fits(total(lengths)) == fits
+
+
+@given(counts, counts)
+def test_growth_is_the_difference(before: int, more: int):
+    assert use_of(before) + growth(before, before + more) == use_of(before + more)
+    assert growth(before + more, before) == KVUse()
+
+
+def test_a_block_is_taken_with_its_first_token():
+    assert growth(0, 1) == KVUse(1, 1)
+    assert growth(BLOCK - 1, BLOCK) == KVUse()
+    assert growth(BLOCK, BLOCK + 1) == KVUse(0, 1)
+
+
+@given(st.lists(stages, max_size=4), st.integers(1, 10_000))
+def test_what_never_fits_is_refused_and_nothing_else(them: list[StageKV], num_tokens: int):
+    budget = KVBudget(tuple(them))
+    if budget.fits(use_of(num_tokens)):
+        budget.check(num_tokens)
+        return
+    with pytest.raises(NeverFits) as caught:
+        budget.check(num_tokens)
+    assert caught.value.there == them[caught.value.stage].budget_bytes < caught.value.needed
+
+
+def test_the_sentence_has_the_numbers():
+    budget = KVBudget((StageKV(10**6, 100), StageKV(10**5, 200, 5000), StageKV(10**6, 10)))
+    with pytest.raises(NeverFits) as caught:
+        budget.check(700)
+    assert str(caught.value) == ("700 tokens (prompt and answer) need 158600 bytes of KV on stage 1, which has 100000")
+
+
+@pytest.mark.parametrize("name", ["budget_bytes", "per_token", "fixed"])
+def test_bytes_are_not_negative(name: str):
+    with pytest.raises(ValueError, match=f"{name} must not be negative, but is -1"):
+        StageKV(**{"budget_bytes": 1, "per_token": 1, name: -1})

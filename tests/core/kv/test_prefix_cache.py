@@ -1,0 +1,239 @@
+"""What is on every stage's disk is read back by plan, and only what every stage could read is used."""
+
+from collections.abc import Iterator
+
+import pytest
+from toy import House, ToyDisk, blocks, drain, kept_by_all, small
+
+from splitinfer.core.kv.block_tree import BlockTree, DiskBlock, chained
+from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCacheConfig
+from splitinfer.core.plan import Fetch, Save, StepPlan
+from splitinfer.core.sequence import FinishReason
+
+PROMPT = [1, 2, 3, 4, 1, 1, 3, 3, 2, 2, 0, 4, 1]  # three blocks of four, and one token
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_four() -> Iterator[None]:
+    with small(block=4):
+        yield
+
+
+@pytest.fixture
+def disks() -> list[ToyDisk]:
+    """Two stages' disks, after somebody has asked ``PROMPT``."""
+    disks = [ToyDisk(), ToyDisk()]
+    house = House(disks=disks, token_budget=100)
+    house.add(PROMPT, max_tokens=1)
+    house.run()
+    for disk in disks:
+        disk.catch_up()
+    return disks
+
+
+def ask(house: House, prompt: list[int] = PROMPT, max_tokens: int = 3) -> int:
+    seq_id = house.add(prompt, max_tokens=max_tokens)
+    house.run()
+    house.check_answers()
+    house.check_kv()
+    return house.sequences[seq_id].num_reused
+
+
+def test_after_a_restart_only_the_new_tokens_are_computed(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=100)
+    assert ask(house, [*PROMPT, 2, 3]) == len(PROMPT)
+    assert house.scheduler.prefix_cache.num_fetched == len(PROMPT)
+
+
+def test_blocks_travel_a_few_at_a_time(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=100, max_in_flight=3)
+    house.add(PROMPT, max_tokens=1)
+    plans = []
+    while (plan := house.step()) is not None or house.toy.under_way:
+        if plan is None:
+            house.deliver()
+        else:
+            plans.append(plan)
+    assert [len(plan.fetches) for plan in plans if plan.fetches] == [FETCHES, 3 - FETCHES]
+    assert all(not plan.slices for plan in plans if plan.fetches)
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_what_one_stage_lacks_is_dropped_by_all_with_what_follows(disks: list[ToyDisk], lost: int, index: int):
+    house = House(disks=disks, token_budget=100)
+    keys = sorted(disks[lost].files, key=lambda key: len(disks[lost].files[key][1].before))
+    del disks[lost].files[keys[index]]
+    assert ask(house) == 4 * index
+    for disk in disks:
+        disk.catch_up()
+    again = House(disks=disks, token_budget=100)
+    assert ask(again) == len(PROMPT) - 1
+
+
+def test_many_who_wait_for_one_block_have_it_read_once(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=50, max_running=10)
+    for last in (0, 2, 3, 4):
+        house.add([*PROMPT[:12], last, 1], max_tokens=2)
+    house.run()
+    house.check_answers()
+    house.check_kv()
+    assert house.toy.num_fetched == 3 * len(disks)
+
+
+def test_who_decodes_goes_on_while_another_waits_for_its_blocks(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=8, num_groups=1)
+    house.add([3], max_tokens=12)
+    house.step()
+    house.deliver()
+    waiting = house.add(PROMPT, max_tokens=1)
+    with_fetches = [plan for _ in range(8) if (plan := _turn(house)) is not None and plan.fetches]
+    assert any(plan.slices for plan in with_fetches), "blocks are read by the steps of others"
+    house.run()
+    house.check_answers()
+    assert house.sequences[waiting].num_reused == 12
+
+
+def _turn(house: House) -> StepPlan | None:
+    plan = house.step()
+    if house.toy.under_way:
+        house.deliver()
+    return plan
+
+
+def test_who_ends_while_its_blocks_are_read_leaves_them_to_others(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=100)
+    gone = house.add(PROMPT, max_tokens=1)
+    plan = house.step()
+    assert plan is not None
+    assert plan.fetches
+    house.finish(gone, FinishReason.ABORT)
+    assert ask(house) == len(PROMPT) - 1
+    assert house.toy.num_fetched == 3 * len(disks)
+
+
+def test_a_block_that_memory_has_no_place_for_is_not_read(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=100, kv=blocks(5))
+    assert ask(house, max_tokens=1) < len(PROMPT) - 1
+
+
+def test_what_only_one_stage_has_written_does_not_count():
+    disks = [ToyDisk(), ToyDisk()]
+    house = House(disks=disks, token_budget=100)
+    ask(house)
+    disks[0].catch_up()
+    house.add([0], max_tokens=1)
+    house.run()
+    assert not len(house.scheduler.prefix_cache.disk)
+    disks[1].catch_up()
+    house.add([0, 0], max_tokens=1)
+    house.run()
+    assert len(house.scheduler.prefix_cache.disk) == len(kept_by_all(disks))
+
+
+def test_a_longer_last_block_takes_the_file_of_the_shorter(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=100)
+    short = [kept.tokens for kept in kept_by_all(disks)]
+    assert (PROMPT[-1],) in short
+    ask(house, [*PROMPT, 2], max_tokens=1)
+    for disk in disks:
+        disk.catch_up()
+    ask(house, [0], max_tokens=1)
+    assert (PROMPT[-1],) not in [kept.tokens for kept in kept_by_all(disks)]
+    assert (PROMPT[-1], 2) in [kept.tokens for kept in kept_by_all(disks)]
+
+
+def test_after_a_loss_what_is_on_disk_is_read_instead_of_computed(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=100)
+    seq_id = house.add(PROMPT, max_tokens=3)
+    house.run()
+    house.was_lost = True
+    house.add([*PROMPT, 1], max_tokens=2)
+    house.step()
+    house.toy.caches.clear()
+    house.toy.blocks.clear()
+    house.toy.under_way.clear()
+    house.scheduler.replay(kept_by_all(disks))
+    house.run()
+    house.check_answers()
+    assert house.sequences[seq_id + 1].num_reused >= 12
+
+
+def test_without_disks_nothing_is_written():
+    house = House(token_budget=100)
+    ask(house)
+    assert not any(save.is_for_disk for save in house.scheduler.prefix_cache.take_changes().saves)
+    house.add([2] * 9, max_tokens=1)
+    plans = [plan for plan in _all_plans(house) if plan.saves]
+    assert plans
+    assert not any(save.is_for_disk or save.tokens for plan in plans for save in plan.saves)
+
+
+def _all_plans(house: House) -> Iterator[StepPlan]:
+    while True:
+        plan = house.step()
+        if plan is not None:
+            yield plan
+        elif house.toy.under_way:
+            house.deliver()
+        else:
+            return
+
+
+def test_a_tree_is_planted_from_its_files_in_any_order():
+    whole = House(disks=[ToyDisk()], token_budget=100)
+    for prompt in (PROMPT, [*PROMPT[:4], 0, 0, 0, 0, 2], [4, 4]):
+        whole.add(prompt, max_tokens=1)
+        whole.run()
+    (disk,) = whole.disks
+    disk.catch_up()
+    kept = list(kept_by_all([disk]))
+    for order in (kept, kept[::-1]):
+        index = BlockTree()
+        assert index.plant([*order, DiskBlock(b"nobody's", (1, 2))]) == []
+        index.check()
+        assert {block.key for block in index} == {chained(one.parent, one.tokens) for one in kept}
+    shorter = DiskBlock(kept[0].parent, kept[0].tokens[:2])
+    assert BlockTree().plant([*kept, shorter]) == [chained(shorter.parent, shorter.tokens)]
+
+
+def test_all_slices_of_a_prompt_on_disk_come_after_its_blocks(disks: list[ToyDisk]):
+    house = House(disks=disks, token_budget=3)
+    house.add([*PROMPT, *[1] * 7], max_tokens=1)
+    assert drain(house)[0].start == len(PROMPT)
+
+
+def test_values_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="max_sessions must be at least 1, not 0"):
+        PrefixCacheConfig(max_sessions=0)
+    with pytest.raises(ValueError, match="block 3 is to be read with positions 5 to 5"):
+        Fetch(3, b"key", 5, 5)
+    with pytest.raises(ValueError, match="block 3 of 4 tokens came with 2"):
+        Save(3, 1, 0, 4, b"parent", (1, 2))
+
+
+def test_answers_are_not_kept_where_prompts_are_packed():
+    """The same tokens, once an answer and then part of a prompt, cross the links in two forms."""
+    disks = [ToyDisk(), ToyDisk()]
+    house = House(disks=disks, token_budget=100, prompts_only=True)
+    first = house.add(PROMPT, max_tokens=9, session="a")
+    house.run()
+    assert [len(block.tokens) for block in house.scheduler.prefix_cache.tree] == [4, 4, 4, 1]
+    assert ask(house, [*house.tokens(first), 3]) == len(PROMPT)
+
+
+def test_a_request_that_begins_again_does_not_begin_with_its_answer():
+    """Another has asked for what it answered; that KV is of a prompt."""
+    house = House(token_budget=100, prompts_only=True)
+    first = house.add(PROMPT, max_tokens=9)
+    house.run()
+    house.add([*house.tokens(first), 1], max_tokens=1)
+    house.run()
+    again = house.add(PROMPT, max_tokens=12)
+    while len(house.generated[again]) < 8:
+        house.step() or house.deliver()
+    house.scheduler._preempt(house.sequences[again])
+    house.run()
+    assert house.sequences[again].num_preemptions == 1
+    assert house.sequences[again].num_reused == len(PROMPT) - 1
+    house.check_answers()

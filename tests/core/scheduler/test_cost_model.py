@@ -1,0 +1,133 @@
+"""What steps cost, learned from steps: what was measured is known, what was not is guessed with care."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.core.plan import Slice, StageFigures
+from splitinfer.core.scheduler.cost_model import CostModel, Shape, StageCosts, most_rows
+
+
+def machine(shape: Shape) -> float:
+    """Flat to 8 rows, then 1 ms a row; attention by what it looks at."""
+    rows = 0.03 + 0.0002 * min(shape.rows, 8) + 0.001 * max(0, shape.rows - 8)
+    return rows + 2e-6 * shape.decode_context + 4e-8 * shape.chunk_context
+
+
+def some_shape(pick: Random) -> Shape:
+    shape = Shape.of_single_rows(pick.randrange(2000) for _ in range(pick.randint(0, 12)))
+    return shape.plus(pick.randrange(4000), pick.choice([2, 17, 40, 100, 128])) if pick.random() < 0.6 else shape
+
+
+def trained(seed: int, noise: float, steps: int = 300, drift: float = 1.0) -> StageCosts:
+    pick, costs = Random(seed), StageCosts()
+    for step in range(steps):
+        shape = some_shape(pick)
+        costs.took(shape, machine(shape) * drift ** (step / steps) * (1 + noise * pick.gauss(0, 1)))
+    return costs
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_it_has_seen_it_knows(seed: int):
+    costs, pick = trained(seed, noise=0.0), Random(seed + 100)
+    for _ in range(100):
+        shape = some_shape(pick)
+        if shape.rows:
+            assert costs.at(shape) == pytest.approx(machine(shape), rel=0.08)
+
+
+def test_noise_averages_out_and_is_told_by_the_margin():
+    quiet, noisy = trained(1, noise=0.01), trained(1, noise=0.1)
+    shape = Shape.of_single_rows([500] * 4).plus(1000, 100)
+    assert noisy.at(shape) == pytest.approx(machine(shape), rel=0.1)
+    assert quiet.margin < 1.06 < 1.12 < noisy.margin < 1.4
+
+
+def test_it_follows_a_machine_that_slows_down():
+    shape = Shape.of_single_rows([500] * 4).plus(1000, 100)
+    assert trained(2, noise=0.03, drift=1.6).at(shape) == pytest.approx(1.6 * machine(shape), rel=0.12)
+
+
+def test_a_hiccup_is_forgotten():
+    costs, shape = trained(3, noise=0.02), Shape().plus(0, 64)
+    before = costs.at(shape)
+    costs.took(shape, 50 * machine(shape))
+    assert costs.at(shape) < 1.1 * before
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_more_work_never_costs_less(seed: int):
+    pick, costs = Random(seed), StageCosts()
+    for _ in range(pick.randint(1, 60)):
+        costs.took(some_shape(pick), pick.random() + 1e-3)
+    times = [costs.at(Shape().plus(100, rows)) for rows in range(2, 2000, 37)]
+    assert all(a <= b for a, b in pairwise(times))
+    assert times[0] >= 0
+
+
+def test_sizes_never_seen_go_on_as_the_last_one():
+    costs = StageCosts()
+    for rows in (8, 16, 32, 64) * 10:
+        costs.took(Shape(rows), 0.01 + 0.001 * rows)
+    assert costs.at(Shape(512)) == pytest.approx(0.522, rel=0.1)
+    assert costs.trusted_rows == 128
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_times_are_ignored(seconds: float):
+    costs = StageCosts()
+    costs.took(Shape(4), seconds)
+    assert costs.num_seen == 0
+
+
+def test_it_survives_being_written_down():
+    costs = trained(4, noise=0.05)
+    again, shape = StageCosts.from_dict(costs.as_dict()), Shape().plus(10, 77)
+    assert again.at(shape) == pytest.approx(costs.at(shape))
+    for wrong in ([1.0], [-1.0] * 12):
+        with pytest.raises(ValueError, match="costs"):
+            StageCosts.from_dict({"coefficients": wrong, "most_rows": 3})
+
+
+# -- all stages --------------------------------------------------------------------------------------
+
+
+def figures(stage: int, received: float, started: float, ended: float, rows: int) -> StageFigures:
+    return StageFigures(stage, started, ended, received, rows=rows)
+
+
+def test_a_step_teaches_all_stages_and_the_hop():
+    model, slices = CostModel.of(2), (Slice(1, 5, (7,), 1), Slice(2, 0, (1, 2, 3), 0))
+    for _ in range(10):
+        # The second stage's clock is another one; there the step waited 2 s for its turn.
+        model.learn(slices, [figures(0, 0.0, 1.0, 1.5, 4), figures(1, 90.0, 92.0, 92.25, 4)], heard=3.95)
+    shape = Shape.of(slices)
+    assert model.stages[0].at(shape) == pytest.approx(0.5, rel=1e-3)
+    assert model.stages[1].at(shape) == pytest.approx(0.25, rel=1e-3)
+    assert model.hop == pytest.approx(0.1)
+
+
+def test_a_step_of_which_a_part_was_not_computed_teaches_nothing():
+    model, slices = CostModel.of(2), (Slice(1, 5, (7, 8), 1),)
+    model.learn(slices, [figures(0, 0.0, 1.0, 1.5, 2), figures(1, 0.0, 2.0, 2.25, 0)], heard=3.0)
+    assert [stage.num_seen for stage in model.stages] == [1, 0]
+
+
+@pytest.mark.parametrize("num_decoding", [1, 4, 16, 21])
+@pytest.mark.parametrize(("seconds", "like"), [(0.3, 16), (0.12, 4)])
+def test_as_many_rows_as_the_objective_lets_through(num_decoding: int, seconds: float, like: int):
+    model = CostModel([StageCosts.line(0.01, 0.001), StageCosts.line(0.005, 0.001)])
+    decodes = Shape.of_single_rows([100] * num_decoding)
+    found = most_rows(model, decodes, 0, 2048, 2, seconds)
+    assert (num_decoding + found) % like == 0
+    assert model.cycle(decodes.plus(0, found), 2) <= seconds < model.cycle(decodes.plus(0, found + like), 2)
+    assert most_rows(model, decodes, 0, 2048, 2, 1e-9) == 4 - num_decoding % 4, "never nothing"
+    assert most_rows(model, decodes, 0, 3, 2, 10.0) == 3, "never more than there is"
+
+
+def test_of_a_machine_it_does_not_know_it_asks_little():
+    assert most_rows(CostModel.of(2), Shape.of_single_rows([9] * 4), 0, 512, 2, 1.0) == 16

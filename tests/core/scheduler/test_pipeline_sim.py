@@ -1,0 +1,135 @@
+"""The scheduler drives stages on a virtual clock: same tokens, busy stages, bounded gaps, and everything ends."""
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_sim import PipelineSim, Stage
+from toy import alone, blocks, small
+
+from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+
+
+def sequence(seq_id: int, prompt: int, answer: int, **more: int | float | None) -> Sequence:
+    return Sequence(seq_id, [(seq_id * 7 + i) % 5 for i in range(prompt)], SamplingParams(max_tokens=answer), 0, **more)
+
+
+def config(num_stages: int, **more: object) -> SchedulerConfig:
+    return SchedulerConfig(num_stages, num_stages + 1, max_len=100_000, **more)  # type: ignore[arg-type]
+
+
+def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dict[int, Sequence]) -> None:
+    for seq_id, tokens in sim.tokens.items():
+        seq = sequences[seq_id]
+        wanted, reason = alone(seq, prompts[seq_id], sim.scheduler.config.max_len)
+        if seq.finish_reason is FinishReason.ABORT:
+            assert tokens == wanted[: len(tokens)]
+        else:
+            assert (tokens, seq.finish_reason) == (wanted, reason)
+    stored = {block.block_id for block in sim.scheduler.prefix_cache.tree}
+    assert all(not toy.caches and set(toy.blocks) == stored for toy in sim.toys), "KV that belongs to nobody"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 4))
+def test_everybody_gets_the_tokens_it_gets_alone(seed: int, num_stages: int):
+    """Whatever the arrivals, aborts, priorities, deadlines, sessions, stages, budgets and memory."""
+    pick = Random(seed)
+    with small(block=pick.randint(1, 6), min_chunk=pick.randint(1, 4)):
+        least = [pick.choice([6, 10, 20, 60]) for _ in range(num_stages)]
+        sim = PipelineSim(
+            config(
+                num_stages,
+                token_budget=pick.choice([1, 3, 8, 40]),
+                max_running=pick.randint(1, 10),
+                kv=pick.choice([None, blocks(*least)]),
+            ),
+            [Stage(pick.random(), pick.random() / 10, pick.random()) for _ in range(num_stages)],
+        )
+        prompts, sequences = dict[int, list[int]](), dict[int, Sequence]()
+        for seq_id in range(pick.randint(1, 15)):
+            deadline = pick.choice([None, None, None, pick.random() * 100])
+            session = pick.choice([None, None, "a", "b"])
+            seq = sequence(
+                seq_id, pick.randint(1, 30), pick.randint(1, 20), priority=pick.randint(-1, 1), deadline=deadline
+            )
+            seq.session = session
+            try:
+                sim.scheduler.config.check_fits(seq)
+            except NeverFits:
+                continue
+            prompts[seq_id], sequences[seq_id] = list(seq.tokens), seq
+            sim.submit(pick.random() * 40, seq)
+            if pick.random() < 0.2:
+                sim.at(pick.random() * 60 + 40, lambda seq_id=seq_id: sim.scheduler.finish(seq_id, FinishReason.ABORT))
+        for moment in range(0, 120, 7):
+            sim.at(moment, lambda: sim.scheduler.expire(sim.now))
+        sim.run()
+        assert all(seq.finish_reason is not None for seq in sequences.values()), "starved"
+        check_tokens(sim, prompts, sequences)
+
+
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_in_saturation_all_stages_are_busy(num_stages: int):
+    sim = PipelineSim(
+        config(num_stages, token_budget=512, max_running=64), [Stage(1.0, 0.01, 0.01)] * num_stages, check=False
+    )
+    for i in range(8 * num_stages):
+        sim.submit(0.0, sequence(i, 5, 200))
+    sim.run()
+    end = min(times[-1] for times in sim.times.values())
+    assert all(busy.duty(end * 0.1, end * 0.95) >= 0.97 for busy in sim.busy)
+
+
+def test_prompts_beside_decodes_keep_stages_busy():
+    """Each group has its part of the prompts, so neither waits for the other's longer step."""
+    sim = PipelineSim(config(2, token_budget=128, max_running=64), [Stage(1.0, 0.05, 0.01)] * 2, check=False)
+    for i in range(16):
+        sim.submit(0.0, sequence(i, 5, 120))
+    for i in range(6):
+        sim.submit(20.0, sequence(16 + i, 500 + 171 * i, 1))
+    sim.run()
+    end = max(sim.times[16 + i][0] for i in range(6))
+    assert all(busy.duty(40.0, end - 10.0) >= 0.97 for busy in sim.busy)
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_prompts_never_delay_a_decode_by_more_than_a_step_per_stage(num_stages: int):
+    budget, stage = 64, Stage(1.0, 0.05, 0.02)
+    sim = PipelineSim(config(num_stages, token_budget=budget, max_running=40), [stage] * num_stages, check=False)
+    for i in range(6):
+        sim.submit(0.0, sequence(i, 5, 150))
+    pick = Random(1)
+    for i in range(60):
+        sim.submit(pick.random() * 300, sequence(6 + i, pick.randint(1, 400), 3))
+    sim.run()
+    longest = stage.a + stage.b * budget
+    for i in range(6):
+        times = sim.times[i]
+        gap = max(b - a for a, b in pairwise(times))
+        # Its own step on each stage, and at most one of another group in front of it on each but the first.
+        assert gap <= num_stages * (longest + stage.link) * 1.001 + (num_stages - 1) * longest
+
+
+def test_a_burst_of_prompts_does_not_stop_the_decodes():
+    sim = PipelineSim(config(2, token_budget=64, max_running=40), [Stage(1.0, 0.05, 0.02)] * 2, check=False)
+    sim.submit(0.0, sequence(0, 5, 100))
+    for i in range(30):
+        sim.submit(10.0, sequence(1 + i, 300, 1))
+    sim.run()
+    times = sim.times[0]
+    assert max(b - a for a, b in pairwise(times)) <= 3 * (1.0 + 0.05 * 64) + 0.1
+    assert all(len(times) == (100 if seq_id == 0 else 1) for seq_id, times in sim.times.items())
+
+
+def test_a_lone_prompt_uses_both_stages():
+    sim = PipelineSim(config(2, token_budget=512, max_running=4), [Stage(0.1, 0.01, 0.0)] * 2)
+    sim.submit(0.0, sequence(0, 1025, 1))
+    sim.run()
+    (ended,) = sim.times[0]
+    three_alike = 4 * (0.1 + 0.01 * 342)
+    assert ended <= three_alike + 1e-9

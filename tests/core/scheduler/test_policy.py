@@ -1,0 +1,220 @@
+"""Who goes first: each policy by itself, and what the scheduler makes of it."""
+
+from itertools import pairwise
+
+import pytest
+from pipeline_sim import PipelineSim, Stage
+from toy import House, blocks, drain, small
+
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.scheduler.policy import PolicyConfig, PolicyDecision, PolicyInput, PolicyName, Watermark, policy_of
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.sim.machine import Hop, Machine
+from splitinfer.sim.simulator import Simulator
+
+BUSY, ALONE = PolicyInput(num_decoding=3), PolicyInput(num_decoding=0)
+
+
+@pytest.mark.parametrize("name", list(PolicyName))
+def test_where_nobody_decodes_prompts_have_all(name: PolicyName):
+    policy = policy_of(PolicyConfig(policy=name, prefill_share=0.3))
+    assert policy.decide(ALONE) == PolicyDecision(decodes_go=True, share=1.0, admits=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [
+        (PolicyName.STALL_FREE, PolicyDecision(decodes_go=True, share=0.3, admits=True)),
+        (PolicyName.PREFILL_FIRST, PolicyDecision(decodes_go=False, share=1.0, admits=True)),
+        (PolicyName.WATERMARK, PolicyDecision(decodes_go=False, share=1.0, admits=True)),
+        (PolicyName.DECODE_FIRST, PolicyDecision(decodes_go=True, share=0.3, admits=False)),
+    ],
+)
+def test_where_somebody_decodes(name: PolicyName, order: PolicyDecision):
+    assert policy_of(PolicyConfig(policy=name, prefill_share=0.3)).decide(BUSY) == order
+
+
+@pytest.mark.parametrize("name", [PolicyName.PREFILL_FIRST, PolicyName.WATERMARK])
+def test_a_decode_that_waited_too_long_goes(name: PolicyName):
+    policy = policy_of(PolicyConfig(policy=name, max_decode_gap=2.0))
+    assert not policy.decide(PolicyInput(3, waited=1.9)).decodes_go
+    assert policy.decide(PolicyInput(3, waited=2.0)).decodes_go
+
+
+def test_the_watermark_has_hysteresis_and_dwells():
+    policy = Watermark(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=3))
+    seen = []
+    for share in [0.9, 0.9, 0.9, 0.9, 0.6, 0.4, 0.4, 0.6, 0.7, 0.85]:
+        policy.scheduled(PolicyInput(4, kv_share=share))
+        seen.append(policy.drains)
+    # Three steps on a side at least; at 0.6 it goes on draining, at 0.7 it goes on filling.
+    assert seen == [False, False, True, True, True, False, False, False, False, True]
+
+
+def test_nothing_is_left_to_drain():
+    policy = Watermark(PolicyConfig(policy=PolicyName.WATERMARK, min_dwell=1))
+    policy.scheduled(PolicyInput(4, kv_share=1.0))
+    assert policy.drains
+    policy.scheduled(PolicyInput(0, kv_share=1.0))
+    assert not policy.drains
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"policy": "fair"}, "policy 'fair' is none of stall_free, prefill_first, watermark, decode_first"),
+        ({"prefill_share": 0.0}, "prefill_share must be from 0.01 to 1, not 0.0"),
+        ({"itl_slo": 0.0}, "itl_slo must be seconds over 0, not 0.0"),
+        ({"max_decode_gap": float("nan")}, "max_decode_gap must be seconds over 0, not nan"),
+        ({"max_partial_prefills": 0}, "max_partial_prefills must be at least 1, not 0"),
+        ({"kv_low": 0.9}, "kv_low and kv_high must be 0 <= low < high <= 1, not 0.9 and 0.9"),
+    ],
+)
+def test_wrong_knobs_are_refused(wrong: dict[str, object], sentence: str):
+    with pytest.raises(ValueError, match=sentence):
+        PolicyConfig(**wrong)  # type: ignore[arg-type]
+
+
+# -- in the scheduler ------------------------------------------------------------------------------
+
+
+def steps(house: House) -> list[list[tuple[int, int]]]:
+    """Each plan's sequences, with their numbers of tokens."""
+    found = []
+    while (plan := house.step()) is not None or house.toy.under_way:
+        if plan is not None:
+            found.append([(part.seq_id, len(part.token_ids)) for part in plan.slices])
+        while house.toy.under_way:
+            house.deliver()
+    return [step for step in found if step]
+
+
+def test_prefill_first_keeps_decodes_waiting_until_all_prompts_are_read():
+    with small(min_chunk=2):
+        house = House(
+            num_groups=1, token_budget=4, max_running=3, policy_config=PolicyConfig(policy=PolicyName.PREFILL_FIRST)
+        )
+        house.add([1] * 3, max_tokens=3)
+        house.step()
+        house.deliver()
+        house.add([2] * 9, max_tokens=2)
+        assert steps(house) == [[(1, 3)], [(1, 3)], [(1, 3)], [(0, 1), (1, 1)], [(0, 1)]]
+        house.check_answers()
+
+
+def test_decode_first_lets_nobody_join_those_that_decode():
+    with small(min_chunk=2):
+        house = House(
+            num_groups=1, token_budget=8, max_running=3, policy_config=PolicyConfig(policy=PolicyName.DECODE_FIRST)
+        )
+        house.add([1] * 3, max_tokens=3)
+        house.step()
+        house.deliver()
+        house.add([2] * 9, max_tokens=2)
+        assert steps(house) == [[(0, 1)], [(0, 1)], [(1, 5)], [(1, 4)], [(1, 1)]]
+
+
+def test_stall_free_gives_prompts_their_share_of_what_is_left():
+    with small(min_chunk=2):
+        house = House(num_groups=1, token_budget=41, max_running=3, policy_config=PolicyConfig(prefill_share=0.5))
+        house.add([1] * 3, max_tokens=4)
+        house.step()
+        house.deliver()
+        house.add([2] * 40, max_tokens=1)
+        assert steps(house) == [[(0, 1), (1, 20)], [(0, 1), (1, 20)], [(0, 1)]]
+
+
+def test_the_watermark_fills_the_memory_then_drains_it():
+    with small(block=4, min_chunk=2):
+        policy_config = PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.6, kv_low=0.2, min_dwell=1)
+        house = House(
+            num_groups=1, token_budget=8, max_running=20, kv=blocks(20), keeps_blocks=False, policy_config=policy_config
+        )
+        for token in range(8):
+            house.add([token % 5] * 7, max_tokens=6)
+        first = [len(step) for step in steps(house)]
+        # Prompts alone, until 12 of 20 blocks are taken; then whoever is there decodes, five or six at a time.
+        assert max(first) >= 5
+        house.check_answers()
+
+
+def test_two_prompts_can_be_read_side_by_side():
+    with small(min_chunk=2):
+        house = House(
+            num_groups=1,
+            max_in_flight=1,
+            token_budget=16,
+            max_running=3,
+            policy_config=PolicyConfig(max_partial_prefills=2),
+        )
+        house.add([1] * 40, max_tokens=1)
+        house.add([2] * 8, max_tokens=1)
+        order = [(part.seq_id, len(part.token_ids)) for part in drain(house)]
+        assert order[:2] == [(0, 8), (1, 8)], "the short one needs not wait for the long one"
+        assert sum(size for seq_id, size in order if seq_id == 0) == 40
+
+
+# -- an objective for the time between tokens ---------------------------------------------------------
+
+
+def sequence(seq_id: int, prompt: int, answer: int) -> Sequence:
+    return Sequence(seq_id, [seq_id, *(i % 5 for i in range(1, prompt))], SamplingParams(max_tokens=answer), 0)
+
+
+@pytest.mark.parametrize("slo", [0.08, 0.2])
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_the_objective_is_kept_and_used_up(num_stages: int, slo: float):
+    """Steps are as large as the objective lets them be, whatever that is in tokens; learned while it runs."""
+    config = SchedulerConfig(
+        num_stages,
+        num_stages + 1,
+        token_budget=512,
+        max_running=40,
+        max_len=100_000,
+        policy_config=PolicyConfig(itl_slo=slo),
+    )
+    stages = (StageCosts.line(0.01, 0.0005),) * num_stages
+    sim = Simulator(Scheduler(config), Machine(stages, (Hop(0.001),) * num_stages, (1,) * num_stages))
+    for i in range(8):
+        sim.submit(0.0, sequence(i, 20, 1500))
+    for i in range(6):
+        sim.submit(2.0 + 2.5 * i, sequence(8 + i, 3000, 1))
+    sim.run()
+    times = [served.token_times for served in sim.served.values()]
+    gaps = sorted(b - a for i in range(8) for a, b in pairwise(times[i]) if a > 3.0)
+    assert gaps[int(0.99 * len(gaps))] <= 1.02 * slo
+    assert gaps[-1] <= 1.1 * slo
+    reading = [(sim.served[8 + i].at, times[8 + i][0]) for i in range(1, 4)]
+    busy = [
+        b - a for i in range(8) for a, b in pairwise(times[i]) if any(first < a and b < last for first, last in reading)
+    ]
+    # Beyond 64 rows sixteen are taken at a time, beyond 256 sixty-four.
+    assert sum(busy) / len(busy) > 0.7 * slo - 0.008 * num_stages, "prompts get what the objective leaves"
+
+
+def test_prompts_are_read_even_where_the_objective_cannot_be_kept():
+    config = SchedulerConfig(
+        2, 3, token_budget=512, max_running=40, max_len=100_000, policy_config=PolicyConfig(itl_slo=1e-4)
+    )
+    sim = PipelineSim(config, [Stage(0.01, 0.0005, 0.001)] * 2)
+    sim.submit(0.0, sequence(0, 20, 300))
+    sim.submit(0.5, sequence(1, 600, 1))
+    sim.run()
+    assert sim.times[1]
+
+
+def test_a_preempted_decode_does_not_keep_prefill_first_for_ever():
+    with small(block=4, min_chunk=2):
+        policy_config = PolicyConfig(policy=PolicyName.PREFILL_FIRST)
+        house = House(num_groups=2, token_budget=6, max_running=6, kv=blocks(6), policy_config=policy_config)
+        for token in range(5):
+            house.add([token] * 6, max_tokens=9)
+        house.run()
+        house.check_answers()
+
+
+def test_orders_are_the_same_when_asked_twice():
+    policy = policy_of(PolicyConfig(policy=PolicyName.WATERMARK))
+    assert policy.decide(BUSY) == policy.decide(BUSY)

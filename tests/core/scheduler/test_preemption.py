@@ -1,0 +1,211 @@
+"""Who gives up its KV when memory is short, and that nobody can tell from the tokens."""
+
+import pytest
+from toy import House, ToyDisk, blocks, small
+
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.scheduler.scheduler import Scheduler
+
+
+def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) -> list[int]:
+    """Requests whose prompts of so many tokens have been read, one after the other."""
+    seq_ids = []
+    for length in prompts:
+        seq_ids.append(house.add([length % 5] * length, max_tokens, **more))
+        while house.sequences[seq_ids[-1]] not in house.scheduler.batches:
+            house.step() or house.deliver()
+    return seq_ids
+
+
+def preempted(house: House) -> set[int]:
+    return {i for i, seq in house.sequences.items() if seq.num_preemptions}
+
+
+def test_the_youngest_gives_up_and_gets_the_tokens_it_gets_alone():
+    with small(block=4):
+        house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(12))
+        old, young = prefilled(house, 3, 3)
+        house.run()
+        assert preempted(house) == {young}
+        assert house.sequences[old].num_preemptions == 0
+        house.check_answers()
+        house.check_kv()
+
+
+def test_the_lowest_priority_gives_up_before_the_youngest():
+    with small(block=4):
+        house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(12))
+        (low,) = prefilled(house, 3, priority=-1)
+        (high,) = prefilled(house, 3)
+        house.run()
+        assert preempted(house) == {low}
+        assert house.sequences[high].num_preemptions == 0
+        house.check_answers()
+
+
+def stored(house: House) -> list[list[int]]:
+    """The tokens of the paths that are stored, by their last blocks."""
+    leaves = [block for block in house.scheduler.prefix_cache.tree if not block.children]
+    return sorted([token for block in leaf.path for token in block.tokens] for leaf in leaves)
+
+
+def test_stored_blocks_go_first_the_least_recently_used_of_them():
+    with small(block=4):
+        house = House(num_groups=2, max_running=4, token_budget=2000, kv=blocks(12))
+        for token in (1, 3):
+            house.add([token] * 7, max_tokens=2)
+            house.run()
+        house.add([2] * 7, max_tokens=12)
+        house.run()
+        assert [tokens[0] for tokens in stored(house)] == [2, 3]
+        assert preempted(house) == set()
+        house.check_answers()
+        house.check_kv()
+
+
+def test_a_newcomer_makes_blocks_go_when_it_does_not_fit_beside_them():
+    with small(block=4):
+        house = House(token_budget=2000, kv=blocks(6))
+        for token in (1, 3):
+            house.add([token] * 7, max_tokens=2)
+            house.run()
+        house.add([2] * 12, max_tokens=2)
+        house.step()
+        assert [tokens[0] for tokens in stored(house)] == [2, 3]
+        house.run()
+        house.check_answers()
+        house.check_kv()
+
+
+def test_a_newcomer_does_not_make_its_own_blocks_go():
+    with small(block=4):
+        house = House(token_budget=2000, kv=blocks(6))
+        for token in (1, 3):
+            house.add([token] * 7, max_tokens=2)
+            house.run()
+        again = house.add([1] * 8 + [2] * 4, max_tokens=2)  # of the oldest
+        house.step()
+        assert house.sequences[again].num_reused >= 7
+        house.run()
+        house.check_answers()
+        house.check_kv()
+
+
+@pytest.mark.parametrize("num_disks", [1, 2])
+def test_what_was_given_up_comes_back_from_disk(num_disks: int):
+    """What is not on disk is written before it goes, though there is no place for it in memory."""
+    with small(block=4):
+        disks = [ToyDisk() for _ in range(num_disks)]
+        house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(22), disks=disks)
+        old, young = prefilled(house, 23, 3)
+        while not preempted(house):
+            if house.step() is None:
+                house.deliver()
+        computed = house.toy.num_computed[young]
+        for disk in disks:
+            disk.catch_up()
+        house.run()
+        prefix_cache = house.scheduler.prefix_cache
+        assert prefix_cache.num_swapped > 0
+        assert prefix_cache.num_fetched >= computed - computed % 4
+        assert house.toy.num_computed[young] < 43 + 8, "computed again"
+        house.check_answers()
+        house.check_kv()
+        assert house.sequences[old].num_preemptions == 0
+
+
+def test_where_reading_is_slower_nothing_is_read():
+    with small(block=4):
+        disks = [ToyDisk()]
+        house = House(num_groups=1, max_running=4, token_budget=8, kv=blocks(12), disks=disks)
+        house.scheduler.costs.stages[0] = StageCosts.line(0.0, 1e-3)
+        house.scheduler.prefix_cache.seconds_per_token = 2e-3
+        prefilled(house, 3, 3)
+        house.run()
+        assert preempted(house)
+        assert house.scheduler.prefix_cache.num_swapped == house.scheduler.prefix_cache.num_fetched == 0
+        house.check_answers()
+
+
+def test_one_in_flight_is_not_preempted_and_the_senior_waits_for_it():
+    with small(block=4):
+        house = House(num_groups=2, max_running=2, token_budget=2000, kv=blocks(12))
+        prefilled(house, 3, 3)
+        for _ in range(300):
+            house.scheduler.check()
+            before = {i for i in house.scheduler.running if house.sequences[i].num_in_flight}
+            plan = house.step()
+            if plan is None:
+                if not house.toy.under_way:
+                    break
+                house.deliver()
+            else:
+                assert not before & set(plan.freed)
+        assert preempted(house) == {1}
+        house.check_answers()
+
+
+def test_whoever_gave_up_is_the_first_of_its_priority_to_come_back():
+    with small(block=4):
+        house = House(num_groups=1, max_running=3, token_budget=2000, kv=blocks(12))
+        _, young = prefilled(house, 3, 3)
+        others = [house.add([4] * 30, max_tokens=8, deadline=1.0) for _ in range(3)]
+        high = house.add([3] * 44, max_tokens=4, priority=1)
+        while not preempted(house):
+            house.step() or house.deliver()
+        assert [seq.seq_id for seq in house.scheduler.waiting] == [high, young, *others]
+        house.run()
+        house.check_answers()
+
+
+def test_many_with_little_memory_all_end():
+    with small(block=2):
+        house = House(num_groups=3, max_in_flight=4, max_running=12, token_budget=9, kv=blocks(30, 25, 40))
+        for i in range(40):
+            house.add([i % 5] * (1 + i % 13), max_tokens=1 + (i * 7) % 30, priority=i % 3, seed=i)
+        house.run()
+        assert preempted(house)
+        house.check_answers()
+        house.check_kv()
+
+
+def test_a_deadline_ends_also_who_gave_up():
+    with small(block=4):
+        house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(12))
+        (old,) = prefilled(house, 3)
+        young = house.add([3] * 3, max_tokens=40, deadline=7.0)
+        while not preempted(house):
+            house.step() or house.deliver()
+        assert house.expire(7.0) == [young]
+        house.run()
+        house.check_answers()
+        assert house.generated[old]
+
+
+@pytest.mark.parametrize("junior", range(1, 6))
+@pytest.mark.parametrize("senior", range(1, 6))
+def test_who_lacks_kv_does_not_take_the_place_of_one_that_could_go(junior: int, senior: int):
+    with small(block=5):
+        house = House(num_groups=1, max_running=2, token_budget=1, kv=blocks(5))
+        prefilled(house, junior, max_tokens=20)
+        prefilled(house, senior, max_tokens=20, priority=1)
+        house.run()
+        house.check_answers()
+
+
+def test_asking_changes_nothing():
+    with small(block=4):
+        house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(12))
+        prefilled(house, 3, 3)
+        while not preempted(house):
+            before = picture(house.scheduler)
+            for _ in range(3):
+                house.scheduler.can_schedule
+            assert picture(house.scheduler) == before
+            house.step() or house.deliver()
+
+
+def picture(scheduler: Scheduler) -> object:
+    running = [(seq.seq_id, seq.num_scheduled, seq.num_in_flight) for seq in scheduler.running.values()]
+    groups = [[seq.seq_id for seq in group] for group in scheduler.batches.groups]
+    return running, groups, [seq.seq_id for seq in scheduler.waiting], len(scheduler.prefix_cache.tree), scheduler._used

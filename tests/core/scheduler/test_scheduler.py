@@ -1,0 +1,231 @@
+"""The scheduler against the toy: any history, in any order, then one thing at a time."""
+
+from random import Random
+
+import pytest
+from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept_by_all, next_token, small
+
+from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
+from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
+from splitinfer.core.scheduler.waiting_queue import QueueFull
+from splitinfer.core.sequence import FinishReason
+from splitinfer.core.speculation.flight import Flight
+
+# -- anything, in any order ------------------------------------------------------------------------
+
+
+def some_knobs(pick: Random) -> PolicyConfig:
+    return PolicyConfig(
+        policy=pick.choice([PolicyName.STALL_FREE, *PolicyName]),
+        prefill_share=pick.choice([1.0, 1.0, 0.5, 0.01]),
+        itl_slo=pick.choice([None, None, 1e-6, 3.0]),
+        max_partial_prefills=pick.choice([1, 1, 2, 5]),
+        max_decode_gap=pick.choice([None, 1.0, 10.0]),
+        kv_high=0.6,
+        kv_low=pick.choice([0.0, 0.3]),
+        min_dwell=pick.randint(1, 6),
+    )
+
+
+class AnyOrder:
+    """One made-up history: submissions, turns, steps, results, endings, in the order that ``seed`` gives."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = pick = Random(seed)
+        self.house = House(
+            disks=[ToyDisk() for _ in range(pick.choice([0, 1, 2, 3]))],
+            num_groups=pick.randint(1, 4),
+            max_in_flight=pick.randint(1, 5),
+            token_budget=pick.choice([1, 2, 3, 5, 9, 50]),
+            max_running=pick.randint(1, 6),
+            max_len=pick.choice([12, 1000, 1000]),
+            whole_blocks=(states := pick.random() < 0.3),
+            keeps_blocks=pick.random() < 0.9,
+            prompts_only=pick.random() < 0.3,
+            max_sessions=pick.randint(1, 3),
+            max_waiting=pick.choice([2, 1000]),
+            kv=pick.choice([None, None, blocks(20), blocks(8), blocks(30, 6), blocks(5), blocks(20, stored=4)]),
+            speculates=(speculates := pick.random() < 0.5),
+            rewind=0 if states else pick.choice([None, None, 3, 9]),
+            policy_config=some_knobs(pick),
+        )
+        if speculates:
+            self.house.guess = Guesser(pick, pick.choice([0.0, 0.5, 0.9, 1.0]))
+            self.house.overtake = lambda: pick.random() < 0.3
+        self.now = 0.0
+        self.sessions = [None, "a", "b", "c"][: pick.randint(1, 4)]
+
+    def run(self, num_events: int) -> None:
+        events = {
+            self.submit: 4, self.next_turn: 4, self.house.step: 12, self.result: 8, self.end: 2,
+            self.house.run: 1, self.forget_session: 1,
+            self.time_passes: 1, self.stages_forget: 1, self.disks_catch_up: 4, self.a_file_goes: 1,
+        }  # fmt: skip
+        for event in self.random.choices(list(events), list(events.values()), k=num_events):
+            event()
+            self.house.scheduler.check()
+        self.house.run()
+        self.house.check_answers()
+        self.house.check_kv()
+
+    def flight(self) -> Flight | None:
+        first, further = self.random.randint(0, 5), self.random.randint(0, 5)
+        return Flight(first, further, self.random.randint(1, 4)) if self.house.guess else None
+
+    def tokens(self, at_least: int, at_most: int) -> list[int]:
+        return [self.random.randrange(VOCAB) for _ in range(self.random.randint(at_least, at_most))]
+
+    def add(self, prompt: list[int], session: str | None) -> None:
+        end_tokens = self.random.choice([(), (), (self.random.randrange(VOCAB),)])
+        max_tokens = self.random.choice([1, 1, 2, 6, 15])
+        deadline = self.random.choice([None, None, self.now + self.random.random() * 10])
+        try:
+            self.house.add(
+                prompt, max_tokens, session, end_tokens, self.random.randrange(3),
+                priority=self.random.choice([0, 0, 0, 1, -1]), deadline=deadline, flight=self.flight(),
+            )  # fmt: skip
+        except QueueFull:
+            assert not self.house.scheduler.has_room
+        except NeverFits:
+            assert self.house.scheduler.config.kv is not None
+
+    def submit(self) -> None:
+        self.add(self.tokens(1, 14), self.random.choice(self.sessions))
+
+    def next_turn(self) -> None:
+        """A turn that repeats what somebody had, up to where it was edited."""
+        if self.house.sequences:
+            before = self.random.choice(list(self.house.sequences.values())).tokens
+            kept = len(before) - min(self.random.randint(0, 6), len(before) - 1)
+            self.add(before[:kept] + self.tokens(0, 4), self.random.choice(self.sessions))
+
+    def result(self) -> None:
+        if self.house.toy.under_way:
+            self.house.deliver()
+
+    def end(self) -> None:
+        live = set(self.house.sequences) - set(self.house.reasons)
+        candidates = sorted(live) if live and self.random.random() < 0.9 else list(self.house.sequences)
+        if candidates:
+            self.house.finish(self.random.choice(candidates), self.random.choice(list(FinishReason)))
+
+    def time_passes(self) -> None:
+        self.now += self.random.random() * 2
+        ended = self.house.expire(self.now)
+        late = {i for i, seq in self.house.sequences.items() if seq.deadline is not None and seq.deadline <= self.now}
+        assert set(ended) <= late <= set(self.house.reasons)
+
+    def stages_forget(self) -> None:
+        for disk in self.house.disks:  # what was not written yet is lost, or was just written and never told of
+            if self.random.random() < 0.5:
+                disk.catch_up()
+            disk.behind.clear()
+            disk.told()
+        self.house.scheduler.replay(kept_by_all(self.house.disks))
+        before = self.house.toy
+        toy = ToyPipeline(whole_blocks=before.whole_blocks, disks=self.house.disks, prompts_only=before.prompts_only)
+        toy.ever, toy.num_computed = self.house.toy.ever, self.house.toy.num_computed
+        self.house.toy, self.house.was_lost = toy, True
+
+    def disks_catch_up(self) -> None:
+        for disk in self.house.disks:
+            disk.catch_up(self.random.randint(0, 4))
+
+    def a_file_goes(self) -> None:
+        """On one side only: evicted there, damaged, deleted."""
+        if self.house.disks:
+            files = self.random.choice(self.house.disks).files
+            for key in self.random.sample(sorted(files), min(len(files), self.random.choice([1, 1, 100]))):
+                del files[key]
+
+    def forget_session(self) -> None:
+        self.house.scheduler.drop(self.random.choice("abc"))
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_any_order(block: int):
+    for seed in range(block * 100, (block + 1) * 100):
+        try:
+            with small(block=seed % 5 + 1, min_chunk=seed % 3 + 1):
+                AnyOrder(seed).run(80)
+        except Exception as error:
+            error.add_note(f"in the history AnyOrder({seed}).run(80)")
+            raise
+
+
+# -- one thing at a time ---------------------------------------------------------------------------
+
+
+def test_chunks_of_a_prompt_do_not_wait_for_each_other():
+    house = House(max_in_flight=3, token_budget=4)
+    house.add([1] * 10)
+    plans = [house.step() for _ in range(4)]
+    assert [(p.slices[0].start, p.slices[0].end, p.slices[0].num_logits) for p in plans[:3]] == [
+        (0, 4, 0),
+        (4, 8, 0),
+        (8, 10, 1),
+    ]
+    assert plans[3] is None, "max_in_flight is 3"
+    assert [len(p.new) for p in plans[:3]] == [1, 0, 0]
+    house.deliver()
+    assert house.step() is None, "decode waits for its token"
+    house.deliver()
+    assert house.deliver()[0].token.token_id == next_token([1] * 10, 0)
+    assert house.step().slices[0].start == 10
+
+
+def test_a_sequence_in_decode_does_not_starve_behind_a_long_prompt():
+    house = House(max_in_flight=1, token_budget=4, max_running=2)
+    house.add([1] * 3, max_tokens=5)
+    house.add([2] * 40, max_tokens=1)
+    order = [part.seq_id for part in drain(house)]
+    # A step of its group, with a chunk beside it, and a step of the empty group, with a chunk alone.
+    assert order[:13] == [0] + [0, 1, 1] * 4
+
+
+def test_first_come_first_served():
+    house = House(max_running=1)
+    for token in range(3):
+        house.add([token] * 5, max_tokens=2)
+    order = [part.seq_id for part in drain(house)]
+    assert order == sorted(order)
+
+
+def test_an_unknown_sequence_cannot_be_ended():
+    house = House()
+    assert house.scheduler.finish(7, FinishReason.ABORT) is False
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        StepResult(1, (SampledSlice(0, (SampledToken(1),)),)),
+        StepResult(0),
+        StepResult(0, (SampledSlice(1, (SampledToken(1),)),)),
+        StepResult(0, (SampledSlice(0, (SampledToken(1), SampledToken(2))),)),
+        StepResult(0, (SampledSlice(0, (SampledToken(1),)), SampledSlice(1, (SampledToken(1),)))),
+    ],
+)
+def test_an_answer_to_another_question_is_refused(answer: StepResult):
+    house = House()
+    house.add([1, 2])
+    house.step()
+    with pytest.raises(ValueError, match="step"):
+        house.scheduler.update(answer)
+    assert house.scheduler.num_in_flight == 1, "the plan is still under way"
+    house.run()
+    house.check_answers()
+
+
+def test_a_result_nobody_asked_for_is_refused():
+    with pytest.raises(ValueError, match="step 0"):
+        House().scheduler.update(StepResult(0))
+
+
+@pytest.mark.parametrize(
+    "name", ["num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_sessions", "max_waiting"]
+)
+def test_bounds_are_at_least_one(name: str):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
+        House(**{name: 0})

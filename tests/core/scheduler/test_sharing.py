@@ -1,0 +1,189 @@
+"""Requests that begin alike compute what they share once."""
+
+import pytest
+from toy import VOCAB, House, blocks, drain, small
+
+from splitinfer.core.sequence import FinishReason
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_four():
+    with small(block=4):
+        yield
+
+
+def computed(house: House) -> int:
+    return sum(house.toy.num_computed.values())
+
+
+def test_the_next_turn_computes_only_what_is_new():
+    house = House(token_budget=100)
+    first = house.add([1, 2, 3, 4, 1], max_tokens=4)
+    house.run()
+    said = house.tokens(first)
+    second = house.add([*said, 2, 2], max_tokens=1)
+    (part,) = drain(house)
+    # The last token of the first turn was sampled and never computed: it has no KV.
+    assert house.sequences[second].num_reused == len(said) - 1 == part.start
+    assert part.token_ids == (said[-1], 2, 2)
+    house.check_answers()
+
+
+@pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
+def test_an_edited_turn_reuses_up_to_the_edit(whole_blocks: bool, reused: int):
+    house = House(token_budget=100, whole_blocks=whole_blocks)
+    first = house.add([1, 2, 3, 4, 1], max_tokens=6)
+    house.run()
+    said = house.tokens(first)
+    edited = [*said[:7], (said[7] + 1) % VOCAB, 0, 0, 0]
+    second = house.add(edited, max_tokens=1)
+    parts = drain(house)
+    assert house.sequences[second].num_reused == parts[0].start == reused
+    house.check_answers()
+    house.check_kv()
+
+
+@pytest.mark.parametrize(("whole_blocks", "reused"), [(False, 7), (True, 4)])
+def test_the_same_prompt_again_computes_at_least_one_token(whole_blocks: bool, reused: int):
+    house = House(token_budget=100, whole_blocks=whole_blocks)
+    prompt = [1, 2, 3, 4, 1, 2, 3, 4]
+    for _ in range(2):
+        last = house.add(prompt, max_tokens=1)
+        parts = drain(house)
+    assert house.sequences[last].num_reused == reused
+    assert sum(len(part.token_ids) for part in parts) == 8 - reused
+    house.check_answers()
+
+
+def test_where_states_are_kept_chunks_end_with_blocks():
+    house = House(token_budget=7, whole_blocks=True)
+    house.add([1] * 13, max_tokens=1)
+    assert all(part.end <= (part.start // 4 + 1) * 4 for part in drain(house))
+    house.check_kv()
+
+
+def test_many_who_come_at_once_with_one_system_prompt_compute_it_once():
+    house = House(token_budget=9, max_running=40, max_in_flight=3)
+    system = [1, 2, 3, 4] * 8
+    for i in range(20):
+        house.add([*system, i % VOCAB, (i // VOCAB) % VOCAB], max_tokens=2)
+    house.run()
+    house.check_answers()
+    house.check_kv()
+    # 2 tokens of one's own, and the first of the answer.
+    assert computed(house) <= len(system) + 20 * 3
+    assert [house.sequences[i].num_cached >= len(system) for i in range(20)] == [False] + [True] * 19
+
+
+def test_others_do_not_wait_behind_one_that_waits_for_anothers_blocks():
+    house = House(token_budget=6, max_running=10, num_groups=1, max_in_flight=1)
+    house.add([1] * 12, max_tokens=1)
+    house.step()
+    house.add([1] * 12, max_tokens=1)  # waits for the first one's blocks
+    house.add([2] * 3, max_tokens=1)
+    order = list(dict.fromkeys(part.seq_id for part in drain(house)))
+    assert order == [0, 2, 1]
+    house.check_answers()
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_when_the_one_that_computes_ends_who_waited_goes_on_from_there(steps: int):
+    house = House(token_budget=4, max_running=10, max_in_flight=2)
+    prompt = [1, 2] * 10
+    house.add(prompt)
+    house.step()
+    house.add(prompt, max_tokens=3)
+    for _ in range(steps):
+        house.step() or house.deliver()
+    house.finish(0)
+    house.run()
+    house.check_answers()
+    house.check_kv()
+    assert computed(house) <= len(prompt) + 3 + 4
+
+
+def test_an_aborted_request_leaves_what_it_computed():
+    house = House(max_in_flight=2, token_budget=4)
+    seq_id = house.add([1] * 20)
+    house.step()
+    house.step()
+    house.finish(seq_id)  # while two of its chunks are under way
+    again = house.add([1] * 20, max_tokens=3)
+    house.run()
+    assert house.sequences[again].num_reused == 8
+    house.check_answers()
+    house.check_kv()
+
+
+def test_a_request_that_failed_leaves_only_the_blocks_before():
+    house = House(token_budget=3)
+    seq_id = house.add([1] * 10)
+    house.step()
+    house.finish(seq_id, FinishReason.ERROR)
+    house.run()
+    assert not house.scheduler.prefix_cache.tree
+    assert not house.toy.blocks
+    assert not house.toy.caches
+
+
+def test_a_session_can_be_forgotten_and_what_others_need_stays():
+    house = House(token_budget=100)
+    house.add([1] * 8 + [2] * 6, max_tokens=1, session="mine")
+    house.run()
+    house.add([1] * 8 + [3] * 6, max_tokens=1, session="yours")
+    house.run()
+    house.scheduler.drop("mine")
+    house.run()
+    house.check_kv()
+    assert sorted({token for block in house.scheduler.prefix_cache.tree for token in block.tokens}) == [1, 3]
+    house.scheduler.drop("yours")
+    house.run()
+    house.check_kv()
+    assert not house.toy.blocks
+
+
+def test_names_of_sessions_are_not_collected_for_ever():
+    house = House(max_sessions=2)
+    for session in "abc":
+        house.add([1, 2, 3], max_tokens=1, session=session)
+        house.run()
+    assert list(house.scheduler.prefix_cache.sessions) == ["b", "c"]
+
+
+def test_nothing_is_kept_where_that_is_not_wanted():
+    house = House(keeps_blocks=False)
+    for _ in range(2):
+        last = house.add([1] * 9)
+        house.run()
+    assert house.sequences[last].num_cached == 0
+    assert not house.toy.blocks
+    house.check_answers()
+
+
+def test_a_longer_block_takes_the_place_of_the_shorter_one():
+    house = House(token_budget=100)
+    house.add([1] * 6, max_tokens=1)
+    house.run()
+    house.add([1] * 8 + [2], max_tokens=1)
+    house.run()
+    assert sorted(block.tokens for block in house.scheduler.prefix_cache.tree) == [(1, 1, 1, 1), (1, 1, 1, 1), (2,)]
+    house.check_kv()
+
+
+@pytest.mark.parametrize("num_blocks", [3, 4, 5, 6])
+def test_a_sequence_that_fills_the_memory_takes_the_place_of_what_it_stored(num_blocks: int):
+    house = House(token_budget=4, max_running=4, kv=blocks(num_blocks))
+    house.add([1, 2, 3, 4, 1, 2, 3], max_tokens=5)
+    house.run()
+    house.check_answers()
+    house.check_kv()
+
+
+def test_whoever_gave_up_its_kv_begins_with_what_is_stored_of_it():
+    house = House(num_groups=1, max_running=4, token_budget=2000, kv=blocks(16))
+    for length in (10, 11):
+        house.add([length % VOCAB] * length, max_tokens=25)
+    house.run()
+    assert any(seq.num_preemptions for seq in house.sequences.values())
+    house.check_answers()
+    house.check_kv()

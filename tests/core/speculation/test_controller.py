@@ -1,0 +1,159 @@
+"""What the controller makes of measurements: a pipeline on a virtual clock, and a drafter with a dial."""
+
+from random import Random
+
+import pytest
+
+from splitinfer.core.speculation.acceptance import Acceptance, Confidence, Counts
+from splitinfer.core.speculation.controller import Controller
+from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
+
+STAGE = {1: 10.0, 2: 11.0, 3: 12.0, 4: 12.0, 6: 14.0, 8: 14.0, 12: 18.0, 16: 18.0}  # ms
+
+
+class Played:
+    """One request's blocks as the scheduler would ask for them, synchronously: time is added up, nothing runs."""
+
+    def __init__(self, controller: Controller, acceptance: float, draft: float = 1.0, seed: int = 1) -> None:
+        self.controller, self.acceptance, self.draft = controller, acceptance, draft
+        self.dice, self.seconds, self.tokens = Random(seed), 0.0, 0
+        self.flights: list[Flight] = []
+
+    def block(self, seq_id: int = 1) -> None:
+        flight = self.controller.flight(seq_id)
+        self.flights.append(flight)
+        drafts = flight.first
+        took = drafts * self.draft + 2 * RowTimes(STAGE).at(drafts + 1)
+        for stage in range(2):
+            self.controller.computed(stage, drafts + 1, RowTimes(STAGE).at(drafts + 1))
+        self.controller.drafted(drafts, drafts * self.draft)
+        right = 0
+        while right < drafts and self.dice.random() < self.acceptance:
+            right += 1
+        if drafts:
+            self.controller.tried(seq_id, min(drafts, right + 1), right)
+        self.seconds += took
+        self.tokens += right + 1
+
+    def run(self, num_tokens: int, seq_id: int = 1) -> float:
+        """Tokens per second of so many tokens."""
+        before, since = self.tokens, self.seconds
+        while self.tokens - before < num_tokens:
+            self.block(seq_id)
+        return (self.tokens - before) / (self.seconds - since)
+
+
+def test_one_row_is_measured_before_any_draft() -> None:
+    controller = Controller(2, 2)
+    assert controller.flight(1) == OFF
+    controller.computed(0, 1, 10.0)
+    assert controller.flight(1) == OFF
+    controller.computed(1, 1, 10.0)
+    assert not controller.flight(1).is_off
+
+
+@pytest.mark.parametrize("acceptance", [0.6, 0.8, 0.95])
+def test_it_comes_close_to_the_best(acceptance: float) -> None:
+    controller = Controller(2, 1)
+    played = Played(controller, acceptance)
+    played.run(200)
+    rig = Rig((RowTimes(STAGE), RowTimes(STAGE)), 1.0, 0.0)
+    best = tokens_per_second(rig, best_flight(rig, acceptance, 1), acceptance)
+    assert played.run(3000) > 0.93 * best
+
+
+def test_drafts_that_are_never_right_cost_little() -> None:
+    played = Played(Controller(2, 1), 0.0)
+    assert played.run(64) > 0.92 / 20.0, "of a token a latency"
+    assert played.run(1000) > 0.985 / 20.0
+    played_anew = Played(played.controller, 0.0)
+    assert played_anew.run(64, seq_id=2) > 0.97 / 20.0, "the next request begins with what is known"
+
+
+def test_it_notices_when_drafts_become_right() -> None:
+    played = Played(Controller(2, 1), 0.0)
+    played.run(300)
+    assert played.flights[-1].is_off
+    played.acceptance = 0.9
+    played.run(1500)
+    assert sum(not flight.is_off for flight in played.flights[-50:]) > 40
+
+
+def test_dear_drafts_are_left_out() -> None:
+    played = Played(Controller(2, 1), 0.5, draft=15.0)
+    played.run(200)
+    assert sum(not flight.is_off for flight in played.flights[-100:]) <= 3
+
+
+def test_in_flight_where_there_are_stages_for_it() -> None:
+    for most, expected in ((1, 1), (2, 2)):
+        controller = Controller(2, most)
+        for rows, seconds in STAGE.items():
+            for stage in range(2):
+                controller.computed(stage, rows, seconds * (0.6, 1.4)[stage])
+        controller.drafted(10, 15.0)
+        for _ in range(100):
+            controller.tried(1, 5, 4)
+        assert controller.flight(1).in_flight == expected
+        assert controller.last == controller.flight(1)
+
+
+def test_the_cut_off_is_the_cost_in_tokens() -> None:
+    controller = Controller(2, 1)
+    assert controller.cutoff(1) == 0.0, "nothing is known"
+    for rows, seconds in STAGE.items():
+        for stage in range(2):
+            controller.computed(stage, rows, seconds)
+    controller.drafted(1, 1.0)
+    controller.flight(1)
+    cheap = controller.cutoff(1)
+    assert 0.05 < cheap < 0.3
+    dear = Controller(2, 1)
+    dear.stages = controller.stages
+    dear.drafted(1, 6.0)
+    dear.flight(1)
+    assert dear.cutoff(1) > cheap
+
+
+def test_a_link_is_what_a_round_trip_takes_beyond_computing() -> None:
+    controller = Controller(2, 2)
+    for _ in range(50):
+        controller.returned(6.0)
+    assert controller.link == pytest.approx(3.0)
+    controller.returned(-5.0)  # clocks are not perfect
+    assert controller.link > 0
+
+
+def test_acceptance_starts_from_what_others_had_and_fades() -> None:
+    everybody = Acceptance()
+    assert everybody.share == pytest.approx(0.7)
+    for _ in range(200):
+        everybody.add(5, 4)
+    assert everybody.share == pytest.approx(0.8, abs=0.03)
+    mine = Acceptance(everybody)
+    assert mine.share == pytest.approx(everybody.share)
+    for _ in range(60):
+        mine.add(1, 0)
+    assert mine.share < 0.15
+
+
+def test_confidence_is_worth_what_it_was_worth() -> None:
+    confidence = Confidence(Acceptance())
+    assert confidence.share(0.95) == pytest.approx(0.7), "nothing was tried"
+    for _ in range(100):
+        confidence.add(0.95, accepted=True)
+        confidence.add(0.15, accepted=False)
+    assert confidence.share(0.99) > 0.95
+    assert confidence.share(0.12) < 0.1
+    assert confidence.share(1.0) == confidence.share(0.9)
+
+
+def test_counts_add_up() -> None:
+    counts = Counts()
+    counts.add(0, accepted=True)
+    counts.add(1, accepted=False)
+    counts.add(99, accepted=True)
+    found = counts.as_dict()
+    assert found["acceptance"] == pytest.approx(2 / 3)
+    assert (found["tried_at"][:2], found["accepted_at"][:2], found["tried_at"][-1]) == ([1, 1], [1, 0], 1)  # type: ignore[index]
+    assert Counts().as_dict()["acceptance"] is None

@@ -1,0 +1,387 @@
+"""Drafts in plans: whatever is guessed, and whatever happens meanwhile, the tokens are the same."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import VOCAB, Guesser, House, blocks, next_token, small
+
+from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.speculation.flight import Flight
+from splitinfer.core.speculation.speculation import Draft, Wish
+
+
+def house(right: float = 1.0, seed: int = 1, overtaken: float = 0.0, **config: object) -> House:
+    """A pipeline of two stages, and a drafter that is right that often."""
+    found = House(**{"speculates": True, "token_budget": 50, "max_running": 4, **config})  # type: ignore[arg-type]
+    dice = Random(seed)
+    found.guess = Guesser(dice, right)
+    found.overtake = lambda: dice.random() < overtaken
+    return found
+
+
+def prompted(found: House, *lengths: int, **more: object) -> list[int]:
+    return [found.add([i % VOCAB] * n, **{"max_tokens": 20, **more}) for i, n in enumerate(lengths)]  # type: ignore[arg-type]
+
+
+def decoding(found: House, flight: Flight, **more: object) -> int:
+    """A request that has its first token, and nothing under way."""
+    (seq_id,) = prompted(found, 3, flight=flight, **more)
+    while found.sequences[seq_id] not in found.scheduler.batches:
+        found.step() or found.deliver()
+    return seq_id
+
+
+def right_guesses(wish: Wish, count: int | None = None) -> list[Draft]:
+    stream, drafts = wish.seq.stream, []
+    for _ in range(wish.count if count is None else count):
+        drafts.append(Draft(next_token(stream, wish.seq.seed)))
+        stream.append(drafts[-1].token_id)
+    return drafts
+
+
+# -- any history ---------------------------------------------------------------------------------
+
+FLIGHTS = st.builds(Flight, st.integers(0, 8), st.integers(0, 8), st.integers(1, 4))
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.integers(0, 10_000), FLIGHTS, st.floats(0, 1), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5),
+    st.sampled_from([0.0, 0.3, 0.9]), st.sampled_from([None, 12, 7]), st.sampled_from([None, 4, 9, 0]),
+)  # fmt: skip
+def test_tokens_are_those_without_drafts(
+    seed: int, flight: Flight, right: float, num_groups: int, num_requests: int, block: int,
+    overtaken: float, room: int | None, rewind: int | None,
+) -> None:  # fmt: skip
+    dice = Random(seed)
+    with small(block=block):
+        kv = None if room is None else blocks(*[room + 40 // block] * num_groups)
+        found = house(
+            right, seed, overtaken, num_groups=num_groups, max_in_flight=num_groups + 1, kv=kv, rewind=rewind,
+            token_budget=dice.choice([2, 5, 50]), whole_blocks=rewind == 0,
+        )  # fmt: skip
+        for _ in range(num_requests):
+            ends = dice.choice([(), (), (dice.randrange(VOCAB),)])
+            prompt = [dice.randrange(VOCAB) for _ in range(dice.randint(1, 9))]
+            found.add(prompt, dice.randint(1, 25), end_tokens=ends, seed=dice.randrange(3), flight=flight)
+        for _ in range(dice.randint(0, 60)):
+            dice.choice([found.step, found.step, found.deliver if found.toy.under_way else found.step])()
+            found.scheduler.check()
+            if dice.random() < 0.02 and found.scheduler.running:
+                found.finish(dice.choice(list(found.scheduler.running)))
+            if dice.random() < 0.02:
+                found.toy.under_way.clear()
+                found.toy.caches.clear()
+                found.toy.blocks.clear()
+                found.toy._next_step = None
+                found.scheduler.replay()
+                found.was_lost = True
+        found.run()
+        found.check_answers()
+        found.check_kv()
+
+
+# -- one thing at a time -------------------------------------------------------------------------
+
+
+def test_right_drafts_take_fewer_steps() -> None:
+    steps = {}
+    for flight in (Flight(), Flight(3), Flight(3, 4, 2)):
+        found = house()
+        found.guess = right_guesses
+        prompted(found, 3, max_tokens=24, flight=flight)
+        found.run()
+        found.check_answers()
+        steps[flight] = found.scheduler._next_step
+    assert steps[Flight(3)] < steps[Flight()] / 2
+    assert steps[Flight(3, 4, 2)] < steps[Flight()] / 2
+
+
+def test_as_many_blocks_are_under_way_as_the_flight_says() -> None:
+    found = house(num_groups=3, max_in_flight=4)
+    found.guess = right_guesses
+    decoding(found, Flight(2, 3, 3))
+    sizes = []
+    while found.scheduler.num_in_flight < 3:
+        plan = found.step()
+        assert plan is not None
+        sizes.append((len(plan.slices[0].token_ids), plan.slices[0].num_drafts, plan.slices[0].num_logits))
+    assert sizes == [(3, 2, 3), (3, 3, 3), (3, 3, 3)]
+    assert found.step() is None, "a fourth block would only stand in the way"
+
+
+def test_the_correction_goes_out_while_void_blocks_are_under_way() -> None:
+    found = house(num_groups=3, max_in_flight=4)
+    seq_id = decoding(found, Flight(2, 3, 3))
+    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    assert found.step()
+    assert found.step()
+    found.deliver()
+    found.guess = right_guesses
+    plan = found.step()
+    assert plan is not None
+    (part,) = plan.slices
+    seq = found.sequences[seq_id]
+    assert not part.begins_with_draft
+    assert (part.token_ids[0], part.start) == (seq.tokens[-1], len(seq.tokens) - 1)
+    assert found.deliver() == [], "the void block says nothing"
+    assert found.scheduler.speculation.counts.void == 1
+    found.run()
+    found.check_answers()
+
+
+def test_a_block_that_became_void_before_it_was_sent_is_not_sent() -> None:
+    found = house()
+    decoding(found, Flight(2, 3, 2))
+    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.step()
+    scheduler = found.scheduler
+    wish = scheduler.wish()
+    assert wish is not None
+    wish.drafts = right_guesses(wish)
+    scheduler.take(wish)
+    plan = scheduler.schedule()
+    assert plan is not None
+    assert plan.slices[0].begins_with_draft
+    found.deliver()
+    reduced = scheduler.still_wanted(plan)
+    assert reduced.slices == ()
+    assert reduced.step == plan.step
+    found.toy.submit(reduced)
+    scheduler.check()
+    assert scheduler.speculation.counts.unsent == 1
+    found.run()
+    found.check_answers()
+
+
+def test_a_result_that_agrees_overtakes_a_wish() -> None:
+    found = house()
+    decoding(found, Flight(2, 3, 2))
+    found.guess = right_guesses
+    found.step()
+    wish = found.scheduler.wish()
+    assert wish is not None
+    wish.drafts = right_guesses(wish)
+    found.deliver()  # with the token in the place of the first of them
+    assert wish.stands
+    assert len(wish.left) == len(wish.drafts) - 1
+    found.scheduler.take(wish)
+    plan = found.scheduler.schedule()
+    assert plan is not None
+    assert [d.token_id for d in wish.drafts] == list(plan.slices[0].token_ids)
+    assert not plan.slices[0].begins_with_draft
+    found.toy.submit(plan)
+    found.run()
+    found.check_answers()
+
+
+def test_a_result_that_differs_overtakes_a_wish() -> None:
+    found = house()
+    seq_id = decoding(found, Flight(2, 3, 2))
+    found.guess = right_guesses
+    found.step()
+    wish = found.scheduler.wish()
+    assert wish is not None
+    wish.drafts = [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.deliver()
+    assert not wish.stands
+    found.scheduler.take(wish)
+    assert found.sequences[seq_id].drafted == []
+    found.run()
+    found.check_answers()
+
+
+@pytest.mark.parametrize(
+    ("num_groups", "num_requests", "speculates"),
+    [(2, 1, True), (2, 2, False), (3, 2, True), (1, 1, True), (1, 2, False)],
+)
+def test_drafts_take_only_idle_stages(num_groups: int, num_requests: int, speculates: bool) -> None:
+    found = house(num_groups=num_groups, max_in_flight=num_groups + 1)
+    found.guess = None
+    ids = prompted(found, *[3] * num_requests, max_tokens=40, flight=Flight(3, 4, 2))
+    while not all(found.sequences[i] in found.scheduler.batches for i in ids):
+        found.step() or found.deliver()
+    while found.step() or found.toy.under_way:
+        if found.toy.under_way:
+            found.deliver()
+        wishes = found.scheduler.wish() is not None
+        assert wishes <= speculates
+        if wishes:
+            return
+        if len(found.scheduler.running) < num_requests:
+            break
+    assert not speculates
+
+
+def test_prompts_come_before_drafts() -> None:
+    found = house(num_groups=3, max_in_flight=4, token_budget=4)
+    found.guess = right_guesses
+    decoding(found, Flight(2, 3, 2), max_tokens=60)
+    prompted(found, 30)
+    plans = []
+    while found.sequences[1] not in found.scheduler.batches:
+        plan = found.step()
+        if plan is None:
+            found.deliver()
+        else:
+            plans.append(plan)
+    read = [plan for plan in plans if any(part.seq_id == 1 for part in plan.slices)]
+    assert len(read) > 5
+    assert all(part.num_drafts == 0 for plan in read for part in plan.slices)
+    found.run()
+    found.check_answers()
+
+
+def test_nothing_is_drafted_behind_the_end() -> None:
+    found = house()
+    longest = []
+
+    def guess(wish: Wish) -> list[Draft]:
+        longest.append(len(wish.seq.stream) + wish.count)
+        return right_guesses(wish)
+
+    found.guess = guess
+    prompted(found, 3, max_tokens=12, flight=Flight(8, 8, 2))
+    found.run()
+    found.check_answers()
+    assert max(longest) == 3 + 12 - 1, "the last token needs no draft: a row's own answer is it"
+
+
+def test_nothing_is_drafted_behind_an_end_token() -> None:
+    found = house()
+    prompt = [1, 2, 3]
+    for seed in range(1000):
+        tokens = list(prompt)
+        while len(tokens) < 9:
+            tokens.append(next_token(tokens, seed))
+        end = tokens[-1]
+        if end not in tokens[3:-1]:
+            break
+    seq_id = found.add(prompt, 30, end_tokens=[end], seed=seed, flight=Flight(8, 8, 2))
+    found.guess = right_guesses
+    parts: list[Slice] = []
+    while (plan := found.step()) or found.toy.under_way:
+        parts += plan.slices if plan else ()
+        if plan is None:
+            found.deliver()
+    drafts = [t for p in parts for t in p.token_ids[len(p.token_ids) - p.num_drafts :]]
+    assert drafts
+    assert end not in drafts
+    found.check_answers()
+    assert found.generated[seq_id][-1] == end
+
+
+def test_drafts_never_cost_another_its_memory() -> None:
+    with small(block=4):
+        found = house(kv=blocks(4, 4))
+        found.guess = right_guesses
+        prompted(found, 3, max_tokens=10, flight=Flight(8, 8, 2))
+        found.run()
+        found.check_answers()
+        assert found.scheduler.num_preemptions == 0
+
+
+def test_caches_that_go_back_a_little_are_not_asked_for_more() -> None:
+    found = house(rewind=3)
+    most = []
+
+    def guess(wish: Wish) -> list[Draft]:
+        most.append(len(wish.seq.ahead) + wish.count)
+        return right_guesses(wish)
+
+    found.guess = guess
+    prompted(found, 3, flight=Flight(8, 8, 2))
+    found.run()
+    found.check_answers()
+    assert max(most) == 3
+
+
+def test_states_go_back_to_the_beginning_of_the_block() -> None:
+    found = house(rewind=0, whole_blocks=True)
+    seq_id = decoding(found, Flight(5, 3, 2))
+    seq = found.sequences[seq_id]
+
+    def two_right(wish: Wish) -> list[Draft]:
+        drafts = right_guesses(wish)
+        return [*drafts[:2], *(Draft((d.token_id + 1) % VOCAB) for d in drafts[2:])]
+
+    found.guess = two_right
+    plan = found.step()
+    assert plan is not None
+    start = plan.slices[0].start
+    found.deliver()
+    assert len(seq.tokens) == start + 4, "the token before, two drafts that were right, and a correction"
+    again = found.step()
+    assert again is not None
+    part = again.slices[0]
+    assert (part.start, part.num_drafts, part.num_logits) == (start, 0, 1)
+    assert list(part.token_ids) == seq.tokens[start:]
+    found.deliver()
+    block = found.step()
+    assert block is not None
+    assert (block.slices[0].start, block.slices[0].num_drafts) == (start + 4, 5)
+    found.run()
+    found.check_answers()
+
+
+def test_blocks_of_kv_hold_no_drafts() -> None:
+    with small(block=4):
+        found = house(right=0.6, overtaken=0.3)
+        prompted(found, 5, max_tokens=30, flight=Flight(5, 6, 2))
+        found.run()
+        found.check_answers()
+        found.check_kv()
+        assert len(found.scheduler.prefix_cache.tree) >= 8
+
+
+def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
+    found = house()
+    seq_id = decoding(found, Flight(2, 3, 2))
+    found.guess = right_guesses
+    plan = found.step()
+    assert plan is not None
+    (part,) = plan.slices
+    first = SampledToken(part.token_ids[1])
+    other = SampledToken((part.token_ids[1] + 1) % VOCAB)
+    for tokens in ((), (first,), (other, other), (first,) * 4):
+        with pytest.raises(ValueError, match="asked for"):
+            found.scheduler.update(StepResult(plan.step, (SampledSlice(seq_id, tokens),)))
+
+
+def test_a_void_slice_must_not_be_answered() -> None:
+    found = house()
+    seq_id = decoding(found, Flight(2, 3, 2))
+    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.step()
+    plan = found.step()
+    assert plan is not None
+    found.deliver()
+    found.toy.under_way.clear()
+    with pytest.raises(ValueError, match="asked for"):
+        found.scheduler.update(StepResult(plan.step, (SampledSlice(seq_id, (SampledToken(1),)),)))
+
+
+# -- verdicts ------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.booleans(), st.data())
+def test_a_verdict_ends_at_the_first_wrong_draft(tokens: list[int], starts_sure: bool, data: st.DataObject) -> None:
+    drafts = len(tokens) - starts_sure
+    if drafts == 0:
+        return
+    part = Slice(1, 5, tuple(tokens), min(drafts + 1, len(tokens)), drafts)
+    sampled = data.draw(st.lists(st.integers(0, 3), min_size=part.num_logits, max_size=part.num_logits))
+    count = part.num_accepted(sampled)
+    verified = tokens[len(tokens) - part.num_logits + 1 :]
+    assert sampled[: count - 1] == verified[: count - 1]
+    assert count == len(sampled) or sampled[count - 1] != verified[count - 1]
+
+
+def test_slices_that_cannot_be_are_refused() -> None:
+    for size, logits, drafts in ((2, 1, 5), (2, 1, 2), (3, 1, 1), (2, 1, 3)):
+        with pytest.raises(ValueError, match="slice of"):
+            Slice(1, 0, (7,) * size, logits, drafts)
+    assert Slice(1, 0, (7, 8), 2, 1).num_drafts == 1
+    assert StepPlan(0, slices=(Slice(1, 0, (7, 8), 2, 2),)).num_tokens == 2

@@ -1,0 +1,222 @@
+"""What is recorded of steps: useful rows, causes of gaps, windows, times of tokens; and what it costs."""
+
+import json
+import math
+import time
+from pathlib import Path
+
+import pytest
+from stages import pipeline, prompt, tokens_of
+
+import splitinfer
+from splitinfer.core.metrics.clocks import ClockReading, Clocks
+from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
+from splitinfer.demo import TARGET
+from splitinfer.engine.coordinator.metrics import PipelineMetrics
+from splitinfer.llm import LLM
+
+AHEAD = 1000.0  # seconds by which the worker's clock is ahead
+
+
+def plan(step: int, *slices: tuple[int, int, int]) -> StepPlan:
+    """A plan of (sequence, start, number of tokens)."""
+    return StepPlan(step, slices=tuple(Slice(s, start, (1,) * n, 0) for s, start, n in slices))
+
+
+def two_stages(step: int, begin: float) -> StepResult:
+    """1 s on each stage, 0.25 s on each link: the result is heard 2.5 s after ``begin``."""
+    there = begin + 1.25 + AHEAD
+    return StepResult(
+        step,
+        (),
+        (
+            StageFigures(0, begin, begin + 1, sent=begin + 1, bytes_sent=64),
+            StageFigures(1, there, there + 1, received=there, sent=there + 1),
+        ),
+    )
+
+
+def metrics() -> PipelineMetrics:
+    made = PipelineMetrics(["front", "back"], 0.0)
+    made.opened(Clocks([ClockReading(AHEAD, 0.001)]), 0.0)
+    return made
+
+
+def test_a_lone_stream():
+    """Submitted at 0; three steps that begin at 0.5, 3.5 and 6.5, each planned 0.5 s after the result before.
+
+    Front: 0.5 host, then twice 1.25 downstream, 0.25 link, 0.5 host. Back: 1.5 upstream, 0.25 link, then twice
+    1.75 upstream and 0.25 link. Tokens at 3, 6 and 9.
+    """
+    figures = metrics()
+    figures.blocked()
+    figures.heard(0.0)
+    figures.submitted(7, 3, at=0.0, now=0.0)
+    for step, (begin, slices) in enumerate(((0.5, (7, 0, 3)), (3.5, (7, 3, 1)), (6.5, (7, 4, 1)))):
+        figures.launched(plan(step, slices))
+        figures.blocked()
+        figures.returned(two_stages(step, begin), heard=begin + 2.5)
+        figures.token(7, begin + 2.5)
+    figures.ended(7, 9.0)
+    window = figures.snapshot(10.0)
+    front, back = window["stages"]
+    assert {cause: gap["seconds"] for cause, gap in front["gaps"].items() if gap["count"]} == pytest.approx(
+        {"host": 1.5, "downstream": 2.5, "link": 0.5}
+    )
+    assert {cause: gap["seconds"] for cause, gap in back["gaps"].items() if gap["count"]} == pytest.approx(
+        {"upstream": 5.0, "link": 0.75}
+    )
+    assert front["duty_percent"] == pytest.approx(100 * 3 / 7.5)
+    assert back["duty_percent"] == pytest.approx(100 * 3 / 8.75)
+    assert back["goodput_duty_percent"] == back["duty_percent"]
+    assert (window["steps"], window["computed_tokens"], window["useful_tokens"]) == (3, 5, 5)
+    assert window["seconds"] == 10
+    for times, count in (("ttft_seconds", 1), ("itl_seconds", 2)):
+        percentiles = dict.fromkeys(("p50", "p90", "p99", "max"), pytest.approx(3.0, rel=0.03))
+        assert window[times] == {"count": count, **percentiles}
+
+
+def test_rows_that_nobody_wanted_any_more_and_rows_computed_again_are_not_useful():
+    """7 of 21 rows are: 8 came after their request's end; of the other's 13, 4 were computed again, and then 2."""
+    figures = metrics()
+    figures.submitted(1, 8, 0.0, 0.0)
+    figures.submitted(2, 8, 0.0, 0.0)
+    steps = [plan(0, (1, 0, 4), (2, 0, 8)), plan(1, (1, 0, 4)), plan(2, (1, 2, 5))]
+    for each in steps:
+        figures.launched(each)
+    figures.ended(2, 1.0)
+    for each in steps:
+        begin = 3.0 * each.step
+        figures.returned(two_stages(each.step, begin), begin + 2.5)
+    window = figures.snapshot(10.0)
+    assert (window["computed_tokens"], window["useful_tokens"]) == (21, 4 + 0 + 3)
+    front = window["stages"][0]
+    assert front["goodput_duty_percent"] == pytest.approx(front["duty_percent"] * 7 / 21)
+
+
+def test_a_reset_begins_another_window():
+    figures = metrics()
+    figures.submitted(1, 2, 0.0, 0.0)
+    figures.launched(plan(0, (1, 0, 2)))
+    figures.returned(two_stages(0, 0.5), 3.0)
+    figures.token(1, 3.0)
+    figures.launched(plan(1, (1, 2, 1)))
+    assert figures.snapshot(4.0, reset=True)["steps"] == 1
+    figures.returned(two_stages(1, 3.5), 6.0)
+    window = figures.snapshot(7.0)
+    assert (window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (3, 1, 0)
+    assert window["stages"][0]["busy_seconds"] == pytest.approx(0.5), "from 4 on, of a step from 3.5 to 4.5"
+
+
+def test_while_a_stage_is_lost_nobody_stands_still():
+    """A step from 0.5; the worker is lost at 4 and back at 100; the next step begins at 101. 1 s of host."""
+    figures = metrics()
+    figures.submitted(1, 2, 0.0, 0.0)
+    figures.launched(plan(0, (1, 0, 2)))
+    figures.returned(two_stages(0, 0.5), 3.0)
+    figures.launched(plan(1, (1, 2, 1)))
+    figures.lost(4.0)
+    figures.submitted(2, 2, 50.0, 50.0)
+    figures.resumed(Clocks([ClockReading(AHEAD, 0.001)]), 100.0)
+    figures.launched(plan(2, (1, 0, 3)))
+    figures.returned(two_stages(2, 101.0), 103.5)
+    front = figures.snapshot(110.0)["stages"][0]
+    assert front["gaps"]["host"]["seconds"] == pytest.approx(0.5 + 1.0)
+    assert front["gaps"]["nothing_to_do"]["seconds"] == pytest.approx(4 - 1.5)
+
+
+@pytest.mark.parametrize(
+    "figures_",
+    [
+        (),
+        (StageFigures(0, 1, 2),),
+        (StageFigures(1, 1, 2), StageFigures(0, 1, 2)),
+        (StageFigures(0, 1, 2), StageFigures(1, math.nan, 2)),
+        (StageFigures(0, 1, 2), StageFigures(1, 1, 2, received=math.inf)),
+        (StageFigures(0, 1, 2), StageFigures(1, 1, 2, sent=-1e300)),
+    ],
+)
+def test_figures_that_cannot_be_are_left_out(figures_: tuple[StageFigures, ...]):
+    figures = metrics()
+    figures.submitted(1, 2, 0.0, 0.0)
+    figures.launched(plan(0, (1, 0, 2)))
+    figures.returned(StepResult(0, (), figures_), 3.0)
+    window = figures.snapshot(4.0)
+    assert window["steps"] == 0
+    json.dumps(window, allow_nan=False)
+
+
+def test_it_costs_microseconds():
+    """One request, two stages: 30 to 40 us on one core of an EPYC. Other work may go on, so the bound is wide."""
+    figures, num_steps = metrics(), 2000
+    figures.submitted(1, 1, 0.0, 0.0)
+    results = [two_stages(i, 3.0 * i) for i in range(num_steps)]
+    plans = [plan(i, (1, i, 1)) for i in range(num_steps)]
+    began = time.perf_counter()
+    for i in range(num_steps):
+        figures.blocked()
+        figures.heard(3.0 * i)
+        figures.launched(plans[i])
+        figures.returned(results[i], 3.0 * i + 2.5)
+        figures.token(1, 3.0 * i + 2.5)
+    took = (time.perf_counter() - began) / num_steps
+    assert took < 300e-6
+
+
+# -- of a real pipeline ----------------------------------------------------------------------------
+
+
+def check(window: dict[str, object]) -> None:
+    """What must hold of any window of a pipeline that is at rest."""
+    json.dumps(window, allow_nan=False)
+    for stage in window["stages"]:  # type: ignore[attr-defined]
+        whole = stage["busy_seconds"] + stage["gap_seconds"]
+        assert stage["gap_seconds"] == pytest.approx(sum(gap["seconds"] for gap in stage["gaps"].values()))
+        assert stage["duty_percent"] == pytest.approx(100 * stage["busy_seconds"] / whole)
+        assert 0 < stage["goodput_duty_percent"] <= stage["duty_percent"] <= 100
+        assert whole <= window["seconds"]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("scheme", ["inproc", "tcp"])
+@pytest.mark.parametrize("cuts", [[6, 6], [4, 4, 4]])
+def test_a_real_pipeline(scheme: str, cuts: list[int]):
+    with pipeline(TARGET, cuts, scheme=scheme, token_budget=16) as llm:
+        llm.stats(reset=True)
+        outs = llm.generate([prompt(40, seed=i) for i in range(4)], splitinfer.SamplingParams(max_tokens=6))
+        stats = llm.stats(reset=True)
+        window = stats["window"]
+        check(window)
+        num_tokens = sum(len(out.token_ids) for out in outs)
+        assert window["ttft_seconds"]["count"] == 4
+        assert window["itl_seconds"]["count"] == num_tokens - 4
+        assert 4 * 40 < window["useful_tokens"] <= window["computed_tokens"] == stats["computed_tokens"]
+        first, *others = window["stages"]
+        assert first["gaps"]["upstream"]["count"] == 0
+        assert all(each["gaps"]["downstream"]["count"] == 0 for each in others)
+        assert all(abs(each["clock_offset_seconds"]) < 0.05 for each in others), "they share a process"
+        assert [stats[key] for key in ("waiting", "running", "running", "preemptions")] == [0, 0, 0, 0]
+        assert [stage["kv_bytes"] for stage in stats["stages"]] == [0] * len(cuts)
+        assert llm.stats()["window"]["steps"] <= 1, "but for the step that frees, the window is new"
+        assert llm.stats()["generated_tokens"] == num_tokens, "the counters are not"
+
+
+def test_one_stage_alone():
+    with LLM({"model": str(TARGET), "stages": [{"name": "whole", "layers": 12}]}) as llm:
+        tokens_of(llm, prompt(9), max_tokens=5)
+        window = llm.stats()["window"]
+        check(window)
+        assert {cause for cause, gap in window["stages"][0]["gaps"].items() if gap["count"]} <= {
+            "host",
+            "nothing_to_do",
+        }
+
+
+def test_what_was_computed_is_kept_and_counted(tmp_path: Path):
+    with pipeline(TARGET, [6, 6]) as llm:
+        llm.submit(prompt(20), splitinfer.SamplingParams(max_tokens=3), session="tale").result()
+        stats = llm.stats()
+        assert stats["stored_blocks"] == 1
+        assert [stage["kv_bytes"] for stage in stats["stages"]] == [0, 0]
+        assert [stage["kv_bytes_stored"] for stage in stats["stages"]] == [
+            256 * stage["kv_bytes_per_token"] for stage in stats["stages"]
+        ]

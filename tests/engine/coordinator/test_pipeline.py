@@ -1,0 +1,129 @@
+"""Endings that meet, the loop's own and the one of whoever closes it; and which workers outlive a loss."""
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from splitinfer.config import Layout
+from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.engine.coordinator import pipeline as module
+from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
+from splitinfer.engine.coordinator.worker_group import WorkerHandle
+from transports import LinkClosed
+
+
+class SlowToStop:
+    """A local worker that takes a moment to end, as a frozen one does."""
+
+    def __init__(self) -> None:
+        self.num_stops = 0
+        self.is_gone = False
+
+    def stop(self) -> None:
+        self.num_stops += 1
+        time.sleep(0.1)
+        self.is_gone = True
+
+
+def make(names: str) -> Pipeline:
+    """A pipeline with local workers of these names, not opened."""
+    stages = [{"name": "a", "layers": 1}, *({"name": n, "layers": 1, "address": "local"} for n in names)]
+    order = PipelineConfig(Layout.from_dict({"stages": stages}), "demo", Fingerprint("c"), 1, 1, 1.0)
+    return Pipeline(order, lambda _event: None, lambda _stage, _progress: None)
+
+
+def test_two_threads_may_close_at_once() -> None:
+    pipeline = make("")
+    workers = {name: SlowToStop() for name in "bc"}
+    pipeline._locals.update(workers)  # type: ignore[arg-type]
+    gone_when_done: list[bool] = []
+
+    def close() -> None:
+        pipeline.close("the end")
+        gone_when_done.append(all(worker.is_gone for worker in workers.values()))
+
+    threads = [threading.Thread(target=close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join(5)
+    assert gone_when_done == [True, True], "nobody may leave before the workers have"
+    assert [worker.num_stops for worker in workers.values()] == [1, 1]
+
+
+@dataclass
+class FakeWorker:
+    """A local worker without a process."""
+
+    name: str
+    is_alive: bool = True
+    was_killed: bool = False
+
+    def ends_within(self, _seconds: float) -> bool:
+        return not self.is_alive
+
+    def kill(self) -> None:
+        self.was_killed = True
+
+    def stop(self) -> None:
+        assert not self.is_alive, "a worker that lives is not to be ended"
+
+
+@dataclass
+class FakeLink:
+    """A link as it is found after a loss."""
+
+    silent_for: float = 0.1
+    closed: LinkClosed | None = None
+    peer_progress: int = 0
+
+    def close(self, _reason: str) -> None:
+        pass
+
+
+def after(monkeypatch: pytest.MonkeyPatch, links: dict[str, FakeLink]) -> tuple[Pipeline, dict[str, Any]]:
+    monkeypatch.setattr(module, "take", lambda name, _disk: FakeWorker(name))
+    pipeline = make("".join(links))
+    workers = {name: FakeWorker(name) for name in links}
+    pipeline._locals.update(workers)  # type: ignore[arg-type]
+    for stage, spec in enumerate(pipeline.layout.stages[1:], 1):
+        pipeline._worker_group.workers.append(WorkerHandle(stage, spec, f"tcp://{spec.name}", links[spec.name]))  # type: ignore[arg-type]
+    return pipeline, workers
+
+
+def test_only_local_workers_that_are_past_asking_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = LinkClosed("the end")
+    pipeline, workers = after(
+        monkeypatch,
+        {
+            "b": FakeLink(),  # lives
+            "c": FakeLink(closed=gone),  # told of a neighbour's loss, and closed its link
+            "d": FakeLink(silent_for=3.0, closed=gone),  # froze
+            "e": FakeLink(silent_for=2.7),  # froze, which a neighbour was the first to see
+            "f": FakeLink(closed=gone),  # died
+            "g": FakeLink(silent_for=9.0, closed=gone),  # lives; its link ended while it was heard, long ago
+        },
+    )
+    workers["f"].is_alive = False
+    pipeline._worker_group.workers[5].silence_at_end = 0.1
+    pipeline.regroup("a loss")
+    now = pipeline._locals
+    assert {name for name, worker in workers.items() if now[name] is not worker} == {"d", "e", "f"}
+    assert all(workers[name].was_killed for name in "de")
+    assert not any(workers[name].was_killed for name in "bcg")
+    replaced = dict(now)
+    pipeline.regroup("once more")
+    assert now == replaced, "the new ones answer for themselves"
+
+
+def test_a_local_worker_whose_engine_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline, workers = after(monkeypatch, {"b": FakeLink(peer_progress=7), "c": FakeLink(peer_progress=6)})
+    assert "worker c" in str(pipeline.stuck_worker(10.0))
+    assert pipeline.remedy == "it is being started again"
+    pipeline.regroup("stuck")
+    assert pipeline._locals["b"] is workers["b"]
+    assert workers["c"].was_killed

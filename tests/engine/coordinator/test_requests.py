@@ -1,0 +1,204 @@
+"""What a reader sees of a request: text over token borders, stop strings, ends, times."""
+
+import queue
+
+import pytest
+
+from splitinfer.core.plan import SampledToken
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent, TokenLogprobs
+
+END = 99  # has no text
+
+
+class Letters:
+    """Token n is the n-th of some pieces; a piece before ``|`` is certain only with the next token."""
+
+    def __init__(self, *pieces: str) -> None:
+        self._pieces = pieces
+        self._kept = ""
+        self.added: list[int] = []
+
+    def add(self, token_id: int) -> str:
+        self.added.append(token_id)
+        certain, _, kept = self._pieces[token_id].partition("|")
+        text, self._kept = self._kept + certain, kept
+        return text
+
+    def flush(self) -> str:
+        text, self._kept = self._kept, ""
+        return text
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Reader:
+    """A request and everything its reader has got."""
+
+    def __init__(self, *pieces: str, stop: tuple[str, ...] = (), detokenizer: Letters | None = None) -> None:
+        self.clock = Clock()
+        self.letters = detokenizer or Letters(*pieces)
+        sequence = Sequence(3, [1, 2], SamplingParams(stop=stop), 0, frozenset({END}))
+        self.state = RequestState(sequence, self.letters if pieces else None, self.clock)
+        self.output = RequestOutput(2)
+        self.events: list[StreamEvent] = []
+
+    def take(self, token_id: int, reason: FinishReason | None = None, **logprobs: object) -> FinishReason | None:
+        self.clock.now += 0.5
+        reason = self.state.take(SampledToken(token_id, **logprobs), reason)  # type: ignore[arg-type]
+        self._read()
+        return reason
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        self.clock.now += 0.5
+        self.state.end(reason, error)
+        self._read()
+
+    def _read(self) -> None:
+        event = self.state.events.get_nowait()
+        with pytest.raises(queue.Empty):
+            self.state.events.get_nowait()
+        self.events.append(event)
+        self.output.add(event)
+        # What the events say and what the output says is always the same.
+        assert self.output.text == "".join(e.text for e in self.events)
+        assert self.output.token_ids == [t for e in self.events for t in e.token_ids]
+        assert len(self.output.token_times) == len(self.output.token_ids)
+        assert self.output.token_times == sorted(self.output.token_times)
+        assert all(e.finish_reason is None for e in self.events[:-1]), "something came after the end"
+
+    @property
+    def texts(self) -> list[str]:
+        return [event.text for event in self.events]
+
+
+def test_tokens_become_text_and_times():
+    reader = Reader("He", "llo")
+    assert reader.state.seq_id == 3
+    assert reader.take(0) is None
+    assert reader.take(1, FinishReason.LENGTH) is FinishReason.LENGTH
+    assert reader.events == [StreamEvent((0,), "He", 0.5), StreamEvent((1,), "llo", 1.0, "length")]
+    output = reader.output
+    assert (output.text, output.token_ids, output.token_times) == ("Hello", [0, 1], [0.5, 1.0])
+    assert (output.finish_reason, output.error, output.logprobs) == ("length", None, None)
+
+
+def test_half_a_character_waits():
+    reader = Reader("a|é", "b", "c|d")
+    for token in (0, 1):
+        reader.take(token)
+    reader.take(2, FinishReason.LENGTH)
+    assert reader.texts == ["a", "éb", "cd"], "the end shows what waited"
+
+
+def test_a_stop_string_over_the_borders_of_tokens():
+    reader = Reader("one S", "TO", "P two", stop=("STOP",))
+    assert reader.take(0) is None
+    assert reader.take(1) is None
+    assert reader.take(2) is FinishReason.STOP
+    assert reader.texts == ["one ", "", ""]
+    assert (reader.output.text, reader.output.finish_reason) == ("one ", "stop")
+    assert reader.output.token_ids == [0, 1, 2], "the token that ended it is a token"
+
+
+def test_text_in_front_of_the_stop_comes_with_it():
+    reader = Reader("a S", "x STOP y", stop=("STOP",))
+    reader.take(0)
+    assert reader.take(1) is FinishReason.STOP
+    assert reader.texts == ["a ", "Sx "]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
+def test_text_that_did_not_become_a_stop_string_is_shown_at_the_end(reason: FinishReason):
+    reader = Reader("one ST", "O", stop=("STOP",))
+    reader.take(0)
+    assert reader.take(1, reason) is reason
+    assert reader.texts == ["one ", "STO"]
+
+
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.ABORT])
+def test_a_stop_string_that_only_the_end_makes_certain(reason: FinishReason):
+    reader = Reader("one ST", "O|P", stop=("STOP",))
+    reader.take(0)
+    assert reader.take(1, reason) is FinishReason.STOP
+    assert (reader.output.text, reader.output.finish_reason) == ("one ", "stop")
+
+
+def test_a_stop_string_is_the_reason_even_where_the_length_is_reached_too():
+    reader = Reader("a STOP", stop=("STOP",))
+    assert reader.take(0, FinishReason.LENGTH) is FinishReason.STOP
+    assert reader.output.text == "a "
+
+
+def test_an_end_token_is_counted_and_not_shown():
+    reader = Reader("a", "b|é")
+    reader.take(0)
+    reader.take(1)
+    assert reader.take(END, FinishReason.STOP) is FinishReason.STOP
+    assert reader.letters.added == [0, 1], "an end token has no text"
+    assert (reader.output.text, reader.output.token_ids) == ("abé", [0, 1, END])
+
+
+def test_an_abort_shows_what_was_held_back():
+    reader = Reader("one ST|O", stop=("STOP",))
+    reader.take(0)
+    assert reader.output.text == "one "
+    reader.end(FinishReason.ABORT)
+    assert reader.output.text == "one STO"
+    assert reader.events[-1] == StreamEvent((), "STO", 1.0, "abort")
+    assert reader.output.token_times == [0.5], "an end without a token has no token time"
+
+
+def test_an_error_has_its_sentence():
+    reader = Reader("a")
+    reader.take(0)
+    reader.end(FinishReason.ERROR, "worker mini is gone")
+    assert (reader.output.finish_reason, reader.output.error) == ("error", "worker mini is gone")
+    assert reader.output.text == "a"
+
+
+def test_an_end_before_the_first_token():
+    reader = Reader("a")
+    reader.end(FinishReason.ABORT)
+    assert reader.events == [StreamEvent((), "", 0.5, "abort")]
+    assert reader.output.token_ids == []
+
+
+def test_without_a_tokenizer_there_are_only_tokens():
+    reader = Reader()
+    reader.take(70_000)
+    assert reader.take(END, FinishReason.STOP) is FinishReason.STOP
+    reader.output.add(StreamEvent((), "", 1.0))
+    assert (reader.output.text, reader.output.token_ids) == ("", [70_000, END])
+    assert reader.output.finish_reason == "stop", "an event without a reason takes none away"
+
+
+def test_logprobs_are_passed_on_where_there_are_any():
+    reader = Reader("a", "b")
+    reader.take(0, logprob=-0.5, top=((0, -0.5), (1, -2.0)))
+    reader.take(1, logprob=-1.0)
+    first, second = TokenLogprobs(0, -0.5, ((0, -0.5), (1, -2.0))), TokenLogprobs(1, -1.0)
+    assert [event.logprobs for event in reader.events] == [(first,), (second,)]
+    assert reader.output.logprobs == [first, second]
+
+
+@pytest.mark.parametrize("text", ["The end. STOP and more", "STO STOP", "no end at all, STO", "SSTOPSTOP"])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_text_does_not_depend_on_its_tokens(text: str, size: int):
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    reader = Reader(*pieces, stop=("STOP",))
+    for token in range(len(pieces)):
+        last = token == len(pieces) - 1
+        if reader.take(token, FinishReason.LENGTH if last else None) is not None:
+            break
+    before, stop, _ = text.partition("STOP")
+    assert reader.output.text == before
+    assert reader.output.finish_reason == ("stop" if stop else "length")

@@ -1,0 +1,240 @@
+"""Tokens are chosen as mlx-lm chooses them, and a row's token depends on that row alone."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import mlx_lm.sample_utils
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+from splitinfer.core.plan import SampledToken
+from splitinfer.core.rng import position_key
+from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.engine.stage.sampler import Row, Sampler, read
+
+VOCAB = 97
+GREEDY = SamplingParams()
+WARM = SamplingParams(temperature=1.0)
+
+FILTERS: list[dict[str, Any]] = [
+    {},
+    {"top_p": 0.7},
+    {"min_p": 0.1},
+    {"top_k": 5},
+    {"top_p": 0.9, "min_p": 0.02},
+    {"top_p": 0.9, "top_k": 12},
+    {"top_p": 0.95, "min_p": 0.01, "top_k": 20},
+    {"top_k": VOCAB},
+    {"top_k": 1},
+]
+
+
+def made_up(num_rows: int, width: int = VOCAB, seed: int = 0) -> mx.array:
+    return mx.random.normal((num_rows, width), key=mx.random.key(seed)) * 3
+
+
+def row(params: SamplingParams, position: int = 5, seed: int = 1, recent: Sequence[int] = ()) -> Row:
+    return Row(params, seed, position, tuple(recent))
+
+
+def choose(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[SampledToken]:
+    return read(Sampler(vocab).choose(logits, rows), rows)
+
+
+def ids(logits: mx.array, rows: Sequence[Row], vocab: int = VOCAB) -> list[int]:
+    return [token.token_id for token in choose(logits, rows, vocab)]
+
+
+def log_softmax(logits: mx.array) -> mx.array:
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
+# -- as mlx-lm -------------------------------------------------------------------------------------
+
+
+def by_mlx_lm(monkeypatch: pytest.MonkeyPatch, logits: mx.array, key: tuple[int, int], params: SamplingParams) -> int:
+    """mlx-lm's own sampler, except for the draw: MLX's categorical has a random stream of its own."""
+
+    def draw(filtered: mx.array, temperature: float) -> mx.array:
+        noise = mx.random.gumbel((VOCAB,), key=mx.array(key, dtype=mx.uint32))
+        return mx.argmax(filtered * (1 / temperature) + noise, axis=-1)
+
+    monkeypatch.setattr(mlx_lm.sample_utils, "categorical_sampling", draw)
+    top_k = params.top_k if params.top_k < VOCAB else 0  # mlx-lm refuses what keeps everything
+    sampler = make_sampler(params.temperature, params.top_p, params.min_p, top_k=top_k)
+    return int(sampler(log_softmax(logits)).item())
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+def test_filters_are_mlx_lms(monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any], temperature: float):
+    logits = made_up(40)
+    params = SamplingParams(temperature=temperature, **filters)
+    rows = [row(params, position=i, seed=i % 3) for i in range(40)]
+    lines = zip(logits[:, None], rows, strict=True)
+    expected = [by_mlx_lm(monkeypatch, line, position_key(r.seed, r.position), params) for line, r in lines]
+    assert ids(logits, rows) == expected
+    assert len(set(expected)) > 10
+
+
+def test_greedy_is_the_most_likely():
+    logits = made_up(30)
+    assert ids(logits, [row(GREEDY, position=i) for i in range(30)]) == mx.argmax(log_softmax(logits), axis=-1).tolist()
+
+
+def test_almost_no_temperature_is_greedy():
+    logits = made_up(30)
+    cold = SamplingParams(temperature=1e-6)
+    assert ids(logits, [row(cold, position=i) for i in range(30)]) == mx.argmax(logits, axis=-1).tolist()
+
+
+@pytest.mark.parametrize("penalty", [0.7, 1.3, 2.0])
+@pytest.mark.parametrize("num_recent", [1, 7, REPETITION_CONTEXT])
+def test_the_repetition_penalty_is_mlx_lms(penalty: float, num_recent: int):
+    logits = made_up(30)
+    likely = mx.argsort(-logits, axis=-1)[:, :num_recent].tolist()  # penalise what would have been chosen
+    (process,) = make_logits_processors(repetition_penalty=penalty, repetition_context_size=REPETITION_CONTEXT)
+    expected = [process(mx.array(likely[i]), logits[i : i + 1]) for i in range(30)]
+    params = SamplingParams(repetition_penalty=penalty, logprobs=5)
+    tokens = choose(logits, [row(params, recent=likely[i]) for i in range(30)])
+    assert [t.token_id for t in tokens] == [int(mx.argmax(line).item()) for line in expected]
+    assert [t.logprob for t in tokens] == [float(mx.max(log_softmax(line)).item()) for line in expected]
+    if (penalty, num_recent) == (2.0, 1):
+        assert [t.token_id for t in tokens] != mx.argmax(logits, axis=-1).tolist()
+
+
+# -- the row alone decides -------------------------------------------------------------------------
+
+MANY_PARAMS = [
+    *(SamplingParams(temperature=t, **f) for t in (0.0, 0.5, 1.5) for f in FILTERS),
+    SamplingParams(temperature=1.5, repetition_penalty=30.0),
+    SamplingParams(temperature=1.5, logprobs=4),
+    SamplingParams(repetition_penalty=3.0, logprobs=0),
+]
+some_rows = st.builds(
+    Row,
+    params=st.sampled_from(MANY_PARAMS),
+    seed=st.integers(0, 2**64 - 1),
+    position=st.integers(1, 2**20),
+    recent=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=REPETITION_CONTEXT).map(tuple),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(some_rows, min_size=1, max_size=7), st.integers(0, 100), st.randoms(use_true_random=False))
+def test_the_rest_of_the_batch_changes_nothing(rows: list[Row], seed: int, random: Any):
+    logits = made_up(len(rows), seed=seed)
+    alone = [choose(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
+    assert choose(logits, rows) == alone
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    assert choose(logits[mx.array(order)], [rows[i] for i in order]) == [alone[i] for i in order]
+
+
+def test_rows_of_all_kinds_together():
+    """Two rows that differ in any parameter are not treated as one kind."""
+    rows = [row(params, position=i, recent=range(0, 97, 5)) for i in range(20) for params in MANY_PARAMS]
+    logits = made_up(len(rows)) / 3
+    together = choose(logits, rows)
+    assert together == [choose(logits[i : i + 1], [one])[0] for i, one in enumerate(rows)]
+
+
+def test_seed_and_position_decide_and_the_rest_of_the_row_does_not():
+    logits = mx.broadcast_to(made_up(1) / 2, (60, VOCAB))
+    same = ids(logits, [row(WARM, position=4, recent=[i]) for i in range(60)])
+    assert len(set(same)) == 1
+    assert len(set(ids(logits, [row(WARM, position=i) for i in range(60)]))) > 3
+    assert len(set(ids(logits, [row(WARM, seed=i) for i in range(60)]))) > 3
+
+
+def test_the_choice_follows_the_distribution():
+    """Five thousand draws from four tokens, each within five standard deviations."""
+    shares = np.array([0.5, 0.3, 0.15, 0.05])
+    logits = mx.broadcast_to(mx.log(mx.array(shares, dtype=mx.float32))[None], (5000, 4))
+    drawn = ids(logits, [row(WARM, position=i) for i in range(5000)], vocab=4)
+    counts = np.bincount(drawn, minlength=4)
+    assert (abs(counts - 5000 * shares) < 5 * np.sqrt(5000 * shares * (1 - shares))).all(), counts
+
+
+# -- widths ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", [1, 31, 200])
+def test_padding_of_the_vocabulary_changes_nothing_and_is_never_chosen(padding: int):
+    logits = made_up(200)
+    rows = [row(SamplingParams(temperature=t), position=i) for i, t in zip(range(200), [0.5, 1.0] * 100, strict=True)]
+    # Padding that is as likely as the likeliest token, so that it would be chosen if it could be.
+    padded = mx.concatenate([logits, mx.broadcast_to(mx.max(logits, axis=-1, keepdims=True), (200, padding))], axis=1)
+    chosen = ids(padded, rows)
+    assert chosen == ids(logits, rows)
+    assert max(chosen) < VOCAB
+
+
+def test_fewer_logits_than_the_tokenizer_has_tokens():
+    logits = made_up(200)
+    rows = [row(WARM, position=i) for i in range(200)]
+    wider = mx.concatenate([logits, mx.full((200, 30), -mx.inf)], axis=1)
+    assert ids(logits, rows, vocab=VOCAB + 30) == ids(wider, rows, vocab=VOCAB + 30)
+    assert ids(logits, rows, vocab=VOCAB + 30) != ids(logits, rows), "noise is drawn at the tokenizer's size"
+
+
+# -- log probabilities -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 5, 20])
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_logprobs_are_those_of_the_model(num_top: int, temperature: float, dtype: mx.Dtype):
+    """Before filters and temperature, as mlx-lm reports them; the most likely first."""
+    logits = made_up(10).astype(dtype)
+    params = SamplingParams(temperature=temperature, top_k=3, logprobs=num_top)
+    expected = np.array(log_softmax(logits).astype(mx.float32))
+    for i, token in enumerate(choose(logits, [row(params, position=i) for i in range(10)])):
+        assert token.logprob == expected[i, token.token_id]
+        assert len(token.top) == num_top
+        assert [value for _, value in token.top] == sorted(expected[i], reverse=True)[:num_top]
+        assert all(value == expected[i, at] for at, value in token.top)
+        assert len({at for at, _ in token.top}) == num_top
+        if temperature == 0 and num_top:
+            assert token.logprob == token.top[0][1]
+
+
+def test_no_logprobs_unless_asked_for():
+    assert choose(made_up(1), [row(WARM)])[0].logprob is None
+    assert choose(made_up(1), [row(replace(WARM, logprobs=0))])[0].logprob is not None
+
+
+def test_more_top_tokens_than_the_vocabulary_has():
+    (token,) = choose(made_up(1, width=6), [row(replace(WARM, logprobs=20))], vocab=6)
+    assert len(token.top) == 6
+
+
+def test_choosing_computes_nothing_until_it_is_read():
+    rows = [row(WARM), row(GREEDY)]
+    choices = Sampler(VOCAB).choose(made_up(2), rows)
+    assert [choice.rows for choice in choices] == [(0,), (1,)]
+    assert [len(read(choices, rows))] == [2]
+
+
+def test_no_rows():
+    assert Sampler(VOCAB).choose(mx.zeros((0, VOCAB)), []) == []
+    assert read([], []) == []
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9, "top_k": 12}], ids=str)
+def test_compiled_into_one_call_the_tokens_are_the_same(filters: dict[str, Any]):
+    """As on a GPU; MLX's CPU backend compiles it, too, if it is told to."""
+    kinds = [replace(WARM, **filters), GREEDY, replace(WARM, logprobs=2, **filters)]
+    rows = [row(kinds[i % 3], position=i, seed=i) for i in range(9)]
+    logits = made_up(9)
+    eager, compiled = (Sampler(VOCAB, compiled=flag) for flag in (False, True))
+    for _ in range(2):
+        chosen = read(compiled.choose(logits, rows), rows)
+        assert [t.token_id for t in chosen] == [t.token_id for t in read(eager.choose(logits, rows), rows)]
+    assert chosen[2].top == read(eager.choose(logits, rows), rows)[2].top
+    assert chosen[2].logprob == pytest.approx(float(log_softmax(logits)[2, chosen[2].token_id].item()), abs=1e-6)

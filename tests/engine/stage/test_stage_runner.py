@@ -1,0 +1,384 @@
+"""Plans in, tokens out: a stage does what the plans say, and gives what plain mlx-lm gives."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from stages import plain_greedy, plain_sampled, prompt
+
+from splitinfer.core.plan import NewSequence, SampledSlice, Save, Slice, StepPlan
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.stage.runner import Finished, Launched, StageRunner
+from splitinfer.errors import ProtocolError
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.loader import load_stage, survey
+
+VOCAB = 160
+PROMPT = prompt(20)
+GREEDY = SamplingParams()
+
+
+def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunner:
+    checkpoint = open_folder(folder)
+    found = survey(checkpoint, start, end, "float32")
+    model = load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None)
+    return StageRunner(model, stage, VOCAB)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Callable[..., Path]) -> StageRunner:
+    return load_runner(tiny_folder("llama"), 0, 4)
+
+
+@pytest.fixture(scope="module")
+def halves(tiny_folder: Callable[..., Path]) -> list[StageRunner]:
+    return [load_runner(tiny_folder("llama"), 0, 1), load_runner(tiny_folder("llama"), 1, 4, stage=1)]
+
+
+class Steps:
+    """Numbers the plans and carries them through one or more stages."""
+
+    def __init__(self, *runners: StageRunner) -> None:
+        self.runners = runners
+        self.num_steps = 0
+        for runner in runners:
+            runner.reset()
+
+    def plan(self, *slices: Slice, **more: Sequence[Any]) -> StepPlan:
+        self.num_steps += 1
+        return StepPlan(self.num_steps - 1, slices=slices, **{name: tuple(values) for name, values in more.items()})
+
+    def run(self, *slices: Slice, **more: Sequence[Any]) -> list[int]:
+        """The tokens sampled, in the order of the plan."""
+        plan, hidden = self.plan(*slices, **more), None
+        for runner in self.runners:
+            done = runner.finish(runner.launch(plan, hidden))
+            hidden = done.hidden
+            assert done.plan is plan
+        assert hidden is None
+        return [token.token_id for part in done.sampled for token in part.tokens]
+
+    def carry_on(self, seq_id: int, start: int, token: int, num: int) -> list[int]:
+        """``num`` decode steps from ``token`` at ``start``; the tokens, ``token`` first."""
+        out = [token]
+        for i in range(num):
+            out += self.run(Slice(seq_id, start + i, (out[-1],), 1))
+        return out
+
+    def begin(self, seq_id: int, tokens: Sequence[int], params: SamplingParams = GREEDY, seed: int = 0) -> int:
+        (token,) = self.run(Slice(seq_id, 0, tuple(tokens), 1), new=[NewSequence(seq_id, params, seed)])
+        return token
+
+
+@pytest.fixture(params=["whole", "halves"])
+def steps(request: pytest.FixtureRequest, whole: StageRunner, halves: list[StageRunner]) -> Steps:
+    return Steps(whole) if request.param == "whole" else Steps(*halves)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_folder: Callable[..., Path]) -> list[int]:
+    tokens = plain_greedy(tiny_folder("llama"), PROMPT, 12)
+    assert len(set(tokens)) > 5
+    return tokens
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def test_tokens_are_mlx_lms(steps: Steps, expected: list[int]):
+    assert steps.carry_on(7, 20, steps.begin(7, PROMPT), 11) == expected
+
+
+@pytest.mark.parametrize("sizes", [(7, 7, 6), (1,) * 20, (19, 1), (1, 19)])
+def test_chunks_make_no_difference(steps: Steps, expected: list[int], sizes: tuple[int, ...]):
+    start, token, new = 0, [], [NewSequence(1, GREEDY, 0)]
+    for size in sizes:
+        assert token == [], "a chunk that is not the last gives no token"
+        part = Slice(1, start, tuple(PROMPT[start : start + size]), int(start + size == 20))
+        token, new, start = steps.run(part, new=new), [], start + size
+    assert steps.carry_on(1, 20, token[0], 5) == expected[:6]
+
+
+def test_sampling_is_by_position(steps: Steps, tiny_folder: Callable[..., Path]):
+    params = SamplingParams(temperature=0.9)
+    expected = plain_sampled(tiny_folder("llama"), PROMPT, 8, temperature=0.9, seed=5, vocab_size=VOCAB)
+    assert steps.carry_on(1, 20, steps.begin(1, PROMPT, params, seed=5), 7) == expected
+
+
+def test_several_logits_of_one_slice(steps: Steps, expected: list[int]):
+    """As when drafts are checked: each row's token is what follows the tokens up to it."""
+    tokens = (*PROMPT, *expected[:4])
+    got = steps.run(Slice(1, 0, tokens, 5), new=[NewSequence(1, GREEDY, 0)])
+    assert got == expected[:5]
+
+
+def test_two_sequences_in_one_step(steps: Steps, expected: list[int], tiny_folder: Callable[..., Path]):
+    other = prompt(9, seed=3)
+    others = plain_greedy(tiny_folder("llama"), other, 4)
+    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
+    a, b = steps.run(Slice(1, 0, tuple(PROMPT), 1), Slice(2, 0, tuple(other), 1), new=new)
+    for i in range(3):
+        assert (a, b) == (expected[i], others[i])
+        b, a = steps.run(Slice(2, 9 + i, (b,), 1), Slice(1, 20 + i, (a,), 1))
+
+
+def test_a_chunk_without_logits_beside_one_with(steps: Steps, expected: list[int]):
+    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
+    tokens = steps.run(Slice(2, 0, (1, 2, 3), 0), Slice(1, 0, tuple(PROMPT), 1), new=new)
+    assert tokens == expected[:1]
+
+
+# -- going back, taking over, freeing --------------------------------------------------------------
+
+
+def test_an_earlier_start_goes_back(steps: Steps, expected: list[int]):
+    token = steps.begin(1, PROMPT)
+    assert steps.carry_on(1, 20, token, 6) == expected[:7]
+    # The same slice again, then a wrong turn, then the right one again: nothing of it stays.
+    assert steps.run(Slice(1, 22, tuple(expected[2:5]), 1)) == [expected[5]]
+    steps.run(Slice(1, 10, (5, 5, 5, 5, 5), 1))
+    assert steps.run(Slice(1, 10, tuple(PROMPT[10:]), 1)) == expected[:1]
+    assert steps.carry_on(1, 20, expected[0], 3) == expected[:4]
+
+
+def test_penalties_look_back_on_what_the_plans_say(steps: Steps, tiny_folder: Callable[..., Path]):
+    """Also after going back, and over a prefix whose KV was stored."""
+    params = SamplingParams(repetition_penalty=0.2)
+    straight = steps.carry_on(1, 20, steps.begin(1, PROMPT, params), 8)
+    assert straight != plain_greedy(tiny_folder("llama"), PROMPT, 9), "the penalty changes something"
+    steps.begin(3, [*PROMPT[:15], *[3] * 30], params)
+    (token,) = steps.run(Slice(3, 15, tuple(PROMPT[15:]), 1))
+    assert steps.carry_on(3, 20, token, 8) == straight
+    new = NewSequence(2, params, 0, (7,), tuple(PROMPT[:18]))
+    (token,) = steps.run(Slice(2, 18, tuple(PROMPT[18:]), 1), new=[new], saves=[Save(7, 1, 0, 20)], freed=[1])
+    assert steps.carry_on(2, 20, token, 8) == straight
+
+
+def test_sequences_begin_with_stored_blocks(steps: Steps, expected: list[int]):
+    steps.begin(1, [*PROMPT, 3, 3])
+    saves = [Save(7, 1, 0, 8), Save(8, 1, 8, 16)]
+    for seq_id in (2, 3):
+        new = NewSequence(seq_id, GREEDY, 0, blocks=(7, 8), prefix=tuple(PROMPT[:15]))
+        (token,) = steps.run(Slice(seq_id, 15, tuple(PROMPT[15:]), 1), new=[new], saves=saves)
+        assert steps.carry_on(seq_id, 20, token, 5) == expected[:6]
+        saves = []
+    assert [len(runner.pool) for runner in steps.runners] == [3] * len(steps.runners)
+    steps.run(freed=[1, 2, 3], dropped=[7, 8])
+    assert [runner.pool.stored_nbytes for runner in steps.runners] == [0] * len(steps.runners)
+
+
+def test_a_plan_without_slices_only_frees(steps: Steps):
+    steps.begin(1, PROMPT)
+    steps.begin(2, PROMPT)
+    assert steps.run(freed=[1]) == []
+    assert [len(runner.pool) for runner in steps.runners] == [1] * len(steps.runners)
+    assert steps.run(freed=[2]) == []
+    assert [runner.pool.nbytes for runner in steps.runners] == [0] * len(steps.runners)
+
+
+def test_a_number_can_be_used_again_once_it_is_free(steps: Steps, expected: list[int]):
+    steps.begin(1, prompt(30, seed=2))
+    (token,) = steps.run(Slice(1, 0, tuple(PROMPT), 1), new=[NewSequence(1, GREEDY, 0)], freed=[1])
+    assert steps.carry_on(1, 20, token, 3) == expected[:4]
+
+
+def test_reset_forgets_everything(steps: Steps, expected: list[int]):
+    steps.begin(1, PROMPT)
+    for runner in steps.runners:
+        runner.reset()
+        assert len(runner.pool) == 0
+    assert steps.begin(1, PROMPT) == expected[0]
+
+
+# -- launching ahead -------------------------------------------------------------------------------
+
+
+def test_the_next_step_may_be_launched_before_this_one_is_done(whole: StageRunner, expected: list[int]):
+    whole.reset()
+    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
+    plans = [
+        StepPlan(0, tuple(new), (Slice(1, 0, tuple(PROMPT[:8]), 0),)),
+        StepPlan(1, (), (Slice(1, 8, tuple(PROMPT[8:]), 1),)),
+        StepPlan(2, (), (Slice(2, 0, tuple(PROMPT), 1),)),
+        StepPlan(3, (), (Slice(1, 20, (expected[0],), 1),)),
+        StepPlan(4, (), (Slice(1, 19, (PROMPT[19], expected[0], expected[1]), 3),)),
+        StepPlan(5, (), (), (1, 2)),
+    ]
+    launched: list[Launched] = []
+    finished: list[Finished] = []
+    for plan in plans:
+        launched.append(whole.launch(plan, None))
+        if len(launched) == 3:
+            finished.append(whole.finish(launched.pop(0)))
+    finished += [whole.finish(step) for step in launched]
+    tokens = [[t.token_id for part in done.sampled for t in part.tokens] for done in finished]
+    assert tokens == [[], expected[:1], expected[:1], [expected[1]], expected[:3], []]
+    assert [done.plan for done in finished] == plans
+
+
+def test_figures_are_spans_that_do_not_overlap(halves: list[StageRunner]):
+    steps = Steps(*halves)
+    runner = halves[0]
+    plan = steps.plan(Slice(1, 0, (1,), 1), new=[NewSequence(1, GREEDY, 0)])
+    first = runner.launch(plan, None)
+    second = runner.launch(steps.plan(Slice(1, 1, (1,), 1)), None)
+    a, b = runner.finish(first).figures, runner.finish(second).figures
+    assert a.stage == b.stage == 0
+    assert a.started <= a.ended <= b.started <= b.ended
+    assert b.started == a.ended, "it began when the one before it was done"
+
+
+def test_hidden_states_have_a_row_for_every_token(halves: list[StageRunner]):
+    steps = Steps(*halves)
+    plan = steps.plan(Slice(1, 0, (1, 2, 3), 0), Slice(2, 0, (4,), 1), new=[NewSequence(i, GREEDY, 0) for i in (1, 2)])
+    done = halves[0].finish(halves[0].launch(plan, None))
+    assert done.hidden is not None
+    assert done.hidden.shape == (4, 64)
+    assert done.sampled == ()
+    last = halves[1].finish(halves[1].launch(plan, done.hidden))
+    assert last.hidden is None
+    (part,) = last.sampled
+    assert (type(part), part.seq_id, len(part.tokens)) == (SampledSlice, 2, 1)
+
+
+# -- plans that do not fit -------------------------------------------------------------------------
+
+
+def refused(runner: StageRunner, plan: StepPlan, hidden: mx.array | None = None) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        runner.launch(plan, hidden)
+    return str(caught.value)
+
+
+NEW = (NewSequence(1, GREEDY, 0),)
+ONE = (Slice(1, 0, (1, 2), 1),)
+
+
+def test_wrong_plans_are_refused(whole: StageRunner):
+    whole.reset()
+    assert refused(whole, StepPlan(0, (), ONE)) == "the plan runs sequence 1, which was never opened"
+    assert "sequence 1 from 3, but it stands at 0" in refused(whole, StepPlan(0, NEW, (Slice(1, 3, (1,), 1),)))
+    assert refused(whole, StepPlan(0, NEW)) == "sequence 1 was opened twice"
+    orphan = (NewSequence(2, GREEDY, 0, blocks=(9,), prefix=(1,)),)
+    assert refused(whole, StepPlan(0, orphan)) == "the plan begins with block 9, which is not here"
+    whole.finish(whole.launch(StepPlan(0, (), ONE), None))
+    assert "from 5, but it stands at 2" in refused(whole, StepPlan(1, (), (Slice(1, 5, (1,), 1),)))
+    freed = replace(StepPlan(1, (), (Slice(1, 2, (1,), 1),)), freed=(1,))
+    assert "never opened" in refused(whole, freed)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+def test_hidden_states_of_another_number_are_refused(halves: list[StageRunner], num_rows: int):
+    halves[1].reset()
+    assert "step 0" in refused(halves[1], StepPlan(0, NEW, ONE), mx.zeros((num_rows, 64)))
+    assert len(halves[1].pool) == 0, "refused before anything was changed"
+
+
+def test_a_later_stage_needs_hidden_states_and_the_first_none(halves: list[StageRunner]):
+    for runner in halves:
+        runner.reset()
+    assert "step 0" in refused(halves[1], StepPlan(0, NEW, ONE), None)
+    assert "step 0" in refused(halves[0], StepPlan(0, NEW, ONE), mx.zeros((2, 64)))
+
+
+@pytest.mark.parametrize("stray", [160, 2**30, -1])
+def test_a_token_that_the_model_has_not_is_refused(whole: StageRunner, stray: int):
+    """MLX reads whatever lies there."""
+    steps = Steps(whole)
+    with pytest.raises(ProtocolError, match=f"token id {stray}, and the model has 160"):
+        steps.begin(1, [5, stray])
+
+
+# -- drafts ----------------------------------------------------------------------------------------
+
+
+def last_rows(steps: Steps, *slices: Slice) -> tuple[list[tuple[int, ...]], int]:
+    """The tokens of each slice of one step, and how many rows the last stage computed for them."""
+    plan, hidden = steps.plan(*slices), None
+    for runner in steps.runners:
+        done = runner.finish(runner.launch(plan, hidden))
+        hidden = done.hidden
+    return [tuple(token.token_id for token in part.tokens) for part in done.sampled], done.figures.rows
+
+
+def test_right_drafts_are_taken_and_one_more(steps: Steps, expected: list[int]):
+    assert steps.begin(1, PROMPT) == expected[0]
+    part = Slice(1, 20, tuple(expected[:4]), 4, num_drafts=3)
+    assert last_rows(steps, part) == ([tuple(expected[1:5])], 4)
+    behind = Slice(1, 24, tuple(expected[4:7]), 3, num_drafts=3)
+    assert last_rows(steps, behind) == ([tuple(expected[5:8])], 3)
+
+
+@pytest.mark.parametrize("right", [0, 1, 2])
+def test_a_wrong_draft_ends_the_verdict_and_voids_what_follows(steps: Steps, expected: list[int], right: int):
+    steps.begin(1, PROMPT)
+    drafts = [*expected[1:4]]
+    drafts[right] = (drafts[right] + 1) % 100
+    said, _ = last_rows(steps, Slice(1, 20, (expected[0], *drafts), 4, num_drafts=3))
+    assert said == [tuple(expected[1 : right + 2])]
+    void = Slice(1, 24, tuple(expected[4:7]), 3, num_drafts=3)
+    assert last_rows(steps, void) == ([()], 0), "nothing is computed for it"
+    assert last_rows(steps, Slice(1, 27, (7, 8), 2, num_drafts=2)) == ([()], 0)
+    happens_to = Slice(1, 24, (expected[right + 1], 8), 2, num_drafts=2)  # begin with what was sampled, elsewhere
+    assert last_rows(steps, happens_to) == ([()], 0)
+    at = 20 + right + 1
+    assert steps.carry_on(1, at, expected[right + 1], 4) == expected[right + 1 : right + 6]
+
+
+def test_a_block_whose_first_draft_is_wrong_is_void(steps: Steps, expected: list[int]):
+    steps.begin(1, PROMPT)
+    last_rows(steps, Slice(1, 20, tuple(expected[:4]), 4, num_drafts=3))
+    wrong = (expected[4] + 1) % 100
+    assert last_rows(steps, Slice(1, 24, (wrong, 5), 2, num_drafts=2)) == ([()], 0)
+    assert steps.carry_on(1, 24, expected[4], 2) == expected[4:7]
+
+
+def test_void_beside_others(steps: Steps, expected: list[int]):
+    other = prompt(9, seed=3)
+    steps.begin(1, PROMPT)
+    token = steps.begin(2, other)
+    alone = steps.carry_on(2, 9, token, 2)
+    last_rows(steps, Slice(1, 20, (expected[0], (expected[1] + 1) % 100), 2, num_drafts=1))
+    mixed = [Slice(1, 22, (5, 6, 7), 3, num_drafts=3), Slice(2, 9, (token,), 1), Slice(1, 30, (1,), 1, num_drafts=1)]
+    said, rows = last_rows(steps, *mixed[:2])
+    assert said == [(), (alone[1],)]
+    assert rows == 1
+    assert steps.carry_on(1, 21, expected[1], 2) == expected[1:4]
+
+
+def test_penalties_see_the_drafts(steps: Steps, tiny_folder: Callable[..., Path]):
+    params = SamplingParams(repetition_penalty=1.5)
+    one_by_one = steps.carry_on(1, 20, steps.begin(1, PROMPT, params), 8)
+    steps.run(freed=[1])
+    assert steps.begin(1, PROMPT, params) == one_by_one[0]
+    said, _ = last_rows(steps, Slice(1, 20, tuple(one_by_one[:5]), 5, num_drafts=4))
+    assert said == [tuple(one_by_one[1:6])]
+    wrong = [*one_by_one[5:7], (one_by_one[7] + 1) % 100, 3]
+    said, _ = last_rows(steps, Slice(1, 25, tuple(wrong), 4, num_drafts=3))
+    assert said == [tuple(one_by_one[6:8])]
+    assert steps.carry_on(1, 27, one_by_one[7], 1)[1] == one_by_one[8]
+
+
+def test_a_step_that_may_be_void_waits_for_the_verdict_before_it(whole: StageRunner, halves: list[StageRunner]):
+    sure, guessed = Slice(1, 20, (1, 2), 2, num_drafts=1), Slice(1, 22, (3,), 1, num_drafts=1)
+    assert not whole.needs_verdict(StepPlan(0, slices=(sure,)))
+    assert whole.needs_verdict(StepPlan(0, slices=(guessed,)))
+    assert not halves[0].needs_verdict(StepPlan(0, slices=(guessed,))), "only the last stage knows verdicts"
+
+
+def test_a_step_without_some_of_its_slices(halves: list[StageRunner], expected: list[int]):
+    steps = Steps(halves[0])
+    first = steps.plan(
+        Slice(1, 0, tuple(PROMPT), 1), Slice(2, 0, (1, 2, 3), 0), new=[NewSequence(i, GREEDY, 0) for i in (1, 2)]
+    )
+    done = halves[0].finish(halves[0].launch(first, None))
+    assert done.reduced_to(first) is done
+    fewer = replace(first, slices=first.slices[1:])
+    reduced = done.reduced_to(fewer)
+    assert reduced.hidden is not None
+    assert done.hidden is not None
+    assert mx.array_equal(reduced.hidden, done.hidden[20:])
+    assert done.reduced_to(replace(first, slices=())).hidden is None

@@ -1,0 +1,194 @@
+"""What files' names say, which of them hold some layers together, and which go first when space is short."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from splitinfer.core.kv.block_tree import KEY_BYTES, Key
+from splitinfer.kvstore.index import FileName, KeptFile, covering, lineage, parse, surplus
+
+keys = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
+ranges = st.tuples(st.integers(0, 9), st.integers(1, 6)).map(lambda both: (both[0], both[0] + both[1]))
+
+NAME = FileName(b"k" * 16, b"p" * 16, 256, 300, 0, 8)
+
+
+@settings(deadline=None)
+@given(keys, keys, st.integers(0, 10**8), st.integers(1, 10**8), st.integers(0, 10**5), st.integers(1, 10**5))
+def test_a_name_comes_back_as_it_was(key: Key, parent: Key, start: int, length: int, first: int, num_layers: int):
+    name = FileName(key, parent, start, start + length, first, first + num_layers)
+    assert parse(str(name)) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".kv",
+        "about.json",
+        ".DS_Store",
+        f"{NAME}.tmp",
+        f".{NAME}.0123456789abcdef.tmp",
+        f"{NAME}\n",
+        f" {NAME}",
+        f"x{NAME}",
+        str(NAME).upper(),
+        str(NAME).replace(".kv", ".KV"),
+        str(NAME).replace("-256-", "-0256-"),  # another file has the name that this says
+        str(NAME).replace("-256-", "-٢٥٦-"),
+        str(NAME).replace("-256-", "--1-"),
+        str(NAME).replace("-256-", "-300-"),  # no positions
+        str(NAME).replace("-0-8", "-8-8"),  # no layers
+        str(NAME).replace("-300-", f"-{10**30}-"),
+        str(NAME).replace("6b", "6", 1),
+        str(NAME).replace("6b", "6g", 1),
+        str(NAME).replace("-", "_"),
+        str(NAME)[:-5],
+    ],
+)
+def test_the_names_of_others_say_nothing(name: str):
+    assert parse(name) is None
+
+
+@settings(deadline=None)
+@given(st.lists(st.text("0129٢²ab", min_size=1, max_size=3), min_size=4, max_size=4))
+@example(["0", "9", "0", "8"])
+@example(["00", "9", "0", "8"])
+@example(["0", "٩", "0", "8"])
+def test_what_is_parsed_is_the_name_of_that_file(numbers: list[str]):
+    """So that a file that is listed is found, and one that is to go does go."""
+    name = "-".join(["6b" * 16, "70" * 16, *numbers]) + ".kv"
+    parsed = parse(name)
+    assert parsed is None or str(parsed) == name
+
+
+def named(layers: Sequence[tuple[int, int]]) -> list[FileName]:
+    return [FileName(b"", b"", 0, 9, first, last) for first, last in layers]
+
+
+def holds(names: Sequence[FileName], first: int, last: int) -> bool:
+    return set(range(first, last)) <= {layer for name in names for layer in range(name.first, name.last)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(ranges, max_size=7), ranges)
+def test_the_fewest_files_that_hold_the_layers_are_chosen(layers: list[tuple[int, int]], wanted: tuple[int, int]):
+    names = named(layers)
+    fewest = next(
+        (n for n in range(len(names) + 1) if any(holds(some, *wanted) for some in combinations(names, n))), None
+    )
+    chosen = covering(names, *wanted)
+    assert (chosen is None) == (fewest is None)
+    if chosen is not None:
+        assert len(chosen) == fewest
+        assert holds(chosen, *wanted)
+        assert set(chosen) <= set(names)
+
+
+# -- what goes ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def shelves(draw: st.DrawFn) -> list[KeptFile]:
+    """Trees of blocks in two groups, of one or two ranges of layers each; some have lost what they come after."""
+    files: list[KeptFile] = []
+    for group in ("one", "two"):
+        tree: list[tuple[Key, int]] = [(b"root" * 4, 0)]
+        for i in range(draw(st.integers(0, 7))):
+            parent, start = draw(st.sampled_from(tree))
+            key = bytes([i + 1]) * KEY_BYTES
+            tree.append((key, start + 4))
+            for layers in draw(st.sampled_from([[(0, 4)], [(0, 4), (4, 8)], [(4, 8)], []])):
+                name = FileName(key, parent, start, start + 4, *layers)
+                used = float(draw(st.integers(0, 5)))
+                files.append(KeptFile(group, name, draw(st.integers(1, 9)), used))
+    return draw(st.permutations(files))
+
+
+def after(files: Sequence[KeptFile], one: KeptFile) -> list[KeptFile]:
+    """The files of the blocks that come after one's, and its own."""
+    keys, found = {one.name.key}, list[KeptFile]()
+    for file in sorted(files, key=lambda file: file.name.start):
+        if file.group == one.group and (file.name.key in keys or file.name.parent in keys):
+            keys.add(file.name.key)
+            found.append(file)
+    return found
+
+
+def last_use(files: Sequence[KeptFile], one: KeptFile) -> float:
+    return max(file.used for file in after(files, one))
+
+
+@settings(max_examples=100, deadline=None)
+@given(shelves(), st.integers(0, 60))
+@example([], 0)
+def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[KeptFile], cap: int):
+    going = surplus(files, cap)
+    rest = sum(file.nbytes for file in files) - sum(file.nbytes for file in going)
+    assert len(set(going)) == len(going)
+    assert set(going) <= set(files)
+    assert rest <= cap
+    assert not going or rest + going[-1].nbytes > cap
+
+
+@settings(max_examples=100, deadline=None)
+@given(shelves())
+def test_a_block_goes_after_all_that_come_after_it(files: list[KeptFile]):
+    order = surplus(files, 0)
+    assert len(order) == len(files)
+    for i, file in enumerate(order):
+        left = {one.name.key for one in after(order[i:], file)}
+        assert left == {file.name.key}, "one goes before another that is of no use without it"
+
+
+@settings(max_examples=100, deadline=None)
+@given(shelves(), st.integers(0, 60))
+def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[KeptFile], cap: int):
+    going = surplus(files, cap)
+    staying = [file for file in files if file not in going]
+    assert max((last_use(files, file) for file in going), default=0) <= min(
+        (last_use(files, file) for file in staying), default=9
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(shelves(), st.sampled_from(["one", "two"]), st.integers(1, 7))
+def test_a_lineage_is_a_block_and_what_it_comes_after(files: list[KeptFile], group: str, number: int):
+    key = bytes([number]) * KEY_BYTES
+    assert lineage(files, group, key) == {
+        file for file in files if file.group == group and any(one.name.key == key for one in after(files, file))
+    }
+
+
+def test_names_that_lead_in_a_circle_have_an_end():
+    names = [FileName(bytes([i]) * 16, bytes([(i + 1) % 3]) * 16, 0, 4, 0, 4) for i in range(3)]
+    files = [KeptFile("group", name, 1, 0.0) for name in names]
+    assert lineage(files, "group", names[0].key) == set(files)
+    assert len(surplus(files, 1)) == 2
+
+
+def test_below_the_cap_nothing_goes():
+    files = [KeptFile("group", name, 10, 0.0) for name in named([(0, 4), (4, 8)])]
+    assert surplus(files, 20) == []
+    assert len(surplus(files, 19)) == 1
+
+
+def test_blocks_of_one_key_in_two_groups_are_strangers():
+    """The use of one does not keep what comes before the other."""
+    parents = [KeptFile(group, FileName(b"p" * 16, b"r" * 16, 0, 4, 0, 4), 1, 1.0) for group in "ab"]
+    child = KeptFile("a", FileName(b"c" * 16, b"p" * 16, 4, 8, 0, 4), 1, 2.0)
+    assert surplus([*parents, child], 2) == [parents[1]]
+
+
+def test_a_very_long_conversation_goes_from_its_end():
+    pick = Random(1)
+    files, previous = list[KeptFile](), b"r" * 16
+    for i in range(20_000):
+        key = pick.randbytes(16)
+        files.append(KeptFile("group", FileName(key, previous, i * 4, i * 4 + 4, 0, 4), 1, pick.random()))
+        previous = key
+    assert [file.name.start for file in surplus(files, 0)] == [i * 4 for i in reversed(range(20_000))]

@@ -1,0 +1,283 @@
+"""The folder as a person sees it: what there is, taking something out, cleaning up; and the commands for it."""
+
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from kv_samples import GROUP, LAYERS, OTHER_GROUP, block, buffers, chain, name_of
+from typer.testing import CliRunner
+
+from splitinfer.cli import app
+from splitinfer.kvstore.files import Folder
+from splitinfer.kvstore.maintenance import Cleaned, clean, look, remove
+from splitinfer.kvstore.paths import default_folder
+from splitinfer.kvstore.record import Record
+from splitinfer.kvstore.store import Disk, KVStore
+
+LARGE = 10**9
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "kv"
+
+
+def fill(
+    path: Path,
+    records: Sequence[Record],
+    group: str = GROUP,
+    model: str | None = "models/tiny",
+    layers: tuple[int, int] = LAYERS,
+    used: float | None = None,
+) -> int:
+    """Write blocks; their bytes."""
+    folder, nbytes = Folder(path), 0
+    for record in records:
+        nbytes += folder.write(group, name_of(record, layers), record, buffers(record))
+        if used is not None:
+            os.utime(path / group / str(name_of(record, layers)), (used, used))
+    if model is not None:
+        folder.describe(group, {"model": model, "dtype": "float32", "device": "a device"})
+    return nbytes
+
+
+def total(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.suffix in (".kv", ".tmp"))
+
+
+def test_what_is_there_is_listed_by_model_and_layers_the_last_used_first(path: Path):
+    fill(path, chain(1), OTHER_GROUP, "models/other", used=1000)
+    first = fill(path, chain(3), layers=(4, 9), used=2000)
+    fill(path, chain(3))
+    found = look(path)
+    assert [(one.group, one.model, one.layers) for one in found] == [
+        (GROUP, "models/tiny", (0, 4)),
+        (GROUP, "models/tiny", (4, 9)),
+        (OTHER_GROUP, "models/other", (0, 4)),
+    ]
+    assert [(one.num_blocks, one.num_tokens, one.nbytes) for one in found[:2]] == [(3, 12, first)] * 2
+    assert found[0].arithmetic == "float32, a device"
+    assert found[0].used < 100 < 10**8 < found[1].used < found[2].used
+
+
+@pytest.mark.parametrize("about", [None, "", "[]", '{"dtype": [1]}', '{"model": null}'])
+def test_what_nobody_has_described_is_listed_too(path: Path, about: str | None):
+    fill(path, [block()], model=None if about is None else "models/tiny")
+    for file in (path / GROUP).glob("*.json"):
+        file.write_text(about or "")
+    (found,) = look(path)
+    assert found.group == GROUP
+    assert found.num_blocks == 1
+    assert remove(path, GROUP) == (1, found.nbytes)
+
+
+def test_one_model_is_removed_by_its_name_or_its_groups(path: Path):
+    nbytes = [fill(path, chain(2)), fill(path, chain(3), OTHER_GROUP, "models/other")]
+    assert remove(path, "models/third") == (0, 0)
+    assert len(look(path)) == 2
+    assert remove(path, "models/other") == (3, nbytes[1])
+    assert [one.group for one in look(path)] == [GROUP]
+    assert not (path / OTHER_GROUP).exists()
+    assert remove(path, GROUP) == (2, nbytes[0])
+    assert list(path.iterdir()) == []
+
+
+def test_all_is_removed_but_what_is_not_ours(path: Path):
+    nbytes = fill(path, chain(2)) + fill(path, chain(3), OTHER_GROUP, None)
+    (path / "photos").mkdir()
+    (path / "photos" / "cat.jpg").touch()
+    assert remove(path, None) == (5, nbytes)
+    assert [file.name for file in path.rglob("*")] == ["photos", "cat.jpg"]
+    assert remove(path, None) == (0, 0)
+
+
+# -- cleaning up -------------------------------------------------------------------------------------
+
+
+def test_what_is_of_use_stays(path: Path):
+    fill(path, chain(3))
+    fill(path, chain(3), layers=(4, 8))
+    fill(path, chain(3, 7), OTHER_GROUP)
+    before = sorted(path.rglob("*"))
+    assert clean(path, LARGE) == Cleaned(0, 0, 0, 0, 0)
+    assert sorted(path.rglob("*")) == before
+
+
+def spoil(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(data)
+
+
+def test_damaged_files_go_and_what_comes_after_them(path: Path):
+    records, others = chain(4), chain(4, 100)
+    fill(path, [*records, *others])
+    before = total(path)
+    spoil(path / GROUP / str(name_of(records[1])))
+    (path / GROUP / str(name_of(others[3]))).write_bytes(b"")
+    done = clean(path, LARGE)
+    assert (done.damaged, done.orphans, done.unfinished, done.surplus) == (2, 2, 0, 0)
+    assert {file.name for file in Folder(path).files(GROUP)} == {
+        name_of(record) for record in [records[0], *others[:3]]
+    }
+    assert before - total(path) > done.nbytes > 6000, "one was empty when it went"
+    assert clean(path, LARGE) == Cleaned(0, 0, 0, 0, 0)
+
+
+def test_a_block_of_another_group_is_not_what_another_comes_after(path: Path):
+    records = chain(3)
+    fill(path, records[1:])
+    fill(path, records[:1], OTHER_GROUP)
+    assert clean(path, LARGE).orphans == 2
+    assert [file.group for file in Folder(path).all_files()] == [OTHER_GROUP]
+
+
+def test_what_was_left_half_written_goes_if_it_is_not_new(path: Path):
+    record = block()
+    fill(path, [record])
+    old, new = (path / GROUP / f".{name_of(record)}.{digit * 16}.tmp" for digit in "01")
+    for file in (old, new):
+        file.write_bytes(bytes(1000))
+    os.utime(old, (1000, 1000))
+    assert clean(path, LARGE) == Cleaned(0, 0, 1, 0, 1000)
+    assert not old.exists()
+    assert new.exists()
+
+
+def test_over_the_cap_the_least_recently_used_go(path: Path):
+    old, new = chain(3), chain(3, 100)
+    nbytes = fill(path, old, used=1000)
+    fill(path, new, OTHER_GROUP, used=2000)
+    done = clean(path, total(path) - 1)
+    assert (done.surplus, done.nbytes) == (1, nbytes // 3)
+    assert {file.name for file in Folder(path).files(GROUP)} == {name_of(record) for record in old[:2]}
+    assert clean(path, nbytes).surplus == 2
+    assert {file.name for file in Folder(path).all_files()} == {name_of(record) for record in new}
+    assert clean(path, 0).surplus == 3
+    assert Folder(path).all_files() == []
+
+
+@pytest.mark.parametrize("act", [look, lambda path: [*remove(path, None)], lambda path: clean(path, 0)])
+def test_a_folder_that_is_not_there_is_not_made(path: Path, act: Callable[[Path], object]):
+    assert act(path) in ([], [0, 0], Cleaned(0, 0, 0, 0, 0))
+    assert not path.exists()
+
+
+def test_a_stage_at_work_survives_that_all_is_removed(path: Path):
+    store, records = KVStore(Disk(path, LARGE), GROUP, LAYERS, {}), chain(3)
+    for _ in range(2):
+        for record in records:
+            store.put(record, buffers(record))
+        assert store.flush(30)
+        assert store.written() == tuple(record.key for record in records)
+        assert all(store.get(record.key) for record in records)
+        assert store.flush(30)
+        assert remove(path, None)[0] == 3
+        assert not any(store.get(record.key) for record in records)
+    assert store.offer() == ()
+    store.close(30)
+
+
+# -- the commands ------------------------------------------------------------------------------------
+
+
+def command(*words: object, code: int = 0) -> str:
+    """What `splitinfer cache` says, its spaces single."""
+    result = CliRunner().invoke(app, ["cache", *map(str, words)])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+def test_ls_says_what_there_is(path: Path):
+    fill(path, chain(3, size=600_000))
+    fill(path, chain(2), OTHER_GROUP, "org/other", layers=(4, 20), used=1000)
+    said = re.sub(r"\d+ s ago", "now", command("ls", "--kv-dir", path))
+    assert re.sub(r"\d+ days ago", "once", said) == (
+        "model layers blocks tokens size last used computed in group "
+        f"tiny 0-3 3 12 3.6 MB now float32, a device {GROUP} "
+        f"other 4-19 2 8 0.0 MB once float32, a device {OTHER_GROUP} "
+        f"3.6 MB in {path}"
+    )
+
+
+def test_ls_writes_names_as_they_are(path: Path):
+    """Brackets and colons mean colours and pictures to the library that prints the table, or an error."""
+    path = path / "[bold]"
+    fill(path, [block()], model="models/[red]:cat:[end]")
+    fill(path, [block()], OTHER_GROUP, model="[/models]")
+    said = command("ls", "--kv-dir", path)
+    assert "[red]:cat:[end] 0-3" in said
+    assert "models] 0-3" in said
+    assert said.endswith(f"in {path}")
+
+
+def test_an_empty_folder_is_said_to_be_empty(path: Path):
+    assert command("ls", "--kv-dir", path) == f"no KV is kept in {path}"
+    assert command("rm", "--all", "--kv-dir", path) == "removed 0 files, 0.0 MB"
+    assert command("gc", "--kv-dir", path).startswith("removed 0 damaged files, 0 without those before them")
+    assert not path.exists()
+
+
+def test_without_a_folder_it_is_the_one_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert command("ls") == f"no KV is kept in {default_folder()}"
+    fill(default_folder(), [block()])
+    assert command("rm", "tiny") == "removed 1 files, 0.0 MB"
+
+
+@pytest.mark.parametrize("name", ["tiny", "models/tiny", GROUP])
+def test_rm_removes_one_model(path: Path, name: str):
+    fill(path, chain(3, size=600_000))
+    fill(path, chain(2), OTHER_GROUP, "models/other")
+    assert command("rm", name, "--kv-dir", path) == "removed 3 files, 3.6 MB"
+    assert [one.model for one in look(path)] == ["models/other"]
+    assert command("rm", "--all", "--kv-dir", path) == "removed 2 files, 0.0 MB"
+    assert look(path) == []
+
+
+def test_rm_of_a_name_in_two_groups_removes_both(path: Path):
+    """The same model in another dtype or after an update."""
+    fill(path, chain(3))
+    fill(path, chain(2), OTHER_GROUP)
+    assert command("rm", "tiny", "--kv-dir", path) == "removed 5 files, 0.0 MB"
+
+
+@pytest.mark.parametrize("name", ["tin", "models", "", "unknown"])
+def test_rm_of_another_name_removes_nothing(path: Path, name: str):
+    fill(path, chain(3))
+    said = command("rm", name, "--kv-dir", path, code=1)
+    assert said == f"no KV of {name} is kept in {path}; `splitinfer cache ls` lists what is".replace("  ", " ")
+    assert look(path)[0].num_blocks == 3
+
+
+@pytest.mark.parametrize(("words", "reason"), [((), "say which model, or --all"), (("tiny", "--all"), "not both")])
+def test_rm_wants_to_know_what(path: Path, words: tuple[str, ...], reason: str):
+    fill(path, chain(3))
+    assert reason in command("rm", *words, "--kv-dir", path, code=2)
+    assert look(path)[0].num_blocks == 3
+
+
+def test_gc_says_what_it_removed(path: Path):
+    records = chain(4, size=300_000)
+    fill(path, records)
+    fill(path, [block(9, size=500_000)], OTHER_GROUP, used=1000)
+    spoil(path / GROUP / str(name_of(records[1])))
+    left = path / GROUP / f".{name_of(records[0])}.{'0' * 16}.tmp"
+    left.write_bytes(bytes(400_000))
+    os.utime(left, (1000, 1000))
+    said = command("gc", "--kv-disk-gb", 0.001, "--kv-dir", path)
+    assert said == (
+        "removed 1 damaged files, 2 without those before them, 1 unfinished and 1 over the cap: 3.2 MB"
+    )  # fmt: skip
+    assert {file.name for file in Folder(path).all_files()} == {name_of(records[0])}
+    assert json.loads((path / GROUP / "splitinfer.json").read_text())["model"] == "models/tiny"
+
+
+@pytest.mark.parametrize("gb", ["-1", "nan", "inf", "much"])
+def test_gc_wants_a_number_of_bytes(path: Path, gb: str):
+    fill(path, chain(3))
+    assert "--kv-disk-gb" in command("gc", "--kv-disk-gb", gb, "--kv-dir", path, code=2)
+    assert look(path)[0].num_blocks == 3

@@ -1,0 +1,98 @@
+"""A step's rows as parts of a frame, and back."""
+
+import math
+
+import mlx.core as mx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.core.plan import TensorSpec
+from splitinfer.core.wire_codec import CODECS, FP16, INT8, Packing
+from splitinfer.errors import ProtocolError
+from splitinfer.models.codecs import pack, unpack
+from splitinfer.models.hidden_states import PackedRows, from_parts, to_parts
+
+WIDTH = 200
+
+
+def hidden(n: int) -> mx.array:
+    return mx.random.normal((n, WIDTH), key=mx.random.key(n))
+
+
+def rounded(codec: str, rows: mx.array) -> mx.array:
+    return unpack(codec, pack(codec, rows)[1], rows.dtype)
+
+
+def arrives(rows: mx.array, packed: PackedRows | None) -> mx.array:
+    out = to_parts(rows, packed)
+    assert out.spec is not None
+    return from_parts(out.spec, out.packing, out.parts)
+
+
+def test_nothing_and_exact_rows():
+    assert to_parts(None, None).parts == ()
+    rows = hidden(5)
+    assert mx.array_equal(arrives(rows, None), rows)
+    assert len(to_parts(rows, None).parts) == 1
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@settings(deadline=None, max_examples=30)
+@given(which=st.lists(st.booleans(), min_size=1, max_size=12).filter(any))
+def test_each_row_in_its_place(codec: str, which: list[bool]):
+    rows = hidden(len(which))
+    packed = PackedRows.of(codec, rows, [at for at, is_packed in enumerate(which) if is_packed])
+    expected = mx.where(mx.array(which)[:, None], rounded(codec, rows), rows)
+    assert mx.array_equal(arrives(rows, packed), expected)
+
+
+@pytest.mark.parametrize("bad", [[0], [3], [1, 2], [0, 1, 2, 3]])
+def test_rows_that_do_not_fit_go_as_they_are(bad: list[int]):
+    rows = hidden(6)
+    for row in bad:
+        rows[row, 7] = 1e6
+    packed = PackedRows.of(FP16, rows, [0, 1, 2, 3])
+    fits = mx.array([row < 4 and row not in bad for row in range(6)])
+    out = to_parts(rows, packed)
+    assert out.num_unfit == len(bad)
+    assert mx.array_equal(arrives(rows, packed), mx.where(fits[:, None], rounded(FP16, rows), rows))
+
+
+def test_rows_that_are_no_numbers_arrive():
+    rows = hidden(3)
+    rows[1, 2] = math.inf
+    assert mx.isinf(arrives(rows, PackedRows.of(INT8, rows, [0, 1]))[1, 2]).item()
+
+
+def test_a_step_with_fewer_rows():
+    rows, kept = hidden(8), [1, 2, 4, 5, 7]
+    packed = PackedRows.of(INT8, rows, [2, 4, 5])
+    left = rows[mx.array(kept)]
+    expected = mx.where(mx.array([False, True, True, True, False])[:, None], rounded(INT8, left), left)
+    assert mx.array_equal(arrives(left, packed.among(left, kept)), expected)
+
+
+def test_frames_that_contradict_their_step():
+    rows = hidden(6)
+    out = to_parts(rows, PackedRows.of(INT8, rows, [1, 2]))
+    assert out.spec is not None
+    assert out.packing is not None
+    wrong_spec = (
+        (TensorSpec("float32", (6,)), out.packing),
+        (TensorSpec("float32", (2, WIDTH)), out.packing),
+        (TensorSpec("float32", (7, WIDTH)), out.packing),
+        (TensorSpec("float32", (6, WIDTH + 1)), out.packing),
+        (TensorSpec("float32", (6, 1 << 20)), out.packing),
+        (TensorSpec("int32", (6, WIDTH)), out.packing),
+        (TensorSpec("float16", (6, WIDTH)), out.packing),
+        (out.spec, Packing(INT8, ((1, 4),))),
+        (out.spec, Packing(FP16, ((1, 3),))),
+        (out.spec, None),
+    )
+    for spec, packing in wrong_spec:
+        with pytest.raises(ProtocolError):
+            from_parts(spec, packing, out.parts)
+    for parts in ((), out.parts[:1], out.parts[1:], (*out.parts, out.parts[0])):
+        with pytest.raises(ProtocolError):
+            from_parts(out.spec, out.packing, parts)

@@ -1,0 +1,96 @@
+"""Products of weights with few rows: the same numbers, asked for the other way round."""
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+
+from splitinfer.models import openblas as products
+from splitinfer.models.openblas import MAX_ROWS, transposed_product, use_transposed_products
+
+
+class Block(nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(31, 24)
+        self.layers = [nn.Linear(24, 40), nn.Linear(40, 24, bias=False)]
+        self.small = nn.QuantizedLinear(64, 8)
+
+
+def pair() -> tuple[Block, Block]:
+    plain, turned = Block(), Block()
+    turned.update(plain.parameters())
+    use_transposed_products(turned, wanted=lambda: True)
+    return plain, turned
+
+
+@pytest.fixture
+def _any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights as small as a test's are turned, too."""
+    monkeypatch.setattr(products, "MIN_SIZE", 1)
+
+
+@pytest.mark.usefixtures("_any_size")
+@pytest.mark.parametrize(
+    "shape", [(24,), (1, 24), (1, 1, 24), (8, 1, 24), (2, 3, 24), (MAX_ROWS, 24), (MAX_ROWS + 1, 24)]
+)
+def test_the_numbers_are_the_same_but_for_rounding(shape: tuple[int, ...]) -> None:
+    plain, turned = pair()
+    x = mx.random.normal(shape)
+    for one, other in (
+        (plain.layers[0](x), turned.layers[0](x)),
+        (plain.layers[1](plain.layers[0](x)), turned.layers[1](plain.layers[0](x))),
+        (plain.table.as_linear(x), turned.table.as_linear(x)),
+    ):
+        assert one.shape == other.shape
+        assert mx.allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_table_still_looks_up() -> None:
+    plain, turned = pair()
+    ids = mx.array([[3, 30]])
+    assert mx.array_equal(plain.table(ids), turned.table(ids))
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "least", "is_turned"),
+    [
+        (1, mx.float32, 1, True), (MAX_ROWS, mx.float32, 1, True), (MAX_ROWS + 1, mx.float32, 1, False),
+        (1, mx.bfloat16, 1, False), (1, mx.float32, 2**18, False),
+    ],
+)  # fmt: skip
+def test_which_products_are_turned(
+    rows: int, dtype: mx.Dtype, least: int, is_turned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "MIN_SIZE", least)
+    seen: list[tuple[int, ...]] = []
+
+    def noted(weight: mx.array, x: mx.array) -> mx.array:
+        seen.append(x.shape)
+        return transposed_product(weight, x)
+
+    monkeypatch.setattr(products, "turned_product", noted)
+    _, turned = pair()
+    turned.set_dtype(dtype)
+    turned.layers[0](mx.zeros((rows, 24), dtype))
+    assert bool(seen) == is_turned
+
+
+def test_only_plain_layers_change_and_only_where_it_is_wanted() -> None:
+    model = Block()
+    use_transposed_products(model, wanted=lambda: False)
+    assert type(model.layers[0]) is nn.Linear
+    use_transposed_products(model, wanted=lambda: True)
+    assert type(model.layers[0]) is not nn.Linear
+    assert isinstance(model.layers[0], nn.Linear)
+    assert type(model.small) is nn.QuantizedLinear
+
+
+def test_an_empty_input_stays_empty() -> None:
+    _, turned = pair()
+    assert turned.layers[0](mx.zeros((0, 24))).shape == (0, 40)
+
+
+def test_on_the_reference_blas_nothing_is_turned() -> None:
+    model = Block()
+    use_transposed_products(model)
+    assert type(model.layers[0]) is nn.Linear  # these tests run on it

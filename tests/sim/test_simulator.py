@@ -1,0 +1,89 @@
+"""Virtual time: what the simulated pipeline does is what the formulas say."""
+
+from itertools import pairwise
+
+import pytest
+
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, tokens_per_second
+from splitinfer.sim.machine import Hop, Machine
+from splitinfer.sim.simulator import Simulator
+
+
+def machine(num_stages: int, hop: float = 0.0, **more: float | bool) -> Machine:
+    stages = (StageCosts.line(0.01, 0.0),) * num_stages
+    return Machine(stages, (Hop(hop),) * num_stages, (8,) * num_stages, **more)  # type: ignore[arg-type]
+
+
+def run(rig: Machine, answers: list[int], **more: object) -> Simulator:
+    speculates, groups = bool(more.pop("speculates", False)), int(str(more.pop("groups", rig.num_stages)))
+    flight = more.pop("flight", None)
+    config = SchedulerConfig(
+        groups, rig.num_stages + 1, 512, 64, 10_000, speculates=speculates, num_stages=rig.num_stages
+    )
+    clockwork = Simulator(Scheduler(config), rig, check=True, **more)  # type: ignore[arg-type]
+    for seq_id, count in enumerate(answers):
+        seq = Sequence(seq_id, [seq_id] * 8, SamplingParams(max_tokens=count), 0, flight=flight)  # type: ignore[arg-type]
+        clockwork.submit(0.0, seq)
+    clockwork.run()
+    return clockwork
+
+
+@pytest.mark.parametrize("num_stages", [1, 2, 3])
+def test_one_stream_takes_one_way_through_all_stages_for_each_token(num_stages: int):
+    clockwork = run(machine(num_stages, hop=0.001, host=0.0005), [50])
+    hops = 0.001 * num_stages if num_stages > 1 else 0.0
+    for a, b in pairwise(clockwork.served[0].token_times):
+        assert b - a == pytest.approx(0.01 * num_stages + hops + 0.0005)
+
+
+def test_as_many_groups_as_stages_keep_them_busy():
+    clockwork = run(machine(2), [200] * 8)
+    assert all(busy.duty(0.5, 1.5) > 0.99 for busy in clockwork.busy)
+
+
+def test_a_step_launched_ahead_hides_the_host():
+    slow, fast = (run(machine(1, host=0.005, launches_ahead=ahead), [100] * 4, groups=2) for ahead in (False, True))
+    ends = [max(served.token_times[-1] for served in one.served.values()) for one in (slow, fast)]
+    assert ends[0] == pytest.approx(2 * 100 * 0.015, rel=0.05)
+    assert ends[1] == pytest.approx(2 * 100 * 0.01, rel=0.05)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.9])
+def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float):
+    """Another way to the same number: the scheduler's plans on a clock, against ``core.speculation.flight``'s
+    series."""
+    flight, count = Flight(first=3, further=3, in_flight=2), 3000
+    rig = machine(2, hop=0.0005, draft=0.001)
+    clockwork = run(rig, [count], speculates=True, acceptance=acceptance, flight=flight)
+    times = clockwork.served[0].token_times
+    measured = (len(times) - 1) / (times[-1] - times[0])
+    rows = RowTimes({1: 0.01})
+    assert measured == pytest.approx(tokens_per_second(Rig((rows, rows), 0.001, 0.0005), flight, acceptance), rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"hops": (Hop(),)}, "2 stages have 1 hops and 2 layer counts"),
+        ({"layers": (8, 0)}, "each stage needs a layer"),
+        ({"host": -1.0}, "host, draft and hops must be seconds"),
+    ],
+)
+def test_machines_that_cannot_be(wrong: dict[str, object], sentence: str):
+    whole = {"stages": (StageCosts(),) * 2, "hops": (Hop(),) * 2, "layers": (8, 8), **wrong}
+    with pytest.raises(ValueError, match=sentence):
+        Machine(**whole)  # type: ignore[arg-type]
+
+
+def test_layers_can_be_moved():
+    rig = machine(2).cut_into([4, 12])
+    assert rig.cut == "4-12"
+    assert [stage.line(0, 0).at is not None for stage in rig.stages]
+    times = [busy.spans[0][1] - busy.spans[0][0] for busy in run(rig, [5]).busy]
+    assert times == [pytest.approx(0.005), pytest.approx(0.015)]
+    with pytest.raises(ValueError, match="no cut of 16 layers"):
+        machine(2).cut_into([4, 11])

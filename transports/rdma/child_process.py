@@ -1,0 +1,148 @@
+"""The engine's hold on its child: started, spoken to, and certainly ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket as sockets
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from transports.base import LinkClosed
+from transports.rdma.channel import Channel, Job, Word
+from transports.rdma.messages import CHUNK_BYTES, FIRST_BYTES, Stream
+from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
+
+_ROOT = Path(__file__).resolve().parents[2]
+_GRACE_SECONDS = 0.3  # for a child to leave its group properly; one that waits in the group cannot
+_KILLED_SECONDS = 5.0  # for the system to end one
+# JACCL would take its own names before MLX's, and MLX_METAL_FAST_SYNCH was seen to hang GPUs together with RDMA.
+_NOT_FOR_THE_CHILD = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_", "MLX_METAL_FAST_SYNCH")
+
+
+class ChildProcess:
+    """One child and the segment shared with it."""
+
+    def __init__(self) -> None:
+        self._ring = Ring(SEGMENT_BYTES)
+        self._room = threading.Condition()
+        self._posting = threading.Lock()
+        self._is_hung_up = False
+        self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-rdma-")  # noqa: SIM115 - lives as long as the child
+        self.segment = Segment.make()
+        ours, theirs = sockets.socketpair()
+        self.channel = Channel(ours)
+        with theirs:
+            try:
+                self._process = self._start(theirs.fileno(), self.segment.descriptor)
+            except OSError:
+                ours.close()
+                self.segment.close()
+                self._log.close()
+                raise
+
+    def _start(self, *descriptors: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "transports.rdma.child", *map(str, descriptors)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._log,
+            pass_fds=descriptors,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C in a terminal is for its parent
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def start(self, job: Job) -> None:
+        """Raises ChannelClosedError."""
+        self.channel.send(Word.JOB, text=json.dumps(asdict(job)).encode())
+
+    # -- what a writer does ------------------------------------------------------------------------------------------
+
+    def post(self, head: bytes, pieces: Sequence[memoryview | bytes], patience: float) -> None:
+        """Hand a frame to the child. Waits at most `patience` seconds for each of its messages to find room.
+
+        Raises:
+            TimeoutError: there was none.
+            LinkClosed: the carrier was hung up.
+            ChannelClosedError: the child is gone.
+        """
+        stream = Stream((head, *pieces))
+        left = len(head) + sum(memoryview(piece).nbytes for piece in pieces)
+        size = FIRST_BYTES
+        with self._posting:
+            while left > 0:
+                offset = self._wait_for_room(size, patience)
+                left -= stream.fill(self.segment.view[offset : offset + size])
+                self.channel.send(Word.BEGIN if left > 0 else Word.SEND, offset, size)
+                size = min(left, CHUNK_BYTES)
+
+    def _wait_for_room(self, size: int, patience: float) -> int:
+        give_up_at = time.monotonic() + patience
+        with self._room:
+            while not self._is_hung_up:
+                if (offset := self._ring.place(size)) is not None:
+                    return offset
+                if not self._room.wait(give_up_at - time.monotonic()) and time.monotonic() >= give_up_at:
+                    raise TimeoutError
+        raise LinkClosed("")
+
+    def consumed(self) -> None:
+        """The child has sent the oldest message."""
+        with self._room:
+            self._ring.consumed()
+            self._room.notify_all()
+
+    # -- the end -----------------------------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """From any thread, at once: nobody waits for room any more, and both ends of the channel see its end."""
+        with self._room:
+            self._is_hung_up = True
+            self._room.notify_all()
+        with contextlib.suppress(OSError):
+            self.channel.socket.shutdown(sockets.SHUT_RDWR)
+
+    def end(self, grace: float = _GRACE_SECONDS) -> None:
+        """End the process and give everything back; once, by whoever receives from the channel."""
+        self.hang_up()
+        if not self._ends_within(grace):
+            self._process.kill()
+            self._ends_within(_KILLED_SECONDS)
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self.channel.socket.close()
+        self._log.close()
+        with self._posting:  # a sender that is still at it is about to notice
+            self.segment.close()
+
+    def last_words(self) -> str:
+        """Of a child that ended by itself."""
+        self._ends_within(_GRACE_SECONDS)
+        self._log.seek(0)
+        lines = self._log.read().strip().splitlines()
+        code = self._process.returncode
+        how = "still runs" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{how}: {lines[-1][:200]}" if lines else how
+
+    def _ends_within(self, seconds: float) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self._process.returncode is not None
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_THE_CHILD)}
+    folders = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**kept, "PYTHONPATH": os.pathsep.join(folders)}
