@@ -2,7 +2,8 @@
 
 A page or module that is renamed, a heading that is reworded or an option that is removed breaks what points to it
 without any error. These tests read the pages as text and ask the file system and the command line's parser; they run
-nothing."""
+nothing.
+"""
 
 import re
 import shlex
@@ -100,12 +101,22 @@ def test_a_broken_link_is_found(tmp_path: Path):
 # ----- modules -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=name_of)
-def test_python_files_exist(page: Path):
-    """Files are named from the root, from ``splitinfer/``, or from the page's own folder."""
+def missing_files(page: Path) -> set[str]:
+    """Python files that ``page`` names and that exist neither from the root, ``splitinfer/`` nor the page's folder."""
     named = {name for code in code_in_lines(page) for name in re.findall(r"[\w./-]+\.py\b", code)}
     folders = (ROOT, ROOT / "splitinfer", page.parent)
-    assert {name for name in named if not any((folder / name).exists() for folder in folders)} == set()
+    return {name for name in named if not any((folder / name).exists() for folder in folders)}
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_python_files_exist(page: Path):
+    assert missing_files(page) == set()
+
+
+def test_a_missing_file_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("`tests/test_docs.py` and `config.py`, run by `python tests/no_such.py --frames 3`")
+    assert missing_files(page) == {"tests/no_such.py"}
 
 
 # ----- commands and options ----------------------------------------------------------------------------
@@ -156,10 +167,21 @@ def test_commands_can_be_parsed(page: Path):
     assert {command: why for command, why in refused.items() if why is not None} == {}
 
 
+def unknown_options(page: Path) -> set[str]:
+    """Options that ``page`` names and that neither a command nor a script has."""
+    named = {code.split()[0].partition("=")[0] for code in code_in_lines(page) if code.startswith("--")}
+    return named - known_options() - OF_SCRIPTS
+
+
 @pytest.mark.parametrize("page", CURRENT, ids=name_of)
 def test_options_exist(page: Path):
-    named = {code.split()[0].partition("=")[0] for code in code_in_lines(page) if code.startswith("--")}
-    assert named - known_options() - OF_SCRIPTS == set()
+    assert unknown_options(page) == set()
+
+
+def test_an_unknown_option_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("`--layout FILE`, `--prompt=TEXT`, `--fix` and `--no-such-option 3`")
+    assert unknown_options(page) == {"--no-such-option"}
 
 
 def test_the_front_page_shows_commands():
