@@ -38,7 +38,6 @@ from collections.abc import Sequence
 from typing import cast
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from transports.base import (
     FLUSH_SECONDS,
@@ -54,6 +53,7 @@ from transports.base import (
 )
 from transports.framing import Kind, Liveness, Packet, Sequencer, decode, encode, flatten, reason_bytes
 from transports.inbox import Inbox
+from transports.monitor import parse_event
 
 _MESSAGES_PER_TURN = 256  # so that a flood cannot keep the thread from its other duties
 _RETRY_SECONDS = 0.005  # how often a full queue is tried again
@@ -424,8 +424,7 @@ class Hub:
                 message = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            event = parse_monitor_message(message)
-            self._on_monitor(zmq.Event(event["event"]), int(event["value"]))
+            self._on_monitor(*parse_event(message))
 
     def _read_socket(self, reader: TcpLink | None) -> bool:
         """Take what has come, or until `reader` has something; True when nothing is left."""

@@ -2,6 +2,7 @@
 
 checkpoint   what a model folder holds, read from the headers alone; its fingerprint
 hub          "demo", a local folder or a hub id -> a checkpoint; downloads only what is needed
+mlx_lm       what is used of mlx-lm, without its package, which would bring transformers
 cut          one mlx-lm model class, run for the layers [start, end)
 trace        which tensors a stage really reads, asked of MLX's own graph
 loader       survey -> fit -> download -> load, for one stage

@@ -29,13 +29,13 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.errors import CannotCut
 from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
+from splitinfer.models.mlx_lm import make_prompt_cache
 from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.structure import (
     Border,

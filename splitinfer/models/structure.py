@@ -21,11 +21,11 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from splitinfer.errors import CannotCut
 from splitinfer.models.caches import Cache, arrays_of
 from splitinfer.models.graph import Graph, uncompiled
+from splitinfer.models.mlx_lm import make_prompt_cache
 
 Path = tuple[Any, ...]
 Named = dict[str, mx.array]
