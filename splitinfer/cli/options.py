@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from splitinfer.core.sampling_defaults import SamplingChoice
 from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyName
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _MOST_GB = 1e9  # for whoever says "inf"
 _SERVING = "Serving: who goes first, prompts or answers"
+_SAMPLING = "Sampling: what is not given is as the model's generation_config.json recommends"
 
 LayoutOption = Annotated[
     str, typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md).")
@@ -33,11 +35,30 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer, at most.")]
-Temp = Annotated[float, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens that hold this probability.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens less likely than this share of the likeliest.")]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.")]
+Temp = Annotated[
+    float | None,
+    typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.", rich_help_panel=_SAMPLING),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", help="Sample from the likeliest tokens that hold this probability.", rich_help_panel=_SAMPLING
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        "--min-p", help="Leave out tokens less likely than this share of the likeliest.", rich_help_panel=_SAMPLING
+    ),
+]
+Penalty = Annotated[
+    float | None,
+    typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.", rich_help_panel=_SAMPLING),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
 Budget = Annotated[
@@ -185,10 +206,10 @@ class PipelineOptions:
 
     layout: LayoutOption
     model: ModelOption = None
-    top_p: TopP = 1.0
-    top_k: TopK = 0
-    min_p: MinP = 0.0
-    repetition_penalty: Penalty = 1.0
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: Penalty = None
     seed: Seed = None
     context: Context = None
     draft: DraftName = None
@@ -236,14 +257,31 @@ def with_pipeline_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def sampling(
-    options: PipelineOptions, max_tokens: int, temp: float, stop: list[str] | None, logprobs: int | None
-) -> SamplingParams:
-    """How answers are sampled."""
+    options: PipelineOptions,
+    temp: float | None,
+    *,
+    usual_temp: float,
+    max_tokens: int,
+    stop: list[str] | None = None,
+    logprobs: int | None = None,
+) -> SamplingChoice:
+    """How answers are sampled, as far as it was said; ``usual_temp`` where the model says nothing either."""
+    given = {
+        "temperature": temp,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repetition_penalty,
+    }
     try:
-        return SamplingParams(
-            max_tokens=max_tokens, temperature=temp, top_p=options.top_p, top_k=options.top_k, min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty, seed=options.seed, stop=tuple(stop or ()), logprobs=logprobs,
-        )  # fmt: skip
+        base = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=usual_temp,
+            seed=options.seed,
+            stop=tuple(stop or ()),
+            logprobs=logprobs,
+        )
+        return SamplingChoice({name: value for name, value in given.items() if value is not None}, base)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 
