@@ -1,9 +1,13 @@
 """What the command line takes from the model, and what it prints without one."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+import splitinfer
 from splitinfer.cli import pipeline
 from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
@@ -69,3 +73,46 @@ def run(*args: str) -> None:
 
     done = CliRunner().invoke(app, [args[0], "--layout", "demo", *args[1:]], catch_exceptions=False)
     assert done.exit_code == 0, done.output
+
+
+def test_the_version_has_an_option_and_a_command():
+    from typer.testing import CliRunner
+
+    from splitinfer.cli import app
+
+    said = [CliRunner().invoke(app, [asked]) for asked in ("--version", "version")]
+    assert [done.exit_code for done in said] == [0, 0]
+    assert said[0].output == said[1].output
+    assert said[0].output.startswith(f"splitinfer {splitinfer.__version__}, protocol ")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_completion_script(shell: str):
+    script = completing(f"source_{shell}")
+    assert f"_SPLITINFER_COMPLETE=complete_{shell}" in script
+    assert "_splitinfer_completion" in script or "complete --command splitinfer" in script
+
+
+def test_completion_knows_commands_and_options_and_loads_no_library_of_arrays():
+    assert completing("complete_bash", COMP_WORDS="splitinfer co", COMP_CWORD="1") == "coord\n"
+    assert completing("complete_bash", COMP_WORDS="splitinfer coord --lay", COMP_CWORD="2") == "--layout\n"
+
+
+_COMPLETING = """
+import sys
+from splitinfer.cli import app
+try:
+    app(prog_name="splitinfer")
+finally:
+    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "zmq", "torch", "huggingface_hub", "matplotlib"} &
+    set(sys.modules) if heavy:
+        print("loaded", *sorted(heavy))
+"""
+
+
+def completing(instruction: str, **env: str) -> str:
+    """What a shell gets that asks for completions."""
+    env = {**os.environ, **env, "_SPLITINFER_COMPLETE": instruction}
+    done = subprocess.run([sys.executable, "-c", _COMPLETING], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
