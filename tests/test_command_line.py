@@ -104,8 +104,8 @@ from splitinfer.cli import app
 try:
     app(prog_name="splitinfer")
 finally:
-    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "zmq", "torch", "huggingface_hub", "matplotlib"} &
-    set(sys.modules) if heavy:
+    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "zmq", "huggingface_hub", "matplotlib"} & set(sys.modules)
+    if heavy:
         print("loaded", *sorted(heavy))
 """
 
