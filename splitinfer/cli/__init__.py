@@ -19,7 +19,7 @@ from splitinfer.cli.simulation import simulate
 
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (coord, chat, worker, pair, doctor, bench, simulate):
     app.command()(command)
 app.add_typer(cache_app, name="cache")

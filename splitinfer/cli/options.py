@@ -6,6 +6,7 @@ option for each of its fields.
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -27,6 +28,19 @@ if TYPE_CHECKING:
 _MOST_GB = 1e9  # for whoever says "inf"
 _SERVING = "Serving: who goes first, prompts or answers"
 _SAMPLING = "Sampling: what is not given is as the model's generation_config.json recommends"
+
+
+def finite(value: float | None) -> float | None:
+    """The callback of options that are numbers: "nan" passes every bound, and "inf" most."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"it must be a finite number, not {value}")
+    return value
+
+
+def _gigabytes_or_all(value: float | None) -> float | None:
+    """The same for memory, of which "inf" is all there is."""
+    return value if value == math.inf else finite(value)
+
 
 LayoutOption = Annotated[
     str, typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md).")
@@ -72,7 +86,9 @@ Budget = Annotated[
 ]
 KVMemory = Annotated[
     float | None,
-    typer.Option("--kv-gb", min=0, help="GB for KV on each stage; half of what is free if not given."),
+    typer.Option(
+        "--kv-gb", min=0, callback=_gigabytes_or_all, help="GB for KV on each stage; half of what is free if not given."
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -99,10 +115,17 @@ KVFormatName = Annotated[
         "--kv-format", help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); or the layout's."
     ),
 ]
-Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
+Timeout = Annotated[
+    float, typer.Option("--connect-timeout", min=0.1, callback=finite, help="Seconds to reach a worker.")
+]
 Rejoin = Annotated[
     float,
-    typer.Option("--rejoin-timeout", min=0, help="Seconds to wait for a lost worker to come back; 0 gives up at once."),
+    typer.Option(
+        "--rejoin-timeout",
+        min=0,
+        callback=finite,
+        help="Seconds to wait for a lost worker to come back; 0 gives up at once.",
+    ),
 ]
 Tracing = Annotated[
     Path | None, typer.Option("--trace", help="Write a picture of every step to this file, for ui.perfetto.dev.")
@@ -115,7 +138,13 @@ KVDir = Annotated[
     ),
 ]
 KVDirSize = Annotated[
-    float, typer.Option("--kv-disk-gb", min=0, help="GB that folder may hold; the least recently used goes first.")
+    float,
+    typer.Option(
+        "--kv-disk-gb",
+        min=0,
+        callback=_gigabytes_or_all,
+        help="GB that folder may hold; the least recently used goes first.",
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
 
@@ -195,6 +224,7 @@ Scale = Annotated[
     typer.Option(
         "--scale",
         min=1e-4,
+        callback=finite,
         help="Make those requests shorter, for a smaller model; answers to 100 tokens on average at least.",
     ),
 ]
@@ -299,9 +329,9 @@ def settings_of(options: PipelineOptions) -> "Settings":
         draft=options.draft,
         kv_format=options.kv_format,
         codec=options.codec,
-        kv_bytes=None if options.kv_gb is None else _gigabytes(options.kv_gb),
+        kv_bytes=None if options.kv_gb is None else gigabytes(options.kv_gb),
         kv_dir=None if disk is None else disk.path,
-        kv_dir_bytes=_gigabytes(options.kv_disk_gb),
+        kv_dir_bytes=gigabytes(options.kv_disk_gb),
         connect_timeout=options.connect_timeout,
         rejoin_timeout=options.rejoin_timeout,
         trace=options.trace,
@@ -315,7 +345,7 @@ def _serving_options(options: PipelineOptions) -> ServingOptions:
         raise typer.BadParameter(str(error)) from error
 
 
-def _gigabytes(count: float) -> int:
+def gigabytes(count: float) -> int:
     return int(min(count, _MOST_GB) * 1e9)
 
 
@@ -326,7 +356,7 @@ def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     if kv_dir == "none":
         return None
     folder = default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
-    return Disk(folder, _gigabytes(gigabytes))
+    return Disk(folder, gigabytes(gigabytes))
 
 
 def start_workers(layout: str, disk: "Disk | None") -> None:
