@@ -16,7 +16,6 @@ from splitinfer.cli.options import (
     Tracing,
     Verbose,
     finite,
-    gigabytes,
 )
 from splitinfer.cli.running import finish, set_up
 
@@ -146,7 +145,7 @@ def bench(
 
         serve = ServingBenchOptions(
             layout, model, as_json, trials, prompt_tokens, max(counts, default=8), token_budget, seed, baseline,
-            connect_timeout, lengths, scale, requests, rate, None if kv_gb is None else gigabytes(kv_gb), plot,
+            connect_timeout, lengths, scale, requests, rate, None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot,
         )  # fmt: skip
         finish(lambda: measure_serve(serve), verbose)
     from splitinfer.bench.speed.run import SpeedOptions

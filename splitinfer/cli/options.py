@@ -329,9 +329,9 @@ def settings_of(options: PipelineOptions) -> "Settings":
         draft=options.draft,
         kv_format=options.kv_format,
         codec=options.codec,
-        kv_bytes=None if options.kv_gb is None else gigabytes(options.kv_gb),
+        kv_bytes=None if options.kv_gb is None else _gigabytes(options.kv_gb),
         kv_dir=None if disk is None else disk.path,
-        kv_dir_bytes=gigabytes(options.kv_disk_gb),
+        kv_dir_bytes=_gigabytes(options.kv_disk_gb),
         connect_timeout=options.connect_timeout,
         rejoin_timeout=options.rejoin_timeout,
         trace=options.trace,
@@ -345,7 +345,7 @@ def _serving_options(options: PipelineOptions) -> ServingOptions:
         raise typer.BadParameter(str(error)) from error
 
 
-def gigabytes(count: float) -> int:
+def _gigabytes(count: float) -> int:
     return int(min(count, _MOST_GB) * 1e9)
 
 
@@ -356,7 +356,7 @@ def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
     if kv_dir == "none":
         return None
     folder = default_folder() if kv_dir is None else Path(kv_dir).expanduser().absolute()
-    return Disk(folder, gigabytes(gigabytes))
+    return Disk(folder, _gigabytes(gigabytes))
 
 
 def start_workers(layout: str, disk: "Disk | None") -> None:

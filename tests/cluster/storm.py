@@ -4,10 +4,11 @@
     python tests/cluster/storm.py --curve 20000               # strangers at an encrypted port
     python tests/cluster/storm.py --admitted 20000            # whose key is known, over the encrypted link
 
-In the open, a third of the frames are bytes on a bare connection, a third come as the first word of a well-framed link,
-a third after the greeting and the order to load, when the worker believes in its coordinator. Who is admitted to an
-encrypted port sends the last two, and damaged packets inside the encryption. What strangers do there is in
-``knocks.py``. After each batch the worker serves a good coordinator."""
+In the open, a third of the frames are bytes on a bare connection, a third come as the first word of a well-framed
+link, a third after the greeting and the order to load, when the worker believes in its coordinator. Who is admitted to
+an encrypted port sends the last two, and damaged packets inside the encryption. What strangers do there is in
+``knocks.py``. After each batch the worker serves a good coordinator.
+"""
 
 import argparse
 import os
