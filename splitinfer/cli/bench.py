@@ -145,7 +145,8 @@ def bench(
 
         serve = ServingBenchOptions(
             layout, model, as_json, trials, prompt_tokens, max(counts, default=8), token_budget, seed, baseline,
-            connect_timeout, lengths, scale, requests, rate, None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot,
+            connect_timeout, lengths, scale, requests, rate,
+            None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot,
         )  # fmt: skip
         finish(lambda: measure_serve(serve), verbose)
     from splitinfer.bench.speed.run import SpeedOptions
