@@ -51,6 +51,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from splitinfer.core.json_text import dumps
 from splitinfer.errors import ConfigError
 
 END = "<|end|>"  # between texts, and what a model says when it has finished
@@ -529,7 +530,7 @@ def figures_table(figures: dict[str, Any], how: str) -> Table:
 def report(figures: dict[str, Any], how: str) -> None:
     """A table for a person, then one line for a program."""
     Console().print(figures_table(figures, how))
-    typer.echo(json.dumps({"held_out": how, **figures}))
+    typer.echo(dumps({"held_out": how, **figures}))
 
 
 def judge_only(target: Path, draft: Path, books: Books, length: int) -> None:
