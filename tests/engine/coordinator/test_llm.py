@@ -321,3 +321,11 @@ def test_the_models_recommendation_is_offered_and_not_taken(tiny_folder: Callabl
         plain, greedy = (llm.generate([5, 9], said)[0] for said in (None, splitinfer.SamplingParams()))
         assert plain.token_ids == greedy.token_ids
         assert llm._end_tokens(splitinfer.SamplingParams()) == {3, 4}
+
+
+def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> None:
+    largest = params(max_tokens=2**63 - 1, top_k=2**63 - 1, temperature=1.0, stop_token_ids=(2**63 - 1,))
+    request = llm.submit(TALE, largest)
+    next(iter(request))
+    request.abort()
+    assert llm.generate(TALE, params(max_tokens=2))[0].finish_reason == "length"
