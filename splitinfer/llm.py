@@ -28,6 +28,7 @@ from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED
 from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
@@ -46,6 +47,7 @@ from splitinfer.keyring import Keyring
 from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.generation_config import end_tokens, read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.text.tokenizer import Tokenizer
@@ -241,6 +243,20 @@ class LLM:
     def context_length(self) -> int:
         """Tokens a prompt and its answer may have together."""
         return self.settings.context_of(self._checkpoint.context_length)
+
+    @cached_property
+    def recommended_sampling(self) -> Recommended:
+        """The sampling values that the model's makers recommend in its ``generation_config.json``, if any. Values that
+        cannot be used are left out, and a warning is logged when this is first asked for."""
+        return read_recommended(self._checkpoint.folder)
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """``SamplingParams()`` with the values that the model's makers recommend in place of the library's.
+
+        Requests do not take it by themselves: without parameters they are greedy, and exactly repeatable.
+        """
+        return self.recommended_sampling.params
 
     @property
     def kv_budget(self) -> KVBudget:
@@ -523,7 +539,7 @@ class LLM:
         return stops | (self.tokenizer.eos_token_ids if self.tokenizer is not None else self._eos_of_config())
 
     def _eos_of_config(self) -> frozenset[int]:
-        eos = self._checkpoint.config.get("eos_token_id")
+        eos = end_tokens(self._checkpoint.folder, self._checkpoint.config)
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def _detokenizer(self) -> Detokenizing | None:
@@ -587,7 +603,7 @@ def _tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).exists() for name in names):
         return None
-    return Tokenizer.from_folder(checkpoint.folder, checkpoint.config.get("eos_token_id"))
+    return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, checkpoint.config))
 
 
 def _with_draft(layout: PlainLayout, draft: str | None) -> PlainLayout:

@@ -8,17 +8,21 @@ payload, the same in fewer bytes. Checksums would stop nearly all of the first, 
 """
 
 import argparse
-import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = map(str, Path(__file__).resolve().parents[:2])
 
 import mlx.core as mx
 import numpy as np
 import psutil
 
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.json_text import dumps
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import (
     Fetch,
@@ -207,4 +211,4 @@ if __name__ == "__main__":
     parser.add_argument("--frames", type=int, default=1_000_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    print(json.dumps(run(args.frames, args.seed)))
+    print(dumps(run(args.frames, args.seed)))

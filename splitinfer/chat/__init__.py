@@ -11,11 +11,12 @@ import sys
 
 from splitinfer.chat.chat import Chat
 from splitinfer.chat.screens import LineScreen, TerminalScreen, history_file
+from splitinfer.core.sampling_defaults import ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 
 
-def run_chat(llm: LLM, params: SamplingParams) -> int:
+def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling) -> int:
     """Chat until the person leaves; the exit code.
 
     On a terminal with line editing and a status line. Elsewhere every line of standard input is a turn or a

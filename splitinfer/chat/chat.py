@@ -9,6 +9,7 @@ from typing import Protocol
 from splitinfer.chat import formatting as figures
 from splitinfer.chat.commands import Command, Slip, help_text, parse
 from splitinfer.chat.conversation import Conversation, clean, fit, from_json, room_for_answer, to_json
+from splitinfer.core.sampling_defaults import RECOMMENDABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import RequestError, SplitinferError
@@ -44,9 +45,9 @@ class Screen(Protocol):
 class Chat:
     """One conversation. ``has_refused``: some input could not be carried out."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, screen: Screen) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams | ResolvedSampling, screen: Screen) -> None:
         self.conversation = Conversation()
-        self.params = params
+        self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
         self.has_refused = False
         self._llm, self._screen = llm, screen
         self._held = 0  # tokens of the conversation whose KV the stages keep
@@ -55,12 +56,18 @@ class Chat:
             "help": lambda _: screen.say(help_text()),
             "reset": self._reset,
             "temp": self._temp,
+            "set": self._set,
             "system": self._system,
             "stats": lambda _: screen.say(figures.stats_table(llm.layout, llm.stats())),
             "layout": self._layout,
             "save": self._save,
             "load": self._load,
         }
+
+    @property
+    def params(self) -> SamplingParams:
+        """The parameters of the next answer."""
+        return self.sampling.params
 
     def run(self) -> int:
         """Take inputs until there are no more, /quit, or the pipeline is gone; the exit code."""
@@ -151,14 +158,30 @@ class Chat:
         self._screen.say("the conversation is forgotten")
 
     def _temp(self, value: str) -> None:
-        if value:
-            try:
-                self.params = replace(self.params, temperature=float(value))
-            except ValueError as error:
-                sentence = str(error) if _is_number(value) else f"the temperature must be a number, not {value!r}"
-                self._refuse(sentence)
-                return
-        self._screen.say(f"the temperature is {self.params.temperature:g}")
+        if value and not self._change("temperature", value):
+            return
+        origin = self.sampling.origins["temperature"]
+        self._screen.say(f"the temperature is {self.params.temperature:g} ({origin})")
+
+    def _set(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        if not text:
+            self._screen.say(figures.sampling_table(self.sampling))
+        elif name not in RECOMMENDABLE:
+            self._refuse(f"there is no value {name!r} to set; there are {', '.join(RECOMMENDABLE)}")
+        elif not value:
+            self._refuse(f"/set {name} needs a value after it")
+        elif self._change(name, value.strip()):
+            self._screen.say(f"{name} is {getattr(self.params, name):g} ({self.sampling.origins[name]})")
+
+    def _change(self, name: str, value: str) -> bool:
+        """Set one sampling value; says why where that cannot be."""
+        try:
+            self.sampling = self.sampling.with_value(name, value)
+        except ValueError as error:
+            self._refuse(str(error))
+            return False
+        return True
 
     def _system(self, text: str) -> None:
         if text:
@@ -204,14 +227,6 @@ def _reason(error: Exception) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"it is not UTF-8 text (byte {error.start})"
     return (isinstance(error, OSError) and error.strerror) or str(error)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _turns(conversation: Conversation) -> str:

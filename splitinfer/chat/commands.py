@@ -17,6 +17,7 @@ COMMANDS = {
     "help": Usage("", "list the commands"),
     "reset": Usage("", "forget the conversation, and free the memory of its KV; the system message stays"),
     "temp": Usage("[VALUE]", "show or set the temperature; 0 always takes the likeliest token"),
+    "set": Usage("[NAME VALUE]", "show how answers are sampled and where that comes from, or set one of these values"),
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),
     "layout": Usage("", "which stage holds which layers, where, its memory and how busy it is"),
@@ -24,6 +25,8 @@ COMMANDS = {
     "load": Usage("FILE", "go on with a conversation from such a file, and with its KV where that is still there"),
     "quit": Usage("", "leave; so does Ctrl-D"),
 }
+
+_ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset"}  # what other programs call them
 
 KEYS = """\
 Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C ends an answer.
@@ -81,6 +84,8 @@ def help_text() -> str:
 
 
 def _unknown(name: str) -> str:
+    if name in _ELSEWHERE:
+        return f"there is no command /{name}; did you mean /{_ELSEWHERE[name]}?"
     near = difflib.get_close_matches(name, COMMANDS, n=1, cutoff=0.5) or [c for c in COMMANDS if name and name in c]
     hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
     return f"there is no command /{name}; {hint}"

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from splitinfer.core.json_text import dumps
+
 Message = dict[str, Any]
 Encode = Callable[[list[Message]], list[int]]
 
@@ -92,7 +94,7 @@ def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int,
 def to_json(conversation: Conversation) -> str:
     """A list of messages, each with ``role`` and ``content``; answers with their ``token_ids``, so that whoever goes on
     finds the KV that is kept of them."""
-    return json.dumps(conversation.messages(), ensure_ascii=False, indent=1) + "\n"
+    return dumps(conversation.messages(), indent=1) + "\n"
 
 
 def from_json(text: str) -> Conversation:

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.sampling_defaults import ResolvedSampling
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.models.memory import size
@@ -169,6 +170,13 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
     paper = io.StringIO()
     Console(file=paper, width=width, force_terminal=False, color_system=None).print(drawn)
     return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
+
+
+def sampling_table(sampling: ResolvedSampling) -> str:
+    """What /set shows: the values in force, and where each comes from."""
+    rows = [("", "value", "from")]
+    rows += [(name, f"{getattr(sampling.params, name):g}", origin) for name, origin in sampling.origins.items()]
+    return table(rows)
 
 
 def greeting(layout: Layout, context: int) -> str:

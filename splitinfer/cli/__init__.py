@@ -6,7 +6,7 @@ Answers go to standard output; everything else goes to standard error.
 """
 
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -19,7 +19,7 @@ from splitinfer.cli.simulation import simulate
 
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (coord, chat, worker, pair, doctor, bench, simulate):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
@@ -32,6 +32,21 @@ def version() -> None:
 
     v = own_versions()
     typer.echo(f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="The same as `version`.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run one large language model across two or more Macs, cut by layers."""
 
 
 def main() -> NoReturn:

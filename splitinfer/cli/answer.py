@@ -1,6 +1,5 @@
 """One prompt from the command line: stream the answer, or print it as one JSON document."""
 
-import json
 import sys
 from typing import Any
 
@@ -10,6 +9,8 @@ from rich.text import Text
 
 from splitinfer.chat.formatting import Stats
 from splitinfer.chat.formatting import status as phrases
+from splitinfer.core.json_text import dumps
+from splitinfer.core.sampling_defaults import RECOMMENDABLE
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import WorkerLost
@@ -30,7 +31,7 @@ def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: b
     request = llm.submit(prompt, params)
     if as_json:
         output = request.result()
-        sys.stdout.write(json.dumps(_document(llm, text, output), ensure_ascii=False) + "\n")
+        sys.stdout.write(dumps(_document(llm, text, params, output)) + "\n")
     elif status and sys.stdout.isatty():
         output = _show_live(llm, request, before, text if raw else "")
     else:
@@ -65,12 +66,13 @@ def _line(output: RequestOutput, before: Stats, after: Stats) -> str:
     return " · ".join(phrases(output, before, after))
 
 
-def _document(llm: LLM, prompt: str, output: RequestOutput) -> dict[str, Any]:
+def _document(llm: LLM, prompt: str, params: SamplingParams, output: RequestOutput) -> dict[str, Any]:
     times = output.token_times
     decode = times[-1] - times[0] if len(times) > 1 else 0.0
     logprobs = [{"token_id": p.token_id, "logprob": p.logprob, "top": list(p.top)} for p in output.logprobs or []]
     return {
         "prompt": prompt,
+        "sampling": {name: getattr(params, name) for name in RECOMMENDABLE},
         "text": output.text,
         "token_ids": output.token_ids,
         "finish_reason": output.finish_reason,

@@ -15,6 +15,7 @@ from splitinfer.cli.options import (
     Timeout,
     Tracing,
     Verbose,
+    finite,
 )
 from splitinfer.cli.running import finish, set_up
 
@@ -93,7 +94,10 @@ def bench(
     rate: Annotated[
         float | None,
         typer.Option(
-            "--rate", min=1e-6, help="With serve: how many come in a second; what suits the machine if not given."
+            "--rate",
+            min=1e-6,
+            callback=finite,
+            help="With serve: how many come in a second; what suits the machine if not given.",
         ),
     ] = None,
     kv_gb: KVMemory = None,
@@ -141,7 +145,8 @@ def bench(
 
         serve = ServingBenchOptions(
             layout, model, as_json, trials, prompt_tokens, max(counts, default=8), token_budget, seed, baseline,
-            connect_timeout, lengths, scale, requests, rate, None if kv_gb is None else int(kv_gb * 1e9), plot,
+            connect_timeout, lengths, scale, requests, rate,
+            None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot,
         )  # fmt: skip
         finish(lambda: measure_serve(serve), verbose)
     from splitinfer.bench.speed.run import SpeedOptions

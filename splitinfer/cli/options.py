@@ -6,6 +6,7 @@ option for each of its fields.
 
 import contextlib
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from splitinfer.core.sampling_defaults import SamplingChoice
 from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyName
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
@@ -25,6 +27,20 @@ if TYPE_CHECKING:
 
 _MOST_GB = 1e9  # for whoever says "inf"
 _SERVING = "Serving: who goes first, prompts or answers"
+_SAMPLING = "Sampling: what is not given is as the model's generation_config.json recommends"
+
+
+def finite(value: float | None) -> float | None:
+    """The callback of options that are numbers: "nan" passes every bound, and "inf" most."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"it must be a finite number, not {value}")
+    return value
+
+
+def _gigabytes_or_all(value: float | None) -> float | None:
+    """The same for memory, of which "inf" is all there is."""
+    return value if value == math.inf else finite(value)
+
 
 LayoutOption = Annotated[
     str, typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md).")
@@ -33,11 +49,30 @@ ModelOption = Annotated[
     str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer, at most.")]
-Temp = Annotated[float, typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.")]
-TopP = Annotated[float, typer.Option("--top-p", help="Sample from the likeliest tokens that hold this probability.")]
-TopK = Annotated[int, typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.")]
-MinP = Annotated[float, typer.Option("--min-p", help="Leave out tokens less likely than this share of the likeliest.")]
-Penalty = Annotated[float, typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.")]
+Temp = Annotated[
+    float | None,
+    typer.Option("--temp", help="Temperature; 0 always takes the likeliest token.", rich_help_panel=_SAMPLING),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        "--top-p", help="Sample from the likeliest tokens that hold this probability.", rich_help_panel=_SAMPLING
+    ),
+]
+TopK = Annotated[
+    int | None,
+    typer.Option("--top-k", help="Sample from the k likeliest tokens; 0 is off.", rich_help_panel=_SAMPLING),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        "--min-p", help="Leave out tokens less likely than this share of the likeliest.", rich_help_panel=_SAMPLING
+    ),
+]
+Penalty = Annotated[
+    float | None,
+    typer.Option("--repetition-penalty", help="Over 1 discourages the last 20 tokens.", rich_help_panel=_SAMPLING),
+]
 Seed = Annotated[int | None, typer.Option("--seed", help="The same seed gives the same answer.")]
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End the answer before this text; may be repeated.")]
 Budget = Annotated[
@@ -51,7 +86,9 @@ Budget = Annotated[
 ]
 KVMemory = Annotated[
     float | None,
-    typer.Option("--kv-gb", min=0, help="GB for KV on each stage; half of what is free if not given."),
+    typer.Option(
+        "--kv-gb", min=0, callback=_gigabytes_or_all, help="GB for KV on each stage; half of what is free if not given."
+    ),
 ]
 Context = Annotated[
     int | None,
@@ -78,10 +115,17 @@ KVFormatName = Annotated[
         "--kv-format", help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); or the layout's."
     ),
 ]
-Timeout = Annotated[float, typer.Option("--connect-timeout", min=0.1, help="Seconds to reach a worker.")]
+Timeout = Annotated[
+    float, typer.Option("--connect-timeout", min=0.1, callback=finite, help="Seconds to reach a worker.")
+]
 Rejoin = Annotated[
     float,
-    typer.Option("--rejoin-timeout", min=0, help="Seconds to wait for a lost worker to come back; 0 gives up at once."),
+    typer.Option(
+        "--rejoin-timeout",
+        min=0,
+        callback=finite,
+        help="Seconds to wait for a lost worker to come back; 0 gives up at once.",
+    ),
 ]
 Tracing = Annotated[
     Path | None, typer.Option("--trace", help="Write a picture of every step to this file, for ui.perfetto.dev.")
@@ -94,7 +138,13 @@ KVDir = Annotated[
     ),
 ]
 KVDirSize = Annotated[
-    float, typer.Option("--kv-disk-gb", min=0, help="GB that folder may hold; the least recently used goes first.")
+    float,
+    typer.Option(
+        "--kv-disk-gb",
+        min=0,
+        callback=_gigabytes_or_all,
+        help="GB that folder may hold; the least recently used goes first.",
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Log more, and show an error's traceback.")]
 
@@ -174,6 +224,7 @@ Scale = Annotated[
     typer.Option(
         "--scale",
         min=1e-4,
+        callback=finite,
         help="Make those requests shorter, for a smaller model; answers to 100 tokens on average at least.",
     ),
 ]
@@ -185,10 +236,10 @@ class PipelineOptions:
 
     layout: LayoutOption
     model: ModelOption = None
-    top_p: TopP = 1.0
-    top_k: TopK = 0
-    min_p: MinP = 0.0
-    repetition_penalty: Penalty = 1.0
+    top_p: TopP = None
+    top_k: TopK = None
+    min_p: MinP = None
+    repetition_penalty: Penalty = None
     seed: Seed = None
     context: Context = None
     draft: DraftName = None
@@ -236,14 +287,31 @@ def with_pipeline_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def sampling(
-    options: PipelineOptions, max_tokens: int, temp: float, stop: list[str] | None, logprobs: int | None
-) -> SamplingParams:
-    """How answers are sampled."""
+    options: PipelineOptions,
+    temp: float | None,
+    *,
+    usual_temp: float,
+    max_tokens: int,
+    stop: list[str] | None = None,
+    logprobs: int | None = None,
+) -> SamplingChoice:
+    """How answers are sampled, as far as it was said; ``usual_temp`` where the model says nothing either."""
+    given = {
+        "temperature": temp,
+        "top_p": options.top_p,
+        "top_k": options.top_k,
+        "min_p": options.min_p,
+        "repetition_penalty": options.repetition_penalty,
+    }
     try:
-        return SamplingParams(
-            max_tokens=max_tokens, temperature=temp, top_p=options.top_p, top_k=options.top_k, min_p=options.min_p,
-            repetition_penalty=options.repetition_penalty, seed=options.seed, stop=tuple(stop or ()), logprobs=logprobs,
-        )  # fmt: skip
+        base = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=usual_temp,
+            seed=options.seed,
+            stop=tuple(stop or ()),
+            logprobs=logprobs,
+        )
+        return SamplingChoice({name: value for name, value in given.items() if value is not None}, base)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

@@ -19,6 +19,7 @@ from splitinfer.cli.options import (
     with_pipeline_options,
 )
 from splitinfer.cli.running import finish, set_up
+from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
 
@@ -31,19 +32,22 @@ def coord(
     prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this and end.")] = None,
     chat: Annotated[bool, typer.Option("--chat", help="Open the REPL, also where there is no terminal.")] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without the chat template.")
+        bool,
+        typer.Option(
+            "--raw", help="Continue the prompt as it is, without the chat template and the model's sampling defaults."
+        ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer as one JSON document.")] = False,
     status: Annotated[bool, typer.Option("--status", help="Show speed and load of the stages, live.")] = False,
     max_tokens: MaxTokens = 256,
-    temp: Temp = 0.0,
+    temp: Temp = None,
     stop: Stop = None,
     logprobs: Annotated[
         int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
     ] = None,
 ) -> None:
     """Hold the first layers, reach the workers, then chat or answer."""
-    params = sampling(options, max_tokens, temp, stop, logprobs)
+    choice = sampling(options, temp, usual_temp=0.0, max_tokens=max_tokens, stop=stop, logprobs=logprobs)
     set_up(options.verbose)
     settings = settings_of(options)
     from splitinfer.chat import run_chat
@@ -54,16 +58,17 @@ def coord(
         text = _prompt_text(prompt, chat)
         with open_llm(options.layout, options.model, settings) as llm:
             if text is None:
-                return run_chat(llm, params)
+                return run_chat(llm, choice.over(llm.recommended_sampling))
+            params = choice.over(NOTHING if raw else llm.recommended_sampling).params
             return answer(llm, text, params, raw=raw, as_json=as_json, status=status)
 
     finish(run, options.verbose)
 
 
 @with_pipeline_options
-def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = 0.7) -> None:
+def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = None) -> None:
     """Open the REPL: what `coord` does on a terminal."""
-    params = sampling(options, max_tokens, temp, None, None)
+    choice = sampling(options, temp, usual_temp=0.7, max_tokens=max_tokens)
     set_up(options.verbose)
     settings = settings_of(options)
     from splitinfer.chat import run_chat
@@ -71,7 +76,7 @@ def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = 0.7
 
     def run() -> int:
         with open_llm(options.layout, options.model, settings) as llm:
-            return run_chat(llm, params)
+            return run_chat(llm, choice.over(llm.recommended_sampling))
 
     finish(run, options.verbose)
 

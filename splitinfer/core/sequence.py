@@ -28,6 +28,7 @@ from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.speculation.flight import Flight
 
 MAX_LOGPROBS = 20
+MAX_WHOLE = 2**63 - 1  # what a plan can carry to another machine
 REPETITION_CONTEXT = 20  # tokens a repetition penalty looks back on, as in mlx-lm
 
 
@@ -82,6 +83,10 @@ class SamplingParams:
         if not all(isinstance(token, int) for token in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
         return [
+            *(
+                (getattr(self, name) <= MAX_WHOLE, f"{name} must be below 2**63, not {getattr(self, name)}")
+                for name in ("max_tokens", "top_k")
+            ),
             (self.max_tokens >= 1, f"max_tokens must be at least 1, not {self.max_tokens}"),
             (
                 _within(self.temperature, 0, math.inf),
@@ -97,6 +102,7 @@ class SamplingParams:
             (self.seed is None or 0 <= self.seed < 2**64, f"seed must be in [0, 2**64), not {self.seed}"),
             (all(self.stop), "a stop string must not be empty"),
             (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
+            (all(t <= MAX_WHOLE for t in self.stop_token_ids), "stop_token_ids must be below 2**63"),
             (top is None or 0 <= top <= MAX_LOGPROBS, f"logprobs must be between 0 and {MAX_LOGPROBS}, not {top}"),
         ]
 

@@ -51,6 +51,7 @@ from rich.console import Console
 from rich.table import Table
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from splitinfer.core.json_text import dumps
 from splitinfer.errors import ConfigError
 
 END = "<|end|>"  # between texts, and what a model says when it has finished
@@ -59,6 +60,7 @@ SPECIAL_TOKENS = [END, "<|user|>", "<|tale|>"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }}{% if m['role'] != 'user' and not loop.last %}\n\n{% endif %}{% endfor %}"
 )
+SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.95}  # so small a model repeats itself when greedy
 MAX_POSITIONS = 4096
 WEIGHTS = "model.safetensors"
 WARMUP_STEPS = 100
@@ -411,6 +413,7 @@ def open_folder(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> N
         folder.mkdir(parents=True, exist_ok=True)
         (folder / WEIGHTS).unlink(missing_ok=True)  # of another run: they would not fit the new config
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        (folder / "generation_config.json").write_text(json.dumps(SAMPLING, indent=1) + "\n")
         (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=1) + "\n")
         (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     except OSError as error:
@@ -527,7 +530,7 @@ def figures_table(figures: dict[str, Any], how: str) -> Table:
 def report(figures: dict[str, Any], how: str) -> None:
     """A table for a person, then one line for a program."""
     Console().print(figures_table(figures, how))
-    typer.echo(json.dumps({"held_out": how, **figures}))
+    typer.echo(dumps({"held_out": how, **figures}))
 
 
 def judge_only(target: Path, draft: Path, books: Books, length: int) -> None:

@@ -1,6 +1,5 @@
 """All that was found, as a document for a program and as text for a person."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -10,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import NONE
 from splitinfer.doctor.advice import Hidden, LinkAdvice, pipeline_seconds
 from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
@@ -90,7 +90,7 @@ def show(report: Report, *, as_json: bool) -> None:
     """On standard output: text, or one JSON document."""
     out = Console(highlight=False)
     if as_json:
-        out.file.write(json.dumps(as_document(report), ensure_ascii=False, indent=2) + "\n")
+        out.file.write(dumps(as_document(report), indent=2) + "\n")
         return
     if not out.is_terminal:
         out.width = max(out.width, _PLAIN_WIDTH)

@@ -13,6 +13,7 @@ from splitinfer.chat.chat import Chat
 from splitinfer.chat.commands import COMMANDS
 from splitinfer.chat.conversation import Conversation, Turn
 from splitinfer.core.layout import Layout, lay_out
+from splitinfer.core.sampling_defaults import Recommended, SamplingChoice
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
@@ -202,12 +203,44 @@ def test_temperature():
     chat, screen, _ = run("/temp", "/temp 0.7", "/temp -1", "/temp nan", "/temp warm")
     assert chat.params.temperature == 0.7
     assert screen.said == [
-        "the temperature is 0",
-        "the temperature is 0.7",
+        "the temperature is 0 (default)",
+        "the temperature is 0.7 (set in this chat)",
         "temperature must be 0 or more and finite, not -1.0",
         "temperature must be 0 or more and finite, not nan",
-        "the temperature must be a number, not 'warm'",
+        "temperature must be a number, not 'warm'",
     ]
+
+
+def test_set_shows_values_and_their_origins_and_sets_one():
+    choice = SamplingChoice({"top_k": 5}, SamplingParams(max_tokens=10))
+    sampling = choice.over(Recommended({"temperature": 0.6, "top_k": 20}))
+    screen = Script("/set", "/set top_p 0.9", "/set")
+    chat = Chat(MadeUpLLM(), sampling, screen)  # type: ignore[arg-type]
+    chat.run()
+    before, said, after = screen.said
+    assert [line.split(maxsplit=2) for line in before.splitlines()[1:]] == [
+        ["temperature", "0.6", "generation_config.json"],
+        ["top_p", "1", "default"],
+        ["top_k", "5", "command line"],
+        ["min_p", "0", "default"],
+        ["repetition_penalty", "1", "default"],
+    ]
+    assert said == "top_p is 0.9 (set in this chat)"
+    assert re.search(r"top_p +0\.9 +set in this chat", after)
+    assert (chat.params.top_p, chat.params.top_k, chat.params.max_tokens) == (0.9, 5, 10)
+
+
+def test_what_set_refuses():
+    chat, screen, _ = run("/set warmth 3", "/set top_k", "/set top_k 1.5", "/set top_p 0", "/set top_k 9999999999")
+    assert screen.said == [
+        "there is no value 'warmth' to set; there are temperature, top_p, top_k, min_p, repetition_penalty",
+        "/set top_k needs a value after it",
+        "top_k must be a whole number, not '1.5'",
+        "top_p must be over 0 and at most 1, not 0.0",
+        "top_k must be a whole number up to 2,147,483,647, not 9999999999",
+    ]
+    assert chat.has_refused
+    assert chat.params == SamplingParams(max_tokens=10)
 
 
 def test_save_and_load(tmp_path: Path):

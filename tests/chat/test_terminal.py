@@ -89,7 +89,7 @@ def children(pid: int) -> list[int]:
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[Terminal]:
     command = [sys.executable, "-m", "splitinfer", "coord", "--layout", "demo.yaml", "--max-tokens", "3000"]
-    made = Terminal(*command, home=tmp_path)
+    made = Terminal(*command, "--temp", "0", home=tmp_path)
     yield made
     made.close()
 
@@ -149,12 +149,13 @@ def test_ctrl_d_leaves(terminal: Terminal):
 
 def test_lines_of_a_pipe():
     command = [sys.executable, "-m", "splitinfer", "coord", "--layout", "demo.yaml", "--chat", "--max-tokens", "8"]
-    lines = b"Once upon a time\n\n/layout\n/nonsense\nThen\xff\n"
-    done = subprocess.run(command, input=lines, capture_output=True, timeout=100)
+    lines = b"Once upon a time\n\n/layout\n/nonsense\n/set\nThen\xff\n"
+    done = subprocess.run([*command, "--temp", "0"], input=lines, capture_output=True, timeout=100)
     assert done.returncode == 1, "one line could not be carried out"
     assert len(done.stdout.decode().split()) > 8
     assert b"front  0-5 (6) " in done.stderr
     assert b"there is no command /nonsense" in done.stderr
+    assert re.search(rb"temperature +0 +command line\n *top_p +0\.95 +generation_config\.json", done.stderr)
     assert b"\x1b" not in done.stdout + done.stderr
 
 

@@ -19,7 +19,6 @@ printed with the trial that showed it, a new rig goes on, and the exit code is 1
 """
 
 import argparse
-import json
 import math
 import random
 import statistics
@@ -30,13 +29,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-sys.path[:0] = [str(folder) for folder in (Path(__file__).parent, Path(__file__).parents[1])]
+sys.path[:0] = map(str, Path(__file__).resolve().parents[:3])
 
 import psutil
 import rig as rigs
 from coordinating import Answer
 from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
 
+from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import INT8
 
 KINDS = ("kill", "freeze", "cut", "twice", "coordinator")
@@ -268,7 +268,7 @@ def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8) -> list[Outco
                 _on_one_rig(shape, todo, seed, codec, own)
             except _TROUBLE as error:  # it did not come up, or go down; without an outcome it would be tried for ever
                 own.append(_failed(before if own else todo.pop(0), error))
-                print(json.dumps(asdict(own[-1])), flush=True)
+                print(dumps(asdict(own[-1])), flush=True)
             outcomes += own
     return outcomes
 
@@ -279,7 +279,7 @@ def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str, outcomes
         while todo and all(outcome.is_good for outcome in outcomes):
             outcomes.append(attempt(rig, todo.pop(0), seed))
             _tell(outcomes[-1], seed, rig)
-        print(json.dumps(rig.figures()), flush=True)
+        print(dumps(rig.figures()), flush=True)
         left = rig.close()
         if left and outcomes[-1].is_good:
             outcomes[-1] = _with_troubles(outcomes[-1], left)
@@ -295,7 +295,7 @@ def _with_troubles(outcome: Outcome, troubles: Sequence[str]) -> Outcome:
 
 
 def _tell(outcome: Outcome, seed: int, rig: Rig) -> None:
-    print(json.dumps(asdict(outcome)), flush=True)
+    print(dumps(asdict(outcome)), flush=True)
     if not outcome.is_good:
         print(
             f"WRONG; to see it again: --seed {seed} --trial {outcome.trial}; the coordinator's log ends with",
@@ -350,7 +350,7 @@ def main() -> None:
     outcomes = run(trials, args.seed, args.codec)
     print(table(outcomes))
     wrong = [outcome.trial for outcome in outcomes if not outcome.is_good]
-    print(json.dumps({
+    print(dumps({
         "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong,
         "missed": sum(o.is_missed for o in outcomes), "seed": args.seed,
         "codec": args.codec, "seconds": round(time.monotonic() - began),

@@ -24,6 +24,7 @@ import psutil
 from processes import ROOT, START_SECONDS, environment, until
 
 from splitinfer.bench.speculation.replay import Replay
+from splitinfer.core.json_text import dumps
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
@@ -45,7 +46,7 @@ class _Mouth(logging.Handler):
 
     def say(self, **what: Any) -> None:
         with self._saying:
-            print(json.dumps(what), flush=True)
+            print(dumps(what), flush=True)
 
     def emit(self, record: logging.LogRecord) -> None:
         said = record.getMessage()
@@ -128,7 +129,7 @@ class Coordinator:
     """The process, and what its clients have heard. ``folder``: for its order and its log."""
 
     def __init__(self, folder: Path, order: Mapping[str, Any], env: Mapping[str, str]) -> None:
-        (folder / "order.json").write_text(json.dumps(order))
+        (folder / "order.json").write_text(dumps(order))
         self.log = folder / "coordinator.log"
         self.noticed: list[float] = []  # when it had lost somebody
         self.back: list[float] = []  # when all stages were there again
@@ -205,7 +206,7 @@ class Coordinator:
     def _say(self, **what: Any) -> None:
         assert self._popen.stdin is not None
         with suppress(BrokenPipeError, ValueError):  # it is gone, which its clients hear as its output ends
-            self._popen.stdin.write(json.dumps(what).encode() + b"\n")
+            self._popen.stdin.write(dumps(what).encode() + b"\n")
             self._popen.stdin.flush()
 
     def _read(self) -> None:

@@ -1,6 +1,6 @@
 """Kill processes while they write KV, and look what is found of it afterwards.
 
-python tests/cluster/kv_kills.py --trials 30
+    python tests/cluster/kv_kills.py --trials 30
 
 A process answers one long prompt after another on two stages that keep KV on disk. At a random moment the coordinator
 or its worker is killed (-9): before a block is saved, while it is written, before or after the coordinator hears of
@@ -8,7 +8,6 @@ it. Then a new pipeline answers the same prompts with what it finds.
 """
 
 import argparse
-import json
 import random
 import signal
 import subprocess
@@ -19,8 +18,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+sys.path[:0] = map(str, Path(__file__).resolve().parents[:3])
+
 import psutil
 
+from splitinfer.core.json_text import dumps
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM, Settings
 
@@ -112,8 +114,8 @@ def main() -> None:
     args = parser.parse_args()
     found = trials(range(args.seed, args.seed + args.trials))
     for each in found:
-        print(json.dumps(asdict(each)))
-    print(json.dumps({"trials": len(found), "same_tokens": sum(each.same for each in found)}))
+        print(dumps(asdict(each)))
+    print(dumps({"trials": len(found), "same_tokens": sum(each.same for each in found)}))
     raise SystemExit(not all(each.same for each in found))
 
 

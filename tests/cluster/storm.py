@@ -4,17 +4,17 @@
     python tests/cluster/storm.py --curve 20000               # strangers at an encrypted port
     python tests/cluster/storm.py --admitted 20000            # whose key is known, over the encrypted link
 
-(with PYTHONPATH=tests:tests/cluster). In the open, a third of the frames are bytes on a bare connection, a third come
-as the first word of a well-framed link, a third after the greeting and the order to load, when the worker believes in
-its coordinator. Who is admitted to an encrypted port sends the last two, and damaged packets inside the encryption.
-What strangers do there is in ``knocks.py``. After each batch the worker serves a good coordinator.
+In the open, a third of the frames are bytes on a bare connection, a third come as the first word of a well-framed
+link, a third after the greeting and the order to load, when the worker believes in its coordinator. Who is admitted to
+an encrypted port sends the last two, and damaged packets inside the encryption. What strangers do there is in
+``knocks.py``. After each batch the worker serves a good coordinator.
 """
 
 import argparse
-import json
 import os
 import random
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -23,12 +23,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path[:0] = map(str, Path(__file__).resolve().parents[:3])
+
 import fuzz
 import zmq
 from knocks import Door, Handshake, knock
 from peers import Peer, generate, generate_alone, hello, load, raw
 from processes import RunningWorker, until, worker
 
+from splitinfer.core.json_text import dumps
 from splitinfer.keyring import Keyring
 from splitinfer.wire import codec
 from transports import LinkClosed, LinkOptions, LinkTimeout, Security
@@ -200,13 +203,13 @@ def main() -> None:
         os.environ["XDG_CONFIG_HOME"] = str(Path(folder) / "own")
         if args.frames:
             with in_the_open() as victim:
-                print(json.dumps({"in the open": storm(victim, args.frames, args.seed)}), flush=True)
+                print(dumps({"in the open": storm(victim, args.frames, args.seed)}), flush=True)
         if args.curve or args.admitted:
             with encrypted(Path(folder) / "worker") as victim:
                 if args.curve:
-                    print(json.dumps({"strangers": strangers(victim, args.curve, args.seed)}), flush=True)
+                    print(dumps({"strangers": strangers(victim, args.curve, args.seed)}), flush=True)
                 if args.admitted:
-                    print(json.dumps({"admitted": storm(victim, args.admitted, args.seed, ADMITTED)}), flush=True)
+                    print(dumps({"admitted": storm(victim, args.admitted, args.seed, ADMITTED)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_the_next_run_of_the_command_finds_what_the_last_one_kept(tmp_path: Path
     story = "Once upon a time there was a poor woodcutter who lived with his wife in the forest. " * 20
     answers = []
     for _ in range(2):
-        args = ("--prompt", story, "--json", "--max-tokens", "8", "--kv-dir", str(tmp_path / "kv"))
+        args = ("--prompt", story, "--json", "--max-tokens", "8", "--temp", "0", "--kv-dir", str(tmp_path / "kv"))
         with coordinator(layout, *args) as running:
             assert running.wait(60) == 0, running.err
             answers.append(json.loads(running.out))

@@ -62,7 +62,7 @@ def phase(name: str, folder: Path, address: str) -> Iterator[Running]:
                 running = stack.enter_context(coordinator(write_layout(folder, ["local", address]), *LONG))
                 running.prints(".{40}")
             case _:
-                running = stack.enter_context(coordinator(write_layout(folder, [address]), "--chat"))
+                running = stack.enter_context(coordinator(write_layout(folder, [address]), "--chat", "--temp", "0"))
                 running.types("Hello\n")
                 running.prints(r"\w")
         yield running
@@ -117,7 +117,7 @@ def test_the_second_signal_does_not_wait(number: int, tmp_path: Path, remote: st
 
 def test_sigterm_after_an_answer_ends_the_chat(tmp_path: Path, remote: str):
     """Nobody closes its standard input: it is interrupted there, and has no further turn."""
-    with coordinator(write_layout(tmp_path, [remote]), "--chat", "--max-tokens", "60") as running:
+    with coordinator(write_layout(tmp_path, [remote]), "--chat", "--max-tokens", "60", "--temp", "0") as running:
         running.types("Hello\n")
         running.prints(r"\w")
         running.types("And then?\n")

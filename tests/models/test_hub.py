@@ -16,6 +16,7 @@ from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
 from splitinfer.models import hub
 from splitinfer.models.checkpoint import Checkpoint, open_folder
+from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import load_stage, survey
 
@@ -148,6 +149,13 @@ def test_opening_downloads_no_weights(fake: FakeHub, source: Path):
     assert (checkpoint.revision, checkpoint.folder, checkpoint.files) == (REVISION, fake.folder, list(FILES))
     assert sorted(p.suffix for p in fake.folder.iterdir()) == [".json"] * 3
     assert fake.downloaded == []
+
+
+def test_what_the_makers_recommend_is_fetched_with_the_small_files(fake: FakeHub, source: Path, tmp_path: Path):
+    fake.source = tmp_path / "with advice"
+    shutil.copytree(source, fake.source)
+    (fake.source / "generation_config.json").write_text('{"temperature": 0.6}')
+    assert read_recommended(open_model(REPO).folder).values == {"temperature": 0.6}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from typing import Any
 
 from rich.table import Table
 
+from splitinfer.bench.inputs import check_context, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.fidelity import Fidelity, logprobs, whole_model
 from splitinfer.bench.shared.measure import ratios, summarize
@@ -28,6 +29,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 
 _TEXTS, _LENGTH = 12, 400  # passages, and tokens of each
+_OPENING = 64  # tokens, at most, before a text of the model's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ def measure_kv(options: KVOptions) -> int:
     Raises:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
+    check_text(options.text)
     found = _measure(options)
     print_found(found, [_table(found)], as_json=options.as_json, least_width=140)
     return 0
@@ -59,6 +62,11 @@ def measure_kv(options: KVOptions) -> int:
 def _measure(options: KVOptions) -> dict[str, Any]:
     on, processors = machine.describe(), machine.free_processors()
     checkpoint = open_model(options.model or find_layout(options.layout).model or "demo")
+    check_context(
+        checkpoint,
+        max(options.prompt_tokens + options.decode_tokens, _LENGTH + _OPENING),
+        "--prompt-tokens or --decode-tokens",
+    )
     with ExitStack() as stack:
         llms = {}
         for name in (EXACT, *FORMATS):
@@ -90,7 +98,7 @@ def _measure(options: KVOptions) -> dict[str, Any]:
 def _open(options: KVOptions, kv_format: str) -> LLM:
     errors.print(f"loading the stages, KV {kv_format}", soft_wrap=True)
     settings = Settings(
-        context=max(options.prompt_tokens + options.decode_tokens, _LENGTH) + 64,
+        context=max(options.prompt_tokens + options.decode_tokens, _LENGTH) + _OPENING,
         kv_format=kv_format,
         draft="none",
         prefix_cache=False,

@@ -20,6 +20,7 @@ from typing import Any
 
 from rich.table import Table
 
+from splitinfer.bench.inputs import check_context
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
@@ -28,12 +29,13 @@ from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.cli.progress import errors
 from splitinfer.config import find_layout
+from splitinfer.errors import ConfigError
 from splitinfer.models.hub import open_model
 
 NEW_TOKENS = 32  # of the second turn
 _ANSWER = 8  # tokens of each turn's answer
 _SHARING = 32  # requests that begin alike
-_OWN = 16  # tokens of each of them
+_SYSTEM, _OWN = 1024, 16  # tokens that they share, and of each of them
 _STREAM_PROMPT, _STREAM = 120, 160  # tokens of the single stream: it completes a block
 _STREAMS = 8  # for each stage
 _STREAM_TOKENS = 96
@@ -58,6 +60,10 @@ def measure_prefix(options: PrefixOptions) -> int:
     Raises:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
+    if options.prompt_tokens <= _ANSWER:
+        raise ConfigError(f"--prompt-tokens must be at least {_ANSWER + 1}: a conversation and its answer")
+    checkpoint = open_model(options.model or find_layout(options.layout).model or "demo")
+    check_context(checkpoint, max(options.prompt_tokens + NEW_TOKENS + _ANSWER, _SYSTEM + _OWN + 1), "--prompt-tokens")
     found = _measure(options)
     print_found(found, [_table(found)], as_json=options.as_json)
     return 0
@@ -170,7 +176,7 @@ def _second_life(
 
 def _one_prompt(life: _PipelineProcess, vocab: int, seed: int) -> dict[str, Any]:
     """Many who begin alike, all at once."""
-    system = made_up(f"{seed} system", 1024, vocab)
+    system = made_up(f"{seed} system", _SYSTEM, vocab)
     prompts = [[*system, *made_up(f"{seed} own {i}", _OWN, vocab)] for i in range(_SHARING)]
     before = life.ask([made_up(f"{seed} before", 16, vocab)], 1)["stats"]
     answers = life.ask(prompts, 1)

@@ -83,7 +83,7 @@ def measure_serve(options: ServingBenchOptions) -> int:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
     if options.plot is not None:
-        check_plot()
+        check_plot(options.plot)
     found = _measure(options)
     if options.plot is not None:
         plot_serving(found, options.plot)
@@ -92,6 +92,7 @@ def measure_serve(options: ServingBenchOptions) -> int:
 
 
 def _measure(options: ServingBenchOptions) -> dict[str, Any]:
+    asked = read_lengths(options.lengths) if options.lengths else made_up_lengths()
     on, processors = machine.describe(), machine.free_processors()
     checkpoint = open_model(options.model or find_layout(options.layout).model or "demo")
     context = min(checkpoint.context_length, options.prompt_tokens + _LONGEST_STREAM)
@@ -99,9 +100,7 @@ def _measure(options: ServingBenchOptions) -> dict[str, Any]:
         raise ConfigError(
             f"a prompt of {options.prompt_tokens:,} tokens does not fit the model's context of {context:,}"
         )
-    lengths = fitted(
-        read_lengths(options.lengths) if options.lengths else made_up_lengths(), options.scale, context - 1
-    )
+    lengths = fitted(asked, options.scale, context - 1)
     settings = Settings(
         token_budget=options.token_budget,
         context=context,

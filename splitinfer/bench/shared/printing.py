@@ -1,10 +1,11 @@
 """What every mode of the benchmark ends with: tables for a person, and one line of JSON for a program."""
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.console import Console, RenderableType
+
+from splitinfer.core.json_text import dumps
 
 
 def print_found(
@@ -16,4 +17,4 @@ def print_found(
     if not as_json:
         out.width = out.width if out.is_terminal else max(out.width, least_width)
         out.print(*tables, sep="\n")
-    out.file.write(json.dumps(found, ensure_ascii=False) + "\n")
+    out.file.write(dumps(found) + "\n")

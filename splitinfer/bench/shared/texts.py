@@ -42,7 +42,7 @@ def passages(path: Path, count: int, num_characters: int) -> list[str]:
         ConfigError: the file cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     found = []

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from splitinfer.bench.inputs import check_context, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.measure import ratios
@@ -42,7 +43,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight, Rig, RowTimes
 from splitinfer.engine.drafts.drafters import NGRAM
 from splitinfer.errors import ConfigError, WorkerLost
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM, NO_DRAFT, Settings
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import resolve_dtype
@@ -96,7 +97,8 @@ def measure_spec(options: SpeculationOptions) -> int:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
     if options.plot is not None:
-        check_plot()
+        check_plot(options.plot)
+    check_text(options.text)
     found = _measure(options)
     if options.plot is not None:
         plot(found, options.plot)
@@ -109,7 +111,10 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
     name = options.drafter or layout.draft or REPLAY
     link = _link(options.link_preset)
     on, processors = machine.describe(), machine.free_processors()
+    if name == NO_DRAFT:
+        raise ConfigError("--mode spec measures drafts, and --draft none leaves nobody who drafts")
     checkpoint = open_model(options.model or layout.model or "demo")
+    check_context(checkpoint, _PROMPT + max(options.decode_tokens, _SETTLE), "--decode-tokens")
     replay = Replay(_vocabulary(checkpoint)) if name == REPLAY else None
     settings = Settings(
         context=max(_PROMPT + options.decode_tokens, 256) + _TEACHER_TEXT,

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from splitinfer.bench.inputs import check_context
 from splitinfer.bench.shared import blas, machine
 from splitinfer.bench.shared.graph_size import GraphSize
 from splitinfer.bench.shared.measure import Run
@@ -191,12 +192,9 @@ def _plan(options: SpeedOptions, vocab_size: int) -> Workload:
 def _check_context(options: SpeedOptions) -> None:
     """Refuse tasks that are too long before anything is loaded."""
     model = options.model or find_layout(options.layout).model
-    context = None if model is None else open_model(model).context_length
-    if context is not None and _longest(options) > context:
-        raise ConfigError(
-            f"the tasks need {_longest(options):,} tokens, but the model's context is {context:,}; "
-            "give fewer with --prompt-tokens, --decode-tokens or --stream-tokens"
-        )
+    if model is not None:
+        options = "--prompt-tokens, --decode-tokens or --stream-tokens"
+        check_context(open_model(model), _longest(options), options)
 
 
 def _link(options: SpeedOptions) -> LinkProfile:

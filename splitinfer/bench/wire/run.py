@@ -17,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 from rich.table import Table
 
+from splitinfer.bench.inputs import check_context, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.fidelity import Fidelity, logprobs, logprobs_of, whole_model
 from splitinfer.bench.shared.measure import ratios, summarize
@@ -39,6 +40,7 @@ from splitinfer.models.memory import on_gpu
 from transports.emulated import LinkProfile, installed
 
 _LENGTH, _CHUNK = 400, 128  # tokens of a passage, and of a chunk
+_OPENING = 64  # tokens, at most, before a text of the model's own
 _SLOW = 1.5  # times a stage's computing that the bytes of a prompt take on the slow link
 _AS_IT_IS, _SLOWED = "as it is", "slow"
 _CONTENDERS = ((_AS_IT_IS, NONE), (_AS_IT_IS, AUTO), *((_SLOWED, codec) for codec in (NONE, AUTO, *CODECS)))
@@ -67,6 +69,7 @@ def measure_wire(options: WireOptions) -> int:
     Raises:
         SplitinferError: one sentence on what cannot be measured, and why.
     """
+    check_text(options.text)
     found = _measure(options)
     texts = [_text_table(found)] if found["fidelity"] else []
     tables = [_row_table(found), *texts, _prompt_table(found)]
@@ -80,6 +83,7 @@ def _measure(options: WireOptions) -> dict[str, Any]:
         raise ConfigError(f"codecs are for the links between stages; layout {layout.name} has 1 stage, so none")
     on, processors = machine.describe(), machine.free_processors()
     checkpoint = open_model(options.model or layout.model or "demo")
+    check_context(checkpoint, max(options.prompt_tokens + 1, _LENGTH + _OPENING), "--prompt-tokens")
     errors.print("packing rows", soft_wrap=True)
     rows = measure_rows()
     with ExitStack() as stack:
@@ -108,7 +112,7 @@ def _measure(options: WireOptions) -> dict[str, Any]:
 def _open(options: WireOptions, stack: ExitStack, codec: str, link: LinkProfile | None, processors: list[int]) -> LLM:
     errors.print(f"loading the stages, codec {codec}{'' if link is None else ', slow link'}", soft_wrap=True)
     settings = Settings(
-        context=max(options.prompt_tokens, _LENGTH) + 64,
+        context=max(options.prompt_tokens, _LENGTH) + _OPENING,
         codec=codec,
         draft="none",
         token_budget=options.token_budget,

@@ -13,7 +13,6 @@ A link carries its frames in order, so a frame's event begins when the frame bef
 time since it was sent itself. ``waited_us`` is how long a step lay in front of a stage.
 """
 
-import json
 import logging
 import threading
 import time
@@ -22,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from splitinfer.core.json_text import dumps
 from splitinfer.core.metrics.gaps import Visit
 from splitinfer.errors import ConfigError
 
@@ -146,4 +146,4 @@ def _meta(what: str, track: int, **args: Any) -> dict[str, Any]:
 
 
 def _encoded(event: dict[str, Any]) -> bytes:
-    return json.dumps(event).encode()
+    return dumps(event).encode(errors="replace")

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -306,3 +307,25 @@ def test_a_layouts_dials_hold_unless_the_settings_say_otherwise(tiny_folder: Cal
     with splitinfer.LLM(layout, settings=splitinfer.Settings(max_running=5)) as llm:
         stats = llm.stats()
         assert (stats["policy"], stats["max_running"]) == ("decode_first", 5)
+
+
+# -- what a model's makers recommend -------------------------------------------------------------
+
+
+def test_the_models_recommendation_is_offered_and_not_taken(tiny_folder: Callable[..., Path], tmp_path: Path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_folder("llama"), folder)
+    (folder / "generation_config.json").write_text('{"temperature": 5.0, "eos_token_id": [3, 4]}')
+    with LLM({"model": str(folder), "stages": [{"name": "all", "layers": 4}]}) as llm:
+        assert llm.default_sampling == splitinfer.SamplingParams(temperature=5.0)
+        plain, greedy = (llm.generate([5, 9], said)[0] for said in (None, splitinfer.SamplingParams()))
+        assert plain.token_ids == greedy.token_ids
+        assert llm._end_tokens(splitinfer.SamplingParams()) == {3, 4}
+
+
+def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> None:
+    largest = params(max_tokens=2**63 - 1, top_k=2**63 - 1, temperature=1.0, stop_token_ids=(2**63 - 1,))
+    request = llm.submit(TALE, largest)
+    next(iter(request))
+    request.abort()
+    assert llm.generate(TALE, params(max_tokens=2))[0].finish_reason == "length"

@@ -1,0 +1,32 @@
+"""JSON documents for other programs to read: one writer for all that is printed or stored.
+
+Python's own writer puts NaN and Infinity where a float is one, which JSON does not have and most parsers refuse.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def dumps(value: Any, *, indent: int | None = None) -> str:
+    """``value`` as JSON, text as it is; numbers that are not finite become null.
+
+    >>> dumps({"rates": [1.5, float("nan")], "most": float("inf"), "name": "è"})
+    '{"rates": [1.5, null], "most": null, "name": "è"}'
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
+    except ValueError:  # rarely: nearly all documents are finite, and need no copy
+        return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    """The same with ``None`` in place of numbers that are not finite, also as keys."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {_finite(key): _finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return value

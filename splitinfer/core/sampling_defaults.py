@@ -1,0 +1,151 @@
+"""Which sampling values are in force where a caller names only some of them, and where each one comes from.
+
+A model's makers recommend values in its ``generation_config.json``. A person's own choice goes before the file, the
+file before the caller's fallback. Pure; ``models.generation_config`` reads the file.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from splitinfer.core.sequence import SamplingParams
+
+RECOMMENDABLE = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""The fields of ``SamplingParams`` that a generation config may set."""
+
+_WHOLE = ("top_k",)
+_GREATEST_WHOLE = 2**31 - 1
+_SAMPLED_TEMPERATURE = 1.0  # what the file format means by do_sample without a temperature
+
+
+class Origin(StrEnum):
+    """Where a sampling value comes from; the values are the words a person reads."""
+
+    OPTION = "command line"
+    MODEL = "generation_config.json"
+    DEFAULT = "default"
+    CHAT = "set in this chat"
+
+
+@dataclass(frozen=True, slots=True)
+class Recommended:
+    """What a generation config says. ``values``: by field of ``SamplingParams``, each within its range.
+    ``problems``: for each value that cannot be used, what it must be.
+    """
+
+    values: Mapping[str, Any]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def params(self) -> SamplingParams:
+        """The values over the library's defaults."""
+        return replace(SamplingParams(), **self.values)
+
+
+NOTHING = Recommended({})
+
+
+def recommended(config: Mapping[str, Any]) -> Recommended:
+    """The usable sampling values of a generation config; fields that are absent or null say nothing.
+
+    ``do_sample: false`` means greedy decoding whatever the temperature; ``do_sample: true`` without a temperature means
+    a temperature of 1, as in the library that defines the format.
+
+    >>> recommended({"do_sample": True, "top_p": 0.9, "top_k": -1})
+    Recommended(values={'top_p': 0.9, 'temperature': 1.0}, problems=('top_k must be 0 (off) or more, not -1',))
+    """
+    values: dict[str, Any] = {}
+    problems = []
+    for name in RECOMMENDABLE:
+        said = config.get(name)
+        if said is None:
+            continue
+        try:
+            values[name] = _checked(name, said)
+        except ValueError as error:
+            problems.append(str(error))
+    if config.get("do_sample") is False:
+        values["temperature"] = 0.0
+    elif config.get("do_sample") is True and config.get("temperature") is None:
+        values["temperature"] = _SAMPLED_TEMPERATURE
+    return Recommended(values, tuple(problems))
+
+
+def _checked(name: str, said: Any) -> Any:
+    """One value as ``SamplingParams`` takes it.
+
+    Raises:
+        ValueError: it is no number, or out of its range.
+    """
+    if isinstance(said, bool) or not isinstance(said, int | float):
+        raise ValueError(f"{name} must be a number, not {said!r:.40}")
+    try:
+        value: Any = float(said)
+    except OverflowError:
+        raise ValueError(f"{name} is too large") from None
+    if name in _WHOLE:
+        if not value.is_integer() or value > _GREATEST_WHOLE:
+            raise ValueError(f"{name} must be a whole number up to {_GREATEST_WHOLE:,}, not {said!r:.40}")
+        value = int(value)
+    return _within_range(name, value)
+
+
+def _within_range(name: str, value: Any) -> Any:
+    """The value, which ``SamplingParams`` takes; else its ``ValueError``."""
+    return getattr(SamplingParams(**{name: value}), name)
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSampling:
+    """Parameters for a request and, for each field of ``RECOMMENDABLE``, where its value comes from."""
+
+    params: SamplingParams
+    origins: Mapping[str, Origin]
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "ResolvedSampling":
+        """Parameters of which no more is known."""
+        return cls(params, dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT))
+
+    def with_value(self, name: str, text: str) -> "ResolvedSampling":
+        """The same with one value set in the chat, as it was typed.
+
+        Raises:
+            ValueError: it is no number, or out of its range.
+        """
+        try:
+            number: float = int(text) if name in _WHOLE else float(text)
+        except ValueError:
+            kind = "whole number" if name in _WHOLE else "number"
+            raise ValueError(f"{name} must be a {kind}, not {text!r}") from None
+        params = replace(self.params, **{name: _checked(name, number)})
+        return ResolvedSampling(params, {**self.origins, name: Origin.CHAT})
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingChoice:
+    """What a person chose before the model was known.
+
+    chosen: fields of ``RECOMMENDABLE`` with the values given on the command line.
+    base: every other parameter, and what holds where neither ``chosen`` nor the model says anything.
+
+    Raises:
+        ValueError: a chosen value is out of its range.
+    """
+
+    chosen: Mapping[str, Any]
+    base: SamplingParams
+
+    def __post_init__(self) -> None:
+        self.over(NOTHING)
+
+    def over(self, model: Recommended) -> ResolvedSampling:
+        """The parameters in force for a model."""
+        params = replace(self.base, **{**model.values, **self.chosen})
+        return ResolvedSampling(params, {name: self._origin(name, model) for name in RECOMMENDABLE})
+
+    def _origin(self, name: str, model: Recommended) -> Origin:
+        if name in self.chosen:
+            return Origin.OPTION
+        return Origin.MODEL if name in model.values else Origin.DEFAULT

@@ -1,0 +1,31 @@
+"""What is printed for programs is JSON, whatever was measured."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from splitinfer.core.json_text import dumps
+
+
+def refuse(constant: str) -> None:
+    raise AssertionError(f"{constant} is not JSON")
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ({"a": [1, 2.5, "ü", None, True]}, {"a": [1, 2.5, "ü", None, True]}),
+        (math.nan, None),
+        ({"a": (1.0, math.inf), "b": {"c": -math.inf}}, {"a": [1.0, None], "b": {"c": None}}),
+        ({math.nan: 1}, {"null": 1}),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_null(value: Any, read: Any):
+    for indent in (None, 2):
+        assert json.loads(dumps(value, indent=indent), parse_constant=refuse) == read
+
+
+def test_text_stays_readable():
+    assert dumps("Märchen") == '"Märchen"'

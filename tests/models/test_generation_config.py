@@ -1,0 +1,74 @@
+"""generation_config.json is advice: whatever is in it, a model opens."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.demo import DEMO_MODELS
+from splitinfer.models.generation_config import FILE, end_tokens, read_recommended
+
+
+def write(folder: Path, content: str | bytes) -> Path:
+    (folder / FILE).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
+def test_a_missing_file_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    assert read_recommended(tmp_path) == Recommended({})
+    assert not caplog.records
+
+
+def test_what_a_file_says_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    write(tmp_path, '{"do_sample": true, "temperature": 0.6, "top_k": 20}')
+    assert read_recommended(tmp_path) == Recommended({"temperature": 0.6, "top_k": 20})
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1]", "7", b"\xff\xfe{", "[" * 100_000, '{"temperature": ' + "9" * 5000 + "}"]
+)
+def test_a_file_that_is_none_is_one_warning(content: str | bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    assert read_recommended(write(tmp_path, content)) == Recommended({})
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
+    assert f"{FILE} is not used: it " in caplog.text
+
+
+def test_a_folder_of_that_name_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    (tmp_path / FILE).mkdir()
+    assert read_recommended(tmp_path) == Recommended({})
+    assert len(caplog.records) == 1
+
+
+def test_all_values_out_of_range_are_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    found = read_recommended(write(tmp_path, '{"temperature": NaN, "top_p": 7, "min_p": 0.1}'))
+    assert found.values == {"min_p": 0.1}
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        f"{tmp_path / FILE} has values that are ignored: temperature must be 0 or more and finite, not nan; "
+        "top_p must be over 0 and at most 1, not 7.0"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "ids"),
+    [
+        ('{"eos_token_id": [5, 6]}', [5, 6]),
+        ('{"eos_token_id": 0}', 0),
+        ('{"eos_token_id": null}', 2),
+        ('{"eos_token_id": []}', 2),
+        ('{"eos_token_id": "</s>"}', 2),
+        ('{"eos_token_id": true}', 2),
+        ("{}", 2),
+        ("nonsense", 2),
+    ],
+)
+def test_what_ends_an_answer(content: str, ids: int | list[int], tmp_path: Path):
+    assert end_tokens(write(tmp_path, content), {"eos_token_id": 2}) == ids
+    assert end_tokens(tmp_path / "gone", {}) is None
+
+
+@pytest.mark.parametrize("name", sorted(DEMO_MODELS))
+def test_the_demo_models_recommend_sampling(name: str):
+    assert read_recommended(DEMO_MODELS[name]) == Recommended({"temperature": 0.7, "top_p": 0.95})

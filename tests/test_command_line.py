@@ -1,0 +1,118 @@
+"""What the command line takes from the model, and what it prints without one."""
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import splitinfer
+from splitinfer.cli import pipeline
+from splitinfer.core.sampling_defaults import NOTHING, Recommended, ResolvedSampling
+from splitinfer.core.sequence import SamplingParams
+
+
+class MadeUpLLM:
+    recommended_sampling = Recommended({"temperature": 0.6, "top_p": 0.9})
+
+    def __enter__(self) -> "MadeUpLLM":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The parameters that answers and chats got."""
+    found: list[Any] = []
+
+    def answer(_llm: Any, _text: str, params: SamplingParams, **_: Any) -> int:
+        found.append(params)
+        return 0
+
+    def run_chat(_llm: Any, sampling: ResolvedSampling) -> int:
+        found.append(sampling.params)
+        return 0
+
+    monkeypatch.setattr("splitinfer.cli.answer.answer", answer)
+    monkeypatch.setattr("splitinfer.chat.run_chat", run_chat)
+    monkeypatch.setattr("splitinfer.cli.progress.open_llm", lambda *_: MadeUpLLM())
+    monkeypatch.setattr(pipeline, "set_up", lambda _verbose: None)
+    monkeypatch.setattr(pipeline, "settings_of", lambda _options: None)
+    monkeypatch.setattr(pipeline, "finish", lambda run, _verbose: run())
+    return found
+
+
+@pytest.mark.parametrize("command", [["coord", "--prompt", "hi"], ["coord", "--chat"], ["chat"]])
+def test_the_model_decides_where_nothing_is_said(command: list[str], asked: list[SamplingParams]):
+    run(*command)
+    run(*command, "--temp", "0", "--top-k", "3")
+    assert [(p.temperature, p.top_p, p.top_k) for p in asked] == [(0.6, 0.9, 0), (0.0, 0.9, 3)]
+
+
+def test_a_raw_prompt_is_greedy_unless_something_is_said(asked: list[SamplingParams]):
+    run("coord", "--prompt", "hi", "--raw")
+    run("coord", "--prompt", "hi", "--raw", "--top-p", "0.5")
+    assert asked == [SamplingParams(), SamplingParams(top_p=0.5)]
+
+
+def test_commands_keep_their_defaults_where_the_model_says_nothing(
+    asked: list[SamplingParams], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(MadeUpLLM, "recommended_sampling", NOTHING)
+    run("coord", "--chat")
+    run("chat")
+    assert [p.temperature for p in asked] == [0.0, 0.7]
+
+
+def run(*args: str) -> None:
+    from typer.testing import CliRunner
+
+    from splitinfer.cli import app
+
+    done = CliRunner().invoke(app, [args[0], "--layout", "demo", *args[1:]], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+
+
+def test_the_version_has_an_option_and_a_command():
+    from typer.testing import CliRunner
+
+    from splitinfer.cli import app
+
+    said = [CliRunner().invoke(app, [asked]) for asked in ("--version", "version")]
+    assert [done.exit_code for done in said] == [0, 0]
+    assert said[0].output == said[1].output
+    assert said[0].output.startswith(f"splitinfer {splitinfer.__version__}, protocol ")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_completion_script(shell: str):
+    script = completing(f"source_{shell}")
+    assert f"_SPLITINFER_COMPLETE=complete_{shell}" in script
+    assert "_splitinfer_completion" in script or "complete --command splitinfer" in script
+
+
+def test_completion_knows_commands_and_options_and_loads_no_library_of_arrays():
+    assert completing("complete_bash", COMP_WORDS="splitinfer co", COMP_CWORD="1") == "coord\n"
+    assert completing("complete_bash", COMP_WORDS="splitinfer coord --lay", COMP_CWORD="2") == "--layout\n"
+
+
+_COMPLETING = """
+import sys
+from splitinfer.cli import app
+try:
+    app(prog_name="splitinfer")
+finally:
+    heavy = {"mlx", "mlx_lm", "numpy", "transformers", "zmq", "huggingface_hub", "matplotlib"} & set(sys.modules)
+    if heavy:
+        print("loaded", *sorted(heavy))
+"""
+
+
+def completing(instruction: str, **env: str) -> str:
+    """What a shell gets that asks for completions."""
+    env = {**os.environ, **env, "_SPLITINFER_COMPLETE": instruction}
+    done = subprocess.run([sys.executable, "-c", _COMPLETING], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
