@@ -193,8 +193,8 @@ def _check_context(options: SpeedOptions) -> None:
     """Refuse tasks that are too long before anything is loaded."""
     model = options.model or find_layout(options.layout).model
     if model is not None:
-        options = "--prompt-tokens, --decode-tokens or --stream-tokens"
-        check_context(open_model(model), _longest(options), options)
+        names = "--prompt-tokens, --decode-tokens or --stream-tokens"
+        check_context(open_model(model), _longest(options), names)
 
 
 def _link(options: SpeedOptions) -> LinkProfile:
