@@ -12,13 +12,12 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 import splitinfer
-from splitinfer import llm as llm_module
 from splitinfer.core.kv import block_tree, budget, prefix_cache
 from splitinfer.core.rng import position_key
 from splitinfer.core.scheduler import admission, planner, scheduler
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
-from splitinfer.llm import LLM, MakeDrafter, Settings
+from splitinfer.llm import LLM, MakeDrafter, Settings, setup
 from transports import listen
 
 _names = itertools.count()
@@ -38,7 +37,7 @@ def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
 
 def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Blocks of KV so short that short prompts and answers fill several."""
-    for module in (budget, block_tree, admission, planner, scheduler, prefix_cache, llm_module):
+    for module in (budget, block_tree, admission, planner, scheduler, prefix_cache, setup):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

@@ -320,7 +320,7 @@ def test_the_models_recommendation_is_offered_and_not_taken(tiny_folder: Callabl
         assert llm.default_sampling == splitinfer.SamplingParams(temperature=5.0)
         plain, greedy = (llm.generate([5, 9], said)[0] for said in (None, splitinfer.SamplingParams()))
         assert plain.token_ids == greedy.token_ids
-        assert llm._end_tokens(splitinfer.SamplingParams()) == {3, 4}
+        assert llm._prompts.end_tokens(splitinfer.SamplingParams()) == {3, 4}
 
 
 def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> None:

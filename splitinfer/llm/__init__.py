@@ -1,0 +1,8 @@
+"""The library: a model on several machines, as one object (``LLM``), and how it is run (``Settings``)."""
+
+from splitinfer.llm.llm import LLM
+from splitinfer.llm.request import Prompt, Request
+from splitinfer.llm.settings import NO_DRAFT, Settings
+from splitinfer.llm.setup import DRAFT, MakeDrafter, Notice
+
+__all__ = ["DRAFT", "LLM", "NO_DRAFT", "MakeDrafter", "Notice", "Prompt", "Request", "Settings"]

@@ -1,0 +1,284 @@
+"""The library's door: a model on several machines, as one object.
+
+    with splitinfer.LLM("demo.yaml") as llm:
+        outs = llm.generate(["Once upon a time", [5, 9, 13]], splitinfer.SamplingParams(max_tokens=64))
+
+Text is tokenized in the caller's thread; everything else happens on the engine's, which is the only one
+that touches MLX. Requests may be submitted from any thread.
+"""
+
+import itertools
+import secrets
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from splitinfer.core import sequence as core
+from splitinfer.core.kv.budget import KVBudget
+from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
+from splitinfer.core.speculation.flight import Flight
+from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
+from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.errors import ConfigError, QueueFull
+from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.request import Prompt, Request, RequestEvents, as_params, as_prompts, check_handling
+from splitinfer.llm.settings import Settings
+from splitinfer.llm.setup import (
+    DRAFT,
+    MakeDrafter,
+    Notice,
+    PipelineSetup,
+    as_layout,
+    check_draft,
+    model_of,
+    token_budget_of,
+    with_settings,
+)
+from splitinfer.models.generation_config import read_recommended
+from splitinfer.models.hub import open_model
+from splitinfer.models.loader import count_layers
+
+
+class LLM:
+    """A model cut by layers over the stages of a layout, ready for requests.
+
+    Args:
+        layout: a Layout, a mapping with a layout's keys, or a path or name of a layout file.
+        model: a model for a layout that names none, or another one than it names.
+        settings: how it is run.
+        notice: called with a stage's name and its progress while loading, from several threads.
+        drafter: makes another drafter than the layout's, on the thread that will ask it; for measurements.
+
+    Raises:
+        SplitinferError: the layout, the model or a worker cannot be used; one sentence says why.
+    """
+
+    def __init__(
+        self,
+        layout: PlainLayout | Mapping[str, Any] | str | Path,
+        *,
+        model: str | None = None,
+        settings: Settings | None = None,
+        notice: Notice | None = None,
+        drafter: MakeDrafter | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.layout = with_settings(as_layout(layout, model), self.settings)
+        self.serving_options = self.settings.over(self.layout.serving)
+        """The options of serving in force."""
+        self._make_drafter = drafter
+        self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
+        try:
+            self._open(notice or (lambda _name, _progress: None))
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, notice: Notice) -> None:
+        self._checkpoint = open_model(model_of(self.layout))
+        self.layout.check(count_layers(self._checkpoint))
+        self._prompts = PromptEncoder(self._checkpoint)
+        self.tokenizer = self._prompts.tokenizer
+        check_draft(self.layout, self.tokenizer)
+        self._ids = itertools.count(1)
+        setup = PipelineSetup(
+            self.layout,
+            self.settings,
+            self.serving_options,
+            self._checkpoint,
+            self._prompts.vocab_size,
+            self.context_length,
+            self._make_drafter,
+        )
+        self._engine = Engine(
+            setup.pipeline(notice),
+            setup.scheduler_config,
+            self.settings.rejoin_timeout,
+            self._trace,
+            lambda: setup.drafter(lambda progress: notice(DRAFT, progress)),
+        )
+        self._engine.wait_until_ready()
+
+    @property
+    def context_length(self) -> int:
+        """Tokens a prompt and its answer may have together."""
+        return self.settings.context_of(self._checkpoint.context_length)
+
+    @cached_property
+    def recommended_sampling(self) -> Recommended:
+        """The sampling values that the model's makers recommend in its ``generation_config.json``, if any. Values that
+        cannot be used are left out, and a warning is logged when this is first asked for."""
+        return read_recommended(self._checkpoint.folder)
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """``SamplingParams()`` with the values that the model's makers recommend in place of the library's.
+
+        Requests do not take it by themselves: without parameters they are greedy, and exactly repeatable.
+        """
+        return self.recommended_sampling.params
+
+    @property
+    def kv_budget(self) -> KVBudget:
+        """The stages' memory for KV."""
+        return self._engine.scheduler.config.kv or KVBudget()
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Answer prompts (texts or token ids), one output each, in their order.
+
+        ``params``: one for all, or one for each.
+
+        Raises:
+            RequestError: a prompt is empty, too long, or has ids outside the vocabulary.
+            SplitinferError: the pipeline has failed before.
+        """
+        several = as_prompts(prompts)
+        each = as_params(params, len(several))
+        requests: list[Request] = []
+        try:
+            for prompt, p in zip(several, each, strict=True):
+                requests.append(self._submit_when_there_is_room(prompt, p, requests))
+            return [request.result() for request in requests]
+        except BaseException:  # Ctrl-C, mostly: what nobody will read must not go on
+            for request in requests:
+                request.abort()
+            raise
+
+    def _submit_when_there_is_room(self, prompt: Prompt, params: SamplingParams, before: list[Request]) -> Request:
+        """Any number of prompts may be given at once: where the queue is full, the answers before it are waited for."""
+        unread = (request for request in before if request.output.finish_reason is None)
+        while True:
+            try:
+                return self.submit(prompt, params)
+            except QueueFull:
+                earlier = next(unread, None)
+                if earlier is None:
+                    raise
+                earlier.result()
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
+    ) -> Iterator[StreamEvent]:
+        """Answer one prompt, event by event. Closing the iterator aborts the request."""
+        return RequestEvents(self.submit(prompt, params, session=session))
+
+    def submit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        session: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        flight: Flight | None = None,
+    ) -> Request:
+        """Hand one prompt in and return at once.
+
+        ``session``: a name under which what the request leaves can be forgotten (``forget``). ``priority``:
+        higher goes first where not all can go at once. ``timeout``: seconds after which it is ended with "abort",
+        wherever it is; of equal priority, whoever has less time goes first. ``flight``: how its drafts go, if not as
+        the settings say.
+
+        Raises:
+            RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit.
+            QueueFull: as many requests wait as may wait; try again later.
+            SplitinferError: the pipeline has failed, or was closed.
+        """
+        params = params or SamplingParams()
+        check_handling(session, priority, timeout)
+        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        self._prompts.check(tokens, self.context_length)
+        sequence = core.Sequence(
+            seq_id=next(self._ids),
+            tokens=tokens,
+            params=params,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+            end_tokens=self._prompts.end_tokens(params),
+            session=session,
+            priority=priority,
+            deadline=None if timeout is None else time.monotonic() + timeout,
+            flight=flight or self.settings.flight,
+        )
+        state = RequestState(sequence, self._prompts.detokenizer(), time.monotonic)
+        self._engine.submit(state)
+        return Request(state, self._engine)
+
+    def encode(self, text: str) -> list[int]:
+        """Text as token ids.
+
+        Raises:
+            ModelError: the model's folder has no tokenizer, so only token ids can be given.
+        """
+        return self._prompts.encode(text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A conversation as the model's chat template writes it, up to the assistant's next words.
+
+        Each message has ``role`` and ``content``; an answer may have its ``token_ids``, so that what was generated
+        needs not be computed again if the tokenizer would cut its text in another way.
+        """
+        return self._prompts.encode_chat(messages)
+
+    @property
+    def dials(self) -> ServingOptions:
+        """The old name of ``serving_options``, for one release."""
+        warnings.warn("LLM.dials is called LLM.serving_options now", DeprecationWarning, stacklevel=2)
+        return self.serving_options
+
+    def forget(self, session: str) -> None:
+        """Free what a session keeps."""
+        self._engine.drop_session(session)
+
+    def tune(self, **serving_options: Any) -> None:
+        """Change options of serving (``Settings``) while requests are under way: from the next step on, and with no
+        token changed. ``None`` puts one back to its default.
+
+        Raises:
+            ConfigError: there is no such option, or the value is out of its range.
+        """
+        known = [each.name for each in fields(ServingOptions)]
+        unknown = next((name for name in serving_options if name not in known), None)
+        if unknown is not None:
+            raise ConfigError(f"there is no option {unknown!r}; there are {', '.join(known)}")
+        try:
+            turned = replace(self.serving_options, **serving_options)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{error}") from error
+        budget = token_budget_of(turned, (ready.device for ready in self._engine.pipeline.ready))
+        self._engine.tune(turned.policy_config, budget, turned.max_running or MAX_RUNNING)
+        self.serving_options = turned
+
+    def stats(self, *, reset: bool = False) -> dict[str, Any]:
+        """Counters and per-stage figures, as a plain dictionary; ``docs/metrics.md`` explains each.
+
+        ``reset``: what is under "window" begins anew after this; the counters never do.
+        """
+        return self._engine.stats(reset=reset)
+
+    # -- ending ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End all requests and all stages; local workers are gone afterwards. At most about 2 seconds."""
+        if hasattr(self, "_engine"):
+            self._engine.close(timeout=1.0)
+        if self._trace is not None:
+            self._trace.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()

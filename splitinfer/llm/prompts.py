@@ -1,0 +1,113 @@
+"""Prompts as token ids, and token ids as text, for one model.
+
+A tokenizer of Hugging Face's is for one thread at a time, and callers come on any thread: a lock is taken for every
+use, detokenizing included."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.coordinator.requests import Detokenizing
+from splitinfer.errors import ModelError, RequestError
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.generation_config import end_tokens
+from splitinfer.text.tokenizer import Tokenizer
+
+
+def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
+    """The model's tokenizer; ``None`` where the folder has none, which leaves token ids."""
+    names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+    if not any((checkpoint.folder / name).exists() for name in names):
+        return None
+    return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, checkpoint.config))
+
+
+class PromptEncoder:
+    """``tokenizer``: the model's; ``None`` where its folder has none, which leaves token ids."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint, self._lock = checkpoint, threading.Lock()
+        self.tokenizer = tokenizer_of(checkpoint)
+
+    def encode(self, text: str) -> list[int]:
+        """Text as token ids.
+
+        Raises:
+            ModelError: the model's folder has no tokenizer, so only token ids can be given.
+        """
+        with self._lock:
+            return self._need_tokenizer().encode(text)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """A conversation as the model's chat template writes it, up to the assistant's next words.
+
+        Each message has ``role`` and ``content``; an answer may have its ``token_ids``, so that what was generated
+        needs not be computed again if the tokenizer would cut its text in another way.
+        """
+        with self._lock:
+            return self._need_tokenizer().encode_chat(messages)
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that may be sampled."""
+        return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings
+
+    @property
+    def _num_embeddings(self) -> int:
+        return self._checkpoint.vocab_size or 2**31 - 1
+
+    def check(self, tokens: list[int], context_length: int) -> None:
+        """Refuse a prompt that the model cannot answer.
+
+        Raises:
+            RequestError: it is empty, too long, or has ids outside the vocabulary.
+        """
+        if not tokens:
+            raise RequestError("the prompt is empty; give at least one token")
+        if len(tokens) >= context_length:
+            raise RequestError(
+                f"the prompt has {len(tokens):,} tokens, but the context is {context_length:,}, "
+                f"the answer's first token included; the model has {self._checkpoint.context_length:,} (see --context)"
+            )
+        size = self._num_embeddings
+        bad = next((t for t in tokens if not 0 <= t < size), None)
+        if bad is not None:
+            raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
+
+    def end_tokens(self, params: SamplingParams) -> frozenset[int]:
+        """The tokens with which an answer ends."""
+        stops = frozenset(params.stop_token_ids)
+        if params.ignore_eos:
+            return stops
+        return stops | (self.tokenizer.eos_token_ids if self.tokenizer is not None else self._eos_of_config())
+
+    def _eos_of_config(self) -> frozenset[int]:
+        eos = end_tokens(self._checkpoint.folder, self._checkpoint.config)
+        return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+    def detokenizer(self) -> Detokenizing | None:
+        """For one answer; may be used from any thread. ``None`` without a tokenizer."""
+        if self.tokenizer is None:
+            return None
+        return _Locked(self.tokenizer.detokenizer(), self._lock)
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ModelError(f"{self._checkpoint.folder} holds no tokenizer, so prompts must be token ids")
+        return self.tokenizer
+
+
+class _Locked:
+    """A detokenizer that shares its tokenizer with other threads."""
+
+    def __init__(self, inner: Detokenizing, lock: threading.Lock) -> None:
+        self._inner, self._lock = inner, lock
+
+    def add(self, token_id: int) -> str:
+        with self._lock:
+            return self._inner.add(token_id)
+
+    def flush(self) -> str:
+        with self._lock:
+            return self._inner.flush()

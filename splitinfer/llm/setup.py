@@ -1,0 +1,224 @@
+"""From a layout, a model and settings to what the engine is made of: a pipeline, a scheduler's bounds, a drafter.
+
+Nothing runs here but the opening of the drafter, on the engine's thread; the rest is arithmetic on what the stages said
+of themselves when they were loaded.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from splitinfer.config import Layout, find_layout
+from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.core.kv.block_tree import KEY_BYTES, Key
+from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
+from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED
+from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
+from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
+from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.drafts.draft_model import DraftModel
+from splitinfer.engine.drafts.drafters import NGRAM, Drafter, NGramDrafter
+from splitinfer.engine.versions import own_versions
+from splitinfer.errors import LayoutError, ModelError
+from splitinfer.keyring import Keyring
+from splitinfer.llm.prompts import tokenizer_of
+from splitinfer.llm.settings import NO_DRAFT, Settings
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import open_model
+from splitinfer.text.tokenizer import Tokenizer
+from splitinfer.wire.messages import Progress, Ready
+
+Notice = Callable[[str, Progress], None]  # a stage's name (or DRAFT), how far its loading is
+MakeDrafter = Callable[[], Drafter]
+
+DRAFT = "draft"  # a notice's name for the draft model, which is no stage
+_GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
+_KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for cohorts being made anew
+
+
+@dataclass(frozen=True)
+class PipelineSetup:
+    """``vocab_size``: tokens that may be sampled; ``context_length``: tokens a prompt and its answer may have together.
+    ``make_drafter``: makes another drafter than the layout's."""
+
+    layout: PlainLayout
+    settings: Settings
+    serving_options: ServingOptions
+    checkpoint: Checkpoint
+    vocab_size: int
+    context_length: int
+    make_drafter: MakeDrafter | None = None
+
+    def pipeline(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
+        """Makes the pipeline, given where to put its events."""
+        config = PipelineConfig(
+            layout=self.layout,
+            model=_absolute(model_of(self.layout)),
+            fingerprint=self._fingerprint,
+            vocab_size=self.vocab_size,
+            kv_tokens=self.context_length,
+            connect_timeout=self.settings.connect_timeout,
+            disk=self.settings.disk,
+            keys=Keyring() if any(spec.key for spec in self.layout.stages) else None,
+            kv_root=self._kv_root if self.settings.disk is not None else b"",
+        )
+        names = [spec.name for spec in self.layout.stages]
+        return lambda put: Pipeline(config, put, lambda stage, progress: notice(names[stage], progress))
+
+    def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:
+        """The scheduler's bounds, once the stages are loaded."""
+        stages, settings = pipeline.num_stages, self.settings
+        groups = settings.micro_batches or stages
+        return SchedulerConfig(
+            num_groups=groups,
+            max_in_flight=max(stages + 1, groups),
+            token_budget=token_budget_of(self.serving_options, (ready.device for ready in pipeline.ready)),
+            max_running=self.serving_options.max_running or MAX_RUNNING,
+            max_len=self.context_length,
+            max_waiting=settings.max_waiting,
+            kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
+            blocks=PrefixCacheConfig(
+                keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
+                whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
+                prompts_only=_packs(pipeline),
+                root=self._root_of(pipeline),
+                on_disk=pipeline.is_on_disk,
+                kept=pipeline.kept(),
+            ),
+            speculates=self._speculates(pipeline),
+            num_stages=stages,
+            rewind=pipeline.rewind,
+            policy_config=self.serving_options.policy_config,
+        )
+
+    def drafter(self, report: Callable[[Progress], None]) -> Drafter | None:
+        """The layout's drafter, in memory; on the engine's thread."""
+        name = self.layout.draft
+        if self.make_drafter is not None:
+            return self.make_drafter()
+        if name is None:
+            return None
+        if name == NGRAM:
+            return NGramDrafter()
+        checkpoint, vocab_size = open_model(name), self.vocab_size
+        return DraftModel.load(name, checkpoint, self.layout.dtype, vocab_size, self.context_length, report)
+
+    def _speculates(self, pipeline: Pipeline) -> bool:
+        if self.layout.draft is None and self.make_drafter is None:
+            return False
+        # Where blocks of KV can be gone on from, states can be put back: that was tried when the stages were loaded.
+        keeps_states = all(ready.keeps_blocks for ready in pipeline.ready)
+        if pipeline.rewind == NEVER or (pipeline.rewind == PUT_BACK and not keeps_states):
+            raise ModelError(
+                f"draft {self.layout.draft} cannot be used with {self.layout.model}: its layers keep a state that "
+                "cannot go back to where a draft was wrong; leave the draft out (--draft none)"
+            )
+        return True
+
+    @cached_property
+    def _fingerprint(self) -> Fingerprint:
+        """What identifies the weights; taken once, because files are read for it."""
+        return self.checkpoint.fingerprint()
+
+    @cached_property
+    def _kv_root(self) -> Key:
+        """What the keys of blocks begin with: everything that all stages' KV depends on. What only depends on one
+        stage's machine is in the name of its group of files."""
+        v = own_versions()
+        said = (
+            self._fingerprint.digest(),
+            self.layout.dtype,
+            self.layout.kv_format,
+            BLOCK,
+            v.splitinfer,
+            v.mlx,
+            v.mlx_lm,
+        )
+        return hashlib.blake2b(repr(said).encode(), digest_size=KEY_BYTES).digest()
+
+    def _root_of(self, pipeline: Pipeline) -> Key:
+        """The same with what the links do to hidden states: blocks on disk that came by another codec stay there, and
+        are not seen."""
+        if not _packs(pipeline):
+            return self._kv_root
+        return hashlib.blake2b(self._kv_root + repr(pipeline.codecs).encode(), digest_size=KEY_BYTES).digest()
+
+    def _stage_kv(self, ready: Ready, pipeline: Pipeline) -> StageKV:
+        """A stage's memory for KV, by default a share of what is free where it runs."""
+        here = [i for i, spec in enumerate(pipeline.layout.stages) if i == 0 or spec.is_local]
+        sharing = len(here) if ready.stage in here else 1
+        budget = self.settings.kv_bytes
+        if budget is None:
+            budget = int(ready.free_bytes * _KV_SHARE / sharing)
+        return StageKV(budget, ready.kv_bytes_per_token, ready.kv_bytes_fixed, ready.kv_bytes_stored)
+
+
+def _packs(pipeline: Pipeline) -> bool:
+    """Whether any link packs hidden states."""
+    return any(codec != NONE for codec in pipeline.codecs or ())
+
+
+def token_budget_of(serving_options: ServingOptions, devices: Iterable[str]) -> int:
+    """Tokens in one step. Short chunks fill the stages sooner; on a GPU they would leave it idle."""
+    return serving_options.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
+
+
+def as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str | None) -> PlainLayout:
+    """A layout, however it was given; ``model`` goes before the one it names."""
+    if isinstance(layout, str | Path):
+        layout = find_layout(str(layout))
+    elif isinstance(layout, Mapping):
+        layout = Layout.from_dict(layout)
+    return layout if model is None else layout.with_model(model)
+
+
+def model_of(layout: PlainLayout) -> str:
+    """The model that a layout names, or was given.
+
+    Raises:
+        LayoutError: there is none.
+    """
+    if layout.model is None:
+        raise LayoutError(f"layout {layout.name} names no model; say which with --model (or LLM(..., model=...))")
+    return layout.model
+
+
+def _absolute(model: str) -> str:
+    """A local folder's full path, because workers on this machine may run elsewhere; other names as they are."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.is_dir() else model
+
+
+def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
+    """The layout, with what the settings say in place of it."""
+    if settings.draft is not None:
+        layout = replace(layout, draft=None if settings.draft == NO_DRAFT else settings.draft)
+    if settings.kv_format is not None:
+        layout = replace(layout, kv_format=settings.kv_format)
+    return layout if settings.codec is None else layout.with_codec(settings.codec)
+
+
+def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
+    """Refuse a draft model of another vocabulary.
+
+    Raises:
+        LayoutError: its tokens are not the model's.
+    """
+    if layout.draft is None or layout.draft == NGRAM:
+        return
+    draft = open_model(layout.draft)
+    own = tokenizer_of(draft)
+    if own is None or tokenizer is None or own.vocabulary_hash != tokenizer.vocabulary_hash:
+        sizes = (
+            f"{own.vocab_size if own else 'no'} tokens, not the model's {tokenizer.vocab_size if tokenizer else 'none'}"
+        )
+        raise LayoutError(
+            f"draft {layout.draft} has another vocabulary than {layout.model} ({sizes}); choose one of its family"
+        )
