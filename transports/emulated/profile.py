@@ -62,21 +62,22 @@ class LinkProfile:
         )
 
 
-# "notes" is the project's transport.md, section 2. Bandwidths are payload, after the headers below us.
+# "Published" figures are other people's, from threads of exo, MLX and thunderbolt-ibverbs. Bandwidths are payload,
+# after the headers below us.
 PRESETS: dict[str, LinkProfile] = {
-    # Notes: a hop through JACCL takes 10-20 us (bare verbs: 4.2). Verbs carry 4.75 GB/s in 4 KiB and 9.4 GB/s in 64 KiB
-    # messages, mx.distributed 3.5-3.8 GB/s with its two copies; 6 is in the middle of what a good one would do.
+    # Published: a hop through JACCL takes 10-20 us (bare verbs: 4.2). Verbs carry 4.75 GB/s in 4 KiB and 9.4 GB/s in
+    # 64 KiB messages, mx.distributed 3.5-3.8 GB/s with its two copies; 6 is in the middle of what a good one would do.
     "thunderbolt-rdma": LinkProfile(latency=15e-6, bytes_per_second=6e9),
-    # Notes: ping 0.38-0.95 ms there and back, 0.67 between two machines; the reading there is 0.3 ms a hop. rsync made
+    # Published: ping 0.38-0.95 ms there and back, 0.67 between two machines; we read that as 0.3 ms a hop. rsync made
     # 0.3-0.5 GB/s, which is ssh's speed; iperf3 made 16.4 Gbit/s on a 20 Gbit/s USB4 cable (jiribrejcha.net, 2024).
     # No TCP figure for Thunderbolt 5 is at hand; it may well be above this.
     "thunderbolt-ip": LinkProfile(latency=0.3e-3, bytes_per_second=2e9),
     # 1.25 GB/s less Ethernet, IP and TCP headers (1448 of 1538 bytes) is 1.18; the rest is what one stream loses in
-    # practice. 0.1 ms a hop: a switch and two network stacks with interrupt moderation; assumed, not in the notes.
+    # practice. 0.1 ms a hop: a switch and two network stacks with interrupt moderation; assumed.
     "10gbe": LinkProfile(latency=0.1e-3, bytes_per_second=1.1e9),
     # 125 MB/s x 1448/1538 = 117.7. A ping of 0.4 ms through a home switch, energy-saving Ethernet on; assumed.
     "1gbe": LinkProfile(latency=0.2e-3, bytes_per_second=117e6),
-    # Notes: 4.9-54 ms there and back between Macs of one cluster; 3 ms plus up to 5 gives 6-16, its better end.
+    # Published: 4.9-54 ms there and back between Macs of one cluster; 3 ms plus up to 5 gives 6-16, its better end.
     # 50 MB/s: 802.11ac, two streams, same room; assumed. The air carries one direction at a time, this carries two.
     "wifi": LinkProfile(latency=3e-3, jitter=5e-3, bytes_per_second=50e6),
 }
