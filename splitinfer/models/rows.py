@@ -39,8 +39,8 @@ from mlx_lm.models.cache import CacheList
 
 from splitinfer.models.caches import Cache
 from splitinfer.models.cohort import Cohort, SequenceCaches
+from splitinfer.models.layers import StandIn
 from splitinfer.models.quantised import Packed, attention
-from splitinfer.models.structure import StandIn
 
 _SDPA = "scaled_dot_product_attention"
 
