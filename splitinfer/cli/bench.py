@@ -117,7 +117,8 @@ def bench(
         kept = PrefixOptions(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
         finish(lambda: measure_prefix(kept), verbose)
     if mode is Mode.SPEC:
-        from splitinfer.bench.speculation.run import SpeculationOptions, measure_spec
+        from splitinfer.bench.speculation.options import SpeculationOptions
+        from splitinfer.bench.speculation.run import measure_spec
 
         spec = SpeculationOptions(
             layout, model, as_json, trials, decode_tokens, seed, link_preset, baseline, connect_timeout, draft,
@@ -144,7 +145,7 @@ def bench(
             connect_timeout, lengths, scale, requests, rate, None if kv_gb is None else int(kv_gb * 1e9), plot,
         )  # fmt: skip
         finish(lambda: measure_serve(serve), verbose)
-    from splitinfer.bench.speed.run import SpeedOptions
+    from splitinfer.bench.speed.options import SpeedOptions
     from splitinfer.bench.speed.run import bench as measure
 
     options = SpeedOptions(

@@ -18,7 +18,8 @@ from splitinfer.bench.shared.mlx_lm_pipeline import MlxLmProcesses
 from splitinfer.bench.shared.random_model import Shape, make
 from splitinfer.bench.shared.systems import PlainMlxLm
 from splitinfer.bench.shared.workload import Batch, Task
-from splitinfer.bench.speed.run import SpeedOptions, bench
+from splitinfer.bench.speed.options import SpeedOptions
+from splitinfer.bench.speed.run import bench
 from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError, ModelError
 
