@@ -24,7 +24,7 @@ from splitinfer.llm import LLM
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 
-PROMPT_TOKENS = 48  # tokens
+PROMPT_TOKENS = 48
 _CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
 _SYNCHRONOUS = 3  # lengths of synchronous blocks that take part: those that should be fastest
 _USUAL = 0.75  # of a draft model: which lengths take part; not what is measured
