@@ -7,18 +7,19 @@ with splitinfer.LLM("demo.yaml") as llm:
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from splitinfer.config import Layout
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.errors import QueueFull, RequestError, SplitinferError
 
 if TYPE_CHECKING:
+    from splitinfer.config import Layout
     from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
     from splitinfer.llm import LLM, Request, Settings
 
 __version__ = version("splitinfer")
 
 _LAZY = {
+    "Layout": "splitinfer.config",
     "LLM": "splitinfer.llm",
     "Request": "splitinfer.llm",
     "Settings": "splitinfer.llm",
@@ -29,7 +30,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names that bring mlx-lm with them, which takes a second, come when they are first used."""
+    """Names that bring pydantic or transformers with them, which take long, come when they are first used."""
     if name in _LAZY:
         from importlib import import_module
 

@@ -373,7 +373,7 @@ class LLM:
         self.serving_options = turned
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """Counters and per-stage figures, as a plain dictionary; the README explains each.
+        """Counters and per-stage figures, as a plain dictionary; ``docs/metrics.md`` explains each.
 
         ``reset``: what is under "window" begins anew after this; the counters never do.
         """

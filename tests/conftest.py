@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 for folder in ("", "cluster", "core", "transports"):
@@ -12,6 +13,10 @@ for folder in ("", "cluster", "core", "transports"):
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import tiny  # noqa: E402
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("splitinfer", deadline=None)
+hypothesis.settings.load_profile("splitinfer")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,13 +12,10 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 
 import splitinfer
-from splitinfer import llm as door
-from splitinfer.core.kv import block_tree as prefix
-from splitinfer.core.kv import budget as kv_budget
-from splitinfer.core.kv import prefix_cache
+from splitinfer import llm as llm_module
+from splitinfer.core.kv import block_tree, budget, prefix_cache
 from splitinfer.core.rng import position_key
-from splitinfer.core.scheduler import admission as admissions
-from splitinfer.core.scheduler import scheduler
+from splitinfer.core.scheduler import admission, planner, scheduler
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Settings
@@ -41,7 +38,7 @@ def worker(scheme: str, disk: Disk | None = None) -> Iterator[str]:
 
 def shorten_blocks(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Blocks of KV so short that short prompts and answers fill several."""
-    for module in (kv_budget, prefix, admissions, scheduler, prefix_cache, door):
+    for module in (budget, block_tree, admission, planner, scheduler, prefix_cache, llm_module):
         monkeypatch.setattr(module, "BLOCK", size)
 
 

@@ -14,10 +14,13 @@ import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import zmq
-import zmq.auth.thread
 import zmq.utils.z85
+
+if TYPE_CHECKING:
+    from zmq.auth.thread import ThreadAuthenticator
 
 KEY_HEX = 64  # characters of a key as people see it
 Admits = Callable[[str], bool]  # a public key -> whether its owner may come in; called on a thread of its own
@@ -105,15 +108,17 @@ class _Provider:
 
 
 _domains = itertools.count(1)
-_authenticators: dict[int, zmq.auth.thread.ThreadAuthenticator] = {}
+_authenticators: dict[int, ThreadAuthenticator] = {}
 _authenticators_lock = threading.Lock()
 
 
-def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.auth.thread.ThreadAuthenticator:
+def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
     """The one that answers for all listeners of a context; it sleeps between two handshakes."""
     with _authenticators_lock:
         if id(context) not in _authenticators:
-            found = zmq.auth.thread.ThreadAuthenticator(context)
+            from zmq.auth.thread import ThreadAuthenticator  # here, because it brings asyncio with it
+
+            found = ThreadAuthenticator(context)
             found.start()
             _authenticators[id(context)] = found
         return _authenticators[id(context)]

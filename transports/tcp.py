@@ -22,7 +22,6 @@ import threading
 import time
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from transports.address import HostPort, parse_host_port
 from transports.arrivals import Arrivals
@@ -40,6 +39,7 @@ from transports.base import (
 from transports.connector_hub import ConnectorHub
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, Takes, takes_plain
+from transports.monitor import parse_event
 from transports.security import secure_connector, secure_listener
 from transports.tcp_link import TcpLink
 
@@ -184,9 +184,9 @@ def _wait(
         if socket in ready:  # looked at first: an answer counts even if the connection ended after it
             return
         if monitor in ready:
-            event = parse_monitor_message(monitor.recv_multipart())["event"]
+            event, _ = parse_event(monitor.recv_multipart())
             if event & _HANDSHAKE_FAILED:
-                raise LinkRefused(_WHY_REFUSED[zmq.Event(event)])
+                raise LinkRefused(_WHY_REFUSED[event])
             if event == zmq.Event.CLOSED:
                 raise _NoLuckError("connection refused")
             if event == zmq.Event.DISCONNECTED:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from transports.base import Buffer
+from transports.monitor import parse_event
 from transports.tcp_link import Message
 
 _POLLIN = int(zmq.POLLIN)
@@ -59,8 +59,7 @@ class ZmqSocket:
                 message = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            event = parse_monitor_message(message)
-            yield zmq.Event(event["event"]), int(event["value"])
+            yield parse_event(message)
 
     def close(self, linger: float) -> None:
         """What is queued has `linger` seconds to leave."""

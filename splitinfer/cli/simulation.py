@@ -15,7 +15,7 @@ _CONTEXT = 8192
 
 def simulate(
     machine: Annotated[
-        Path, typer.Option("--machine", help="What `bench --mode serve` printed, or a description (see the README).")
+        Path, typer.Option("--machine", help="What `bench --mode serve` printed, or a description (docs/serving.md).")
     ],
     lengths: Lengths = None,
     scale: Scale = 1.0,

@@ -2,6 +2,7 @@
 
 checkpoint     what a model folder holds, read from the headers alone; its fingerprint
 hub            "demo", a local folder or a hub id -> a checkpoint; downloads only what is needed
+mlx_lm         what is used of mlx-lm, without its package, which would bring transformers
 cut            one mlx-lm model class, run for the layers [start, end)
 layers         where a model keeps its layers, stand-ins for them, their arguments as trees
 structure      how a model is made: its layers, its caches, what crosses between layers

@@ -16,11 +16,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models import cache as mlx_caches
-from mlx_lm.models.base import create_causal_mask
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
+from splitinfer.models.mlx_lm import cache as mlx_caches
+from splitinfer.models.mlx_lm import create_causal_mask
 from splitinfer.models.quantised import QuantisedKVCache
 
 Cache = Any  # mlx-lm's cache protocol is duck-typed

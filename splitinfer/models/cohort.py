@@ -27,10 +27,10 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import KVCache
 
 from splitinfer.models.caches import Cache, Place
 from splitinfer.models.memory import on_gpu
+from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache, attention
 
 STEP = 256  # tokens of room by which a cohort's arrays grow, as mlx-lm's caches do

@@ -29,7 +29,6 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.errors import CannotCut
@@ -37,6 +36,7 @@ from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, 
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
 from splitinfer.models.layers import Path, StandIn, change, find_layers, get_at, put_at, replaced, type_name
+from splitinfer.models.mlx_lm import make_prompt_cache
 from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.structure import Border, CannotTrace, ModelStructure, Named, Recipe, mark
 

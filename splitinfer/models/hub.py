@@ -1,21 +1,13 @@
 """From the word in a layout to a checkpoint: "demo", a local folder, or a hub id.
 
 For a hub id only the small files are fetched at first; the tables of tensors come from the weight
-files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs.
+files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs. The hub's client is imported
+when it is first asked: that takes half a second, which local folders need not wait for.
 """
 
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import huggingface_hub
-from huggingface_hub.errors import (
-    HFValidationError,
-    HTTPError,
-    LocalEntryNotFoundError,
-    NotASafetensorsRepoError,
-    SafetensorsParsingError,
-)
 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
@@ -55,6 +47,15 @@ def _folder(model: str) -> Path | None:
 
 
 def _open_hub(repo: str) -> Checkpoint:
+    import huggingface_hub
+    from huggingface_hub.errors import (
+        HFValidationError,
+        HTTPError,
+        LocalEntryNotFoundError,
+        NotASafetensorsRepoError,
+        SafetensorsParsingError,
+    )
+
     try:
         folder = Path(huggingface_hub.snapshot_download(repo, allow_patterns=_SMALL_FILES))
         read_config(folder)
@@ -71,6 +72,8 @@ def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:
     index = folder / "model.safetensors.index.json"
     if here and (not index.exists() or _names_in(index) <= {p.name for p in here}):
         return [info for path in here for info in read_header(path)]
+    import huggingface_hub
+
     found = huggingface_hub.HfApi().get_safetensors_metadata(repo, revision=folder.name)
     return [
         TensorInfo(name, t.dtype, tuple(t.shape), file, *t.data_offsets)
@@ -96,13 +99,20 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Repo
         if checkpoint.revision is None:
             raise ModelError(f"{checkpoint.folder} lacks {file}")
         report(done, total, file)
-        try:
-            huggingface_hub.hf_hub_download(model, file, revision=checkpoint.revision)
-        except (HTTPError, OSError) as error:
-            raise ModelError(f"{file} of {model} could not be downloaded ({_first_line(error)})") from error
+        _download(model, file, checkpoint.revision)
         done += sizes[file]
     if missing:
         report(total, total, "")
+
+
+def _download(model: str, file: str, revision: str) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import HTTPError
+
+    try:
+        huggingface_hub.hf_hub_download(model, file, revision=revision)
+    except (HTTPError, OSError) as error:
+        raise ModelError(f"{file} of {model} could not be downloaded ({_first_line(error)})") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -18,10 +18,10 @@ from typing import Any
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models import cache as mlx_caches
 
 from splitinfer.models.caches import Cache, WindowKVCache, copied, copied_state, saved_state
 from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.mlx_lm import cache as mlx_caches
 
 _ROOM = 256  # tokens by which caches grow
 _BY_TOKEN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache, WindowKVCache)

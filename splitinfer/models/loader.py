@@ -19,7 +19,6 @@ from types import SimpleNamespace
 
 import mlx.core as mx
 import mlx.nn as nn
-import mlx_lm.utils as mlx_lm_utils
 from mlx.utils import tree_flatten, tree_unflatten
 
 from splitinfer.core.kv.format import KVFormat
@@ -33,6 +32,7 @@ from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
+from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 from splitinfer.models.quantised import CannotQuantise
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all

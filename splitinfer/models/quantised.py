@@ -16,11 +16,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx.utils import tree_map
-from mlx_lm.models import base
-from mlx_lm.models import cache as mlx_caches
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.models.memory import on_gpu
+from splitinfer.models.mlx_lm import base
+from splitinfer.models.mlx_lm import cache as mlx_caches
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
 _STEP = 256  # tokens by which a cache grows

@@ -34,12 +34,11 @@ from typing import Any, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models import base
-from mlx_lm.models.cache import CacheList
 
 from splitinfer.models.caches import Cache
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.layers import StandIn
+from splitinfer.models.mlx_lm import CacheList, base
 from splitinfer.models.quantised import Packed, attention
 
 _SDPA = "scaled_dot_product_attention"

@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import Any, cast
 
 import mlx.core as mx
-from mlx_lm.models.cache import KVCache
 
 from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.caches import WindowKVCache, arrays_of
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
 from splitinfer.models.layers import type_name
+from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache
 from splitinfer.models.rows import (
     CacheConsumer,

@@ -21,7 +21,6 @@ from typing import Any, cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.models.cache import make_prompt_cache
 
 from splitinfer.errors import CannotCut
 from splitinfer.models.caches import Cache, arrays_of
@@ -37,6 +36,7 @@ from splitinfer.models.layers import (
     type_name,
     walk,
 )
+from splitinfer.models.mlx_lm import make_prompt_cache
 
 Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]

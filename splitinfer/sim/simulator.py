@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
@@ -122,7 +123,7 @@ class Simulator:
                 assert self.scheduler.is_idle, "the pipeline stands still and somebody waits"
                 return
             if self._checks:
-                self.scheduler.check()
+                invariants.check(self.scheduler)
         raise AssertionError("it never ends")
 
     # -- the coordinator -----------------------------------------------------------------------

@@ -15,9 +15,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
-import jinja2
-from mlx_lm.tokenizer_utils import load
-
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.detokenizer import Detokenizer
 
@@ -40,6 +37,8 @@ class Tokenizer:
             raise ModelError(f"there is no model folder {path}")
         if eos_token_ids is not None and not isinstance(eos_token_ids, int):
             eos_token_ids = list(eos_token_ids)
+        from mlx_lm.tokenizer_utils import load  # here, because transformers come with it and take a second
+
         try:
             return cls(load(path, eos_token_ids=eos_token_ids))
         except (OSError, ValueError, KeyError, ImportError) as error:
@@ -82,6 +81,8 @@ class Tokenizer:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) for message in chat):
             raise RequestError("every chat message needs a 'content' that is text")
+        import jinja2  # transformers have imported it
+
         generated = {
             i: ids
             for i, message in enumerate(messages)

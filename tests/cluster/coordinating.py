@@ -24,6 +24,7 @@ import psutil
 from processes import ROOT, START_SECONDS, environment, until
 
 from splitinfer.bench.speculation.replay import Replay
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.llm import LLM, Request, Settings
@@ -94,7 +95,7 @@ def _look(llm: LLM) -> dict[str, Any]:
     def look() -> None:
         scheduler = llm._engine.scheduler
         try:
-            scheduler.check()
+            invariants.check(scheduler)
         except AssertionError as error:
             found["broken"] = str(error) or "an invariant of the scheduler does not hold"
         found["idle"], found["used"] = scheduler.is_idle, asdict(scheduler.kv_used)

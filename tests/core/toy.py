@@ -14,9 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from random import Random
 
-from splitinfer.core.kv import block_tree as prefix
-from splitinfer.core.kv import budget as kv_budget
-from splitinfer.core.kv import prefix_cache
+from splitinfer.core.kv import block_tree, budget, prefix_cache
 from splitinfer.core.kv.block_tree import Block, DiskBlock, Key, chained
 from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV, use_of
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
@@ -30,9 +28,7 @@ from splitinfer.core.plan import (
     StepPlan,
     StepResult,
 )
-from splitinfer.core.scheduler import admission as admissions
-from splitinfer.core.scheduler import microbatches as microbatch
-from splitinfer.core.scheduler import scheduler
+from splitinfer.core.scheduler import admission, invariants, microbatches, planner, scheduler
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.scheduler import Scheduler, TokenEvent
@@ -45,16 +41,20 @@ VOCAB = 5  # few, so that different prompts often begin alike
 @contextmanager
 def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
     """Blocks of KV and least chunks so small that short sequences meet their borders."""
-    before, worth = (kv_budget.BLOCK, microbatch.MIN_CHUNK), prefix_cache.WORTH
-    kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = prefix_cache.BLOCK = block
+    before, worth = (budget.BLOCK, microbatches.MIN_CHUNK), prefix_cache.WORTH
+    _set_sizes(block, min_chunk)
     prefix_cache.WORTH = 1
-    microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = min_chunk
     try:
         yield
     finally:
-        kv_budget.BLOCK = admissions.BLOCK = scheduler.BLOCK = prefix.BLOCK = prefix_cache.BLOCK = before[0]
+        _set_sizes(*before)
         prefix_cache.WORTH = worth
-        microbatch.MIN_CHUNK = scheduler.MIN_CHUNK = before[1]
+
+
+def _set_sizes(block: int, min_chunk: int) -> None:
+    for module in (budget, block_tree, prefix_cache, admission, planner, scheduler):
+        module.BLOCK = block
+    microbatches.MIN_CHUNK = planner.MIN_CHUNK = min_chunk
 
 
 def next_token(tokens: Iterable[int], seed: int) -> int:
@@ -205,7 +205,7 @@ class ToyStage:
         assert save.block_id not in self.blocks, "two blocks of one id"
         assert save.end <= self.caches[save.seq_id].sure, "saved before it was computed and verified"
         assert not self.whole_blocks or save.end == len(tokens), "the state has gone on"
-        assert save.end - save.start <= kv_budget.BLOCK
+        assert save.end - save.start <= budget.BLOCK
         assert not self.prompts_only or save.end <= self.caches[save.seq_id].num_prompt, "an answer is kept"
         block = StoredBlock(tuple(tokens[: save.start]), tuple(tokens[save.start : save.end]))
         self.blocks[save.block_id] = block
@@ -408,7 +408,7 @@ class House:
                 if not self.toy.under_way:
                     return
                 self.deliver()
-            self.scheduler.check()
+            invariants.check(self.scheduler)
         raise AssertionError("it never ends")
 
     def expire(self, now: float) -> list[int]:
@@ -465,5 +465,5 @@ def drain(house: House) -> list[Slice]:
 
 def blocks(*counts: int, per_token: int = 1, stored: int = 1) -> KVBudget:
     """Stages with room for so many blocks of KV; one that is kept for later takes as much as ``stored`` of them."""
-    size = kv_budget.BLOCK * per_token
+    size = budget.BLOCK * per_token
     return KVBudget(tuple(StageKV(count * size, per_token, stored=stored * size) for count in counts))

@@ -18,10 +18,10 @@ from typing import Annotated, Any
 import mlx.core as mx
 import typer
 from mlx.utils import tree_flatten
-from mlx_lm.utils import _get_classes
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from splitinfer.errors import ConfigError
+from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
 END = "<|endoftext|>"  # Qwen's own word: its tokenizer class would add it
@@ -97,7 +97,7 @@ def make(folder: Path, shape: Shape, *, seed: int = 0, num_files: int = 4) -> in
 
 
 def _write_weights(folder: Path, shape: Shape, seed: int, num_files: int) -> int:
-    model_class, args_class = _get_classes(shape.config())
+    model_class, args_class = mlx_lm_utils._get_classes(shape.config())
     model = model_class(args_class.from_dict(shape.config()))
     tensors: dict[str, tuple[int, ...]] = {
         name: tuple(array.shape) for name, array in sorted(tree_flatten(model.parameters()), key=_place)

@@ -1,15 +1,11 @@
-"""What must hold between any two events of a scheduler. Tests ask after each; nothing else does."""
-
-from typing import TYPE_CHECKING
+"""What must hold between any two events of a scheduler. Tests and simulations under test ask after each event."""
 
 from splitinfer.core.kv.budget import NOTHING, use_of
+from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 
-if TYPE_CHECKING:
-    from splitinfer.core.scheduler.scheduler import Scheduler
 
-
-def check(scheduler: "Scheduler") -> None:
+def check(scheduler: Scheduler) -> None:
     """Assert what must hold between any two events; tests call it after each."""
     _check_places(scheduler)
     _check_plans(scheduler)
@@ -17,16 +13,16 @@ def check(scheduler: "Scheduler") -> None:
     scheduler.batches.check()
     for seq in scheduler.running.values():
         _check_running(scheduler, seq)
-    assert scheduler._plans or scheduler.is_idle or scheduler.can_schedule, "something waits for ever"
+    assert scheduler.state.plans or scheduler.is_idle or scheduler.can_schedule, "something waits for ever"
 
 
-def _check_places(scheduler: "Scheduler") -> None:
+def _check_places(scheduler: Scheduler) -> None:
     ids = [seq.seq_id for seq in (*scheduler.waiting, *scheduler.running.values())]
     assert len(ids) == len(set(ids)), "a sequence is in two places"
     assert len(scheduler.running) <= scheduler.config.max_running
     assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
-    assert not set(scheduler._freed) & set(ids), "a living sequence is to be freed"
-    assert len(scheduler._freed) == len(set(scheduler._freed)), "a sequence is to be freed twice"
+    assert not set(scheduler.state.freed) & set(ids), "a living sequence is to be freed"
+    assert len(scheduler.state.freed) == len(set(scheduler.state.freed)), "a sequence is to be freed twice"
     members = {seq.seq_id for group in scheduler.batches.groups for seq in group}
     assert members <= set(scheduler.running), "somebody decodes who does not run"
     for seq in scheduler.waiting:
@@ -36,26 +32,26 @@ def _check_places(scheduler: "Scheduler") -> None:
     assert scheduler.next_deadline == min((s.deadline for s in alive if s.deadline is not None), default=None)
 
 
-def _check_plans(scheduler: "Scheduler") -> None:
-    assert len(scheduler._plans) <= max(scheduler.config.max_in_flight, scheduler.config.num_groups)
-    for plan in scheduler._plans:
+def _check_plans(scheduler: Scheduler) -> None:
+    assert len(scheduler.state.plans) <= max(scheduler.config.max_in_flight, scheduler.config.num_groups)
+    for plan in scheduler.state.plans:
         assert plan.num_tokens <= scheduler.config.token_budget, "a step is too large"
         assert len({part.seq_id for part in plan.slices}) == len(plan.slices), "two slices of one sequence"
 
 
-def _check_memory(scheduler: "Scheduler") -> None:
+def _check_memory(scheduler: Scheduler) -> None:
     scheduler.prefix_cache.check()
     use = NOTHING
     for seq in scheduler.running.values():
         use += use_of(seq.kv_tokens)
-    assert use == scheduler._used, f"{scheduler._used} is counted, {use} is used"
-    assert scheduler._budget.fits(use + scheduler.prefix_cache.use), "more KV is used than there is"
+    assert use == scheduler.state.used, f"{scheduler.state.used} is counted, {use} is used"
+    assert scheduler.state.budget.fits(use + scheduler.prefix_cache.use), "more KV is used than there is"
 
 
-def _check_running(scheduler: "Scheduler", seq: Sequence) -> None:
+def _check_running(scheduler: Scheduler, seq: Sequence) -> None:
     assert 0 <= seq.num_reused <= seq.num_scheduled <= len(seq.tokens) + len(seq.ahead)
     assert seq.finish_reason is None
-    in_plans = sum(part.seq_id == seq.seq_id for plan in scheduler._plans for part in plan.slices)
+    in_plans = sum(part.seq_id == seq.seq_id for plan in scheduler.state.plans for part in plan.slices)
     assert seq.num_in_flight == in_plans
     assert 0 <= seq.num_awaited <= seq.num_in_flight
     if seq in scheduler.batches:

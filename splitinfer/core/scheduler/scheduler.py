@@ -27,37 +27,35 @@ blocks of one sequence follow each other without waiting for results; a result t
 at once.
 
 KV is bounded (``core.kv.budget``). A sequence is admitted when its whole prompt and the beginning of its answer
-fit beside what all others have or were promised. Where growing answers fill the memory nevertheless, the ledger
-(``core.scheduler.kv_allocation``) says who gives up its KV: that sequence waits, keeps its tokens, and is computed
-again later. A token's random key depends on its position alone, so nobody can see from the tokens that it happened.
+fit beside what all others have or were promised (``core.scheduler.admission``). Where growing answers fill the memory
+nevertheless, sequences are preempted (``core.scheduler.kv_allocation`` says which): a preempted sequence waits, keeps
+its tokens, and is computed again later. A token's random key depends on its position alone, so preemption never shows
+in the tokens.
 
-``_decide`` computes what the next plan would do and changes nothing; ``can_schedule`` asks it, ``schedule``
-carries it out.
+The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``can_schedule`` asks it,
+``schedule`` carries its decision out. What both read is the state (``core.scheduler.state``).
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate, repeat
 
 from splitinfer.core.kv.block_tree import DiskBlock, full_keys
 from splitinfer.core.kv.budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
 from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
-from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel, Shape, most_rows
-from splitinfer.core.scheduler.decision import Admission, Candidate, Decision
-from splitinfer.core.scheduler.kv_allocation import KVAllocation
-from splitinfer.core.scheduler.microbatches import MIN_CHUNK, MicroBatches, even_share
-from splitinfer.core.scheduler.policy import PolicyConfig, PolicyDecision, PolicyInput, policy_of
-from splitinfer.core.scheduler.waiting_queue import Deadlines, QueueFull, WaitingQueue
+from splitinfer.core.scheduler.cost_model import CostModel
+from splitinfer.core.scheduler.decision import Admission, Decision
+from splitinfer.core.scheduler.microbatches import MicroBatches
+from splitinfer.core.scheduler.planner import StepPlanner
+from splitinfer.core.scheduler.policy import PolicyConfig, policy_of
+from splitinfer.core.scheduler.results import check_result
+from splitinfer.core.scheduler.state import SchedulerState
+from splitinfer.core.scheduler.waiting_queue import Deadlines, QueueFull
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.speculation import Speculation, Wish
-
-_LEAST_CHUNK = 8  # tokens of a prompt in a step, whatever the dials say: or it would never be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,35 +68,34 @@ class TokenEvent:
 
 
 class Scheduler:
-    """Pure: no clock, no threads, no arrays. ``check`` states what must always hold.
+    """Pure: no clock, no threads, no arrays. ``core.scheduler.invariants`` states what must always hold.
 
     ``costs``: what is known of the stages before any step; it learns with each.
     """
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
-        self.config = config
-        self.waiting = WaitingQueue()
-        self.running: dict[int, Sequence] = {}
-        self.batches = MicroBatches(config.num_groups)
-        self._budget = config.kv or KVBudget()
-        self.prefix_cache = PrefixCache(config.blocks, self._budget)
-        num_stages = config.num_stages or config.num_groups
-        self.speculation = Speculation(num_stages, config.rewind) if config.speculates else None
-        self.costs = costs or CostModel.of(num_stages)
-        self.policy = policy_of(config.policy_config)
-        self._admission = AdmissionControl(
-            config, self.waiting, self.running, self.batches, self.prefix_cache, self.costs
+        budget, num_stages = config.kv or KVBudget(), config.num_stages or config.num_groups
+        self.state = state = SchedulerState(
+            config=config,
+            policy=policy_of(config.policy_config),
+            costs=costs or CostModel.of(num_stages),
+            budget=budget,
+            prefix_cache=PrefixCache(config.blocks, budget),
+            batches=MicroBatches(config.num_groups),
+            speculation=Speculation(num_stages, config.rewind) if config.speculates else None,
         )
-        self._now = 0.0  # the latest time that anybody has told
-        self._used = NOTHING  # by all that run
-        self.num_preemptions = 0  # times a running sequence gave up its KV
+        self.waiting, self.running, self.batches = state.waiting, state.running, state.batches
+        self.costs, self.prefix_cache, self.speculation = state.costs, state.prefix_cache, state.speculation
+        self._admission = AdmissionControl(state)
+        self._planner = StepPlanner(state, self._admission)
         self._deadlines = Deadlines()
-        self._freed: list[int] = []
-        self._plans: deque[StepPlan] = deque()  # under way, oldest first
-        self._next_step = 0
-        self._num_arrived = 0
-        self._prompts_go_on = 0  # consecutive steps with prompts in them
-        self._share, self._share_left = 0, 0  # prompt tokens for each step of this round; steps it has left
+        self._next_step = self._num_arrived = 0
+        self.num_preemptions = 0  # times a running sequence gave up its KV
+
+    @property
+    def config(self) -> SchedulerConfig:
+        """The bounds and rules in force; ``tune`` changes them."""
+        return self.state.config
 
     # -- events in ---------------------------------------------------------------------------
 
@@ -145,8 +142,9 @@ class Scheduler:
             ValueError: a result that does not answer that plan; the pipeline keeps order, so this
                 is a broken peer.
         """
-        plan = self._take_plan(result)
-        self._now = max(self._now, heard)
+        plan = check_result(result, next(iter(self.state.plans), None), self.running)
+        self.state.plans.popleft()
+        self.state.now = max(self.state.now, heard)
         sampled = {s.seq_id: s.tokens for s in result.sampled}
         events: list[TokenEvent] = []
         newcomers: list[Sequence] = []
@@ -175,11 +173,11 @@ class Scheduler:
         Nothing that was sampled is lost or sampled twice: tokens are here, and those still to come depend
         on nothing else.
         """
-        self._plans.clear()
-        self._freed.clear()
+        self.state.plans.clear()
+        self.state.freed.clear()
         self.prefix_cache.clear(kept)
         self.batches.clear()
-        self._used, self._share_left = NOTHING, 0
+        self.state.used, self.state.share_left = NOTHING, 0
         for seq in self.running.values():
             self._forget_drafts(seq)
             seq.forget_stages()
@@ -192,19 +190,18 @@ class Scheduler:
 
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
         """Go by other rules from the next plan on; who runs already goes on."""
-        self.config = replace(
+        self.state.config = replace(
             self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
         )
-        self._admission = replace(self._admission, config=self.config)
-        self.policy = policy_of(policy_config)
-        self._share_left = 0
+        self.state.policy = policy_of(policy_config)
+        self.state.share_left = 0
 
     # -- drafts ------------------------------------------------------------------------------
 
     def wish(self) -> Wish | None:
         """Drafts that the next plan could hold; they come by ``take``, before the next ``schedule``. Asking again is
         no harm."""
-        if not self._speculates or len(self._plans) >= self._limit:
+        if not self.state.speculates or len(self.state.plans) >= self.state.limit:
             return None
         for group in self.batches.in_turn():
             members = self.batches.members(group)
@@ -221,13 +218,11 @@ class Scheduler:
     @property
     def drafts_next(self) -> Sequence | None:
         """For whom drafts are likely to be wished next, so that a drafter can read its prompt."""
-        if self.speculation is None or not self.speculation.has_room(len(self.running) + len(self.waiting)):
-            return None
-        return next(iter(self.running.values()), None)
+        return next(iter(self.running.values()), None) if self.state.has_room_for_drafts else None
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
         """The newest plan, which has not left the first stage, without what a result has voided since it was made."""
-        if not self._plans or self._plans[-1] is not plan:
+        if not self.state.plans or self.state.plans[-1] is not plan:
             return plan  # a sequence in it may have been planned anew
         void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
         if not void:
@@ -236,8 +231,8 @@ class Scheduler:
             self.running[part.seq_id].num_in_flight -= 1
             if self.speculation is not None:
                 self.speculation.counts.unsent += 1
-        self._plans[-1] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
-        return self._plans[-1]
+        self.state.plans[-1] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        return self.state.plans[-1]
 
     def _is_void(self, part: Slice) -> bool:
         seq = self.running.get(part.seq_id)
@@ -252,13 +247,6 @@ class Scheduler:
             return None
         return wish if wish.count <= room else replace(wish, count=room)
 
-    @property
-    def _speculates(self) -> bool:
-        """Whether drafts would find an idle stage."""
-        if self.speculation is None or not self.speculation.has_room(len(self.running) + len(self.waiting)):
-            return False
-        return not any(seq.num_to_compute and seq not in self.batches for seq in self.running.values())
-
     # -- plans out ---------------------------------------------------------------------------
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
@@ -267,14 +255,14 @@ class Scheduler:
         ``now``: seconds on the first stage's clock. What goes into a plan may depend on it, whether there is one does
         not.
         """
-        self._now = max(self._now, now)
-        decision = self._decide()
+        self.state.now = max(self.state.now, now)
+        decision = self._planner.decide()
         return None if decision is None else self._carry_out(decision)
 
     @property
     def can_schedule(self) -> bool:
         """Whether ``schedule`` would return a plan now."""
-        return self._decide() is not None
+        return self._planner.decide() is not None
 
     @property
     def has_room(self) -> bool:
@@ -289,12 +277,12 @@ class Scheduler:
     @property
     def num_in_flight(self) -> int:
         """Plans under way."""
-        return len(self._plans)
+        return len(self.state.plans)
 
     @property
     def kv_used(self) -> KVUse:
         """The KV of all that run."""
-        return self._used
+        return self.state.used
 
     @property
     def kv_stored(self) -> KVUse:
@@ -304,171 +292,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Nothing runs, waits, or is still to be freed."""
-        return not (self.waiting or self.running or self._plans or self._has_changes)
-
-    # -- deciding ----------------------------------------------------------------------------
-
-    def _decide(self) -> Decision | None:
-        """What the next plan does. Changes nothing."""
-        if len(self._plans) >= self._limit:
-            return None
-        for group in self.batches.in_turn():
-            if not self.batches.is_in_flight(group):
-                decision = self._decide_for(group)
-                if decision.does_something:
-                    return decision
-        further = self._further_block() if self._speculates else None
-        if further is not None:
-            return further
-        # What is freed, saved or fetched travels with the next slices, and alone only where none will come.
-        will_come = self.running and self._plans
-        return Decision(self._allocation()) if self._has_changes and not will_come else None
-
-    @property
-    def _has_changes(self) -> bool:
-        """Whether the stages have something to do even without slices."""
-        return bool(self._freed) or self.prefix_cache.has_changes
-
-    @property
-    def _limit(self) -> int:
-        """Plans that may be under way now."""
-        most = self.config.max_in_flight
-        return min(most, self.config.num_groups) if self._num_decoding else most
-
-    @property
-    def _num_decoding(self) -> int:
-        """Who decodes, or will as soon as a result is here: the steps behind it stand in front of its next token."""
-        joining = (seq not in self.batches and not seq.num_to_compute for seq in self.running.values())
-        return len(self.batches) + sum(joining)
-
-    def _policy_input(self, group: int) -> PolicyInput:
-        share = self._budget.share(self._used)
-        waited = max((self._now - seq.token_at for seq in self.batches.members(group)), default=0.0)
-        return PolicyInput(self._num_decoding, share, waited)
-
-    def _allocation(self) -> KVAllocation:
-        prefix_cache = self.prefix_cache
-        used = self._used + prefix_cache.use
-        return KVAllocation(
-            self._budget, used, prefix_cache.tree.evictable(), self.running.values(), prefix_cache.pinned
-        )
-
-    def _decide_for(self, group: int) -> Decision:
-        """The step of one group, as the policy has it."""
-        decide = self.policy.decide(self._policy_input(group))
-        decision = self._filled(group, decide)
-        if decide.decodes_go or decision.chunks:
-            return decision
-        return self._filled(group, decide._replace(decodes_go=True))  # no prompt can be read now
-
-    def _filled(self, group: int, decide: PolicyDecision) -> Decision:
-        """Its decodes if they go, then chunks, as far as there are tokens and KV for them."""
-        decision = Decision(self._allocation(), group)
-        members = self.batches.members(group)
-        going = members if decide.decodes_go else []
-        if decide.admits:
-            decision.admissions = list(self._admission.of(decision))
-        candidates = [*self._ready(), *(new.candidate for new in decision.admissions)]
-        prompts = [one for one in candidates if not one.decodes]
-        most = self._room_for_prompts(decide, going, prompts) if prompts else 0
-        # The largest group says how many tokens every step of the round has left.
-        left = max(self.config.token_budget - self.batches.largest, MIN_CHUNK) if decide.decodes_go else most
-        self._set_share(decision, sum(one.left for one in prompts), min(most, left))
-        budget = self.config.token_budget
-        granted = self._allocate(decision, candidates, min(most, max(decision.share, MIN_CHUNK)))
-        # Cut after asking for KV: who lacks it must not take the place of one that could go.
-        able = [seq for seq in going if seq.seq_id in granted]
-        count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
-        decision.decodes, decision.late = able[:count], able[count:]
-        begin = {
-            seq.seq_id for seq, _ in decision.chunks
-        }  # others would sit on blocks that may go before they are used
-        decision.admissions = [new for new in decision.admissions if new.seq.seq_id in begin]
-        if len(decision.decodes) == 1 and not decision.chunks and self._speculates:
-            self._add_drafts(decision, budget - decision.decodes[0].num_to_compute)
-        return decision
-
-    def _further_block(self) -> Decision | None:
-        """Drafts alone, behind blocks of the same sequence that are under way."""
-        assert self.speculation is not None
-        for group in self.batches.in_turn():
-            for seq in self.batches.members(group):
-                if seq.drafted and self.speculation.may_follow(seq):
-                    decision = Decision(self._allocation(), group, decodes=[seq])
-                    self._add_drafts(decision, self.config.token_budget)
-                    return decision if decision.num_drafts else None
-        return None
-
-    def _add_drafts(self, decision: Decision, room: int) -> None:
-        """The drafts that wait, as far as there is room and memory that nobody has to give up."""
-        (seq,) = decision.decodes
-        end = max(seq.num_scheduled, len(seq.tokens))
-        for count in range(min(len(seq.drafted), room), 0, -1):
-            if decision.allocation.allocate_spare(seq.kv_tokens, end + count):
-                decision.num_drafts = count
-                return
-
-    def _ready(self) -> Iterator[Candidate]:
-        """Who runs and has tokens to compute. Members of all groups: juniors do not take the KV they need next."""
-        for seq in self.running.values():
-            if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
-                yield Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self.batches)
-
-    def _room_for_prompts(self, decide: PolicyDecision, going: list[Sequence], prompts: list[Candidate]) -> int:
-        """Tokens of prompts that a step may take beside the decodes that go."""
-        room = self.config.token_budget - sum(max(1, seq.num_to_compute) for seq in going)
-        objective = self.config.policy_config.itl_slo
-        if decide.share < 1:
-            room = min(room, max(int(decide.share * room), _LEAST_CHUNK))
-        if objective is None or not decide.decodes_go or not self._num_decoding:
-            return room
-        decodes = Shape.of_single_rows(seq.num_scheduled for seq in going)
-        groups = self.config.num_groups
-        if self._prompts_go_on < groups:
-            # Whoever decodes has short steps behind it, and now waits for a long one more than there are groups.
-            objective *= groups / (groups + 1)
-        first = min(prompts, key=lambda one: one.seq.rank)
-        return min(room, most_rows(self.costs, decodes, first.start, room, groups, objective))
-
-    def _set_share(self, decision: Decision, remaining: int, most: int) -> None:
-        """Kept for a round, or for a prompt while nobody decodes, so that its steps are alike; newcomers end it."""
-        if self._share_left and not decision.admissions:
-            decision.share, decision.share_left = self._share, self._share_left - 1
-            return
-        num_groups, rounds = self.config.num_groups, len(self.batches) > 0
-        decision.share = even_share(remaining, max(most, 1), num_groups, rounds=rounds)
-        steps = num_groups if rounds else -(-remaining // max(decision.share, 1))
-        decision.share_left = max(steps - 1, 0)
-
-    def _allocate(self, decision: Decision, candidates: list[Candidate], room: int) -> set[int]:
-        """Give KV by rank, and cut chunks; the ids of those who may decode."""
-        granted: set[int] = set()
-        quota = self._quota(candidates, room)
-        for one in sorted(candidates, key=lambda one: one.seq.rank):
-            if decision.allocation.is_preempted(one.seq):
-                continue
-            if one.decodes:
-                if decision.allocation.allocate(one.seq, one.kv_tokens, one.start + 1):
-                    granted.add(one.seq.seq_id)
-                continue
-            size = min(one.left, room, quota)
-            if size < min(one.left, MIN_CHUNK) and decision.chunks:
-                room = 0  # a crumb of a further prompt costs more than it brings
-            if room <= 0:
-                continue
-            if self.config.blocks.whole_blocks:
-                size = min(size, BLOCK - one.start % BLOCK)  # the state at the block's end is what is kept of it
-            if not decision.allocation.allocate(one.seq, one.kv_tokens, one.start + size):
-                room = 0  # juniors do not take what this one lacks
-                continue
-            decision.chunks.append((one.seq, size))
-            room -= size
-        return granted
-
-    def _quota(self, candidates: list[Candidate], room: int) -> int:
-        """What one prompt may take of a step: all, or its part where several are read side by side."""
-        side_by_side = min(self.config.policy_config.max_partial_prefills, sum(not one.decodes for one in candidates))
-        return max(room // side_by_side, _LEAST_CHUNK) if side_by_side > 1 else room
+        return not (self.waiting or self.running or self.state.plans or self.state.has_changes)
 
     # -- carrying out ------------------------------------------------------------------------
 
@@ -481,29 +305,29 @@ class Scheduler:
             self._admit(new)
         for seq, ahead in decision.fetching:
             self.prefix_cache.fetch(seq, ahead)
-        policy_input = self._policy_input(decision.group)
+        policy_input = self.state.policy_input(decision.group)
         work = [*((seq, seq.num_to_compute) for seq in decision.decodes), *decision.chunks]
         changes = self.prefix_cache.take_changes()
         plan = StepPlan(
             self._next_step,
             new=tuple(map(self._introduce, decision.admissions)),
             slices=tuple(self._slice(*one, decision.num_drafts) for one in work),
-            freed=tuple(self._freed),
+            freed=tuple(self.state.freed),
             saves=changes.saves,
             dropped=changes.dropped,
             fetches=changes.fetches,
             erased=changes.erased,
         )
-        self._freed.clear()
+        self.state.freed.clear()
         for seq, _ in work:
-            self.prefix_cache.store_full_blocks(seq, self._used)
+            self.prefix_cache.store_full_blocks(seq, self.state.used)
         self._next_step += 1
-        self._plans.append(plan)
+        self.state.plans.append(plan)
         if work:
-            self._share, self._share_left = decision.share, decision.share_left
+            self.state.share, self.state.share_left = decision.share, decision.share_left
             self.batches.had_turn(decision.group, decision.late)
-            self.policy.scheduled(policy_input)
-            self._prompts_go_on = self._prompts_go_on + 1 if decision.chunks else 0
+            self.state.policy.scheduled(policy_input)
+            self.state.prompts_go_on = self.state.prompts_go_on + 1 if decision.chunks else 0
             self.batches.balance()
         return plan
 
@@ -528,7 +352,7 @@ class Scheduler:
         seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
         seq.blocks = list(match.blocks[: match.num_tokens // BLOCK])
         self.prefix_cache.tree.use(match.blocks)
-        self._used += use_of(match.num_tokens)
+        self.state.used += use_of(match.num_tokens)
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
         """The next ``size`` known tokens, and drafts behind them."""
@@ -538,10 +362,10 @@ class Scheduler:
         if num_drafts and self.speculation is not None:
             token_ids += self.speculation.go(seq, num_drafts)
         seq.num_scheduled = start + len(token_ids)
-        seq.begun_at = self._now if seq.begun_at is None else seq.begun_at
+        seq.begun_at = self.state.now if seq.begun_at is None else seq.begun_at
         seq.num_in_flight += 1
         seq.num_awaited += 1
-        self._used += growth(before, seq.kv_tokens)
+        self.state.used += growth(before, seq.kv_tokens)
         num_logits = min(num_drafts + 1, len(token_ids)) if num_drafts else int(end == len(seq.tokens))
         return Slice(seq.seq_id, start, token_ids, num_logits, num_drafts)
 
@@ -554,30 +378,6 @@ class Scheduler:
 
     # -- learning ----------------------------------------------------------------------------
 
-    def _take_plan(self, result: StepResult) -> StepPlan:
-        expected = self._plans[0].step if self._plans else None
-        if result.step != expected:
-            raise ValueError(f"the result of step {result.step} came where that of step {expected} was due")
-        plan = self._plans[0]
-        rows = {p.seq_id: p.num_logits for p in plan.slices if p.num_logits}
-        got = {s.seq_id: s.tokens for s in result.sampled}
-        if rows.keys() != got.keys() or not all(map(self._answers, plan.slices, repeat(got))):
-            counts = {seq_id: len(tokens) for seq_id, tokens in got.items()}
-            raise ValueError(f"step {result.step} asked for {rows} tokens by sequence and got {counts}")
-        self._plans.popleft()
-        return plan
-
-    def _answers(self, part: Slice, got: Mapping[int, tuple[SampledToken, ...]]) -> bool:
-        """Whether what came for a slice is what its rows, and the drafts in it, allow."""
-        tokens, seq = got.get(part.seq_id, ()), self.running.get(part.seq_id)
-        if not part.num_drafts:
-            return len(tokens) == part.num_logits
-        if seq is None and part.begins_with_draft:
-            return True  # nobody knows any more whether it was void
-        if seq is not None and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
-            return not tokens
-        return part.is_verdict([token.token_id for token in tokens])
-
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
         """Take what was sampled for a slice, if that is not void."""
         if part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
@@ -589,7 +389,7 @@ class Scheduler:
         for row, token in enumerate(tokens):
             misses, is_tried = seq.num_misses, bool(seq.ahead)
             reason = seq.append(token.token_id, self.config.max_len)
-            seq.token_at = self._now
+            seq.token_at = self.state.now
             if is_tried and self.speculation is not None:
                 tried += 1
                 accepted += self.speculation.appended(seq, part, row, misses)
@@ -613,7 +413,7 @@ class Scheduler:
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         if reason is not FinishReason.ERROR:
-            self.prefix_cache.store_rest(seq, self._used)
+            self.prefix_cache.store_rest(seq, self.state.used)
         self._release(seq)
 
     def _forget_drafts(self, seq: Sequence) -> None:
@@ -622,9 +422,5 @@ class Scheduler:
 
     def _release(self, seq: Sequence) -> None:
         """The KV of a sequence is not needed any more: the next plan says so, before it says anything else."""
-        self._used -= use_of(seq.kv_tokens)
-        self._freed.append(seq.seq_id)
-
-    def check(self) -> None:
-        """Assert what must hold between any two events; tests call it after each."""
-        invariants.check(self)
+        self.state.used -= use_of(seq.kv_tokens)
+        self.state.freed.append(seq.seq_id)

@@ -18,12 +18,12 @@ from typing import cast
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.models.memory import on_gpu
+from splitinfer.models.mlx_lm import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
 
 _Tail = Callable[[mx.array, mx.array | None], tuple[mx.array, mx.array]]
 _COLDEST = 1e-6  # greedy but for ties; colder ones would leave the range of float32

@@ -3,6 +3,7 @@
 import pytest
 from toy import House, ToyDisk, blocks, small
 
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 
@@ -132,7 +133,7 @@ def test_one_in_flight_is_not_preempted_and_the_senior_waits_for_it():
         house = House(num_groups=2, max_running=2, token_budget=2000, kv=blocks(12))
         prefilled(house, 3, 3)
         for _ in range(300):
-            house.scheduler.check()
+            invariants.check(house.scheduler)
             before = {i for i in house.scheduler.running if house.sequences[i].num_in_flight}
             plan = house.step()
             if plan is None:
@@ -208,4 +209,10 @@ def test_asking_changes_nothing():
 def picture(scheduler: Scheduler) -> object:
     running = [(seq.seq_id, seq.num_scheduled, seq.num_in_flight) for seq in scheduler.running.values()]
     groups = [[seq.seq_id for seq in group] for group in scheduler.batches.groups]
-    return running, groups, [seq.seq_id for seq in scheduler.waiting], len(scheduler.prefix_cache.tree), scheduler._used
+    return (
+        running,
+        groups,
+        [seq.seq_id for seq in scheduler.waiting],
+        len(scheduler.prefix_cache.tree),
+        scheduler.state.used,
+    )

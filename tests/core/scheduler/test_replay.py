@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from toy import ToyStage, alone, config_of, small
 
 from splitinfer.core.plan import StepPlan
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 
@@ -40,12 +41,12 @@ def test_losing_the_stages_changes_no_token(
         for seq in sequences:
             scheduler.add(seq)
         for turn in range(10_000):
-            scheduler.check()
+            invariants.check(scheduler)
             if due and turn >= due[0]:
                 due = [turn + 1 + gap for gap in due[1:]]
                 stages, under_way = ToyStage(whole_blocks=whole_blocks), []
                 scheduler.replay()
-                scheduler.check()
+                invariants.check(scheduler)
             plan = scheduler.schedule()
             if plan is not None:
                 under_way.append(plan)

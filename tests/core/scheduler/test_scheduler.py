@@ -7,6 +7,7 @@ from toy import VOCAB, Guesser, House, ToyDisk, ToyPipeline, blocks, drain, kept
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.waiting_queue import QueueFull
 from splitinfer.core.sequence import FinishReason
@@ -64,7 +65,7 @@ class AnyOrder:
         }  # fmt: skip
         for event in self.random.choices(list(events), list(events.values()), k=num_events):
             event()
-            self.house.scheduler.check()
+            invariants.check(self.house.scheduler)
         self.house.run()
         self.house.check_answers()
         self.house.check_kv()

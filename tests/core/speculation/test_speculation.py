@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from toy import VOCAB, Guesser, House, blocks, next_token, small
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.scheduler import invariants
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.core.speculation.speculation import Draft, Wish
 
@@ -68,7 +69,7 @@ def test_tokens_are_those_without_drafts(
             found.add(prompt, dice.randint(1, 25), end_tokens=ends, seed=dice.randrange(3), flight=flight)
         for _ in range(dice.randint(0, 60)):
             dice.choice([found.step, found.step, found.deliver if found.toy.under_way else found.step])()
-            found.scheduler.check()
+            invariants.check(found.scheduler)
             if dice.random() < 0.02 and found.scheduler.running:
                 found.finish(dice.choice(list(found.scheduler.running)))
             if dice.random() < 0.02:
@@ -150,7 +151,7 @@ def test_a_block_that_became_void_before_it_was_sent_is_not_sent() -> None:
     assert reduced.slices == ()
     assert reduced.step == plan.step
     found.toy.submit(reduced)
-    scheduler.check()
+    invariants.check(scheduler)
     assert scheduler.speculation.counts.unsent == 1
     found.run()
     found.check_answers()

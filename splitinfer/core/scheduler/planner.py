@@ -1,0 +1,167 @@
+"""Decides what the next plan does, and changes nothing: asking whether there is one and making it are one computation.
+
+A step is
+
+    [ every member of one group, one token each | chunks of prompts, with what is left of token_budget ]
+
+The policy says whether the decodes go, how much of the room prompts may take, and whether waiting requests may begin
+(``core.scheduler.policy``); an objective for the time between tokens bounds the room by what steps have cost
+(``core.scheduler.cost_model``). KV is allocated by rank, so a junior never takes what a senior lacks.
+"""
+
+from collections.abc import Iterator
+from itertools import accumulate
+
+from splitinfer.core.kv.budget import BLOCK
+from splitinfer.core.scheduler.admission import AdmissionControl
+from splitinfer.core.scheduler.cost_model import Shape, most_rows
+from splitinfer.core.scheduler.decision import Candidate, Decision
+from splitinfer.core.scheduler.microbatches import MIN_CHUNK, even_share
+from splitinfer.core.scheduler.policy import PolicyDecision
+from splitinfer.core.scheduler.state import SchedulerState
+from splitinfer.core.sequence import Sequence
+
+_LEAST_CHUNK = 8  # tokens of a prompt in a step, whatever the options say: or it would never be read
+
+
+class StepPlanner:
+    """Reads a scheduler's state."""
+
+    def __init__(self, state: SchedulerState, admission: AdmissionControl) -> None:
+        self._state, self._admission = state, admission
+
+    def decide(self) -> Decision | None:
+        """What the next plan does; ``None`` where there is nothing to do, or no stage could take it."""
+        if len(self._state.plans) >= self._state.limit:
+            return None
+        for group in self._state.batches.in_turn():
+            if not self._state.batches.is_in_flight(group):
+                decision = self._decide_for(group)
+                if decision.does_something:
+                    return decision
+        further = self._further_block() if self._state.speculates else None
+        if further is not None:
+            return further
+        # What is freed, saved or fetched travels with the next slices, and alone only where none will come.
+        will_come = self._state.running and self._state.plans
+        return Decision(self._state.allocation()) if self._state.has_changes and not will_come else None
+
+    def _decide_for(self, group: int) -> Decision:
+        """The step of one group, as the policy has it."""
+        rules = self._state.policy.decide(self._state.policy_input(group))
+        decision = self._filled(group, rules)
+        if rules.decodes_go or decision.chunks:
+            return decision
+        return self._filled(group, rules._replace(decodes_go=True))  # no prompt can be read now
+
+    def _filled(self, group: int, rules: PolicyDecision) -> Decision:
+        """Its decodes if they go, then chunks, as far as there are tokens and KV for them."""
+        decision = Decision(self._state.allocation(), group)
+        members = self._state.batches.members(group)
+        going = members if rules.decodes_go else []
+        if rules.admits:
+            decision.admissions = list(self._admission.of(decision))
+        candidates = [*self._ready(), *(new.candidate for new in decision.admissions)]
+        prompts = [one for one in candidates if not one.decodes]
+        most = self._room_for_prompts(rules, going, prompts) if prompts else 0
+        # The largest group says how many tokens every step of the round has left.
+        left = (
+            max(self._state.config.token_budget - self._state.batches.largest, MIN_CHUNK) if rules.decodes_go else most
+        )
+        self._set_share(decision, sum(one.left for one in prompts), min(most, left))
+        budget = self._state.config.token_budget
+        granted = self._allocate(decision, candidates, min(most, max(decision.share, MIN_CHUNK)))
+        # Cut after asking for KV: who lacks it must not take the place of one that could go.
+        able = [seq for seq in going if seq.seq_id in granted]
+        count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
+        decision.decodes, decision.late = able[:count], able[count:]
+        # Others would sit on blocks that may go before they are used.
+        begin = {seq.seq_id for seq, _ in decision.chunks}
+        decision.admissions = [new for new in decision.admissions if new.seq.seq_id in begin]
+        if len(decision.decodes) == 1 and not decision.chunks and self._state.speculates:
+            self._add_drafts(decision, budget - decision.decodes[0].num_to_compute)
+        return decision
+
+    def _further_block(self) -> Decision | None:
+        """Drafts alone, behind blocks of the same sequence that are under way."""
+        assert self._state.speculation is not None
+        for group in self._state.batches.in_turn():
+            for seq in self._state.batches.members(group):
+                if seq.drafted and self._state.speculation.may_follow(seq):
+                    decision = Decision(self._state.allocation(), group, decodes=[seq])
+                    self._add_drafts(decision, self._state.config.token_budget)
+                    return decision if decision.num_drafts else None
+        return None
+
+    def _add_drafts(self, decision: Decision, room: int) -> None:
+        """The drafts that wait, as far as there is room and memory that nobody has to give up."""
+        (seq,) = decision.decodes
+        end = max(seq.num_scheduled, len(seq.tokens))
+        for count in range(min(len(seq.drafted), room), 0, -1):
+            if decision.allocation.allocate_spare(seq.kv_tokens, end + count):
+                decision.num_drafts = count
+                return
+
+    def _ready(self) -> Iterator[Candidate]:
+        """Who runs and has tokens to compute. Members of all groups: juniors do not take the KV they need next."""
+        for seq in self._state.running.values():
+            if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
+                yield Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self._state.batches)
+
+    def _room_for_prompts(self, rules: PolicyDecision, going: list[Sequence], prompts: list[Candidate]) -> int:
+        """Tokens of prompts that a step may take beside the decodes that go."""
+        room = self._state.config.token_budget - sum(max(1, seq.num_to_compute) for seq in going)
+        objective = self._state.config.policy_config.itl_slo
+        if rules.share < 1:
+            room = min(room, max(int(rules.share * room), _LEAST_CHUNK))
+        if objective is None or not rules.decodes_go or not self._state.num_decoding:
+            return room
+        decodes = Shape.of_single_rows(seq.num_scheduled for seq in going)
+        groups = self._state.config.num_groups
+        if self._state.prompts_go_on < groups:
+            # Whoever decodes has short steps behind it, and now waits for a long one more than there are groups.
+            objective *= groups / (groups + 1)
+        first = min(prompts, key=lambda one: one.seq.rank)
+        return min(room, most_rows(self._state.costs, decodes, first.start, room, groups, objective))
+
+    def _set_share(self, decision: Decision, remaining: int, most: int) -> None:
+        """Kept for a round, or for a prompt while nobody decodes, so that its steps are alike; newcomers end it."""
+        if self._state.share_left and not decision.admissions:
+            decision.share, decision.share_left = self._state.share, self._state.share_left - 1
+            return
+        num_groups, rounds = self._state.config.num_groups, len(self._state.batches) > 0
+        decision.share = even_share(remaining, max(most, 1), num_groups, rounds=rounds)
+        steps = num_groups if rounds else -(-remaining // max(decision.share, 1))
+        decision.share_left = max(steps - 1, 0)
+
+    def _allocate(self, decision: Decision, candidates: list[Candidate], room: int) -> set[int]:
+        """Give KV by rank, and cut chunks; the ids of those who may decode."""
+        granted: set[int] = set()
+        quota = self._quota(candidates, room)
+        for one in sorted(candidates, key=lambda one: one.seq.rank):
+            if decision.allocation.is_preempted(one.seq):
+                continue
+            if one.decodes:
+                if decision.allocation.allocate(one.seq, one.kv_tokens, one.start + 1):
+                    granted.add(one.seq.seq_id)
+                continue
+            size = min(one.left, room, quota)
+            if size < min(one.left, MIN_CHUNK) and decision.chunks:
+                room = 0  # a crumb of a further prompt costs more than it brings
+            if room <= 0:
+                continue
+            if self._state.config.blocks.whole_blocks:
+                size = min(size, BLOCK - one.start % BLOCK)  # the state at the block's end is what is kept of it
+            if not decision.allocation.allocate(one.seq, one.kv_tokens, one.start + size):
+                room = 0  # juniors do not take what this one lacks
+                continue
+            decision.chunks.append((one.seq, size))
+            room -= size
+        return granted
+
+    def _quota(self, candidates: list[Candidate], room: int) -> int:
+        """What one prompt may take of a step: all, or its part where several are read side by side."""
+        side_by_side = min(
+            self._state.config.policy_config.max_partial_prefills, sum(not one.decodes for one in candidates)
+        )
+        return max(room // side_by_side, _LEAST_CHUNK) if side_by_side > 1 else room

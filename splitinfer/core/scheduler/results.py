@@ -1,0 +1,35 @@
+"""Whether a step's result answers its plan. The pipeline keeps order, so one that does not comes from a broken peer."""
+
+from collections.abc import Mapping
+
+from splitinfer.core.plan import SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.sequence import Sequence
+
+
+def check_result(result: StepResult, oldest: StepPlan | None, running: Mapping[int, Sequence]) -> StepPlan:
+    """The plan that ``result`` answers, which must be the ``oldest`` under way.
+
+    Raises:
+        ValueError: another step's result, or tokens that the plan's slices did not ask for.
+    """
+    if oldest is None or result.step != oldest.step:
+        expected = None if oldest is None else oldest.step
+        raise ValueError(f"the result of step {result.step} came where that of step {expected} was due")
+    rows = {part.seq_id: part.num_logits for part in oldest.slices if part.num_logits}
+    got = {sampled.seq_id: sampled.tokens for sampled in result.sampled}
+    if rows.keys() != got.keys() or not all(_answers(part, got, running) for part in oldest.slices):
+        counts = {seq_id: len(tokens) for seq_id, tokens in got.items()}
+        raise ValueError(f"step {result.step} asked for {rows} tokens by sequence and got {counts}")
+    return oldest
+
+
+def _answers(part: Slice, got: Mapping[int, tuple[SampledToken, ...]], running: Mapping[int, Sequence]) -> bool:
+    """Whether what came for a slice is what its rows, and the drafts in it, allow."""
+    tokens, seq = got.get(part.seq_id, ()), running.get(part.seq_id)
+    if not part.num_drafts:
+        return len(tokens) == part.num_logits
+    if seq is None and part.begins_with_draft:
+        return True  # nobody knows any more whether it was void
+    if seq is not None and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
+        return not tokens
+    return part.is_verdict([token.token_id for token in tokens])

@@ -1,0 +1,83 @@
+"""What a scheduler knows between two events. The scheduler changes it; admission and the planner only read it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from splitinfer.core.kv.budget import NOTHING, KVBudget, KVUse
+from splitinfer.core.kv.prefix_cache import PrefixCache
+from splitinfer.core.plan import StepPlan
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import CostModel
+from splitinfer.core.scheduler.kv_allocation import KVAllocation
+from splitinfer.core.scheduler.microbatches import MicroBatches
+from splitinfer.core.scheduler.policy import Policy, PolicyInput
+from splitinfer.core.scheduler.waiting_queue import WaitingQueue
+from splitinfer.core.sequence import Sequence
+from splitinfer.core.speculation.speculation import Speculation
+
+
+@dataclass(slots=True)
+class SchedulerState:
+    """``used``: the KV of all that run. ``plans``: those under way, oldest first. ``now``: the latest time that anybody
+    has told, in seconds on the first stage's clock. ``share``: prompt tokens for each step of this round, which has
+    ``share_left`` steps to come. ``prompts_go_on``: consecutive steps with prompts in them."""
+
+    config: SchedulerConfig
+    policy: Policy
+    costs: CostModel
+    budget: KVBudget
+    prefix_cache: PrefixCache
+    batches: MicroBatches
+    speculation: Speculation | None
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    running: dict[int, Sequence] = field(default_factory=dict)
+    plans: deque[StepPlan] = field(default_factory=deque)
+    freed: list[int] = field(default_factory=list)
+    used: KVUse = NOTHING
+    now: float = 0.0
+    share: int = 0
+    share_left: int = 0
+    prompts_go_on: int = 0
+
+    @property
+    def has_changes(self) -> bool:
+        """Whether the stages have something to do even without slices."""
+        return bool(self.freed) or self.prefix_cache.has_changes
+
+    @property
+    def limit(self) -> int:
+        """Plans that may be under way now."""
+        most = self.config.max_in_flight
+        return min(most, self.config.num_groups) if self.num_decoding else most
+
+    @property
+    def num_decoding(self) -> int:
+        """Who decodes, or will as soon as a result is here: the steps behind it stand in front of its next token."""
+        joining = (seq not in self.batches and not seq.num_to_compute for seq in self.running.values())
+        return len(self.batches) + sum(joining)
+
+    def policy_input(self, group: int) -> PolicyInput:
+        """What the policy decides the step of a group by."""
+        share = self.budget.share(self.used)
+        waited = max((self.now - seq.token_at for seq in self.batches.members(group)), default=0.0)
+        return PolicyInput(self.num_decoding, share, waited)
+
+    def allocation(self) -> KVAllocation:
+        """KV for one more plan: nothing is allocated yet."""
+        prefix_cache = self.prefix_cache
+        used = self.used + prefix_cache.use
+        return KVAllocation(
+            self.budget, used, prefix_cache.tree.evictable(), self.running.values(), prefix_cache.pinned
+        )
+
+    @property
+    def has_room_for_drafts(self) -> bool:
+        """Whether so few requests are here that drafts would find an idle stage, once all prompts are read."""
+        return self.speculation is not None and self.speculation.has_room(len(self.running) + len(self.waiting))
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the next plan may hold drafts."""
+        return self.has_room_for_drafts and not any(
+            seq.num_to_compute and seq not in self.batches for seq in self.running.values()
+        )

@@ -1,0 +1,193 @@
+"""The documentation points to things that exist: pages, anchors, modules, commands and options.
+
+A page or module that is renamed, a heading that is reworded or an option that is removed breaks what points to it
+without any error. These tests read the pages as text and ask the file system and the command line's parser; they run
+nothing.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from splitinfer.cli import app
+
+ROOT = Path(__file__).parent.parent
+FRONT = ROOT / "README.md"
+CONTENTS = ROOT / "docs" / "README.md"
+FOLDERS = ("docs", "layouts", "scripts", "splitinfer", "transports")
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]  # a changelog names what is gone
+OF_SCRIPTS = {"--fix", "--write"}
+
+FENCE = re.compile(r"^ *(```+|~~~+).*?^ *\1 *$", re.DOTALL | re.MULTILINE)
+CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(\s*<?([^()\s>]+)>?[^()]*\)")
+CALL = re.compile(r"(?:\$ )?(?:time )?(?:\.venv/bin/)?(?:splitinfer +|scripts/(?=bench))([a-z].*)", re.DOTALL)
+HEADING = re.compile(r"^#{1,6} +(.+?) *#* *$", re.MULTILINE)
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def code_in_lines(page: Path) -> list[str]:
+    """The code between single backquotes, blocks left out."""
+    return CODE.findall(FENCE.sub("", page.read_text()))
+
+
+# ----- links and anchors -------------------------------------------------------------------------------
+
+
+def links(text: str) -> list[str]:
+    """The targets of the links of a page, those in code left out."""
+    return LINK.findall(CODE.sub("", FENCE.sub("", text)))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    found: set[str] = set()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        numbered = (slug if n == 0 else f"{slug}-{n}" for n in range(1000))
+        found.add(next(name for name in numbered if name not in found))
+    return found
+
+
+def broken(page: Path) -> list[str]:
+    """The relative links of ``page`` that lead nowhere."""
+    return [target for target in links(page.read_text()) if not _leads_somewhere(page, target)]
+
+
+def _leads_somewhere(page: Path, target: str) -> bool:
+    if re.match(r"[a-z][a-z0-9+.-]*:", target):
+        return True
+    path, _, anchor = target.partition("#")
+    there = page.parent / path if path else page
+    if not there.exists():
+        return False
+    return not anchor or (there.suffix == ".md" and anchor in anchors(there.read_text()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path):
+    assert broken(page) == []
+
+
+def test_every_page_of_docs_is_in_the_table_of_contents():
+    listed = {(CONTENTS.parent / target).resolve() for target in links(CONTENTS.read_text())}
+    assert {page for page in PAGES if page.parent == CONTENTS.parent} - {CONTENTS} - listed == set()
+
+
+def test_the_front_page_leads_to_the_table_of_contents():
+    assert "docs/README.md" in links(FRONT.read_text())
+
+
+def test_a_broken_link_is_found(tmp_path: Path):
+    (tmp_path / "there.md").write_text("# One `code` heading, with: signs\n\n## Twice\n\n## Twice\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Here\n[a](there.md) [b](there.md#one-code-heading-with-signs) [c](there.md#twice-1) [d](#here) [e](https://x.y/z)\n"
+        "[f](gone.md) [g](there.md#twice-2) [h](#there)\n"
+        "`[i](code.md)`\n\n```\n[j](fence.md)\n# no heading\n```\n[k](#no-heading)\n"
+    )
+    assert broken(page) == ["gone.md", "there.md#twice-2", "#there", "#no-heading"]
+
+
+# ----- modules -----------------------------------------------------------------------------------------
+
+
+def missing_files(page: Path) -> set[str]:
+    """Python files that ``page`` names and that exist neither from the root, ``splitinfer/`` nor the page's folder."""
+    named = {name for code in code_in_lines(page) for name in re.findall(r"[\w./-]+\.py\b", code)}
+    folders = (ROOT, ROOT / "splitinfer", page.parent)
+    return {name for name in named if not any((folder / name).exists() for folder in folders)}
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_python_files_exist(page: Path):
+    assert missing_files(page) == set()
+
+
+def test_a_missing_file_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("`tests/test_docs.py` and `config.py`, run by `python tests/no_such.py --frames 3`")
+    assert missing_files(page) == {"tests/no_such.py"}
+
+
+# ----- commands and options ----------------------------------------------------------------------------
+
+COMMAND_LINE = typer.main.get_command(app)
+UsageError = typer.BadParameter.__base__  # typer does not export it
+
+
+def commands(text: str) -> Iterator[str]:
+    """The calls of `splitinfer` in a page, from blocks of code and from code in a line."""
+    blocks = [line for block in FENCE.finditer(text) for line in block[0].splitlines()]
+    for line in [*blocks, *CODE.findall(FENCE.sub("", text))]:
+        match = CALL.match(line.strip())
+        if match:
+            yield match[1]
+
+
+def refusal(command: str) -> str | None:
+    """Why the command line would not take ``command``; ``None`` if it would. Nothing is run."""
+    words = shlex.split(re.sub(r"[\[\]]| > \S+", "", command), comments=True)
+    at = COMMAND_LINE
+    try:
+        while hasattr(at, "commands"):
+            if words[:1] and words[0] not in at.commands:
+                return f"no command {words[0]!r}"
+            if not words:
+                return None
+            at, words = at.commands[words[0]], words[1:]
+        at.make_context("splitinfer", words)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def known_options() -> set[str]:
+    """Every option of every command."""
+    todo, found = [COMMAND_LINE], {"--help"}
+    while todo:
+        command = todo.pop()
+        todo += getattr(command, "commands", {}).values()
+        found |= {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return found
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_commands_can_be_parsed(page: Path):
+    refused = {command: refusal(command) for command in commands(page.read_text())}
+    assert {command: why for command, why in refused.items() if why is not None} == {}
+
+
+def unknown_options(page: Path) -> set[str]:
+    """Options that ``page`` names and that neither a command nor a script has."""
+    named = {code.split()[0].partition("=")[0] for code in code_in_lines(page) if code.startswith("--")}
+    return named - known_options() - OF_SCRIPTS
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=name_of)
+def test_options_exist(page: Path):
+    assert unknown_options(page) == set()
+
+
+def test_an_unknown_option_is_found(tmp_path: Path):
+    page = tmp_path / "page.md"
+    page.write_text("`--layout FILE`, `--prompt=TEXT`, `--fix` and `--no-such-option 3`")
+    assert unknown_options(page) == {"--no-such-option"}
+
+
+def test_the_front_page_shows_commands():
+    assert sum(1 for _ in commands(FRONT.read_text())) >= 5
+
+
+@pytest.mark.parametrize("command", ["cord --layout demo.yaml", "coord --lay-out demo.yaml", "coord", "cache sweep"])
+def test_a_wrong_command_is_refused(command: str):
+    assert refusal(command) is not None
