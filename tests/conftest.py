@@ -10,6 +10,7 @@ import pytest
 
 for folder in ("", "cluster", "core", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import tiny  # noqa: E402
 

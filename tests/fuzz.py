@@ -39,7 +39,7 @@ from splitinfer.core.plan import (
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.wire_codec import CODECS, Packing
 from splitinfer.errors import ProtocolError
-from splitinfer.models.hidden_states import Packed, Sent, from_parts, to_parts
+from splitinfer.models.hidden_states import PackedRows, Sent, from_parts, to_parts
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
@@ -158,7 +158,7 @@ def through_tensors(chance: random.Random) -> str:
 
 def _packed_parts() -> dict[str, Sent]:
     rows = mx.random.normal((6, 200), key=mx.random.key(1))
-    return {name: to_parts(rows, Packed.of(name, rows, [1, 2, 4])) for name in CODECS}
+    return {name: to_parts(rows, PackedRows.of(name, rows, [1, 2, 4])) for name in CODECS}
 
 
 PACKED = _packed_parts()

@@ -35,135 +35,23 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import cast
 
 import zmq
 
-from transports.base import (
-    FLUSH_SECONDS,
-    Buffer,
-    Frame,
-    FrameError,
-    Link,
-    LinkClosed,
-    LinkOptions,
-    LinkStats,
-    LinkTimeout,
-    Sink,
-)
-from transports.framing import Kind, Liveness, Packet, Sequencer, decode, encode, flatten, reason_bytes
-from transports.inbox import Inbox
-from transports.monitor import parse_event
+from transports.base import FLUSH_SECONDS, Frame, FrameError, LinkClosed, LinkOptions
+from transports.framing import Kind, Packet, decode, encode, reason_bytes
+from transports.tcp_link import RETRY_SECONDS, Message, TcpLink
+from transports.zmq_socket import ZmqSocket
 
 _MESSAGES_PER_TURN = 256  # so that a flood cannot keep the thread from its other duties
-_RETRY_SECONDS = 0.005  # how often a full queue is tried again
 _STAND_BY_SECONDS = 0.05  # without a reader after which the thread takes its turns back
-
-_POLLIN = int(zmq.POLLIN)
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_COPIED_BYTES = 1 << 16  # below, copying a part is quicker than keeping it alive
-
-_Message = Sequence[Buffer]
-
-
-def _is_small(part: Buffer) -> bool:
-    return (part.nbytes if isinstance(part, memoryview) else len(part)) < _COPIED_BYTES  # type: ignore[arg-type]
-
-
-class TcpLink(Link):
-    """One peer on a hub. `route` is what a ROUTER wants before every message: () or the peer's routing id."""
-
-    def __init__(self, hub: Hub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
-        self.address = address
-        self.route = route
-        self.opening = b""  # accepted links: what the connecting side wants of this one; empty: a plain link
-        self.inbox = Inbox(options.max_waiting_bytes)
-        self.over = threading.Event()
-        # The rest belongs to the hub: under its lock, except what only its thread touches.
-        self.num_sent = 0
-        self.progress = 0
-        self.farewell: str | None = None  # why close() was called
-        self.leave_by = math.inf
-        self.has_said_bye = False
-        self.sequencer = Sequencer()
-        self.liveness = Liveness(options, time.monotonic())
-        self.heard_progress = 0
-        self.bytes_sent = self.bytes_received = self.num_received = 0
-        self._hub = hub
-        self._options = options
-        self._writer = threading.Lock()
-
-    def send(self, frame: Frame) -> None:
-        if (over := self.inbox.ended) is not None:
-            raise over
-        flat = flatten(frame, self._options)
-        header, parts = flat.header, cast("tuple[memoryview, ...]", flat.parts)
-        num_bytes = len(header) + sum([part.nbytes for part in parts])
-        with self._writer:
-            message = encode(
-                Kind.DATA,
-                seq=self.num_sent,
-                progress=self.progress,
-                header=header,
-                parts=parts,
-                checksum=self._options.checksum_parts,
-            )
-            self._post(message, num_bytes)
-
-    def _post(self, message: _Message, num_bytes: int) -> None:
-        give_up_at = time.monotonic() + self._options.dead_after
-        while not self._hub.post(self, message, num_bytes):
-            if time.monotonic() > give_up_at:
-                self._hub.fail(self, f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
-            self.over.wait(_RETRY_SECONDS)
-
-    def recv(self, timeout: float | None = None) -> Frame:
-        until = math.inf if timeout is None else time.monotonic() + timeout
-        if not self.inbox.has_news:
-            self._hub.drive(self, until)
-        frame = self.inbox.get(None if timeout is None else max(0.0, until - time.monotonic()))
-        if frame is None:
-            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
-        return frame
-
-    def deliver_to(self, sink: Sink) -> None:
-        self.inbox.attach(sink)
-        self._hub.pump(self)
-
-    def beat(self, progress: int) -> None:
-        if not 0 <= progress < 1 << 64:
-            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
-        self.progress = progress
-
-    @property
-    def peer_progress(self) -> int:
-        return self.heard_progress
-
-    @property
-    def silent_for(self) -> float:
-        return self.liveness.silent_for(time.monotonic())
-
-    def close(self, reason: str = "") -> None:
-        self._hub.leave(self, reason)
-
-    def abort(self, reason: str = "") -> None:
-        self._hub.abort(self, reason)
-
-    @property
-    def closed(self) -> LinkClosed | None:
-        return self.inbox.ended
-
-    @property
-    def stats(self) -> LinkStats:
-        return LinkStats(self.bytes_sent, self.bytes_received, self.num_sent, self.num_received)
 
 
 class Hub:
     """The thread and the rules that connecting and listening sockets share."""
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, name: str) -> None:
-        self._socket = socket
-        self._monitor = monitor
+        self._socket = ZmqSocket(socket, monitor)
         self._options = options
         self._lock = threading.Lock()
         self._turns = threading.Lock()  # held by whoever reads the socket and tends the links; comes before _lock
@@ -179,11 +67,10 @@ class Hub:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
-        self._monitor_descriptor = monitor.FD
         # One for the thread and one for the reader: two threads may not be in one of them at a time.
         self._poll, self._reader_poll = select.poll(), select.poll()
         for poll in (self._poll, self._reader_poll):
-            for descriptor in (socket.FD, self._monitor_descriptor, self._wake_out):
+            for descriptor in (self._socket.descriptor, self._socket.monitor_descriptor, self._wake_out):
                 poll.register(descriptor, select.POLLIN)
         self._thread = threading.Thread(target=self._run, name=f"transports {name}", daemon=True)
 
@@ -192,7 +79,7 @@ class Hub:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, link: TcpLink, message: _Message, num_bytes: int) -> bool:
+    def post(self, link: TcpLink, message: Message, num_bytes: int) -> bool:
         """Hand a DATA packet to zmq. False when its queue is full. Raises LinkClosed."""
         with self._lock:
             if link.over.is_set() or link.farewell is not None:
@@ -204,7 +91,7 @@ class Hub:
             link.num_sent += 1
             link.bytes_sent += num_bytes
             # A reader looks at EVENTS before it sleeps; whoever sleeps already has to be woken.
-            if (not self._is_lent or self._turns.locked()) and self._has_input():
+            if (not self._is_lent or self._turns.locked()) and self._socket.has_input():
                 self._prod()
         return True
 
@@ -286,25 +173,15 @@ class Hub:
             with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
                 os.write(self._wake_in, b"\0")
 
-    def _has_input(self) -> bool:
-        return bool(int(self._socket.get(zmq.EVENTS)) & _POLLIN)
-
-    def _try_send(self, link: TcpLink, message: _Message) -> bool:
+    def _try_send(self, link: TcpLink, message: Message) -> bool:
         """Whether zmq took the message. A peer that is gone ends the link; that counts as taken."""
         try:
-            # Parts that are not copied are kept alive by pyzmq until they are on the wire.
-            for name in link.route:
-                self._socket.send(name, _MORE)
-            for part in message[:-1]:
-                self._socket.send(part, _MORE, copy=_is_small(part))
-            self._socket.send(message[-1], zmq.NOBLOCK, copy=_is_small(message[-1]))
-        except zmq.Again:
-            return False
+            return self._socket.send(link.route, message)
         except zmq.ZMQError as problem:
             if problem.errno != errno.EHOSTUNREACH:
                 raise
             self._finish(link, f"connection to {link.address} lost")
-        return True
+            return True
 
     def _say_bye(self, link: TcpLink, reason: str) -> bool:
         link.has_said_bye = True
@@ -394,7 +271,7 @@ class Hub:
     def _wait(self, poll: select.poll, seconds: float) -> list[int]:
         """Sleep until something happens, for so long at most; the descriptors on which it does."""
         with self._lock:
-            if self._to_pump or self._is_stopping or self._has_input():
+            if self._to_pump or self._is_stopping or self._socket.has_input():
                 return []
             if not self._is_idle():
                 seconds = min(seconds, max(0.0, self._tend_at - time.monotonic()))
@@ -404,7 +281,7 @@ class Hub:
     def _attend(self, ready: list[int], reader: TcpLink | None = None) -> None:
         if self._wake_out in ready:
             os.read(self._wake_out, 4096)
-        if self._monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
+        if self._socket.monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
             self._read_monitor()
         self._turn(reader)
 
@@ -419,30 +296,20 @@ class Hub:
             self._pump_all()
 
     def _read_monitor(self) -> None:
-        while True:
-            try:
-                message = self._monitor.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._on_monitor(*parse_event(message))
+        for event, descriptor in self._socket.events():
+            self._on_monitor(event, descriptor)
 
     def _read_socket(self, reader: TcpLink | None) -> bool:
         """Take what has come, or until `reader` has something; True when nothing is left."""
         for _ in range(_MESSAGES_PER_TURN):
             with self._lock:
-                if not self._has_input():  # cheaper than to be told by an exception
+                if not self._socket.has_input():  # cheaper than to be told by an exception
                     return True
-                message = self._receive()
+                message = self._socket.receive()
             self._on_message(message, time.monotonic())
             if reader is not None and reader.inbox.has_news:
                 return False
         return False
-
-    def _receive(self) -> list[zmq.Frame]:
-        message = [self._socket.recv(zmq.NOBLOCK, copy=False)]
-        while message[-1].more:
-            message.append(self._socket.recv(zmq.NOBLOCK, copy=False))
-        return message
 
     def _take(self, link: TcpLink, body: Sequence[zmq.Frame], now: float) -> None:
         """One message from a link's peer."""
@@ -501,7 +368,7 @@ class Hub:
             self._finish(link, farewell)
         elif not link.has_said_bye and not self._say_bye(link, farewell):
             link.has_said_bye = False
-            self._tend_at = now + _RETRY_SECONDS
+            self._tend_at = now + RETRY_SECONDS
 
     def _pump_all(self) -> None:
         while True:
@@ -516,39 +383,7 @@ class Hub:
             for link in tuple(self._links):
                 self._finish(link, f"the network thread of {link.address} stopped")
             self._is_stopped = True
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close(int(self._linger * 1000))
+            self._socket.close(self._linger)
             os.close(self._wake_out)
             os.close(self._wake_in)
         self._pump_all()
-
-
-class ConnectorHub(Hub):
-    """A DEALER and its one link. It ends with the link."""
-
-    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, peer: str) -> None:
-        super().__init__(socket, monitor, options, f"to {peer}")
-        self.link = TcpLink(self, peer, (), options)
-        self._links.add(self.link)
-        self._is_lost = False
-
-    def _on_finished(self, link: TcpLink) -> None:
-        self._is_stopping = True
-
-    def _drop(self, link: TcpLink) -> None:
-        self._linger = 0.0  # the socket closes with its thread
-
-    def _settle(self) -> None:
-        self._thread.join(FLUSH_SECONDS)
-
-    def _on_monitor(self, event: zmq.Event, descriptor: int) -> None:
-        self._is_lost = self._is_lost or event == zmq.Event.DISCONNECTED
-
-    def _on_message(self, message: list[zmq.Frame], now: float) -> None:
-        self._take(self.link, message, now)
-
-    def _on_dry(self) -> None:
-        if self._is_lost:
-            with self._lock:
-                self._finish(self.link, f"connection to {self.link.address} lost")

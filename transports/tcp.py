@@ -36,11 +36,12 @@ from transports.base import (
     LinkTimeout,
     Listener,
 )
+from transports.connector_hub import ConnectorHub
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
-from transports.hub import ConnectorHub, TcpLink
 from transports.listener_hub import OPEN_SECONDS, ListenerHub, Takes, takes_plain
 from transports.monitor import parse_event
 from transports.security import secure_connector, secure_listener
+from transports.tcp_link import TcpLink
 
 _QUEUE_FRAMES = 512
 _CURVE_BYTES = 64  # by which encryption makes a message longer, at most

@@ -121,7 +121,8 @@ def bench(
         kept = PrefixOptions(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
         finish(lambda: measure_prefix(kept), verbose)
     if mode is Mode.SPEC:
-        from splitinfer.bench.speculation.run import SpeculationOptions, measure_spec
+        from splitinfer.bench.speculation.options import SpeculationOptions
+        from splitinfer.bench.speculation.run import measure_spec
 
         spec = SpeculationOptions(
             layout, model, as_json, trials, decode_tokens, seed, link_preset, baseline, connect_timeout, draft,
@@ -149,7 +150,7 @@ def bench(
             None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot,
         )  # fmt: skip
         finish(lambda: measure_serve(serve), verbose)
-    from splitinfer.bench.speed.run import SpeedOptions
+    from splitinfer.bench.speed.options import SpeedOptions
     from splitinfer.bench.speed.run import bench as measure
 
     options = SpeedOptions(

@@ -18,7 +18,7 @@ Where later layers attend to the keys and values of an earlier one, that *source
 through: it runs on a replica of its cache, which stores the keys and values received in place of the
 layer's own. The rest of what it would compute, again, nobody reads.
 
-What has to cross is ``anatomy``'s to find out. Before a stage is used it is called once on marked
+What has to cross is ``structure``'s to find out. Before a stage is used it is called once on marked
 arrays: if anything it computes depends on what a passthrough handed on, or on a parameter of an
 earlier layer, the cut is refused.
 """
@@ -35,24 +35,10 @@ from splitinfer.errors import CannotCut
 from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
+from splitinfer.models.layers import Path, StandIn, change, find_layers, get_at, put_at, replaced, type_name
 from splitinfer.models.mlx_lm import make_prompt_cache
 from splitinfer.models.rows import attend_by_rows
-from splitinfer.models.structure import (
-    Border,
-    CannotTrace,
-    ModelStructure,
-    Named,
-    Path,
-    Recipe,
-    StandIn,
-    change,
-    find_layers,
-    get_at,
-    mark,
-    put_at,
-    replaced,
-    type_name,
-)
+from splitinfer.models.structure import Border, CannotTrace, ModelStructure, Named, Recipe, mark
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many

@@ -30,10 +30,10 @@ from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.kv_blocks import bytes_of_block
+from splitinfer.models.layers import find_layers, type_name
 from splitinfer.models.memory import Need
 from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 from splitinfer.models.quantised import CannotQuantise
-from splitinfer.models.structure import find_layers, type_name
 
 Report = Callable[[int, int], None]  # bytes done, bytes in all
 

@@ -37,9 +37,9 @@ import mlx.nn as nn
 
 from splitinfer.models.caches import Cache
 from splitinfer.models.cohort import Cohort, SequenceCaches
+from splitinfer.models.layers import StandIn
 from splitinfer.models.mlx_lm import CacheList, base
 from splitinfer.models.quantised import Packed, attention
-from splitinfer.models.structure import StandIn
 
 _SDPA = "scaled_dot_product_attention"
 

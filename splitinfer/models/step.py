@@ -18,6 +18,7 @@ from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.caches import WindowKVCache, arrays_of
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
+from splitinfer.models.layers import type_name
 from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache
 from splitinfer.models.rows import (
@@ -32,7 +33,6 @@ from splitinfer.models.rows import (
     children_replaced,
     find_cache_consumers,
 )
-from splitinfer.models.structure import type_name
 
 log = logging.getLogger(__name__)
 

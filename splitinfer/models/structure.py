@@ -12,7 +12,7 @@ All of it is packed into one array of rows, so that the rest of the house knows 
 If the later layers need anything else of the earlier ones, there is no border: the cut is refused.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -25,9 +25,19 @@ from mlx.utils import tree_flatten
 from splitinfer.errors import CannotCut
 from splitinfer.models.caches import Cache, arrays_of
 from splitinfer.models.graph import Graph, uncompiled
+from splitinfer.models.layers import (
+    Path,
+    StandIn,
+    change,
+    find_layers,
+    floating_arrays,
+    get_at,
+    replaced,
+    type_name,
+    walk,
+)
 from splitinfer.models.mlx_lm import make_prompt_cache
 
-Path = tuple[Any, ...]
 Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
 Recipe = Callable[[Any], Any]
@@ -39,124 +49,11 @@ class CannotTrace(CannotCut):
     """The model looks at values while it is called, so its graph does not tell what it needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """The place of one layer in a list of the model; changing the list changes the model."""
-
-    holder: list[Any]
-    index: int
-
-    @property
-    def layer(self) -> Any:
-        """What stands there now."""
-        return self.holder[self.index]
-
-
-def find_layers(model: nn.Module) -> list[Slot]:
-    """Where the model keeps its layers.
-
-    Raises:
-        CannotCut: in no list that can be found.
-    """
-    lists = [v for _, module in model.named_modules() for v in module.values() if isinstance(v, list)]
-    places = {id(layer): Slot(held, i) for held in lists for i, layer in enumerate(held)}
-    slots = [places.get(id(layer)) for layer in getattr(model, "layers", None) or ()]
-    if not slots or None in slots:
-        raise CannotCut(f"{type_name(model)} keeps its layers in no list that can be found")
-    return cast(list[Slot], slots)
-
-
-class StandIn:
-    """Stands in a model's list of layers and shows the attributes of the real one."""
-
-    def __init__(self, real: Any) -> None:
-        self._real = real
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:  # models ask isinstance
-        return self._real.__class__
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-
-@contextmanager
-def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[None]:
-    """Other things in the places of some layers."""
-    before = {i: slots[i].layer for i in stand_ins}
-    try:
-        for i, stand_in in stand_ins.items():
-            slots[i].holder[slots[i].index] = stand_in
-        yield
-    finally:
-        for i, layer in before.items():
-            slots[i].holder[slots[i].index] = layer
-
-
-# --- what a layer is called with, as a tree ---------------------------------------------------------
-
-
-def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The parts of a container, or of an object that a model made to carry arrays along."""
-    if isinstance(value, nn.Module | StandIn) or hasattr(value, "is_trimmable"):
-        return  # a module or a cache is not part of what is handed on
-    if isinstance(value, list | tuple):
-        yield from enumerate(value)
-    elif isinstance(value, dict):
-        yield from list(value.items())
-    elif type(value).__module__.startswith("mlx_lm.models."):
-        yield from list(vars(value).items())
-
-
-def _walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    yield path, value
-    for key, part in _children(value):
-        yield from _walk(part, (*path, key))
-
-
-def _arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
-    """The floating arrays in it: what layers compute."""
-    for path, part in _walk(value):
-        if isinstance(part, mx.array) and mx.issubdtype(part.dtype, mx.floating):
-            yield path, part
-
-
-def get_at(value: Any, path: Path) -> Any:
-    """The part of a tree at ``path``."""
-    for key in path:
-        value = value[key] if isinstance(value, list | tuple | dict) else getattr(value, key)
-    return value
-
-
-def put_at(value: Any, path: Path, new: Any) -> Any:
-    """``value`` with ``new`` at ``path``; tuples are made anew, everything else is changed in place."""
-    if not path:
-        return new
-    key, rest = path[0], path[1:]
-    if isinstance(value, tuple):
-        return (*value[:key], put_at(value[key], rest, new), *value[key + 1 :])
-    if isinstance(value, list | dict):
-        value[key] = put_at(value[key], rest, new)
-    else:
-        setattr(value, key, put_at(getattr(value, key), rest, new))
-    return value
-
-
-def change(value: Any, new: Callable[[Path, mx.array], mx.array]) -> Any:
-    """``value`` with every floating array replaced."""
-    for path, array in list(_arrays(value)):
-        value = put_at(value, path, new(path, array))
-    return value
-
-
 def mark(named: Named, name: str, array: mx.array) -> mx.array:
     # A sum with a named array of the same shape is one node in the graph, whoever assigns into the
     # sum later.
     named[name] = mx.zeros(array.shape, array.dtype)
     return array + named[name]
-
-
-# --- how a model is made ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,13 +263,13 @@ class ModelStructure:
 
         def run(layer: int, arguments: Any) -> Any:
             order.append(layer)
-            for _, value in _walk(arguments):
+            for _, value in walk(arguments):
                 if id(value) in positions:
                     self.users[positions[id(value)]].add(layer)
             arguments = change(arguments, lambda path, a: self._note_argument(step, layer, path, a))
-            given = {path: (a.shape, a.dtype) for path, a in _arrays(arguments)}
+            given = {path: (a.shape, a.dtype) for path, a in floating_arrays(arguments)}
             result = self.layers[layer](*arguments[0], **arguments[1])
-            returned = {path: (a.shape, a.dtype) for path, a in _arrays(result)}
+            returned = {path: (a.shape, a.dtype) for path, a in floating_arrays(result)}
             calls.append(_Call(given, returned, _make_recipe(arguments, result)))
             return result
 
@@ -464,7 +361,7 @@ def _make_recipe(arguments: Any, result: Any) -> Recipe:
     if result is None or isinstance(result, bool | str):
         return lambda _arguments: result
     if isinstance(result, mx.array):
-        inputs = list(_arrays(arguments))
+        inputs = list(floating_arrays(arguments))
         if not inputs:
             raise CannotCut("a layer is called without any array")
         path = next((path for path, a in inputs if a.shape == result.shape), inputs[0][0])
@@ -472,12 +369,7 @@ def _make_recipe(arguments: Any, result: Any) -> Recipe:
     if isinstance(result, list | tuple):
         recipes, kind = [_make_recipe(arguments, part) for part in result], type(result)
         return lambda now: kind(recipe(now) for recipe in recipes)
-    same = next((path for path, part in _walk(arguments) if part is result), None)
+    same = next((path for path, part in walk(arguments) if part is result), None)
     if same is not None:
         return lambda now: get_at(now, same)
     return lambda _arguments: _Unknown()
-
-
-def type_name(model: nn.Module) -> str:
-    """What mlx-lm calls the architecture."""
-    return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))

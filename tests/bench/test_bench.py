@@ -18,7 +18,8 @@ from splitinfer.bench.shared.mlx_lm_pipeline import MlxLmProcesses
 from splitinfer.bench.shared.random_model import Shape, make
 from splitinfer.bench.shared.systems import PlainMlxLm
 from splitinfer.bench.shared.workload import Batch, Task
-from splitinfer.bench.speed.run import SpeedOptions, bench
+from splitinfer.bench.speed.options import SpeedOptions
+from splitinfer.bench.speed.run import bench
 from splitinfer.cli.bench import _counts
 from splitinfer.errors import ConfigError, ModelError
 
@@ -148,10 +149,11 @@ def test_the_links_between_workers_are_emulated_too(layout_file: Path, tmp_path:
     stages = [{"name": "a", "layers": 2}, *({"name": n, "layers": 1, "address": "local"} for n in "bc")]
     thirds.write_text(yaml.safe_dump({"model": str(layout_file.parent / "model"), "stages": stages}))
     program = f"""
-from splitinfer.bench.speed.run import Order, bench
+from splitinfer.bench.speed.options import SpeedOptions
+from splitinfer.bench.speed.run import bench
 from transports.emulated import PRESETS, LinkProfile
 PRESETS["pigeon"] = LinkProfile(latency=0.05)
-bench(Order({str(thirds)!r}, None, True, 1, 20, 4, baseline=False, link_preset="pigeon", streams=()))
+bench(SpeedOptions({str(thirds)!r}, None, True, 1, 20, 4, baseline=False, link_preset="pigeon", streams=()))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr

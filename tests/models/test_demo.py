@@ -2,18 +2,27 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 import pytest
+from demo_training.corpus import encode, read_books, windows
+from demo_training.folders import check_writable
+from demo_training.judging import judge, judge_pair
+from demo_training.model import Shape, build
+from demo_training.pair import train_pair
+from demo_training.tokenizer import check_same_tokenizer, read_tokenizer, train_tokenizer
+from demo_training.training import Budget, Recipe, learning_rate, train
+from mlx import nn
 from mlx.utils import tree_flatten
 from mlx_lm import generate, load
 
 from splitinfer.demo import DEMO_MODELS, DRAFT, TARGET
-from splitinfer.demo import train as recipe
 from splitinfer.errors import ConfigError
 
 SIZES = {
@@ -63,17 +72,17 @@ def test_the_sizes_are_those_the_readme_states(shipped: tuple[str, Any, Any]) ->
 def test_it_knows_a_tale_when_it_reads_one(shipped: tuple[str, Any, Any]) -> None:
     # Measured: 1.43 and 1.53 bits per byte. Knowing nothing costs 11 bits a token, here 3.1 bits a byte.
     name, model, _ = shipped
-    tokenizer = recipe.read_tokenizer(DEMO_MODELS[name])
+    tokenizer = read_tokenizer(DEMO_MODELS[name])
     ids = mx.array([[0, *tokenizer.encode(TALE).ids]])
     logits = model(ids[:, :-1]).astype(mx.float32)
-    nats = recipe.nn.losses.cross_entropy(logits, ids[:, 1:], reduction="sum").item()
+    nats = nn.losses.cross_entropy(logits, ids[:, 1:], reduction="sum").item()
     assert 1.0 < nats / math.log(2) / len(TALE.encode()) < {"demo": 1.55, "demo-draft": 1.65}[name]
 
 
 def test_the_pair_shares_one_tokenizer() -> None:
     assert (TARGET / "tokenizer.json").read_bytes() == (DRAFT / "tokenizer.json").read_bytes()
-    recipe.check_same_tokenizer(TARGET, DRAFT)
-    assert recipe.read_tokenizer(TARGET).get_vocab_size() == 2048
+    check_same_tokenizer(TARGET, DRAFT)
+    assert read_tokenizer(TARGET).get_vocab_size() == 2048
 
 
 def test_the_tokenizer_gives_any_text_back(shipped: tuple[str, Any, Any]) -> None:
@@ -85,7 +94,7 @@ def test_the_tokenizer_gives_any_text_back(shipped: tuple[str, Any, Any]) -> Non
 
 # ---- the recipe -----------------------------------------------------------------------------------
 
-TINY = recipe.Shape(layers=1, hidden=16, ffn=32, heads=2, kv_heads=1)
+TINY = Shape(layers=1, hidden=16, ffn=32, heads=2, kv_heads=1)
 
 
 def write_tales(folder: Path, *, sentences: int = 400) -> Path:
@@ -98,15 +107,15 @@ def write_tales(folder: Path, *, sentences: int = 400) -> Path:
 
 
 def test_three_steps_lower_the_loss_and_leave_a_folder_that_loads(tmp_path: Path) -> None:
-    books = recipe.read_books(write_tales(tmp_path / "tales"))
-    tokenizer = recipe.train_tokenizer(books.train, 280)
-    corpus = recipe.encode(books, tokenizer, length=16)
-    plan = recipe.Recipe(recipe.Budget(steps=3), peak_lr=1e-2, batch=4, length=16)
+    books = read_books(write_tales(tmp_path / "tales"))
+    tokenizer = train_tokenizer(books.train, 280)
+    corpus = encode(books, tokenizer, length=16)
+    plan = Recipe(Budget(steps=3), peak_lr=1e-2, batch=4, length=16)
     config = TINY.config(tokenizer.get_vocab_size())
-    before, _ = recipe.judge(recipe.build(config, seed=0), recipe.windows(corpus.held, 16, most=8))
+    before, _ = judge(build(config, seed=0), windows(corpus.held, 16, most=8))
 
-    recipe.train_pair(tmp_path / "out", {"target": (TINY, plan)}, corpus, tokenizer, lambda _: None)
-    figures = recipe.judge_pair(tmp_path / "out" / "target", None, corpus, 16)
+    train_pair(tmp_path / "out", {"target": (TINY, plan)}, corpus, tokenizer, lambda _: None)
+    figures = judge_pair(tmp_path / "out" / "target", None, corpus, 16)
 
     assert before == pytest.approx(math.log(280), abs=0.1)  # it starts out knowing nothing
     assert figures["target"]["nats_per_token"] < before - 0.1
@@ -116,21 +125,21 @@ def test_three_steps_lower_the_loss_and_leave_a_folder_that_loads(tmp_path: Path
 
 
 def test_a_model_agrees_with_itself(tmp_path: Path) -> None:
-    books = recipe.read_books(write_tales(tmp_path / "tales", sentences=100), held_books=["book-1"])
-    corpus = recipe.encode(books, recipe.read_tokenizer(DRAFT), length=32)
-    figures = recipe.judge_pair(DRAFT, DRAFT, corpus, 32)
+    books = read_books(write_tales(tmp_path / "tales", sentences=100), held_books=["book-1"])
+    corpus = encode(books, read_tokenizer(DRAFT), length=32)
+    figures = judge_pair(DRAFT, DRAFT, corpus, 32)
     assert figures["draft_agreement"] == 1.0
     assert figures["target"] == figures["draft"]
 
 
 def test_asked_to_stop_it_ends_after_its_step_and_saves(tmp_path: Path) -> None:
-    books = recipe.read_books(write_tales(tmp_path / "tales"))
-    corpus = recipe.encode(books, recipe.read_tokenizer(DRAFT), length=16)
+    books = read_books(write_tales(tmp_path / "tales"))
+    corpus = encode(books, read_tokenizer(DRAFT), length=16)
     saves: list[int] = []
-    outcome = recipe.train(
-        recipe.build(TINY.config(2048), seed=0),
+    outcome = train(
+        build(TINY.config(2048), seed=0),
         corpus,
-        recipe.Recipe(recipe.Budget(steps=1000), peak_lr=1e-3, batch=2, length=16),
+        Recipe(Budget(steps=1000), peak_lr=1e-3, batch=2, length=16),
         save=lambda: saves.append(1),
         say=lambda _: None,
         should_stop=lambda: True,
@@ -140,17 +149,17 @@ def test_asked_to_stop_it_ends_after_its_step_and_saves(tmp_path: Path) -> None:
 
 def test_what_is_held_out_is_never_trained_on(tmp_path: Path) -> None:
     folder = write_tales(tmp_path / "tales")
-    tails = recipe.read_books(folder, held_share=0.1)
+    tails = read_books(folder, held_share=0.1)
     for early, late, path in zip(tails.train, tails.held, sorted(folder.iterdir()), strict=True):
         assert early + late == path.read_text()
         assert early.endswith("\n")
         assert 0.1 <= len(late) / len(early + late) < 0.11
-    whole = recipe.read_books(folder, held_books=["book-1"])
+    whole = read_books(folder, held_books=["book-1"])
     assert (len(whole.train), len(whole.held), whole.how) == (1, 1, "whole books: book-1")
 
 
 def test_the_learning_rate_climbs_and_then_falls_to_a_twentieth() -> None:
-    rates = [recipe.learning_rate(1.0, step=s, warmup=10, spent=s / 100) for s in range(101)]
+    rates = [learning_rate(1.0, step=s, warmup=10, spent=s / 100) for s in range(101)]
     assert rates[0] == pytest.approx(0.1)
     assert max(rates) == rates[9] or max(rates) == rates[10]
     assert rates[10:] == sorted(rates[10:], reverse=True)
@@ -158,30 +167,33 @@ def test_the_learning_rate_climbs_and_then_falls_to_a_twentieth() -> None:
 
 
 def test_windows_predict_every_position_once() -> None:
-    ids = recipe.np.arange(101, dtype=recipe.np.int32)
-    assert recipe.windows(ids, 10, most=99)[:, 1:].flatten().tolist() == list(range(1, 101))
-    assert recipe.windows(ids, 10, most=2)[:, 0].tolist() == [0, 90]
+    ids = np.arange(101, dtype=np.int32)
+    assert windows(ids, 10, most=99)[:, 1:].flatten().tolist() == list(range(1, 101))
+    assert windows(ids, 10, most=2)[:, 0].tolist() == [0, 90]
 
 
 def test_bad_input_is_refused_in_one_sentence(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(ConfigError, match=r"holds no \.txt file"):
-        recipe.read_books(empty)
+        read_books(empty)
     (empty / "short.txt").write_text("Once.\n")
     with pytest.raises(ConfigError, match="too little text"):
-        recipe.encode(recipe.read_books(empty), recipe.read_tokenizer(DRAFT), length=512)
+        encode(read_books(empty), read_tokenizer(DRAFT), length=512)
     (empty / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(ConfigError, match=r"latin\.txt is not UTF-8"):
-        recipe.read_books(empty)
+        read_books(empty)
     with pytest.raises(ConfigError, match="cannot be written"):
-        recipe.check_writable(empty / "short.txt" / "out")
+        check_writable(empty / "short.txt" / "out")
     with pytest.raises(ConfigError, match="do not make 3 heads"):
-        recipe.Shape(1, 16, 32, 3, 1).check()
+        Shape(1, 16, 32, 3, 1).check()
 
 
 def test_the_command_says_what_is_wrong_and_exits_with_1(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "splitinfer.demo.train", str(tmp_path / "nowhere"), str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    root = Path(__file__).parents[2]
+    found = os.pathsep.join([str(root), str(root / "scripts")])
+    command = [sys.executable, "-m", "demo_training", str(tmp_path / "nowhere"), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": found}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"train_demo_model: {tmp_path / 'nowhere'} is not a folder.\n"

@@ -123,9 +123,9 @@ def test_a_child_that_joins_in_vain_goes_though_its_parent_is_gone() -> None:
     """MLX keeps the GIL while it waits for a peer, so nothing of Python can end the process then."""
     code = """
 import json, os, time
-from transports.rdma.child_process import Carrier
+from transports.rdma.child_process import ChildProcess
 from transports.rdma.channel import Job, Word
-carrier = Carrier()
+carrier = ChildProcess()
 carrier.start(Job(0, "ring", 1, 2, 0.1, 0.1))
 carrier.channel.send(Word.GO, text=json.dumps({"hosts": ["127.0.0.1:39555", "127.0.0.1:39556"]}).encode())
 time.sleep(0.8)

@@ -22,7 +22,6 @@ from transports.base import (
     ListenerClosed,
     TransportUnavailable,
 )
-from transports.hub import TcpLink
 from transports.rdma.address import RING, Place, parse
 from transports.rdma.handshake import (
     Wish,
@@ -35,6 +34,7 @@ from transports.rdma.handshake import (
 from transports.rdma.link import RdmaLink, control_options
 from transports.rdma.probe import usable
 from transports.tcp import TcpListener, TcpTransport
+from transports.tcp_link import TcpLink
 
 log = logging.getLogger("transports")
 

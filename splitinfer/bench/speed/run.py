@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.inputs import check_context
 from splitinfer.bench.shared import blas, machine
 from splitinfer.bench.shared.graph_size import GraphSize
 from splitinfer.bench.shared.measure import Run
@@ -28,6 +27,7 @@ from splitinfer.bench.shared.systems import (
 )
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.shared.workload import KINDS, STEP_SIZES, Kind, Turn, Workload, step_sizes, turns
+from splitinfer.bench.speed.options import SpeedOptions, check_length, link_of, plan, settings_of
 from splitinfer.bench.speed.report import (
     BASELINE,
     BASELINE_ALL,
@@ -40,16 +40,14 @@ from splitinfer.bench.speed.report import (
 )
 from splitinfer.bench.speed.tables import gap_tables, table
 from splitinfer.cli.progress import errors, open_llm
-from splitinfer.config import find_layout
 from splitinfer.core.layout import Layout
-from splitinfer.core.serving_options import MAX_RUNNING
-from splitinfer.errors import ConfigError, ModelError
+from splitinfer.errors import ModelError
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
-from transports.emulated import LinkProfile, installed, preset
+from transports.emulated import installed
 
 _COUNTED_TOKENS = 12  # of prompts and answers whose steps are counted, not timed
 _SETTLE = 0.05  # seconds of peace before each turn: what the one before left over is done by then
@@ -58,29 +56,6 @@ _SHAPE = (
     "model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
     "intermediate_size", "vocab_size", "quantization",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class SpeedOptions:
-    """What the command line asked for."""
-
-    layout: str
-    model: str | None = None
-    as_json: bool = False
-    trials: int = 5
-    prompt_tokens: int = 2048
-    decode_tokens: int = 64
-    token_budget: int | None = None
-    baseline: bool = True
-    whole: bool = False
-    seed: int = 1
-    link_preset: str | None = None
-    connect_timeout: float = 10.0
-    trace: Path | None = None
-    streams: tuple[int, ...] = (8,)
-    stream_prompt_tokens: int = 128
-    stream_tokens: int = 64
-    peers: bool = False
 
 
 def bench(options: SpeedOptions) -> int:
@@ -95,17 +70,17 @@ def bench(options: SpeedOptions) -> int:
 
 
 def _measure(options: SpeedOptions) -> Findings:
-    _check_context(options)
-    link = None if options.link_preset is None else _link(options)
+    check_length(options)
+    link = None if options.link_preset is None else link_of(options)
     processors = machine.free_processors()
     on = machine.describe()  # before anything of ours loads the machine
-    settings = _settings(options)
+    settings = settings_of(options)
     with ExitStack() as stack:
         if link is not None:
             stack.enter_context(installed(link))
         llm = stack.enter_context(open_llm(options.layout, options.model, settings))
         checkpoint = open_model(str(llm.layout.model))
-        workload = _workload(options, llm, checkpoint)
+        workload = plan(options, vocabulary(llm, checkpoint))
         dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
         cast = _Cast([Stages(PIPELINE, llm)])
         if options.whole:
@@ -157,60 +132,6 @@ class _Cast:
     plain: PlainMlxLm | None = None
     peers: MlxLmProcesses | None = None
     notes: list[str] = field(default_factory=list)
-
-
-def _settings(options: SpeedOptions) -> Settings:
-    """A worker that is lost ends a measurement: figures with a pause in them mean nothing."""
-    num_stages = find_layout(options.layout).num_stages
-    return Settings(
-        token_budget=options.token_budget,
-        context=_longest(options),
-        max_running=max([MAX_RUNNING, *(n * num_stages for n in options.streams)]),
-        connect_timeout=options.connect_timeout,
-        rejoin_timeout=0.0,
-        trace=options.trace,
-    )
-
-
-def _longest(options: SpeedOptions) -> int:
-    return _plan(options, 2).longest
-
-
-def _plan(options: SpeedOptions, vocab_size: int) -> Workload:
-    return Workload(
-        options.trials,
-        options.prompt_tokens,
-        options.decode_tokens,
-        vocab_size,
-        options.seed,
-        options.streams,
-        options.stream_prompt_tokens,
-        options.stream_tokens,
-    )
-
-
-def _check_context(options: SpeedOptions) -> None:
-    """Refuse tasks that are too long before anything is loaded."""
-    model = options.model or find_layout(options.layout).model
-    if model is not None:
-        names = "--prompt-tokens, --decode-tokens or --stream-tokens"
-        check_context(open_model(model), _longest(options), names)
-
-
-def _link(options: SpeedOptions) -> LinkProfile:
-    """The link to emulate: each that the coordinator makes, and by the addresses it hands out those between workers."""
-    if find_layout(options.layout).num_stages == 1:
-        raise ConfigError(
-            f"--link-preset emulates the links between stages; layout {options.layout} has 1 stage, so none"
-        )
-    try:
-        return preset(str(options.link_preset))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _workload(options: SpeedOptions, llm: LLM, checkpoint: Checkpoint) -> Workload:
-    return _plan(options, vocabulary(llm, checkpoint))
 
 
 # -- systems ----------------------------------------------------------------------------------

@@ -1,0 +1,229 @@
+"""One pipeline's trials: each case's systems take turns, then many requests at once.
+
+Before a case is timed, the controller has met its drafter (``_settle``), and every size of a block has been seen
+(``_warm_up``). In a trial every system gets the same prompt and seed; every other trial goes the other way round,
+because machines drift. What a trial took is told by differences of the engine's own counters.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from splitinfer.bench.shared.measure import ratios
+from splitinfer.bench.shared.systems import PlainMlxLm
+from splitinfer.bench.shared.texts import OPENINGS, passages
+from splitinfer.bench.shared.workload import STEP_SIZES, Task, made_up
+from splitinfer.bench.speculation.options import SpeculationOptions
+from splitinfer.bench.speculation.replay import Replay
+from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Trial
+from splitinfer.cli.progress import errors
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight, Rig, RowTimes
+from splitinfer.errors import WorkerLost
+from splitinfer.llm import LLM
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import open_model
+
+PROMPT_TOKENS = 48
+_CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
+_SYNCHRONOUS = 3  # lengths of synchronous blocks that take part: those that should be fastest
+_USUAL = 0.75  # of a draft model: which lengths take part; not what is measured
+_WARM_UP, SETTLE = 24, 50  # tokens
+_PASSAGE = 3200  # characters that a prompt is the beginning of
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One case to be: at an acceptance where that is a dial, at a temperature where it is not."""
+
+    name: str
+    acceptance: float | None
+    temperature: float
+
+
+@dataclass(slots=True)
+class Trials:
+    """One pipeline and its systems."""
+
+    options: SpeculationOptions
+    llm: LLM
+    replay: Replay | None
+    plain: PlainMlxLm | None
+    has_draft_model: bool
+    vocab_size: int = field(init=False)
+    prompts: list[list[int]] = field(init=False)
+    likely: dict[float | None, list[int]] = field(default_factory=dict)  # lengths of synchronous blocks, by acceptance
+
+    def __post_init__(self) -> None:
+        self.vocab_size = vocabulary(open_model(str(self.llm.layout.model)))
+        self.prompts = _prompts(self.options, self.llm, self.vocab_size, self.replay is not None)
+
+    def run(self) -> list[Case]:
+        """Case after case, each trial by trial: the controller learns a drafter once."""
+        self._warm_up()
+        cases = []
+        for setting in self._settings():
+            self._settle(setting)
+            trials: dict[str, list[Trial]] = {}
+            for number in range(self.options.trials):
+                for name, trial in self._take_turns(setting, number):
+                    trials.setdefault(name, []).append(trial)
+            cases.append(Case(setting.name, setting.temperature, trials))
+        return cases
+
+    def _settings(self) -> list[_Setting]:
+        if self.replay is None:
+            return [_Setting(f"temperature {t:g}", None, t) for t in self.options.temperatures]
+        return [_Setting(f"acceptance {a:g}", a, 0.0) for a in self.options.acceptances]
+
+    def _warm_up(self) -> None:
+        """Every size of a block is seen before anything is timed."""
+        prompt = made_up("warm up", PROMPT_TOKENS, self.vocab_size)
+        said = self._ask(prompt, OFF, 0.0, 0, SETTLE)
+        if self.replay is not None:
+            self.replay.know(prompt, said.token_ids)
+            self.replay.seconds = self.options.draft_share * sum(stage.at(1) for stage in self.rig().stages)
+        for flight in (*map(Flight, FIRSTS), *(Flight(3, n, 2) for n in FURTHERS), OFF):
+            self._ask(prompt, flight, 0.0, 0, _WARM_UP)
+        _tell(
+            f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms"
+        )
+
+    def _settle(self, setting: _Setting) -> None:
+        """The controller meets this drafter before anything is timed, as one that has run for a while."""
+        if self.replay is not None:
+            self.replay.error = 1 - (setting.acceptance or 0.0)
+        self._ask(made_up("warm up", PROMPT_TOKENS, self.vocab_size), None, setting.temperature, 0, SETTLE)
+
+    def _take_turns(self, setting: _Setting, number: int) -> Iterator[tuple[str, Trial]]:
+        """One trial of each system; every other time the other way round, because machines drift."""
+        prompt = self.prompts[number % len(self.prompts)]
+        seed, t, tokens = self.options.seed + number, setting.temperature, self.options.decode_tokens
+        if self.replay is not None:
+            self.replay.error, self.replay.seed = 1 - (setting.acceptance or 0.0), seed
+            if tuple(prompt) not in self.replay:
+                self.replay.know(prompt, self._ask(prompt, OFF, t, seed, tokens).token_ids)
+        flights: dict[str, Flight | None] = {SEQUENTIAL: OFF, IN_FLIGHT: None}
+        flights |= {f"synchronous {k}": Flight(k) for k in self._likely(setting.acceptance)}
+        options = [*flights] if number % 2 == 0 else [*reversed(flights)]
+        for name in options:
+            trial = self._ask(prompt, flights[name], t, seed, tokens)
+            self._say(number, setting, name, trial)
+            yield name, trial
+        if self.plain is not None and t == 0.0:
+            for name, trial in self._others(prompt, number):
+                self._say(number, setting, name, trial)
+                yield name, trial
+
+    def _likely(self, acceptance: float | None) -> list[int]:
+        """The lengths of synchronous blocks that should be fastest; the same ones in every trial."""
+        if acceptance not in self.likely:
+            rig, a = self.rig(), acceptance if acceptance is not None else _USUAL
+            best = sorted(FIRSTS, key=lambda k: -rig.synchronous(k, a))[:_SYNCHRONOUS]
+            self.likely[acceptance] = sorted(best)
+        return self.likely[acceptance]
+
+    def _others(self, prompt: Sequence[int], number: int) -> Iterator[tuple[str, Trial]]:
+        assert self.plain is not None
+        task = Task("decode", number, tuple(prompt), self.options.decode_tokens)
+        run = self.plain.run(task, STEP_SIZES[0])
+        yield "plain mlx-lm", Trial(run.seconds_per_token, run.token_ids)
+        for drafts in (2, 3) if self.has_draft_model else ():
+            run = self.plain.run_with_drafts(task, drafts)
+            yield f"mlx-lm with {drafts} drafts", Trial(run.seconds_per_token, run.token_ids)
+
+    def _ask(self, prompt: Sequence[int], flight: Flight | None, t: float, seed: int, tokens: int) -> Trial:
+        """One answer, and what it took."""
+        before = self.llm.stats()["speculation"]
+        params = SamplingParams(max_tokens=tokens, temperature=t, seed=seed, ignore_eos=True)
+        output = self.llm.submit(prompt, params, flight=flight).result()
+        if output.error is not None:
+            raise WorkerLost(output.error)
+        after = self.llm.stats()["speculation"]
+        places = tuple(
+            (after["tried_at"][i] - before["tried_at"][i], after["accepted_at"][i] - before["accepted_at"][i])
+            for i in range(len(after["tried_at"]))
+        )
+        times = output.token_times
+        return Trial(
+            (times[-1] - times[0]) / (len(times) - 1),
+            tuple(output.token_ids),
+            sum(t for t, _ in places),
+            sum(right for _, right in places),
+            after["sent"] - before["sent"],
+            places,
+            rig=_rig_of_trial(before, after) if sum(after["tried_at"]) else None,
+            runs={n: count - before["runs"].get(n, 0) for n, count in after["runs"].items()},
+            flight=Flight(**after["flight"]),
+        )
+
+    def crowd(self) -> dict[str, Any]:
+        """Many requests at once, with drafts allowed and without: tokens per second of all."""
+        rates: dict[str, list[float]] = {SEQUENTIAL: [], IN_FLIGHT: []}
+        for number in range(self.options.trials):
+            options = [*rates] if number % 2 == 0 else [*reversed(rates)]
+            for name in options:
+                rates[name].append(self._crowd_rate(number, OFF if name == SEQUENTIAL else None))
+        ratio = ratios(rates[IN_FLIGHT], rates[SEQUENTIAL])
+        _tell(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
+        return {"requests": _CROWD, "tokens_per_second": rates, "ratio": asdict(ratio)}
+
+    def _crowd_rate(self, number: int, flight: Flight | None) -> float:
+        params = SamplingParams(max_tokens=_CROWD_TOKENS, ignore_eos=True)
+        prompts = [made_up(f"crowd {number} {i}", PROMPT_TOKENS, self.vocab_size) for i in range(_CROWD)]
+        requests = [self.llm.submit(prompt, params, flight=flight) for prompt in prompts]
+        outputs = [request.result() for request in requests]
+        first = max(output.token_times[0] for output in outputs)
+        last = min(output.token_times[-1] for output in outputs)
+        tokens = sum(sum(first < at <= last for at in output.token_times) for output in outputs)
+        return tokens / (last - first)
+
+    def rig(self) -> Rig:
+        """What steps, drafts and links take by now."""
+        return _rig(self.llm)
+
+    def _say(self, number: int, setting: _Setting, name: str, trial: Trial) -> None:
+        acceptance = f", acceptance {trial.acceptance:.2f}" if trial.tried else ""
+        _tell(
+            f"trial {number + 1} of {self.options.trials}, {setting.name}: {name}: "
+            f"{1 / trial.seconds_per_token:.3g} tokens/s{acceptance}"
+        )
+
+
+def _rig(llm: LLM) -> Rig:
+    found = llm.stats()["speculation"]
+    stages = tuple(RowTimes(seconds) for seconds in found["step_seconds_by_rows"])
+    return Rig(stages, found["draft_seconds"] or 0.0, found["link_seconds"])
+
+
+def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rig:
+    """What everything took in one trial; what was not used in it, as it was by then."""
+    stages = [dict(seconds) for seconds in after["step_seconds_by_rows"]]
+    earlier = {(stage, rows): (count, seconds) for stage, rows, count, seconds in before["steps"]}
+    for stage, rows, count, seconds in after["steps"]:
+        count_before, seconds_before = earlier.get((stage, rows), (0, 0.0))
+        if count > count_before:
+            stages[stage][rows] = (seconds - seconds_before) / (count - count_before)
+    drafts, drafting = (a - b for a, b in zip(after["drafting"], before["drafting"], strict=True))
+    trips, link = (a - b for a, b in zip(after["links"], before["links"], strict=True))
+    return Rig(
+        tuple(map(RowTimes, stages)),
+        drafting / drafts if drafts else after["draft_seconds"] or 0.0,
+        link / trips / len(stages) if trips else after["link_seconds"],
+    )
+
+
+def _prompts(options: SpeculationOptions, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:
+    """A prompt for each trial: beginnings of passages, or made up where only a number of drafts is right."""
+    if is_made_up or llm.tokenizer is None:
+        return [list(made_up(f"{options.seed} spec {i}", PROMPT_TOKENS, vocab_size)) for i in range(options.trials)]
+    texts = list(OPENINGS) if options.text is None else passages(options.text, options.trials, _PASSAGE)
+    return [llm.encode(text)[:PROMPT_TOKENS] for text in texts]
+
+
+def vocabulary(checkpoint: Checkpoint) -> int:
+    return checkpoint.vocab_size or 2
+
+
+def _tell(text: str) -> None:
+    errors.print(text, soft_wrap=True)

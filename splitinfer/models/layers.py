@@ -1,0 +1,132 @@
+"""A model's layers: where they are, other things in their places, and what they are called with.
+
+mlx-lm's models keep their layers in lists and run them from there, so whoever changes such a list changes the model;
+``find_layers`` finds the lists and ``replaced`` changes them for a while. What a layer is called with, and what it
+returns, is a tree: tuples, lists, dicts and the small objects that models make, with arrays in it. A ``Path`` of
+indices, keys and names says where in such a tree something is. Modules and caches are leaves.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from splitinfer.errors import CannotCut
+
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one layer in a list of the model; changing the list changes the model."""
+
+    holder: list[Any]
+    index: int
+
+    @property
+    def layer(self) -> Any:
+        """What stands there now."""
+        return self.holder[self.index]
+
+
+def find_layers(model: nn.Module) -> list[Slot]:
+    """Where the model keeps its layers.
+
+    Raises:
+        CannotCut: in no list that can be found.
+    """
+    lists = [v for _, module in model.named_modules() for v in module.values() if isinstance(v, list)]
+    places = {id(layer): Slot(held, i) for held in lists for i, layer in enumerate(held)}
+    slots = [places.get(id(layer)) for layer in getattr(model, "layers", None) or ()]
+    if not slots or None in slots:
+        raise CannotCut(f"{type_name(model)} keeps its layers in no list that can be found")
+    return cast(list[Slot], slots)
+
+
+class StandIn:
+    """Stands in a model's list of layers and shows the attributes of the real one."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # models ask isinstance
+        return self._real.__class__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+@contextmanager
+def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[None]:
+    """Other things in the places of some layers."""
+    before = {i: slots[i].layer for i in stand_ins}
+    try:
+        for i, stand_in in stand_ins.items():
+            slots[i].holder[slots[i].index] = stand_in
+        yield
+    finally:
+        for i, layer in before.items():
+            slots[i].holder[slots[i].index] = layer
+
+
+def _children(value: Any) -> Iterator[tuple[Any, Any]]:
+    """The parts of a container, or of an object that a model made to carry arrays along."""
+    if isinstance(value, nn.Module | StandIn) or hasattr(value, "is_trimmable"):
+        return  # a module or a cache is not part of what is handed on
+    if isinstance(value, list | tuple):
+        yield from enumerate(value)
+    elif isinstance(value, dict):
+        yield from list(value.items())
+    elif type(value).__module__.startswith("mlx_lm.models."):
+        yield from list(vars(value).items())
+
+
+def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """A tree and all its parts, each with its path; the whole comes first."""
+    yield path, value
+    for key, part in _children(value):
+        yield from walk(part, (*path, key))
+
+
+def floating_arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
+    """The floating arrays in it: what layers compute."""
+    for path, part in walk(value):
+        if isinstance(part, mx.array) and mx.issubdtype(part.dtype, mx.floating):
+            yield path, part
+
+
+def get_at(value: Any, path: Path) -> Any:
+    """The part of a tree at ``path``."""
+    for key in path:
+        value = value[key] if isinstance(value, list | tuple | dict) else getattr(value, key)
+    return value
+
+
+def put_at(value: Any, path: Path, new: Any) -> Any:
+    """``value`` with ``new`` at ``path``; tuples are made anew, everything else is changed in place."""
+    if not path:
+        return new
+    key, rest = path[0], path[1:]
+    if isinstance(value, tuple):
+        return (*value[:key], put_at(value[key], rest, new), *value[key + 1 :])
+    if isinstance(value, list | dict):
+        value[key] = put_at(value[key], rest, new)
+    else:
+        setattr(value, key, put_at(getattr(value, key), rest, new))
+    return value
+
+
+def change(value: Any, new: Callable[[Path, mx.array], mx.array]) -> Any:
+    """``value`` with every floating array replaced."""
+    for path, array in list(floating_arrays(value)):
+        value = put_at(value, path, new(path, array))
+    return value
+
+
+def type_name(model: nn.Module) -> str:
+    """What mlx-lm calls the architecture."""
+    return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))

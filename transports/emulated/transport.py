@@ -1,0 +1,120 @@
+"""Emulated links by address: `emulated+tcp://host:port?link=wifi&seed=3`, for `connect` and `listen`.
+
+The address below is what is left without the `emulated+` and without what the query says of the profile; names that
+the inner transport has in its own queries (`query_names`) are handed down to it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, fields, replace
+from urllib.parse import parse_qsl, urlencode
+
+from transports.address import calling_it, split_scheme
+from transports.base import AddressError, Link, LinkOptions, Listener, Transport
+from transports.emulated.link import EmulatedLink
+from transports.emulated.profile import LinkProfile, preset
+from transports.framing import PRELUDE_BYTES
+
+_PERFECT = LinkProfile()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """An address taken apart: `emulated+tcp://host:port?link=wifi` -> `tcp://host:port`, `?link=wifi`, its meaning."""
+
+    below: str
+    query: str
+    profile: LinkProfile
+    both_ways: bool
+
+
+class EmulatedTransport:
+    """Another transport's links, emulated: `inner`'s addresses under a scheme of their own, with an optional query.
+
+        ?link=wifi     a preset to start from, in place of `profile`
+        &seed=3        any field of LinkProfile
+        &both_ways=1   what comes is delayed as well, for a peer that is not emulated
+
+    Each end emulates what it sends, so by default both ends are given the same.
+    """
+
+    def __init__(self, inner: Transport, profile: LinkProfile | str = _PERFECT, *, scheme: str = "") -> None:
+        self.scheme = scheme or f"emulated+{inner.scheme}"
+        self._inner = inner
+        self._profile = preset(profile)
+
+    def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
+        place = self._parse(address)
+        with calling_it(address, place.below):
+            below = self._inner.connect(place.below, timeout=timeout, options=_options_below(place.profile, options))
+        return EmulatedLink(below, place.profile, both_ways=place.both_ways, options=options)
+
+    def listen(self, address: str, *, options: LinkOptions) -> Listener:
+        place = self._parse(address)
+        with calling_it(address, place.below):
+            below = self._inner.listen(place.below, options=_options_below(place.profile, options))
+        rest = split_scheme(below.address)[1].partition("?")[0]  # what followed it is in our own query
+        return EmulatedListener(below, f"{self.scheme}://{rest}{place.query}", place, options)
+
+    def _parse(self, address: str) -> _Place:
+        _, rest = split_scheme(address)
+        rest, mark, query = rest.partition("?")
+        changes: dict[str, float | int] = {}
+        for_below: dict[str, str] = {}
+        profile, both_ways = self._profile, False
+        try:
+            for name, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
+                if name == "link":
+                    profile = preset(value)
+                elif name == "both_ways":
+                    both_ways = bool(int(value))
+                elif name in getattr(self._inner, "query_names", ()):
+                    for_below[name] = value
+                else:
+                    changes[name] = _number(name, value)
+            profile = replace(profile, **changes)  # type: ignore[arg-type]  # _number knows which is which
+        except ValueError as problem:
+            raise AddressError(f"{address!r}: {problem}") from None
+        below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
+        return _Place(below, mark + query, profile, both_ways)
+
+
+class EmulatedListener(Listener):
+    def __init__(self, below: Listener, address: str, place: _Place, options: LinkOptions) -> None:
+        self.address = address
+        self._below = below
+        self._place = place
+        self._options = options
+        self._lock = threading.Lock()
+        self._links: list[Link] = []
+
+    def accept(self, timeout: float | None = None) -> Link:
+        with calling_it(self.address, self._below.address):
+            below = self._below.accept(timeout)
+        link = EmulatedLink(below, self._place.profile, both_ways=self._place.both_ways, options=self._options)
+        with self._lock:
+            self._links = [known for known in self._links if known.closed is None] + [link]
+        return link
+
+    def close(self) -> None:
+        with self._lock:
+            links, self._links = self._links, []
+        for link in links:
+            link.abort(f"{self.address} stopped listening")
+        self._below.close()
+
+
+def _number(name: str, value: str) -> float | int:
+    names = [field.name for field in fields(LinkProfile)]
+    if name not in names:
+        raise ValueError(f"unknown {name!r}; known: link, both_ways, {', '.join(names)}")
+    return int(value) if name in ("seed", "cut_after_frames") else float(value)
+
+
+def _options_below(profile: LinkProfile, options: LinkOptions) -> LinkOptions:
+    """Packets are frames with a longer header and a checksum of their own."""
+    if not profile.needs_packets:
+        return options
+    max_header_bytes = min(options.max_header_bytes + PRELUDE_BYTES, (1 << 32) - 1)
+    return replace(options, max_header_bytes=max_header_bytes, checksum_parts=False)

@@ -1,0 +1,160 @@
+"""One direction of a link: a queue, a thread, and the time at which each frame is due.
+
+As on a real wire frames queue behind each other: one is on it for bytes / bytes_per_second after the one before it has
+left, and is due `latency` plus a random part of `jitter` later, never before its predecessor and never early.
+
+    left(i)    = max(posted(i), left(i-1)) + bytes(i) / bytes_per_second
+    arrived(i) = max(arrived(i-1), left(i) + latency + uniform(0, jitter))
+
+The thread sleeps until then and hands the frame on; so it is late by what the machine takes to wake a thread. Nothing
+spins.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from transports.emulated.profile import LinkProfile
+
+_PR_SET_TIMERSLACK = 29
+
+T = TypeVar("T")
+
+
+class Wire(Generic[T]):
+    """Hands each item to `deliver`, on a thread of its own, when it is due.
+
+    The thread ends after `stop`, or after the last item (`post_last`). It calls `on_idle` whenever nothing is left, and
+    before it ends.
+    """
+
+    def __init__(
+        self,
+        profile: LinkProfile,
+        deliver: Callable[[T], None],
+        *,
+        name: str,
+        on_idle: Callable[[], None],
+    ) -> None:
+        self._latency = profile.latency
+        self._jitter = profile.jitter
+        self._seconds_per_byte = profile.seconds_per_byte
+        self._deliver = deliver
+        self._on_idle = on_idle
+        self._chance = random.Random(profile.seed)
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for the thread
+        self._has_room = threading.Condition(self._lock)  # for who posts
+        self._queue: deque[tuple[float, T, int]] = deque()
+        self._num_bytes = 0
+        self._free_at = 0.0  # when the last byte posted so far has left
+        self._arrived_at = 0.0  # when the item posted last is due
+        self._takes_more = True
+        self._is_stopped = False
+        self._thread = threading.Thread(target=self._run, name=f"transports emulated {name}", daemon=True)
+        self._thread.start()
+
+    def post(self, item: T, num_bytes: int) -> bool:
+        """Put it behind the others, however many they are. False, and nothing happens, after `post_last` or `stop`."""
+        with self._lock:
+            if self._takes_more:
+                self._append(item, num_bytes)
+            return self._takes_more
+
+    def post_last(self, item: T) -> None:
+        """After this item the wire ends; nothing more is taken, whoever waits for room is sent away."""
+        with self._lock:
+            if self._takes_more:
+                self._append(item, 0)
+                self._takes_more = False
+                self._has_room.notify_all()
+
+    def wait_for_room(self, num_frames: int, patience: float) -> bool:
+        """Until fewer than `num_frames` wait, or nothing more is taken. False if the first is overdue by `patience`.
+
+        A slow wire is no reason to give up, however long it takes; one that does not get rid of its frames is.
+        """
+        with self._lock:
+            while self._takes_more and len(self._queue) >= num_frames:
+                left = self._queue[0][0] + patience - time.monotonic()
+                if left <= 0:
+                    return False
+                self._has_room.wait(left)
+            return True
+
+    @property
+    def num_bytes(self) -> int:
+        """How much is under way."""
+        return self._num_bytes
+
+    @property
+    def takes_more(self) -> bool:
+        return self._takes_more
+
+    def stop(self) -> None:
+        """Drop everything, end the thread; from any thread."""
+        with self._lock:
+            self._takes_more = False
+            self._is_stopped = True
+            self._queue.clear()
+            self._num_bytes = 0
+            self._changed.notify()
+            self._has_room.notify_all()
+
+    def join(self, timeout: float) -> None:
+        if not self.is_mine:
+            self._thread.join(timeout)
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether the caller is the wire's thread."""
+        return threading.current_thread() is self._thread
+
+    def _append(self, item: T, num_bytes: int) -> None:
+        self._free_at = max(time.monotonic(), self._free_at) + num_bytes * self._seconds_per_byte
+        flight = self._latency + (self._chance.uniform(0, self._jitter) if self._jitter else 0.0)
+        self._arrived_at = max(self._arrived_at, self._free_at + flight)
+        self._queue.append((self._arrived_at, item, num_bytes))
+        self._num_bytes += num_bytes
+        if len(self._queue) == 1:  # otherwise the thread waits for an earlier one
+            self._changed.notify()
+
+    def _run(self) -> None:
+        _wake_on_time()
+        while (taken := self._next()) is not None:
+            self._deliver(taken[1])
+            if not self._queue:
+                self._on_idle()
+        self._on_idle()
+
+    def _next(self) -> tuple[float, T, int] | None:
+        with self._lock:
+            while not self._is_stopped:
+                wait = None
+                if self._queue:
+                    wait = self._queue[0][0] - time.monotonic()
+                    if wait <= 0:
+                        return self._pop()
+                elif not self._takes_more:
+                    return None
+                self._changed.wait(wait)
+            return None
+
+    def _pop(self) -> tuple[float, T, int]:
+        taken = self._queue.popleft()
+        self._num_bytes -= taken[2]
+        self._has_room.notify()
+        return taken
+
+
+def _wake_on_time() -> None:
+    """Linux lets a sleeping thread oversleep by 50 us to save power; ask for 1 ns, for this thread only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, ctypes.c_ulong(1))

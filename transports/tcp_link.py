@@ -1,0 +1,125 @@
+"""One peer of a tcp socket: the `Link` that callers hold, and the record that its hub keeps of it.
+
+The caller's side is here: numbering and encoding what is sent, reading the inbox, waiting. Whatever touches the zmq
+socket is the hub's, which also decides when a link ends; a link asks it by the methods of `LinkHub`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from transports.base import Buffer, Frame, Link, LinkClosed, LinkOptions, LinkStats, LinkTimeout, Sink
+from transports.framing import Kind, Liveness, Sequencer, encode, flatten
+from transports.inbox import Inbox
+
+RETRY_SECONDS = 0.005  # how often a full queue is tried again
+
+Message = Sequence[Buffer]
+
+
+class LinkHub(Protocol):
+    """What a link asks of its hub, from any thread; see `Hub`."""
+
+    def post(self, link: TcpLink, message: Message, num_bytes: int) -> bool: ...
+
+    def drive(self, link: TcpLink, until: float) -> None: ...
+
+    def pump(self, link: TcpLink) -> None: ...
+
+    def leave(self, link: TcpLink, reason: str) -> None: ...
+
+    def abort(self, link: TcpLink, reason: str) -> None: ...
+
+    def fail(self, link: TcpLink, reason: str) -> None: ...
+
+
+class TcpLink(Link):
+    """One peer on a hub. `route` is what a ROUTER wants before every message: () or the peer's routing id."""
+
+    def __init__(self, hub: LinkHub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
+        self.address = address
+        self.route = route
+        self.opening = b""  # accepted links: what the connecting side wants of this one; empty: a plain link
+        self.inbox = Inbox(options.max_waiting_bytes)
+        self.over = threading.Event()
+        # The rest belongs to the hub: under its lock, except what only its thread touches.
+        self.num_sent = 0
+        self.progress = 0
+        self.farewell: str | None = None  # why close() was called
+        self.leave_by = math.inf
+        self.has_said_bye = False
+        self.sequencer = Sequencer()
+        self.liveness = Liveness(options, time.monotonic())
+        self.heard_progress = 0
+        self.bytes_sent = self.bytes_received = self.num_received = 0
+        self._hub = hub
+        self._options = options
+        self._writer = threading.Lock()
+
+    def send(self, frame: Frame) -> None:
+        if (over := self.inbox.ended) is not None:
+            raise over
+        flat = flatten(frame, self._options)
+        header, parts = flat.header, cast("tuple[memoryview, ...]", flat.parts)
+        num_bytes = len(header) + sum([part.nbytes for part in parts])
+        with self._writer:
+            message = encode(
+                Kind.DATA,
+                seq=self.num_sent,
+                progress=self.progress,
+                header=header,
+                parts=parts,
+                checksum=self._options.checksum_parts,
+            )
+            self._post(message, num_bytes)
+
+    def _post(self, message: Message, num_bytes: int) -> None:
+        give_up_at = time.monotonic() + self._options.dead_after
+        while not self._hub.post(self, message, num_bytes):
+            if time.monotonic() > give_up_at:
+                self._hub.fail(self, f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
+            self.over.wait(RETRY_SECONDS)
+
+    def recv(self, timeout: float | None = None) -> Frame:
+        until = math.inf if timeout is None else time.monotonic() + timeout
+        if not self.inbox.has_news:
+            self._hub.drive(self, until)
+        frame = self.inbox.get(None if timeout is None else max(0.0, until - time.monotonic()))
+        if frame is None:
+            raise LinkTimeout(f"nothing from {self.address} within {timeout:g} s")
+        return frame
+
+    def deliver_to(self, sink: Sink) -> None:
+        self.inbox.attach(sink)
+        self._hub.pump(self)
+
+    def beat(self, progress: int) -> None:
+        if not 0 <= progress < 1 << 64:
+            raise ValueError(f"progress must be in [0, 2**64), not {progress}")
+        self.progress = progress
+
+    @property
+    def peer_progress(self) -> int:
+        return self.heard_progress
+
+    @property
+    def silent_for(self) -> float:
+        return self.liveness.silent_for(time.monotonic())
+
+    def close(self, reason: str = "") -> None:
+        self._hub.leave(self, reason)
+
+    def abort(self, reason: str = "") -> None:
+        self._hub.abort(self, reason)
+
+    @property
+    def closed(self) -> LinkClosed | None:
+        return self.inbox.ended
+
+    @property
+    def stats(self) -> LinkStats:
+        return LinkStats(self.bytes_sent, self.bytes_received, self.num_sent, self.num_received)

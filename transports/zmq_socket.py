@@ -1,0 +1,72 @@
+"""A zmq socket and its monitor: whole messages out and in, and the descriptors to sleep on.
+
+The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow the signal for a message that
+has come. So whoever has used it asks `has_input` before going to sleep. Nothing here locks; a zmq socket belongs to one
+thread at a time, and the hub sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import zmq
+
+from transports.base import Buffer
+from transports.monitor import parse_event
+from transports.tcp_link import Message
+
+_POLLIN = int(zmq.POLLIN)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_COPIED_BYTES = 1 << 16  # below, copying a part is quicker than keeping it alive
+
+
+class ZmqSocket:
+    """Sends and receives without blocking."""
+
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+        self._socket = socket
+        self._monitor = monitor
+        self.descriptor = socket.FD
+        self.monitor_descriptor = monitor.FD
+
+    def has_input(self) -> bool:
+        return bool(int(self._socket.get(zmq.EVENTS)) & _POLLIN)
+
+    def send(self, route: tuple[bytes, ...], message: Message) -> bool:
+        """Whether zmq took the message. Raises zmq.ZMQError with EHOSTUNREACH if the peer of `route` is gone."""
+        try:
+            # Parts that are not copied are kept alive by pyzmq until they are on the wire.
+            for name in route:
+                self._socket.send(name, _MORE)
+            for part in message[:-1]:
+                self._socket.send(part, _MORE, copy=_is_small(part))
+            self._socket.send(message[-1], zmq.NOBLOCK, copy=_is_small(message[-1]))
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> list[zmq.Frame]:
+        """The next message; raises zmq.Again if there is none."""
+        message = [self._socket.recv(zmq.NOBLOCK, copy=False)]
+        while message[-1].more:
+            message.append(self._socket.recv(zmq.NOBLOCK, copy=False))
+        return message
+
+    def events(self) -> Iterator[tuple[zmq.Event, int]]:
+        """What the monitor has to tell: events and descriptors, until it is dry."""
+        while True:
+            try:
+                message = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            yield parse_event(message)
+
+    def close(self, linger: float) -> None:
+        """What is queued has `linger` seconds to leave."""
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(int(linger * 1000))
+
+
+def _is_small(part: Buffer) -> bool:
+    return (part.nbytes if isinstance(part, memoryview) else len(part)) < _COPIED_BYTES  # type: ignore[arg-type]
