@@ -1,24 +1,21 @@
-"""A model opened for a person at the command line: what is seen while the stages load, and how SIGTERM ends it.
+"""A model opened for a person at the command line: what is seen while the stages load, and how a signal ends it.
 
 One line per stage: what it needs and what is free, then how far it is. On a terminal it is live; elsewhere
 each phase is one line on standard error.
 
-SIGTERM drains a coordinator, as it does a worker: the answer under way may end, nothing new begins, then
-everything is closed and every worker hears a goodbye. A second SIGTERM, or Ctrl-C, does not wait.
+SIGTERM drains a coordinator: the answer under way may end, nothing new begins, then everything is closed and every
+worker hears a goodbye. A second SIGTERM, or Ctrl-C, does not wait. While the stages load, there is nothing to wait for.
 """
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from splitinfer.errors import SplitinferError
 from splitinfer.llm import DRAFT, LLM, Settings
+from splitinfer.shutdown import Closing, Shutdown
 from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "download": "downloading", "load": "reading"}
@@ -27,52 +24,37 @@ DRAIN_SECONDS = 5.0
 """What an answer may still take after SIGTERM. The end of a paragraph fits in; and with the two seconds of
 closing it stays below the ten after which the most impatient of those who send it (containers) kill."""
 
-_LEAVE = 0.3  # seconds to print the end of a drained answer; who still waits for input then is interrupted
+_LEAVE = 0.5  # seconds to print the end of a drained answer; who waits for input instead does not hear of it
+_CLOSE_SECONDS = 4.0  # twice what closing takes at most
 
 errors = Console(stderr=True, highlight=False)
 
 
 @contextmanager
-def open_llm(layout: str, model: str | None, settings: Settings) -> Iterator[LLM]:
-    """An LLM whose loading is shown on standard error, and which SIGTERM drains once it is loaded."""
+def open_llm(layout: str, model: str | None, settings: Settings, shutdown: Shutdown | None = None) -> Iterator[LLM]:
+    """An LLM whose loading is shown on standard error. ``shutdown`` drains and closes it once it is loaded."""
     board = _Board()
     with board.live():
         llm = LLM(layout, model=model, settings=settings, notice=board.notice)
     board.is_over = True
-    with llm, _draining(llm):
+    left = threading.Event()
+    with ExitStack() as stack:
+        if shutdown is not None:
+            stack.enter_context(shutdown.closed_by(_closing(llm, left)))
+        stack.enter_context(llm)
+        stack.callback(left.set)
         yield llm
 
 
-@contextmanager
-def _draining(llm: LLM) -> Iterator[None]:
-    """While this is open, SIGTERM does what it did only after the answer under way has ended or been cut.
-
-    The program goes on reading its answer and leaves by itself, or is interrupted where it waits for input.
-    """
-    at_once = signal.getsignal(signal.SIGTERM)
-    told, left = threading.Event(), threading.Event()
-
-    def terminated(_signal: int, _frame: FrameType | None) -> None:
-        told.set()
-        signal.signal(signal.SIGTERM, at_once)
-        threading.Thread(target=drain, name="drain", daemon=True).start()
+def _closing(llm: LLM, left: threading.Event) -> Closing:
+    """How a signal closes an LLM. ``left``: whoever reads the answers has read and printed them."""
 
     def drain() -> None:
         llm._engine.drain(DRAIN_SECONDS)
-        if not left.wait(_LEAVE):
-            os.kill(os.getpid(), signal.SIGTERM)
+        left.wait(_LEAVE)
+        llm.close()
 
-    signal.signal(signal.SIGTERM, terminated)
-    try:
-        yield
-    except SplitinferError:  # such as a request that came too late
-        if not told.is_set():
-            raise
-    finally:
-        left.set()
-        signal.signal(signal.SIGTERM, at_once)
-    if told.is_set():
-        signal.raise_signal(signal.SIGTERM)
+    return Closing(llm.close, _CLOSE_SECONDS, drain, DRAIN_SECONDS + _CLOSE_SECONDS)
 
 
 class _Board:

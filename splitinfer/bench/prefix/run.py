@@ -11,7 +11,6 @@ Everything is measured in this run, trial by trial in turns; ratios are of one t
 """
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
+from splitinfer import cleanup
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
@@ -102,7 +102,7 @@ def _life(options: PrefixOptions, kv_dir: Path | None) -> Iterator[_PipelineProc
 def _measure(options: PrefixOptions) -> dict[str, Any]:
     on = machine.describe()
     vocab = _vocabulary(options)
-    with tempfile.TemporaryDirectory(prefix="splitinfer-bench-kv-") as folder:
+    with cleanup.temporary_folder("splitinfer-bench-kv-") as folder:
         path = Path(folder)
         with _life(options, path) as writing, _life(options, None) as silent:
             _warm_up(writing, silent, vocab)
