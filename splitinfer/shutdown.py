@@ -123,7 +123,7 @@ class Shutdown:
     def hear(self, number: int) -> None:
         """Act on a signal, or on the parent's end."""
         if self.has_begun:
-            self._hurry()
+            self._hurry(number)
         elif not self._is_taken(number):
             self._begin(number)
 
@@ -135,19 +135,20 @@ class Shutdown:
             return False
 
     def _begin(self, number: int) -> None:
-        self._code = 0 if number == PARENT_GONE else 128 + number
+        code = self._code = _code_of(number)
         closing = self._closing
         if closing is None:
-            self.exit(self._code)
+            self.exit(code)
         elif number == signal.SIGTERM:
             self._close(closing.patiently, closing.patiently_within)
         else:
             self._close(closing.at_once, closing.within)
 
-    def _hurry(self) -> None:
-        """A second signal; further ones change nothing."""
+    def _hurry(self, number: int) -> None:
+        """A second signal does not wait; further ones change nothing."""
         closing, self._closing = self._closing, None
         if closing is not None:
+            self._code = _code_of(number) or self._code
             self._close(closing.at_once, closing.within)
 
     def _close(self, close: Callable[[], object], within: float) -> None:
@@ -184,7 +185,7 @@ class Shutdown:
     # -- the end ---------------------------------------------------------------------------------
 
     def exit(self, code: int) -> NoReturn:
-        """End the process now, with ``code`` or with that of the signal which came first.
+        """End the process now, with ``code``, or with that of the signal that told it to.
 
         Threads that are inside a long computation cannot be waited for, and hold nothing to save. What was printed
         is written; after a signal only for as long as somebody reads it.
@@ -202,6 +203,10 @@ class Shutdown:
         if self.has_begun and self._terminal is not None:
             self._terminal.restore()
         _flush()
+
+
+def _code_of(number: int) -> int:
+    return 0 if number == PARENT_GONE else 128 + number
 
 
 def _flush() -> None:
