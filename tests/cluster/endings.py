@@ -3,9 +3,9 @@
     python -m tests.cluster.endings --coordinators 200 --workers 200 --busy 2
     python -m tests.cluster.endings --trial coordinator-17 --seed 7            # one of them again
 
-A trial: a coordinator answers without end, or waits in the REPL, on local and remote stages; or a worker waits, or
-serves. SIGINT or SIGTERM comes at a moment between its start and half as long again as it takes to be ready. Every
-other trial has ``--busy`` processes beside it that never rest.
+A trial: a coordinator answers without end, or waits in the REPL after a short answer, on local and remote stages; or a
+worker waits, or serves. SIGINT or SIGTERM comes at a moment between its start and half as long again as it takes to be
+ready. Every other trial has ``--busy`` processes beside it that never rest.
 
 It must end with 130 or 143, within 3 seconds; after SIGTERM an answer under way has 5 more. Nothing may be left of
 it: no process, no temporary file, no segment of shared memory, and no traceback. Only where the signal comes before
@@ -13,21 +13,27 @@ it: no process, no temporary file, no segment of shared memory, and no traceback
 with the trial that showed it, and the exit code is 1.
 """
 
+import argparse
+import json
 import os
 import random
 import signal
+import socket
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 sys.path[:0] = [str(folder) for folder in (Path(__file__).parent, *Path(__file__).resolve().parents[1:3])]
 
 import psutil
-from processes import Running, RunningWorker, until, worker, write_layout
+from processes import Running, until, worker, write_layout
 
 from splitinfer.cli.progress import DRAIN_SECONDS
 
@@ -36,6 +42,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 WORKS = {"coordinator": ("answers", "chats"), "worker": ("waits", "serves")}
 STAGES = (("local",), ("remote",), ("local", "remote"))
 LONG = ("--raw", "--prompt", "Once upon a time", "--temp", "0.9", "--seed", "1", "--max-tokens", "8000")
+CHAT = ("--chat", "--max-tokens", "8")
 SOON = 3.0
 _BEYOND = 1.5  # times what it takes to be ready: the latest moment
 _GIVE_UP, _GONE, _READY = 30.0, 3.0, 120.0
@@ -164,45 +171,44 @@ class Endings:
         return "loaded" if loading > len(trial.stages) else "loading" if loading else "starting"
 
     def _is_ready(self, trial: Trial, running: Running) -> bool:
-        if trial.work == "answers":
+        if trial.kind == "coordinator":
             return bool(running.out)
-        return {"chats": "context", "waits": "waits at", "serves": "holding layers"}[trial.work] in running.err
+        return {"waits": "waits at", "serves": "holding layers"}[trial.work] in running.err
 
     # -- what is started -------------------------------------------------------------------------
 
     @contextmanager
     def _started(self, trial: Trial) -> Iterator[Running]:
         """The process that is to be ended, and who works with it."""
-        marked = {_MARK: str(os.getpid()), "TMPDIR": str(self._temporary)}
         with ExitStack() as stack:
-            if trial.kind == "worker":
-                running: Running = RunningWorker("worker", "--name", "back", "--port", "0", env=marked)
-                stack.callback(running.end)
-                if trial.work == "serves":
-                    stack.enter_context(self._client(running))
-            else:
+            if trial.kind == "coordinator":
                 addresses = [self._remote if stage == "remote" else stage for stage in trial.stages]
-                layers = 12 if len(addresses) < 3 else 0
-                layout = write_layout(self._folder, addresses, layers=layers)
-                how = LONG if trial.work == "answers" else ("--chat",)
-                running = Running("coord", "--layout", str(layout), "--kv-dir", "none", *how, env=marked)
-                stack.callback(running.end)
+                yield stack.enter_context(self._coordinator(addresses, trial.work, self._marked_environment()))
+                return
+            port = _free_port()
+            running = Running("worker", "--name", "back", "--port", str(port), env=self._marked_environment())
+            stack.callback(running.end)
+            if trial.work == "serves":
+                address = f"tcp://127.0.0.1:{port}"
+                stack.enter_context(self._coordinator([address], "answers", {}, "--connect-timeout", "60"))
             yield running
 
     @contextmanager
-    def _client(self, running: Running) -> Iterator[None]:
-        """A coordinator that comes as soon as the worker is there; nobody waits for either."""
-        code = _CLIENT.format(folder=str(self._folder), paths=sys.path[:3])
-        waits = subprocess.Popen(
-            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+    def _coordinator(
+        self, addresses: Sequence[str], work: str, environment: dict[str, str], *options: str
+    ) -> Iterator[Running]:
+        layout = write_layout(self._folder, addresses)
+        how = LONG if work == "answers" else CHAT
+        running = Running("coord", "--layout", str(layout), *how, *options, env=environment)
         try:
-            assert waits.stdin is not None
-            assert isinstance(running, RunningWorker)
-            yield
+            if work == "chats":
+                running.types("Hello\n")
+            yield running
         finally:
-            waits.kill()
-            waits.communicate()
+            running.end()
+
+    def _marked_environment(self) -> dict[str, str]:
+        return {_MARK: str(os.getpid()), "TMPDIR": str(self._temporary)}
 
     @contextmanager
     def _busy(self, is_busy: bool) -> Iterator[None]:
@@ -245,3 +251,88 @@ def _takes_sigterm(pid: int) -> bool:
         return True
     caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
     return bool(int(caught, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+# -- all of them -----------------------------------------------------------------------------------
+
+
+def run(trials: Sequence[Trial], num_busy: int) -> list[Outcome]:
+    """All trials, one after another, each told of as it ends."""
+    outcomes = []
+    with ExitStack() as stack:
+        name = stack.enter_context(tempfile.TemporaryDirectory(prefix="endings-", ignore_cleanup_errors=True))
+        stack.enter_context(own_caches(Path(name)))
+        endings = stack.enter_context(Endings(Path(name), num_busy))
+        for trial in trials:
+            outcome = endings.run(trial)
+            said = outcome.said if outcome.wrong else ""
+            print(json.dumps({**asdict(outcome), "said": said, "wrong": outcome.wrong}), flush=True)
+            outcomes.append(outcome)
+    return outcomes
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, object]:
+    """Counts of exit codes by signal, seconds from the signal to the end, and what was left or wrong."""
+    found: dict[str, object] = {}
+    for kind in KINDS:
+        own = [outcome for outcome in outcomes if outcome.work in WORKS[kind]]
+        drained = [outcome.seconds for outcome in own if outcome.may_drain]
+        others = [outcome.seconds for outcome in own if not outcome.may_drain]
+        found[f"{kind}s"] = {
+            "ended": len(own),
+            "codes": dict(Counter(f"{outcome.signal} {outcome.code}" for outcome in own)),
+            "phases": dict(Counter(outcome.phase for outcome in own)),
+            "seconds": _middle_and_most(others),
+            "seconds_with_drain": _middle_and_most(drained),
+        }
+    return {
+        **found,
+        "processes_left": sum(outcome.processes_left for outcome in outcomes),
+        "files_left": sum(len(outcome.files_left) for outcome in outcomes),
+        "wrong": {outcome.trial: outcome.wrong for outcome in outcomes if outcome.wrong},
+    }
+
+
+def _middle_and_most(seconds: Sequence[float]) -> dict[str, float]:
+    return {"p50": round(statistics.median(seconds), 3), "max": max(seconds)} if seconds else {}
+
+
+@contextmanager
+def own_caches(folder: Path) -> Iterator[None]:
+    """Nothing of the user's is read or written."""
+    own = {"XDG_CACHE_HOME": str(folder / "caches"), "XDG_CONFIG_HOME": str(folder / "config")}
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            os.environ.update({} if value is None else {name: value})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--coordinators", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=200)
+    parser.add_argument("--busy", type=int, default=2, help="processes beside every other trial")
+    parser.add_argument("--trial", help="this one alone, by its name")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    names = [(kind, number) for kind in KINDS for number in range(getattr(args, f"{kind}s"))]
+    if args.trial:
+        kind, _, number = args.trial.partition("-")
+        names = [(kind, int(number))]
+    began = time.monotonic()
+    found = summary(run([Trial.drawn(*name, args.seed) for name in names], args.busy))
+    print(json.dumps({**found, "seed": args.seed, "seconds": round(time.monotonic() - began)}))
+    raise SystemExit(bool(found["wrong"]))
+
+
+if __name__ == "__main__":
+    main()
