@@ -111,14 +111,20 @@ class Shutdown:
         threading.Thread(target=read, name="parent", daemon=True).start()
 
     def _watch(self) -> None:
-        """Hear signals and keep the time, until the process is gone."""
-        while True:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
-            if not select.select([self._read], [], [], left)[0]:
-                self.exit(1)
-            for number in os.read(self._read, 256):
-                if number in (*_SIGNALS, PARENT_GONE):
-                    self.hear(number)
+        """Hear signals and keep the time, until the process is gone; without this thread nothing could end it."""
+        try:
+            while self._comes_in_time():
+                for number in os.read(self._read, 256):
+                    if number in (*_SIGNALS, PARENT_GONE):
+                        self.hear(number)
+            self.exit(1)
+        finally:
+            self._leave(1 if self._code is None else self._code)
+
+    def _comes_in_time(self) -> bool:
+        """Wait for a signal; false when the time to close is over."""
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return bool(select.select([self._read], [], [], left)[0])
 
     def hear(self, number: int) -> None:
         """Act on a signal, or on the parent's end."""

@@ -1,8 +1,11 @@
 """The one way out of a process: by signal, with its parent, or because it is done. Nothing keeps it from ending."""
 
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import threading
 import time
@@ -119,13 +122,22 @@ def test_a_command_that_is_done_has_its_own_code_unless_it_was_told_to_end(proce
 
 
 @contextmanager
-def program(code: str) -> Iterator[subprocess.Popen[str]]:
-    """A program that has installed ``shutdown``, done what ``code`` does up to READY, and gone on."""
+def program(code: str, terminal: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A program that has installed ``shutdown``, done what ``code`` does up to READY, and gone on.
+
+    ``terminal``: its standard input and error, if these are no pipes.
+    """
     text = "from splitinfer.shutdown import Closing, shutdown\nshutdown.install()\n" + textwrap.dedent(code)
     command = [sys.executable, "-c", text]
-    running = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    if terminal is None:
+        running = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    else:
+        running = subprocess.Popen(
+            command, stdin=terminal, stdout=subprocess.PIPE, stderr=terminal, text=True, start_new_session=True,
+            preexec_fn=lambda: os.close(os.open(os.ttyname(0), os.O_RDWR)),  # makes it the controlling terminal
+        )  # fmt: skip
     try:
         assert running.stdout is not None
         assert running.stdout.readline() == "ready\n"
@@ -133,8 +145,7 @@ def program(code: str) -> Iterator[subprocess.Popen[str]]:
     finally:
         running.kill()
         running.wait()
-        for pipe in (running.stdin, running.stdout, running.stderr):
-            assert pipe is not None
+        for pipe in filter(None, (running.stdin, running.stdout, running.stderr)):
             pipe.close()
 
 
@@ -229,6 +240,44 @@ def test_nothing_is_left_over():
         assert code_of(running) == 130
         assert not Path(folder).exists()
         until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "its child is gone", AT_MOST)
+
+
+def test_the_watching_threads_own_failure_ends_it():
+    fails = f"""
+        import os, threading, time
+        def hear(number):
+            raise ValueError
+        threading.excepthook = lambda _: None
+        shutdown.hear = hear
+        {READY}
+        time.sleep(1000)
+    """
+    with program(fails) as running:
+        running.send_signal(signal.SIGTERM)
+        assert code_of(running) == 1
+
+
+def test_the_terminal_is_as_it_was():
+    changes = f"""
+        import os, termios, time
+        changed = termios.tcgetattr(0)
+        changed[3] &= ~termios.ECHO
+        termios.tcsetattr(0, termios.TCSANOW, changed)
+        {READY}
+        time.sleep(1000)
+    """
+    master, slave = pty.openpty()
+    try:
+        before = termios.tcgetattr(slave)
+        with program(changes, terminal=slave) as running:
+            assert termios.tcgetattr(slave) != before
+            running.send_signal(signal.SIGINT)
+            assert running.wait(AT_MOST) == 130
+        assert termios.tcgetattr(slave) == before
+        assert os.read(master, 1000).endswith(b"\x1b[?25h\x1b[?2004l"), "the cursor is shown"
+    finally:
+        os.close(master)
+        os.close(slave)
 
 
 def test_what_was_printed_is_written_before_the_end():

@@ -45,6 +45,8 @@ def finish(run: Callable[[], int], verbose: bool) -> NoReturn:
     """Run a command to its exit code, with one sentence for whatever went wrong."""
     try:
         code = run()
+    except KeyboardInterrupt:  # asyncio's own handler has SIGINT for the moment in which a prompt ends
+        code = 130
     except BrokenPipeError:  # whoever read standard output has seen enough
         code = 0
     except SplitinferError as error:
