@@ -4,9 +4,8 @@
     python -m tests.cluster.endings --trial coordinator-17 --seed 7            # one of them again
 
 A trial: a coordinator answers without end, or waits in the REPL after a short answer, on local and remote stages; or a
-worker waits, or
-serves. SIGINT or SIGTERM comes at a moment between its start and half as long again as it takes to be ready. Every
-other trial has ``--busy`` processes beside it that never rest.
+worker waits, or serves. SIGINT or SIGTERM comes at a moment between its start and half as long again as it takes to be
+ready. Every other trial has ``--busy`` processes beside it that never rest.
 
 It must end with 130 or 143, within 3 seconds; after SIGTERM an answer under way has 5 more. Nothing may be left of
 it: no process, no temporary file, no segment of shared memory, and no traceback. Only where the signal comes before
