@@ -4,37 +4,45 @@ with splitinfer.LLM("demo.yaml") as llm:
     print(llm.generate("Once upon a time", splitinfer.SamplingParams(max_tokens=64))[0].text)
 """
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-from splitinfer.core.sequence import SamplingParams
-from splitinfer.core.speculation.flight import Flight
-from splitinfer.errors import QueueFull, RequestError, SplitinferError
 
 if TYPE_CHECKING:
     from splitinfer.config import Layout
+    from splitinfer.core.sequence import SamplingParams
+    from splitinfer.core.speculation.flight import Flight
     from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent, TokenLogprobs
+    from splitinfer.errors import QueueFull, RequestError, SplitinferError
     from splitinfer.llm import LLM, Request, Settings
 
-__version__ = version("splitinfer")
+    __version__: str
 
 _LAZY = {
-    "Layout": "splitinfer.config",
     "LLM": "splitinfer.llm",
+    "Flight": "splitinfer.core.speculation.flight",
+    "Layout": "splitinfer.config",
+    "QueueFull": "splitinfer.errors",
     "Request": "splitinfer.llm",
-    "Settings": "splitinfer.llm",
+    "RequestError": "splitinfer.errors",
     "RequestOutput": "splitinfer.engine.coordinator.requests",
+    "SamplingParams": "splitinfer.core.sequence",
+    "Settings": "splitinfer.llm",
+    "SplitinferError": "splitinfer.errors",
     "StreamEvent": "splitinfer.engine.coordinator.requests",
     "TokenLogprobs": "splitinfer.engine.coordinator.requests",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Names that bring pydantic or transformers with them, which take long, come when they are first used."""
+    """Names come when they are first used: some bring mlx-lm with them, which takes a second, and a command must be
+    able to end before that."""
     if name in _LAZY:
         from importlib import import_module
 
         return getattr(import_module(_LAZY[name]), name)
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("splitinfer")
     raise AttributeError(f"module 'splitinfer' has no attribute {name!r}")
 
 

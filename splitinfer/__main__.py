@@ -1,6 +1,23 @@
-"""``python -m splitinfer``: the command line."""
+"""The entry point of `splitinfer` and `python -m splitinfer`.
 
-from splitinfer.cli import main
+Signals are taken over before anything that takes long to import.
+"""
+
+import signal
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run one command, then end the process with its exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which prints no traceback of a half-done import
+    from splitinfer.shutdown import shutdown
+
+    shutdown.install()
+    from splitinfer.cli import main as run
+
+    run()
+
 
 if __name__ == "__main__":
     main()

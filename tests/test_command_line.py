@@ -37,7 +37,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr("splitinfer.cli.answer.answer", answer)
     monkeypatch.setattr("splitinfer.chat.run_chat", run_chat)
-    monkeypatch.setattr("splitinfer.cli.progress.open_llm", lambda *_: MadeUpLLM())
+    monkeypatch.setattr("splitinfer.cli.draining.open_llm", lambda *_: MadeUpLLM())
     monkeypatch.setattr(pipeline, "set_up", lambda _verbose: None)
     monkeypatch.setattr(pipeline, "settings_of", lambda _options: None)
     monkeypatch.setattr(pipeline, "finish", lambda run, _verbose: run())

@@ -10,14 +10,14 @@ screens         where things are shown and typed: a terminal, or plain lines
 import sys
 
 from splitinfer.chat.chat import Chat
-from splitinfer.chat.screens import LineScreen, TerminalScreen, history_file
+from splitinfer.chat.screens import LineScreen, Offers, TerminalScreen, history_file
 from splitinfer.core.sampling_defaults import ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM
 
 
-def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling) -> int:
-    """Chat until the person leaves; the exit code.
+def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling, offers: Offers) -> int:
+    """Chat until the person leaves; the exit code. ``offers``: how a screen gets the process's signals.
 
     On a terminal with line editing and a status line. Elsewhere every line of standard input is a turn or a
     command, answers go to standard output, and the code is 1 if any line could not be carried out.
@@ -26,5 +26,5 @@ def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling) -> int:
         screen = LineScreen(sys.stdin)
         chat = Chat(llm, params, screen)
         return chat.run() or int(chat.has_refused)
-    with TerminalScreen(history_file()) as terminal:
+    with TerminalScreen(history_file(), offers) as terminal:
         return Chat(llm, params, terminal).run()

@@ -8,10 +8,11 @@ import os
 import signal
 import sys
 import termios
+import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self, TextIO
 
 from prompt_toolkit import PromptSession
@@ -29,6 +30,9 @@ from rich.text import Text
 from splitinfer.chat import formatting as figures
 from splitinfer.chat.commands import COMMANDS
 from splitinfer.chat.word_wrap import WordWrap
+
+Offers = Callable[[Callable[[int], bool]], AbstractContextManager[None]]
+"""Offers signals to a function while what it returns is open: true takes one, else it ends the process."""
 
 HOLD_ON = 3  # the Ctrl-C, during one answer, that ends the program though the engine has not stopped
 WAITING = "…"
@@ -70,14 +74,13 @@ class TerminalScreen:
     """Line editing with history, and Ctrl-C that ends answers instead of the program.
 
     While it is open it has SIGINT to itself: a Ctrl-C between an answer and the prompt must not end the
-    program either.
+    program either. ``offers``: how it gets the process's signals.
     """
 
-    def __init__(self, history: Path | None) -> None:
+    def __init__(self, history: Path | None, offers: Offers = lambda _: nullcontext()) -> None:
         self._console = Console(stderr=True, highlight=False)
         self._status: list[str] = []
         self._hint = ""
-        self._interrupts = _Interrupts()
         self._prompt: PromptSession[str] = PromptSession(
             [("class:prompt", "> ")],
             prompt_continuation="  ",
@@ -91,21 +94,22 @@ class TerminalScreen:
             reserve_space_for_menu=0,
             style=_LOOK,
         )
+        self._signals = _Signals(self._prompt)
+        self._offered = offers(self._signals.take)
 
     def __enter__(self) -> Self:
-        self._interrupts.begin()
+        self._offered.__enter__()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._interrupts.end()
+        self._offered.__exit__(kind, error, _)
 
     def read(self) -> str | None:
         self._hint = ""
-        self._interrupts.forget()
+        self._signals.forget()
         _write("\n")
         try:
-            with _sigterm_waits_for(self._prompt) as leave_if_due:
-                return self._prompt.prompt(pre_run=leave_if_due)
+            return self._prompt.prompt(pre_run=self._signals.leave_if_due)
         except EOFError:
             return None
 
@@ -121,7 +125,7 @@ class TerminalScreen:
                 _write((_ERASE if last is WAITING else "") + flow.feed(text))
                 last = text[-1]
 
-        with self._interrupts.go_to(abort), _no_echo():
+        with self._signals.go_to(abort), _no_echo():
             _write(WAITING)
             yield write
         _write(_ERASE if last is WAITING else "" if last == "\n" else "\n")
@@ -173,21 +177,43 @@ def enter(buffer: Buffer) -> None:
         buffer.validate_and_handle()
 
 
-class _Interrupts:
-    """SIGINT goes to the answer under way, and nowhere if there is none."""
+class _Signals:
+    """What signals do to a terminal's screen. They are taken by a thread of their own.
 
-    def __init__(self) -> None:
+    SIGINT goes to the answer under way, and nowhere if there is none. Any other ends the program, and the prompt
+    first, which puts the terminal in order.
+    """
+
+    def __init__(self, prompt: PromptSession[str]) -> None:
+        self._prompt = prompt
         self._abort: Callable[[], None] | None = None
         self._count = 0
+        self._is_ending = threading.Event()
 
-    def begin(self) -> None:
-        self._previous = signal.signal(signal.SIGINT, self._pressed)
+    def take(self, number: int) -> bool:
+        """Whether a signal was meant for the screen, and not for the program."""
+        if number == signal.SIGINT:
+            self._count += 1
+            if self._abort is not None:
+                self._abort()
+            if self._count < HOLD_ON:
+                return True
+        self._is_ending.set()
+        loop = self._prompt.app.loop
+        if loop is not None:
+            with suppress(RuntimeError):  # it has just been closed
+                loop.call_soon_threadsafe(self.leave_if_due)
+        return False
 
-    def end(self) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+    def leave_if_due(self) -> None:
+        """End the prompt if the program ends. In the prompt's own loop, or before it runs."""
+        app = self._prompt.app
+        if self._is_ending.is_set() and app.is_running and not app.is_done:
+            app.exit(exception=EOFError)
 
     @contextmanager
     def go_to(self, abort: Callable[[], None]) -> Iterator[None]:
+        """While this is open, SIGINT calls ``abort``."""
         self._count, self._abort = 0, abort
         try:
             yield
@@ -197,40 +223,6 @@ class _Interrupts:
     def forget(self) -> None:
         """Begin to count anew."""
         self._count, self._abort = 0, None
-
-    def _pressed(self, _signal: int, _frame: FrameType | None) -> None:
-        self._count += 1
-        if self._abort is not None:
-            self._abort()
-        if self._count >= HOLD_ON:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def _sigterm_waits_for(prompt: PromptSession[str]) -> Iterator[Callable[[], None]]:
-    """SIGTERM ends the prompt first, which puts the terminal in order, and then does what it did before.
-
-    Its handler raises, and prompt_toolkit has no place where it could do that without harm.
-    """
-    has_come = False
-
-    def leave_if_due() -> None:
-        if has_come and prompt.app.is_running and not prompt.app.is_done:
-            prompt.app.exit(exception=EOFError)
-
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal has_come
-        has_come = True
-        if prompt.app.loop is not None:
-            prompt.app.loop.call_soon_threadsafe(leave_if_due)
-
-    previous = signal.signal(signal.SIGTERM, note)
-    try:
-        yield leave_if_due
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        if has_come:
-            signal.raise_signal(signal.SIGTERM)
 
 
 class _Patient(FileHistory):

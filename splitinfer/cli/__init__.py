@@ -1,7 +1,8 @@
 """The command line: parse, build settings, call one function; errors become one sentence.
 
 Exit codes: 0 done, 1 it could not be done (the sentence says why), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM
-(after the answer under way, if that ends soon: `show.DRAIN_SECONDS`).
+(after the answer under way, if that ends soon: `show.DRAIN_SECONDS`). A signal that comes before `main` has taken
+signals over, in the first tenth of a second, ends the process the system's way: -2 or -15.
 Answers go to standard output; everything else goes to standard error.
 """
 
@@ -16,6 +17,7 @@ from splitinfer.cli.doctor import doctor
 from splitinfer.cli.pair import pair
 from splitinfer.cli.pipeline import chat, coord, worker
 from splitinfer.cli.simulation import simulate
+from splitinfer.shutdown import shutdown
 
 _SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
 
@@ -50,7 +52,10 @@ def _root(
 
 
 def main() -> NoReturn:
-    """The entry point of `splitinfer` and `python -m splitinfer`."""
+    """Run the command that the arguments name, then end the process with its exit code."""
     sys.setswitchinterval(_SWITCH)
-    app()
-    sys.exit(0)
+    try:
+        app()
+    except SystemExit as ending:  # typer's way out
+        shutdown.exit(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
+    shutdown.exit(0)

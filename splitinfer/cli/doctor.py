@@ -21,8 +21,8 @@ def doctor(
     set_up(verbose)
 
     def run() -> int:
-        from splitinfer.cli.progress import errors
         from splitinfer.config import find_layout
+        from splitinfer.console import errors
         from splitinfer.doctor.run import run_doctor
 
         found = None if layout is None else find_layout(layout)

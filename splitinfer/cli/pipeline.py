@@ -22,6 +22,7 @@ from splitinfer.cli.running import finish, set_up
 from splitinfer.core.sampling_defaults import NOTHING
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
+from splitinfer.shutdown import shutdown
 
 DEFAULT_PORT = 5577
 
@@ -52,13 +53,13 @@ def coord(
     settings = settings_of(options)
     from splitinfer.chat import run_chat
     from splitinfer.cli.answer import answer
-    from splitinfer.cli.progress import open_llm
+    from splitinfer.cli.draining import open_llm
 
     def run() -> int:
         text = _prompt_text(prompt, chat)
-        with open_llm(options.layout, options.model, settings) as llm:
+        with open_llm(options.layout, options.model, settings, shutdown) as llm:
             if text is None:
-                return run_chat(llm, choice.over(llm.recommended_sampling))
+                return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
             params = choice.over(NOTHING if raw else llm.recommended_sampling).params
             return answer(llm, text, params, raw=raw, as_json=as_json, status=status)
 
@@ -72,11 +73,11 @@ def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = Non
     set_up(options.verbose)
     settings = settings_of(options)
     from splitinfer.chat import run_chat
-    from splitinfer.cli.progress import open_llm
+    from splitinfer.cli.draining import open_llm
 
     def run() -> int:
-        with open_llm(options.layout, options.model, settings) as llm:
-            return run_chat(llm, choice.over(llm.recommended_sampling))
+        with open_llm(options.layout, options.model, settings, shutdown) as llm:
+            return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
 
     finish(run, options.verbose)
 
@@ -101,11 +102,13 @@ def worker(
 ) -> None:
     """Wait for a coordinator, hold the layers it names, and serve one coordinator after another."""
     set_up(verbose, info=True)
+    if child:
+        shutdown.follow_parent(sys.stdin.fileno())
     from splitinfer.cli.serve_worker import serve
 
     disk = disk_of(kv_dir, kv_disk_gb)
     at = ("127.0.0.1", 0) if child else (host, port)
-    finish(lambda: serve(*at, name=name, model=model, child=child, disk=disk, insecure=insecure), verbose)
+    finish(lambda: serve(*at, shutdown, name=name, model=model, child=child, disk=disk, insecure=insecure), verbose)
 
 
 def _prompt_text(prompt: str | None, chat: bool) -> str | None:

@@ -1,12 +1,8 @@
-"""Running a worker process: listen, say where, and end on Ctrl-C, SIGTERM or a parent's death.
-
-The main thread stays in Python and only waits, so that signals are heard while the engine computes.
-"""
+"""Running a worker process: listen, say where, serve, and stop when the process is told to end."""
 
 import ipaddress
 import json
 import logging
-import sys
 import threading
 
 from splitinfer.engine.versions import device_name, machine_name
@@ -15,22 +11,32 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
+from splitinfer.shutdown import Closing, Shutdown
 from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 1.5
+_END_SECONDS = 2 * _STOP_SECONDS  # with all threads
 
 
 def serve(
-    host: str, port: int, *, name: str | None, model: str | None, child: bool, disk: Disk | None, insecure: bool = False
+    host: str,
+    port: int,
+    shutdown: Shutdown,
+    *,
+    name: str | None,
+    model: str | None,
+    child: bool,
+    disk: Disk | None,
+    insecure: bool = False,
 ) -> int:
-    """Serve coordinators until told to stop; the process's exit code.
+    """Serve coordinators until ``shutdown`` begins; the process's exit code.
 
     Beyond loopback links are encrypted and only known coordinators are admitted, unless ``insecure``.
 
-    ``child``: started by a coordinator on this machine, which reads the address from standard output and
-    whose end closes standard input. ``disk``: where KV is kept for coordinators that want it.
+    ``child``: started by a coordinator on this machine, which reads the address from standard output.
+    ``disk``: where KV is kept for coordinators that want it.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -41,22 +47,28 @@ def serve(
     listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # plain links come by the same port
     address = "tcp://" + listener.address.partition("://")[2]
     worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access)
-    ended = threading.Event()
     if child:
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
-        threading.Thread(target=_wait_for_parent, args=(ended,), daemon=True).start()
     if keys is not None and not is_open:
         _introduce(worker.name, address, keys)
     elif not _is_loopback(host):
         log.warning("--insecure: whoever reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
-    try:
-        while not ended.wait(timeout=0.5):
-            if not worker.is_alive:
-                return 1
-    finally:
-        log.info("worker %s stops", worker.name)
-        worker.stop(timeout=_STOP_SECONDS)
+    told, stopped = threading.Event(), threading.Event()
+
+    def stop() -> None:
+        told.set()
+        stopped.wait()
+
+    with shutdown.closed_by(Closing(stop, _END_SECONDS, stop, _END_SECONDS)):
+        try:
+            while not told.wait(timeout=0.5):
+                if not worker.is_alive:
+                    return 1
+        finally:
+            log.info("worker %s stops", worker.name)
+            worker.stop(timeout=_STOP_SECONDS)
+            stopped.set()
     return 0
 
 
@@ -96,8 +108,3 @@ def _listen(address: str, options: LinkOptions) -> Listener:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def _wait_for_parent(ended: threading.Event) -> None:
-    sys.stdin.read()
-    ended.set()

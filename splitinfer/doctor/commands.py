@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from splitinfer import cleanup
+
 SECONDS = 15.0  # system_profiler takes a few; ibv_devinfo has been seen to hang for ever
 _REAPING = 0.2
 
@@ -43,9 +45,7 @@ def ask(command: Sequence[str], seconds: float) -> Said:
     name = command[0].rpartition("/")[2]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-            )
+            process = cleanup.start(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True)
         except OSError as error:
             return Said(None, f"there is no {name} here" if isinstance(error, FileNotFoundError) else str(error))
         if not _ends_within(process, seconds):

@@ -9,7 +9,6 @@ by one, so the peak is the stage and one tensor. Every parameter the stage reads
 a file; a placeholder among them is an error, never a silent zero.
 """
 
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
+from splitinfer import cleanup
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
@@ -217,7 +217,7 @@ def _placeholder(info: TensorInfo) -> mx.array:
 
 def _build(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
     """mlx-lm's own ``load_model`` (its sanitizing and quantising included) on tensors of our choice."""
-    with tempfile.TemporaryDirectory(prefix="splitinfer-") as name, _loading(arrays):
+    with cleanup.temporary_folder("splitinfer-") as name, _loading(arrays):
         folder = Path(name)
         for file in _LINKED:
             if (checkpoint.folder / file).exists():

@@ -16,7 +16,7 @@ import pytest
 import tiny
 from processes import START_SECONDS, Running, are_gone, coordinator, figure, until, worker, write_layout
 
-from splitinfer.cli.progress import DRAIN_SECONDS
+from splitinfer.cli.draining import DRAIN_SECONDS
 
 TALE = ("--raw", "--prompt", "Once upon a time", "--temp", "0.9", "--seed", "1")
 LONG = (*TALE, "--max-tokens", "8000")

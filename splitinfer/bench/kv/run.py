@@ -21,8 +21,8 @@ from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import Stages
 from splitinfer.bench.shared.texts import own_or_read
 from splitinfer.bench.shared.workload import Task, made_up
-from splitinfer.cli.progress import errors
 from splitinfer.config import find_layout
+from splitinfer.console import errors
 from splitinfer.core.kv.format import EXACT, FORMATS, format_of
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import Checkpoint

@@ -20,7 +20,7 @@ from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.measure import ratios, summarize
 from splitinfer.bench.shared.printing import print_found
-from splitinfer.cli.progress import errors
+from splitinfer.console import errors
 from splitinfer.errors import ModelError, PeerError
 from transports import known
 

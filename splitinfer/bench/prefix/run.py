@@ -11,7 +11,6 @@ Everything is measured in this run, trial by trial in turns; ratios are of one t
 """
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 from rich.table import Table
 
+from splitinfer import cleanup
 from splitinfer.bench.inputs import check_context
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
@@ -27,8 +27,8 @@ from splitinfer.bench.shared.measure import Summary, ratios, summarize
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.throughput import BatchRun
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.cli.progress import errors
 from splitinfer.config import find_layout
+from splitinfer.console import errors
 from splitinfer.errors import ConfigError
 from splitinfer.models.hub import open_model
 
@@ -108,7 +108,7 @@ def _life(options: PrefixOptions, kv_dir: Path | None) -> Iterator[_PipelineProc
 def _measure(options: PrefixOptions) -> dict[str, Any]:
     on = machine.describe()
     vocab = _vocabulary(options)
-    with tempfile.TemporaryDirectory(prefix="splitinfer-bench-kv-") as folder:
+    with cleanup.temporary_folder("splitinfer-bench-kv-") as folder:
         path = Path(folder)
         with _life(options, path) as writing, _life(options, None) as silent:
             _warm_up(writing, silent, vocab)

@@ -25,8 +25,8 @@ from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm, plain_mlx_lm, vocabulary
 from splitinfer.bench.shared.workload import made_up
 from splitinfer.bench.speculation.plot import check_plot
-from splitinfer.cli.progress import errors
 from splitinfer.config import find_layout
+from splitinfer.console import errors
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.policy import PolicyName
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions

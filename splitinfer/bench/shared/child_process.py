@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
+from splitinfer import cleanup
 from splitinfer.errors import ModelError
 
 _GRACE = 5.0  # seconds for a child to end by itself
@@ -22,7 +23,7 @@ class ChildProcess:
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-bench-")  # noqa: SIM115 - lives as long as the child
-        self._process = subprocess.Popen(
+        self._process = cleanup.start(
             [sys.executable, "-m", module], env={**os.environ, **(environment or {})},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True,
         )  # fmt: skip

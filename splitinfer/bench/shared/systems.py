@@ -13,7 +13,7 @@ from splitinfer.bench.shared.measure import Counters, Run
 from splitinfer.bench.shared.mlx_lm_pipeline import MlxLmProcesses
 from splitinfer.bench.shared.throughput import BEGINS_AT, BatchRun
 from splitinfer.bench.shared.workload import Batch, Kind, Task
-from splitinfer.cli.progress import errors
+from splitinfer.console import errors
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ModelError, WorkerLost
 from splitinfer.llm import LLM, Request

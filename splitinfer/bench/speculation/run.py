@@ -32,8 +32,8 @@ from splitinfer.bench.speculation.report import (
 )
 from splitinfer.bench.speculation.tables import spec_tables
 from splitinfer.bench.speculation.trials import PROMPT_TOKENS, SETTLE, Trials, vocabulary
-from splitinfer.cli.progress import errors
 from splitinfer.config import find_layout
+from splitinfer.console import errors
 from splitinfer.engine.drafts.drafters import NGRAM
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, NO_DRAFT, Settings

@@ -16,7 +16,7 @@ from splitinfer.bench.shared.workload import STEP_SIZES, Task, made_up
 from splitinfer.bench.speculation.options import SpeculationOptions
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL, Case, Trial
-from splitinfer.cli.progress import errors
+from splitinfer.console import errors
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import FIRSTS, FURTHERS, OFF, Flight, Rig, RowTimes
 from splitinfer.errors import WorkerLost

@@ -39,7 +39,7 @@ from splitinfer.bench.speed.report import (
     document,
 )
 from splitinfer.bench.speed.tables import gap_tables, table
-from splitinfer.cli.progress import errors, open_llm
+from splitinfer.console import errors, load_llm
 from splitinfer.core.layout import Layout
 from splitinfer.errors import ModelError
 from splitinfer.llm import LLM, Settings
@@ -78,7 +78,7 @@ def _measure(options: SpeedOptions) -> Findings:
     with ExitStack() as stack:
         if link is not None:
             stack.enter_context(installed(link))
-        llm = stack.enter_context(open_llm(options.layout, options.model, settings))
+        llm = stack.enter_context(load_llm(options.layout, options.model, settings))
         checkpoint = open_model(str(llm.layout.model))
         workload = plan(options, vocabulary(llm, checkpoint))
         dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())

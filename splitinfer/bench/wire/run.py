@@ -26,8 +26,8 @@ from splitinfer.bench.shared.systems import Stages, vocabulary
 from splitinfer.bench.shared.texts import own_or_read
 from splitinfer.bench.shared.workload import Task, made_up
 from splitinfer.bench.wire.rows import measure_rows
-from splitinfer.cli.progress import errors
 from splitinfer.config import find_layout
+from splitinfer.console import errors
 from splitinfer.core.wire_codec import AUTO, CODECS, NONE
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+from splitinfer import cleanup
 from splitinfer.core.layout import Layout
 from splitinfer.errors import WorkerUnreachable
 from splitinfer.kvstore.store import Disk
@@ -57,7 +58,7 @@ class LocalWorker:
         self._address: str | None = None
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
         command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child", *_kept_at(disk)]
-        self._process = subprocess.Popen(
+        self._process = cleanup.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True
         )
 

@@ -1,78 +1,35 @@
-"""A model opened for a person at the command line: what is seen while the stages load, and how SIGTERM ends it.
+"""What a person sees on standard error: messages, and the stages while they load.
 
 One line per stage: what it needs and what is free, then how far it is. On a terminal it is live; elsewhere
-each phase is one line on standard error.
-
-SIGTERM drains a coordinator, as it does a worker: the answer under way may end, nothing new begins, then
-everything is closed and every worker hears a goodbye. A second SIGTERM, or Ctrl-C, does not wait.
+each phase is one line.
 """
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from splitinfer.errors import SplitinferError
 from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "download": "downloading", "load": "reading"}
 
-DRAIN_SECONDS = 5.0
-"""What an answer may still take after SIGTERM. The end of a paragraph fits in; and with the two seconds of
-closing it stays below the ten after which the most impatient of those who send it (containers) kill."""
-
-_LEAVE = 0.3  # seconds to print the end of a drained answer; who still waits for input then is interrupted
-
 errors = Console(stderr=True, highlight=False)
 
 
-@contextmanager
-def open_llm(layout: str, model: str | None, settings: Settings) -> Iterator[LLM]:
-    """An LLM whose loading is shown on standard error, and which SIGTERM drains once it is loaded."""
+def load_llm(layout: str, model: str | None, settings: Settings) -> LLM:
+    """An LLM whose loading was shown.
+
+    Raises:
+        SplitinferError: as ``LLM`` does.
+    """
     board = _Board()
     with board.live():
         llm = LLM(layout, model=model, settings=settings, notice=board.notice)
     board.is_over = True
-    with llm, _draining(llm):
-        yield llm
-
-
-@contextmanager
-def _draining(llm: LLM) -> Iterator[None]:
-    """While this is open, SIGTERM does what it did only after the answer under way has ended or been cut.
-
-    The program goes on reading its answer and leaves by itself, or is interrupted where it waits for input.
-    """
-    at_once = signal.getsignal(signal.SIGTERM)
-    told, left = threading.Event(), threading.Event()
-
-    def terminated(_signal: int, _frame: FrameType | None) -> None:
-        told.set()
-        signal.signal(signal.SIGTERM, at_once)
-        threading.Thread(target=drain, name="drain", daemon=True).start()
-
-    def drain() -> None:
-        llm._engine.drain(DRAIN_SECONDS)
-        if not left.wait(_LEAVE):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, terminated)
-    try:
-        yield
-    except SplitinferError:  # such as a request that came too late
-        if not told.is_set():
-            raise
-    finally:
-        left.set()
-        signal.signal(signal.SIGTERM, at_once)
-    if told.is_set():
-        signal.raise_signal(signal.SIGTERM)
+    return llm
 
 
 class _Board:

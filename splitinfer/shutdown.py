@@ -1,0 +1,252 @@
+"""How the command line's process ends: by SIGINT, by SIGTERM, with its parent, or because it is done.
+
+No exception is raised for a signal. One that is raised in the middle of foreign code is swallowed by whatever it
+lands in: a ``__del__``, a callback, an ``except``. And while the main thread is inside a long call into C, no handler
+runs at all. So signals are written to a pipe, at the moment they arrive and whatever the main thread does, and a
+thread of its own reads them and ends the process:
+
+    signal -> pipe -> watching thread -> what is open says how it is closed, and how long that may take
+                                      -> children killed, temporary folders removed, terminal restored, os._exit
+
+Where nothing is registered, the process ends at once. Where something is (``closed_by``), it is closed by another
+thread while this one keeps the time: after ``within`` seconds the process ends, whatever else goes on in it.
+
+Exit codes: 130 for SIGINT, 143 for SIGTERM. Before ``install``, which is the first thing that ``main`` does, the system
+ends the process: -2 or -15, for whoever waits for it.
+
+Only the command line installs this. A program that uses ``splitinfer.LLM`` keeps its own signal handlers.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, NoReturn
+
+from splitinfer import cleanup
+
+PARENT_GONE = 0
+"""In place of a signal's number: the process that started this one is gone, so nobody reads the exit code."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CLEAR_SECONDS = 1.5  # for killing children, removing folders and flushing, which may block on a full pipe
+_STDIN, _STDOUT, _STDERR = 0, 1, 2
+_AS_USUAL = b"\x1b[?25h\x1b[?2004l"  # the cursor is shown, and pastes are not bracketed
+
+Offer = Callable[[int], bool]
+"""Given a signal's number, takes the signal (true), or leaves it to end the process (false). Runs in any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """How to close what is open. Both run in a thread of their own; when one returns, the process ends.
+
+    ``at_once``: after SIGINT, a second signal, or the parent's end. ``patiently``: after SIGTERM, where the work
+    under way may end first. ``within``, ``patiently_within``: seconds that each may take.
+    """
+
+    at_once: Callable[[], object]
+    within: float
+    patiently: Callable[[], object]
+    patiently_within: float
+
+
+class Shutdown:
+    """The one way out of a process. ``leave`` ends it: ``os._exit``, except in tests."""
+
+    def __init__(self, leave: Callable[[int], NoReturn] = os._exit) -> None:
+        self._leave = leave
+        self._code: int | None = None
+        self._closing: Closing | None = None
+        self._offer: Offer | None = None
+        self._deadline: float | None = None
+        self._read, self._write = -1, -1
+        self._terminal: _Terminal | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the process has been told to end."""
+        return self._code is not None
+
+    # -- signals ---------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Take SIGINT and SIGTERM from now on. In the main thread, once; before anything that takes long."""
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._terminal = _Terminal()
+        threading.Thread(target=self._watch, name="shutdown", daemon=True).start()
+        signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background jobs of a script have it
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        """Python's handler, in the main thread. The pipe has had the signal for long, unless another owns wakeups:
+        asyncio does while a prompt is shown, and gives them back to nobody."""
+        owner = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        if owner == self._write:
+            return
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._write, bytes([number]))
+        if owner != -1:
+            signal.set_wakeup_fd(owner)
+
+    def follow_parent(self, pipe: int) -> None:
+        """End when ``pipe``, which the parent holds open and never writes to, ends."""
+
+        def read() -> None:
+            with contextlib.suppress(OSError):
+                while os.read(pipe, 4096):
+                    pass
+            os.write(self._write, bytes([PARENT_GONE]))
+
+        threading.Thread(target=read, name="parent", daemon=True).start()
+
+    def _watch(self) -> None:
+        """Hear signals and keep the time, until the process is gone; without this thread nothing could end it."""
+        try:
+            while self._comes_in_time():
+                for number in os.read(self._read, 256):
+                    if number in (*_SIGNALS, PARENT_GONE):
+                        self.hear(number)
+            self.exit(1)
+        finally:
+            self._leave(1 if self._code is None else self._code)
+
+    def _comes_in_time(self) -> bool:
+        """Wait for a signal; false when the time to close is over."""
+        left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return bool(select.select([self._read], [], [], left)[0])
+
+    def hear(self, number: int) -> None:
+        """Act on a signal, or on the parent's end."""
+        if self.has_begun:
+            self._hurry(number)
+        elif not self._is_taken(number):
+            self._begin(number)
+
+    def _is_taken(self, number: int) -> bool:
+        offer = self._offer
+        try:
+            return offer is not None and offer(number)
+        except Exception:  # noqa: BLE001 - whatever it is, it must not keep the process from ending
+            return False
+
+    def _begin(self, number: int) -> None:
+        code = self._code = _code_of(number)
+        closing = self._closing
+        if closing is None:
+            self.exit(code)
+        elif number == signal.SIGTERM:
+            self._close(closing.patiently, closing.patiently_within)
+        else:
+            self._close(closing.at_once, closing.within)
+
+    def _hurry(self, number: int) -> None:
+        """A second signal does not wait; further ones change nothing."""
+        closing, self._closing = self._closing, None
+        if closing is not None:
+            self._code = _code_of(number) or self._code
+            self._close(closing.at_once, closing.within)
+
+    def _close(self, close: Callable[[], object], within: float) -> None:
+        deadline = time.monotonic() + within
+        self._deadline = deadline if self._deadline is None else min(deadline, self._deadline)
+
+        def run() -> None:
+            with contextlib.suppress(BaseException):
+                close()
+            self.exit(1)
+
+        threading.Thread(target=run, name="closing", daemon=True).start()
+
+    # -- what is open ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def closed_by(self, closing: Closing) -> Iterator[None]:
+        """While this is open, a signal closes it before the process ends."""
+        self._closing = closing
+        try:
+            yield
+        finally:
+            self._closing = None
+
+    @contextlib.contextmanager
+    def offered_to(self, offer: Offer) -> Iterator[None]:
+        """While this is open, signals are offered to ``offer`` before they end the process."""
+        self._offer = offer
+        try:
+            yield
+        finally:
+            self._offer = None
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def exit(self, code: int) -> NoReturn:
+        """End the process now, with ``code``, or with that of the signal that told it to.
+
+        Threads that are inside a long computation cannot be waited for, and hold nothing to save. What was printed
+        is written; after a signal only for as long as somebody reads it.
+        """
+        if not self.has_begun:
+            _flush()
+        clearing = threading.Thread(target=self._clear, name="clearing", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads can be started
+            clearing.start()
+            clearing.join(_CLEAR_SECONDS)
+        self._leave(code if self._code is None else self._code)
+
+    def _clear(self) -> None:
+        cleanup.clear()
+        if self.has_begun and self._terminal is not None:
+            self._terminal.restore()
+        _flush()
+
+
+def _code_of(number: int) -> int:
+    return 0 if number == PARENT_GONE else 128 + number
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more; it is closed; none
+            stream.flush()
+
+
+class _Terminal:
+    """How the terminal was when the process began; what changed it may have no time to put it back."""
+
+    def __init__(self) -> None:
+        self._attributes: list[Any] | None = None
+        with contextlib.suppress(OSError, termios.error):
+            self._attributes = termios.tcgetattr(_STDIN)
+
+    def restore(self) -> None:
+        """Echo and line mode as they were, a visible cursor, and pastes as plain text."""
+        if self._attributes is not None and _is_in_front(_STDIN):
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(_STDIN, termios.TCSANOW, self._attributes)
+        shown = next(filter(_is_in_front, (_STDERR, _STDOUT)), None)
+        if shown is not None:
+            with contextlib.suppress(OSError):
+                os.write(shown, _AS_USUAL)
+
+
+def _is_in_front(descriptor: int) -> bool:
+    """Whether it is a terminal that this process may set: from the background, that would stop it."""
+    try:
+        return os.tcgetpgrp(descriptor) == os.getpgrp()
+    except OSError:
+        return False
+
+
+shutdown = Shutdown()
+"""That of this process."""
