@@ -21,7 +21,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from splitinfer.core.kv.budget import NeverFits
@@ -31,10 +30,11 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
-from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.request_table import RequestTable
 from splitinfer.engine.coordinator.requests import RequestState
+from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.worker_group import Event
 from splitinfer.engine.drafts.drafters import Drafter
@@ -77,16 +77,12 @@ class Engine:
         draft: Callable[[], Drafter | None] = lambda: None,
     ) -> None:
         self._inbox: Mailbox[Event | Call] = Mailbox()
-        self._requests: dict[int, RequestState] = {}
+        self._requests = RequestTable()
         self._under_way: Launched | None = None
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
         self._pace = Pace()
-        self._arriving: dict[int, RequestState] = {}  # handed in, and not yet seen by the loop
         self._started = threading.Event()
-        self._closing = threading.Lock()
         self._is_closing = False
-        self._drained: threading.Event | None = None  # set once nothing is under way, when that is wanted
-        self.failure: SplitinferError | None = None
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
         names = [spec.name for spec in self.pipeline.layout.stages]
@@ -108,8 +104,8 @@ class Engine:
         """
         while not self._started.wait(timeout=0.5):
             pass
-        if self.failure is not None:
-            raise self.failure
+        if self._requests.failure is not None:
+            raise self._requests.failure
 
     def submit(self, state: RequestState) -> None:
         """Hand a request in; its events begin to come.
@@ -119,19 +115,16 @@ class Engine:
             RequestError: its KV can never fit.
             SplitinferError: the pipeline has failed, was closed, or is being drained.
         """
-        with self._closing:
-            if self.failure is not None:
-                raise self.failure
-            if self._drained is not None:
-                raise PeerError("no new request is taken: the coordinator was told to end")
-            self._check_room(state)
-            self._arriving[state.seq_id] = state
-            submitted = time.monotonic()
-            self._inbox.put(lambda: self._add(state, submitted))
+        submitted = time.monotonic()
+        self._requests.arrive(
+            state,
+            lambda arriving: self._check_room(state, arriving),
+            lambda: self._inbox.put(lambda: self._add(state, submitted)),
+        )
 
-    def _check_room(self, state: RequestState) -> None:
+    def _check_room(self, state: RequestState, num_arriving: int) -> None:
         """Refuse here, in the caller's thread, what the scheduler would refuse."""
-        config, num_waiting = self.scheduler.config, len(self.scheduler.waiting) + len(self._arriving)
+        config, num_waiting = self.scheduler.config, len(self.scheduler.waiting) + num_arriving
         if num_waiting >= config.max_waiting:
             raise QueueFull(f"{num_waiting:,} requests wait already, and no more may; try again later")
         try:
@@ -158,11 +151,8 @@ class Engine:
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
         Returns when none is left, or a moment later than that."""
-        with self._closing:
-            drained = self._drained = self._drained or threading.Event()
-            self._inbox.put(self._check_drained)
-            if self.failure is not None:
-                return
+        drained = self._requests.begin_draining()
+        self._inbox.put(self._requests.check_drained)
         if not drained.wait(seconds):
             self._inbox.put(self._abort_all)
             drained.wait(_ABORT)
@@ -177,27 +167,9 @@ class Engine:
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
-        now = time.monotonic()
-        stats = self.totals.as_dict([spec.name for spec in self.pipeline.layout.stages], now)
-        stats["window"] = self.metrics.snapshot(now, reset=reset)
-        if self._scheduler is not None:
-            stats |= _queue_stats(self._scheduler)
-            stats["costs"] = self._scheduler.costs.as_dict()
-            stats["speculation"] = _draft_stats(self.drafter, self._scheduler.speculation)
-            kv = self._scheduler.config.kv
-            for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
-                stage["kv_bytes"] = memory.bytes_of(self._scheduler.kv_used)
-                stage["kv_bytes_stored"] = memory.bytes_of(self._scheduler.kv_stored)
-        for stage, codec in zip(stats["stages"], self.pipeline.codecs or (), strict=False):
-            stage["codec"] = codec  # of the link to the next
-        for stage, ready in zip(stats["stages"], self.pipeline.ready, strict=False):
-            stage |= {
-                "device": ready.device,
-                "weight_bytes": ready.weight_bytes,
-                "kv_bytes_per_token": ready.kv_bytes_per_token,
-                "free_bytes_when_loaded": ready.free_bytes,
-            }
-        return stats
+        return stats_of(
+            self.pipeline, self._scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
+        )
 
     @property
     def scheduler(self) -> Scheduler:
@@ -222,18 +194,20 @@ class Engine:
                 except WorkerLost as loss:
                     self._rejoin(loss)
         except _Stop:
-            self.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
+            self._requests.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
             self._save_what_is_left()
         except SplitinferError as error:
-            self.failure = error
+            self._requests.failure = error
         except Exception as error:
             if not self._is_closing:  # else the pipeline was closed under it, on purpose
                 log.exception("the engine failed")
-            self.failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
+            self._requests.failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
         finally:
-            self._end_all(reason)
+            self._requests.end_all(reason)
             self._started.set()
-            self.pipeline.close("the coordinator is done" if reason is FinishReason.ABORT else str(self.failure))
+            self.pipeline.close(
+                "the coordinator is done" if reason is FinishReason.ABORT else str(self._requests.failure)
+            )
 
     def _turn(self) -> None:
         """Take in, plan, run, learn: one step goes out at most."""
@@ -436,9 +410,8 @@ class Engine:
             state.end(FinishReason.ERROR, str(error))
             return
         finally:
-            with self._closing:
-                self._arriving.pop(state.seq_id, None)
-        self._requests[state.seq_id] = state
+            self._requests.arrived(state)
+        self._requests.add(state)
         now = time.monotonic()
         self.totals.is_active(True, now)
         self.metrics.submitted(state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
@@ -449,7 +422,7 @@ class Engine:
             self._forget(seq_id, FinishReason.ABORT)
 
     def _forget(self, seq_id: int, reason: FinishReason) -> None:
-        sequence = self._requests.pop(seq_id).sequence
+        sequence = self._requests.remove(seq_id).sequence
         self.totals.prompt_tokens += sequence.num_prompt_tokens
         self.totals.cached_tokens += sequence.num_cached or 0
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
@@ -458,7 +431,7 @@ class Engine:
             self.drafter.forget(seq_id)
         self.totals.is_active(bool(self._requests), now)
         self.metrics.ended(seq_id, now)
-        self._check_drained()
+        self._requests.check_drained()
 
     def _expire(self) -> None:
         """End the requests whose time is over."""
@@ -467,50 +440,5 @@ class Engine:
             self._forget(seq_id, FinishReason.ABORT)
 
     def _abort_all(self) -> None:
-        for seq_id in list(self._requests):
+        for seq_id in self._requests:
             self._abort(seq_id)
-
-    def _check_drained(self) -> None:
-        if self._drained is not None and not self._requests and not self._arriving:
-            self._drained.set()
-
-    def _end_all(self, reason: FinishReason) -> None:
-        """Nobody waits for a pipeline that is gone: who was in it, and who was still on the way in, hears so."""
-        with self._closing:
-            error = str(self.failure) if reason is FinishReason.ERROR else None
-            for state in (*self._requests.values(), *self._arriving.values()):
-                state.end(reason, error)
-            self._requests.clear()
-            self._arriving.clear()
-            self._check_drained()
-
-
-def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> dict[str, Any] | None:
-    """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
-    if drafter is None or speculation is None:
-        return None
-    controller = speculation.controller
-    return {
-        "drafter": drafter.name,
-        **speculation.counts.as_dict(),
-        "flight": asdict(controller.last),
-        "draft_seconds": controller.draft,
-        "link_seconds": controller.link,
-        "step_seconds_by_rows": [stage.measured for stage in controller.stages],
-    }
-
-
-def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
-    """The scheduler's bounds, and how many are where now."""
-    return {
-        "policy": scheduler.config.policy_config.policy.value,
-        "token_budget": scheduler.config.token_budget,
-        "max_running": scheduler.config.max_running,
-        "waiting": len(scheduler.waiting),
-        "running": len(scheduler.running),
-        "stored_blocks": len(scheduler.prefix_cache.tree),
-        "fetched_tokens": scheduler.prefix_cache.num_fetched,
-        "swapped_tokens": scheduler.prefix_cache.num_swapped,
-        "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
-        "preemptions": scheduler.num_preemptions,
-    }

@@ -1,0 +1,75 @@
+"""What ``LLM.stats`` returns: counters, figures of the stages, and the scheduler's state, as one plain dictionary."""
+
+from dataclasses import asdict
+from typing import Any
+
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.speculation.speculation import Speculation
+from splitinfer.engine.coordinator.metrics import PipelineMetrics, Totals
+from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.drafts.drafters import Drafter
+
+
+def stats_of(
+    pipeline: Pipeline,
+    scheduler: Scheduler | None,
+    drafter: Drafter | None,
+    totals: Totals,
+    metrics: PipelineMetrics,
+    now: float,
+    *,
+    reset: bool,
+) -> dict[str, Any]:
+    """Counters and per-stage figures, as plain numbers. ``scheduler``: ``None`` before the stages are loaded.
+    ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
+    stats = totals.as_dict([spec.name for spec in pipeline.layout.stages], now)
+    stats["window"] = metrics.snapshot(now, reset=reset)
+    if scheduler is not None:
+        stats |= _queue_stats(scheduler)
+        stats["costs"] = scheduler.costs.as_dict()
+        stats["speculation"] = _draft_stats(drafter, scheduler.speculation)
+        kv = scheduler.config.kv
+        for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
+            stage["kv_bytes"] = memory.bytes_of(scheduler.kv_used)
+            stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv_stored)
+    for stage, codec in zip(stats["stages"], pipeline.codecs or (), strict=False):
+        stage["codec"] = codec  # of the link to the next
+    for stage, ready in zip(stats["stages"], pipeline.ready, strict=False):
+        stage |= {
+            "device": ready.device,
+            "weight_bytes": ready.weight_bytes,
+            "kv_bytes_per_token": ready.kv_bytes_per_token,
+            "free_bytes_when_loaded": ready.free_bytes,
+        }
+    return stats
+
+
+def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> dict[str, Any] | None:
+    """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
+    if drafter is None or speculation is None:
+        return None
+    controller = speculation.controller
+    return {
+        "drafter": drafter.name,
+        **speculation.counts.as_dict(),
+        "flight": asdict(controller.last),
+        "draft_seconds": controller.draft,
+        "link_seconds": controller.link,
+        "step_seconds_by_rows": [stage.measured for stage in controller.stages],
+    }
+
+
+def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
+    """The scheduler's bounds, and how many are where now."""
+    return {
+        "policy": scheduler.config.policy_config.policy.value,
+        "token_budget": scheduler.config.token_budget,
+        "max_running": scheduler.config.max_running,
+        "waiting": len(scheduler.waiting),
+        "running": len(scheduler.running),
+        "stored_blocks": len(scheduler.prefix_cache.tree),
+        "fetched_tokens": scheduler.prefix_cache.num_fetched,
+        "swapped_tokens": scheduler.prefix_cache.num_swapped,
+        "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
+        "preemptions": scheduler.num_preemptions,
+    }
