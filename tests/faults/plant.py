@@ -36,6 +36,8 @@ def main() -> int:
         suspects = sorted({test for caught in found for test in caught.by})
         print(f"control: {len(suspects)} tests without any fault", file=sys.stderr)
         flawed = _fail_anyway(copies[0], suspects)
+        for copy in copies:
+            copy.close()
     _save(args.json, found, flawed)
     _print_table(found)
     for test in flawed:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -64,6 +65,10 @@ class Copy:
         self._num_planted = 0
         shutil.copytree(ROOT, folder, ignore=_LEFT_OUT, symlinks=True)
         self._check()
+        self._warm = subprocess.Popen(
+            [sys.executable, str(folder / HERE.relative_to(ROOT) / "warm.py")],
+            cwd=folder, env=self._env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
     def _check(self) -> None:
         """Processes that run elsewhere must import the copy, too."""
@@ -93,15 +98,36 @@ class Copy:
         log = self.folder / "outcomes.jsonl"
         log.unlink(missing_ok=True)
         log.touch()
-        command = [
-            *(sys.executable, "-m", "pytest", "-p", "outcomes", "-p", "no:xdist", "-q", "--tb", "no"),
+        arguments = [
+            *("-p", "outcomes", "-p", "no:xdist", "-q", "--tb", "no"),
+            *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of what was imported before
             *("--timeout", str(limits.test_seconds), "--maxfail", str(limits.failures)),
             *(f"--ignore={path}" for path in ignored),
             *tests,
         ]  # fmt: skip
-        env = self._env() | {outcomes.VARIABLE: str(log)}
-        is_complete = _finishes(command, self.folder, env, limits.seconds)
+        is_complete = self._finishes(arguments, {outcomes.VARIABLE: str(log)}, limits.seconds)
         return _read(log, is_complete=is_complete)
+
+    def _finishes(self, arguments: Sequence[str], changes: dict[str, str], seconds: float) -> bool:
+        """Run pytest with all that it starts; whether it ended by itself in time."""
+        assert self._warm.stdin is not None
+        assert self._warm.stdout is not None
+        self._warm.stdin.write(json.dumps([arguments, changes]) + "\n")
+        self._warm.stdin.flush()
+        group = int(self._warm.stdout.readline())
+        timer = threading.Timer(seconds, _kill, (group,))
+        timer.start()
+        self._warm.stdout.readline()
+        in_time = timer.is_alive()
+        timer.cancel()
+        _kill(group)  # also what a test has left behind
+        return in_time
+
+    def close(self) -> None:
+        """End the process that runs the tests."""
+        assert self._warm.stdin is not None
+        self._warm.stdin.close()
+        self._warm.wait()
 
     def _env(self) -> dict[str, str]:
         paths = f"{self.folder}{os.pathsep}{self.folder / HERE.relative_to(ROOT)}"
@@ -109,21 +135,9 @@ class Copy:
         return env | {"PYTHONPATH": paths}
 
 
-def _finishes(command: Sequence[str], folder: Path, env: dict[str, str], seconds: float) -> bool:
-    """Run a command with all that it starts; whether it ended by itself in time."""
-    process = subprocess.Popen(
-        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        process.wait(seconds)
-        return True
-    except subprocess.TimeoutExpired:
-        return False
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # also what a test has left behind
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
 def _read(log: Path, *, is_complete: bool) -> Ran:
@@ -134,6 +148,8 @@ def _read(log: Path, *, is_complete: bool) -> Ran:
         if event == "failed":
             failed[node] = None
         running = {"begun": node, "ended": None}.get(event, running)
+    if is_complete and not failed and "begun" not in log.read_text():
+        raise RuntimeError("pytest ran no test")
     if running is not None and is_complete:
         failed[running] = None
     return Ran(tuple(failed), is_complete)
