@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from faults import ROOT, Fault, StaleFault, load, load_rooms
-from trial import Copy, Limits
+from trial import planted, read_outcomes
 
 FAULTS = load()
 
@@ -41,22 +41,28 @@ def test_tests_are_tried_from_near_to_far_and_once():
     assert load_rooms().tiers(fault) == [("tests/wire",), ("tests/engine",), ("tests/cluster",)]
 
 
-def test_a_copy_is_what_is_imported_and_is_sound_again_after_a_fault(tmp_path: Path):
-    copy = Copy(tmp_path / "copy")
-    try:
-        where = copy.folder / "splitinfer" / "core" / "kv.py"
-        sound = where.read_text()
-        fault = Fault(
-            "all",
-            "core",
-            "Nothing can be imported.",
-            "splitinfer/core/kv/rewind.py",
-            sound,
-            'raise ImportError("planted")\n',
-        )
-        with copy.planted(fault):
-            assert copy.run(["tests/core/kv/test_rewind.py"], Limits()).failed
-        assert copy.run(["tests/core/kv/test_rewind.py"], Limits()).failed == ()
-        assert where.read_text() == sound
-    finally:
-        copy.close()
+def test_a_tree_is_sound_again_after_a_fault(tmp_path: Path):
+    file = tmp_path / "file.py"
+    file.write_text("a = 1\n")
+    fault = Fault("some-name", "core", "Something is wrong.", "file.py", old="a = 1", new="a = 2")
+    before, seen = file.stat().st_mtime_ns, set[int]()
+    for number in (1, 2):
+        with planted(fault, tmp_path, number):
+            assert file.read_text() == "a = 2\n"
+            seen.add(int(file.stat().st_mtime))  # what a compiled file is known by, with the size
+        assert (file.read_text(), file.stat().st_mtime_ns) == ("a = 1\n", before)
+    assert len(seen | {before // 10**9}) == 3
+
+
+def test_a_test_that_ended_its_process_has_failed(tmp_path: Path):
+    log = tmp_path / "outcomes.jsonl"
+    log.write_text('["begun", "a"]\n["ended", "a"]\n["begun", "b"]\n')
+    assert read_outcomes(log, is_complete=True).failed == ("b",)
+    assert read_outcomes(log, is_complete=False).failed == ()  # it was running when the time was over
+
+
+def test_a_run_without_a_test_is_no_answer(tmp_path: Path):
+    log = tmp_path / "outcomes.jsonl"
+    log.touch()
+    with pytest.raises(RuntimeError, match="no test"):
+        read_outcomes(log, is_complete=True)

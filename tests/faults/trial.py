@@ -57,6 +57,21 @@ class Caught:
     is_complete: bool = True
 
 
+@contextlib.contextmanager
+def planted(fault: Fault, tree: Path, number: int) -> Iterator[None]:
+    """The tree has this fault, the ``number``-th in it, until the end of the block."""
+    file = tree / fault.file
+    sound, status = file.read_text(), file.stat()
+    file.write_text(fault.planted(sound))
+    changed = status.st_mtime + 10 * number
+    os.utime(file, (changed, changed))
+    try:
+        yield
+    finally:
+        file.write_text(sound)
+        os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
 class Copy:
     """A copy of the tree in ``folder``, in which one fault at a time is planted."""
 
@@ -81,17 +96,9 @@ class Copy:
     @contextlib.contextmanager
     def planted(self, fault: Fault) -> Iterator[None]:
         """The copy has this fault, until the end of the block."""
-        file = self.folder / fault.file
-        sound, times = file.read_text(), (file.stat().st_atime, file.stat().st_mtime)
         self._num_planted += 1
-        file.write_text(fault.planted(sound))
-        changed = times[1] + 10 * self._num_planted
-        os.utime(file, (changed, changed))
-        try:
+        with planted(fault, self.folder, self._num_planted):
             yield
-        finally:
-            file.write_text(sound)
-            os.utime(file, times)
 
     def run(self, tests: Sequence[str], limits: Limits, ignored: Sequence[str] = ()) -> Ran:
         """Run tests, but for those in ``ignored`` paths."""
@@ -106,7 +113,7 @@ class Copy:
             *tests,
         ]  # fmt: skip
         is_complete = self._finishes(arguments, {outcomes.VARIABLE: str(log)}, limits.seconds)
-        return _read(log, is_complete=is_complete)
+        return read_outcomes(log, is_complete=is_complete)
 
     def _finishes(self, arguments: Sequence[str], changes: dict[str, str], seconds: float) -> bool:
         """Run pytest with all that it starts; whether it ended by itself in time."""
@@ -126,7 +133,9 @@ class Copy:
     def close(self) -> None:
         """End the process that runs the tests."""
         assert self._warm.stdin is not None
+        assert self._warm.stdout is not None
         self._warm.stdin.close()
+        self._warm.stdout.close()
         self._warm.wait()
 
     def _env(self) -> dict[str, str]:
@@ -140,7 +149,7 @@ def _kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _read(log: Path, *, is_complete: bool) -> Ran:
+def read_outcomes(log: Path, *, is_complete: bool) -> Ran:
     """What the plugin has written. A test that killed the process it ran in has failed."""
     failed: dict[str, None] = {}
     running: str | None = None

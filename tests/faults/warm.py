@@ -4,7 +4,8 @@ Importing MLX, mlx-lm and transformers takes longer than most tests that are run
 once; the packages under test never are, so each fork imports those of its tree as they are then.
 
 A line of JSON on standard input: arguments for pytest and what to add to the environment. Two lines of answer: the
-fork's process id, which is a process group's, too, and an empty one when it has ended."""
+fork's process id, which is a process group's, too, and an empty one when it has ended.
+"""
 
 import contextlib
 import importlib
