@@ -2,7 +2,8 @@
 
 The faults that few tests catch say where tests lack; those that many catch, which tests could go. Tests are run from
 near to far and only until some have failed, so the count is a lower bound. At the end every test that caught something
-is run without any fault: one that fails then, too, proves nothing and ends the command with 1."""
+is run without any fault: one that fails then, too, proves nothing and ends the command with 1.
+"""
 
 # ruff: noqa: T201
 
