@@ -3,8 +3,11 @@
 import pytest
 from toy import House, ToyDisk, blocks, small
 
+from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
 from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import SamplingParams, Sequence
 
 
 def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) -> list[int]:
@@ -209,3 +212,11 @@ def picture(scheduler: Scheduler) -> object:
     running = [(seq.seq_id, seq.num_scheduled, seq.num_in_flight) for seq in scheduler.running.values()]
     groups = [[seq.seq_id for seq in group] for group in scheduler.batches.groups]
     return running, groups, [seq.seq_id for seq in scheduler.waiting], len(scheduler.prefix_cache.tree), scheduler._used
+
+
+def test_nobody_gives_up_for_a_junior_that_has_no_kv_yet():
+    senior, junior = (Sequence(i, [0] * BLOCK, SamplingParams(), 0, arrival=i) for i in (1, 2))
+    senior.num_scheduled = BLOCK
+    allocation = KVAllocation(KVBudget((StageKV(BLOCK, 1),)), use_of(BLOCK), iter(()), [senior, junior])
+    assert not allocation.reserve(junior, 0, BLOCK)
+    assert allocation.given_up == []
