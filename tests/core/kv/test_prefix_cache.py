@@ -113,6 +113,21 @@ def test_who_ends_while_its_blocks_are_read_leaves_them_to_others(disks: list[To
     assert house.toy.num_fetched == 3 * len(disks)
 
 
+def test_who_waits_for_its_blocks_has_a_place_among_those_that_run(disks: list[ToyDisk]):
+    other = [4 - token for token in PROMPT]
+    ask(House(disks=disks, token_budget=100), other)
+    for disk in disks:
+        disk.catch_up()
+    house = House(disks=disks, token_budget=100, max_running=1)
+    for prompt in (PROMPT, other):
+        house.add(prompt, max_tokens=1)
+    for _ in range(2):
+        house.step()
+        assert house.scheduler.prefix_cache.num_awaiting == 1
+    house.run()
+    house.check_answers()
+
+
 def test_a_block_that_memory_has_no_place_for_is_not_read(disks: list[ToyDisk]):
     house = House(disks=disks, token_budget=100, kv=blocks(5))
     assert ask(house, max_tokens=1) < len(PROMPT) - 1
