@@ -45,6 +45,14 @@ def test_a_damaged_file_admits_nobody(text: str, tmp_path: Path, caplog: pytest.
         Keyring(tmp_path).known()
 
 
+def test_a_file_that_is_damaged_later_admits_nobody_either(tmp_path: Path) -> None:
+    keyring = Keyring(tmp_path)
+    keyring.admit(KEY, "studio")
+    assert keyring.admits(KEY)
+    (tmp_path / "peers").write_text(f"{KEY} studio\nnonsense\n")
+    assert not keyring.admits(KEY)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"public": "x", "secret": "y"}'])
 def test_a_damaged_key_is_said(text: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(text)

@@ -12,7 +12,7 @@ from splitinfer.cli import app
 from splitinfer.core.scheduler.cost_model import Shape, StageCosts
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.errors import ConfigError
-from splitinfer.sim.capacity import cuts, find_capacity
+from splitinfer.sim.capacity import cuts, decode_gap, find_capacity
 from splitinfer.sim.files import read_machine
 from splitinfer.sim.machine import Hop, Machine
 from splitinfer.sim.outcome import Objective, Outcome, Spread, outcome_of, quantile
@@ -114,6 +114,14 @@ def test_stall_free_serves_more_than_prefill_first_where_answers_must_flow():
     asked = Search(GPU, lengths, ServingOptions(max_running=16), policies, (512,), 60, 1, objectives=(5.0,))
     free, first = (case["capacity"][0]["rate"] for case in search(asked)["cases"])
     assert free > 1.3 * first
+
+
+@pytest.mark.parametrize(("second", "gap"), [(0.02, 0.056), (0.03, 0.066), (0.05, 0.1)])
+def test_the_gap_worked_out_by_hand(second: float, gap: float):
+    """Two rows a step: 22 ms, the second stage and two hops of 7 ms; or twice the slower stage, if that is more."""
+    stages = (StageCosts.line(0.02, 0.0), StageCosts.line(second, 0.0))
+    machine = Machine(stages, (Hop(0.005, 0.001),) * 2, (1, 1), host=0.002)
+    assert decode_gap(machine, num_decoding=4, context=100) == pytest.approx(gap)
 
 
 def test_every_cut_of_the_layers():

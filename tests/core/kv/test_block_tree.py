@@ -118,3 +118,13 @@ def test_blocks_that_go_know_it():
         index.clear()
         assert not path[0].is_here
         index.check()
+
+
+def test_nobody_begins_with_a_block_that_is_still_being_read():
+    with small(block=4):
+        index = BlockTree()
+        first, second = put(index, [1, 2, 3, 4, 1, 1, 1, 1])
+        second.is_coming = True
+        assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first,)
+        second.is_coming = False
+        assert index.find([1, 2, 3, 4, 1, 1, 1, 1, 0]).blocks == (first, second)

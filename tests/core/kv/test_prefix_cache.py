@@ -6,9 +6,10 @@ import pytest
 from toy import House, ToyDisk, blocks, drain, kept_by_all, small
 
 from splitinfer.core.kv.block_tree import BlockTree, DiskBlock, chained
-from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCacheConfig
+from splitinfer.core.kv.budget import NOTHING, KVBudget
+from splitinfer.core.kv.prefix_cache import FETCHES, PrefixCache, PrefixCacheConfig
 from splitinfer.core.plan import Fetch, Save, StepPlan
-from splitinfer.core.sequence import FinishReason
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 
 PROMPT = [1, 2, 3, 4, 1, 1, 3, 3, 2, 2, 0, 4, 1]  # three blocks of four, and one token
 
@@ -110,6 +111,21 @@ def test_who_ends_while_its_blocks_are_read_leaves_them_to_others(disks: list[To
     house.finish(gone, FinishReason.ABORT)
     assert ask(house) == len(PROMPT) - 1
     assert house.toy.num_fetched == 3 * len(disks)
+
+
+def test_who_waits_for_its_blocks_has_a_place_among_those_that_run(disks: list[ToyDisk]):
+    other = [4 - token for token in PROMPT]
+    ask(House(disks=disks, token_budget=100), other)
+    for disk in disks:
+        disk.catch_up()
+    house = House(disks=disks, token_budget=100, max_running=1)
+    for prompt in (PROMPT, other):
+        house.add(prompt, max_tokens=1)
+    for _ in range(2):
+        house.step()
+        assert house.scheduler.prefix_cache.num_awaiting == 1
+    house.run()
+    house.check_answers()
 
 
 def test_a_block_that_memory_has_no_place_for_is_not_read(disks: list[ToyDisk]):
@@ -237,3 +253,22 @@ def test_a_request_that_begins_again_does_not_begin_with_its_answer():
     assert house.sequences[again].num_preemptions == 1
     assert house.sequences[again].num_reused == len(PROMPT) - 1
     house.check_answers()
+
+
+def test_a_state_behind_an_answer_is_not_kept_for_the_prompt():
+    """It stands for all tokens so far, and where prompts are packed those of the answer are none of a prompt's."""
+    prefix_cache = PrefixCache(PrefixCacheConfig(whole_blocks=True, prompts_only=True), KVBudget())
+    seq = Sequence(1, [1, 2, 3, 4, 1, 1], SamplingParams(), 0)
+    seq.tokens += [2, 3]
+    seq.num_scheduled = 7
+    prefix_cache.store_rest(seq, NOTHING)
+    assert [(save.start, save.end) for save in prefix_cache.take_changes().saves] == [(0, 4)]
+
+
+def test_the_sessions_that_were_used_last_are_remembered():
+    prefix_cache = PrefixCache(PrefixCacheConfig(max_sessions=2), KVBudget())
+    for seq_id, name in enumerate(["a", "b", "a", "c"], 1):
+        seq = Sequence(seq_id, [seq_id, 2, 3], SamplingParams(), 0, session=name)
+        seq.num_scheduled = 3
+        prefix_cache.store_rest(seq, NOTHING)
+    assert list(prefix_cache.sessions) == ["a", "c"]

@@ -53,6 +53,15 @@ def test_the_watermark_has_hysteresis_and_dwells():
     assert seen == [False, False, True, True, True, False, False, False, False, True]
 
 
+def test_between_its_marks_the_watermark_goes_on():
+    policy = Watermark(PolicyConfig(policy=PolicyName.WATERMARK, kv_high=0.8, kv_low=0.5, min_dwell=1))
+    seen = []
+    for share in [0.7, 0.8, 0.79, 0.51, 0.5, 0.51, 0.79, 0.8]:
+        policy.scheduled(PolicyInput(4, kv_share=share))
+        seen.append(policy.drains)
+    assert seen == [False, True, True, True, False, False, False, True]
+
+
 def test_nothing_is_left_to_drain():
     policy = Watermark(PolicyConfig(policy=PolicyName.WATERMARK, min_dwell=1))
     policy.scheduled(PolicyInput(4, kv_share=1.0))

@@ -3,9 +3,12 @@
 import pytest
 from toy import House, ToyDisk, blocks, small
 
+from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.scheduler.kv_allocation import KVAllocation
 from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import SamplingParams, Sequence
 
 
 def prefilled(house: House, *prompts: int, max_tokens: int = 40, **more: int) -> list[int]:
@@ -216,3 +219,11 @@ def picture(scheduler: Scheduler) -> object:
         len(scheduler.prefix_cache.tree),
         scheduler.state.used,
     )
+
+
+def test_nobody_gives_up_for_a_junior_that_has_no_kv_yet():
+    senior, junior = (Sequence(i, [0] * BLOCK, SamplingParams(), 0, arrival=i) for i in (1, 2))
+    senior.num_scheduled = BLOCK
+    allocation = KVAllocation(KVBudget((StageKV(BLOCK, 1),)), use_of(BLOCK), iter(()), [senior, junior])
+    assert not allocation.allocate(junior, 0, BLOCK)
+    assert allocation.preempted == []

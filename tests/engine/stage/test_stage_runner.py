@@ -11,7 +11,7 @@ from stages import plain_greedy, plain_sampled, prompt
 
 from splitinfer.core.plan import NewSequence, SampledSlice, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.engine.stage.runner import Finished, Launched, StageRunner
+from splitinfer.engine.stage.runner import Finished, Launched, StageRunner, _History
 from splitinfer.errors import ProtocolError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import load_stage, survey
@@ -155,6 +155,14 @@ def test_penalties_look_back_on_what_the_plans_say(steps: Steps, tiny_folder: Ca
     new = NewSequence(2, params, 0, (7,), tuple(PROMPT[:18]))
     (token,) = steps.run(Slice(2, 18, tuple(PROMPT[18:]), 1), new=[new], saves=[Save(7, 1, 0, 20)], freed=[1])
     assert steps.carry_on(2, 20, token, 8) == straight
+
+
+def test_a_row_looks_back_on_all_tokens_before_it_up_to_twenty():
+    history = _History(GREEDY, 0, [], num_prompt=5)
+    rows = list(history.rows(Slice(1, 0, (5, 6, 7), 2)))
+    assert [(row.position, row.recent) for row in rows] == [(2, (5, 6)), (3, (5, 6, 7))]
+    (row,) = history.rows(Slice(1, 3, tuple(range(30)), 1))
+    assert (row.position, row.recent) == (33, tuple(range(10, 30)))
 
 
 def test_sequences_begin_with_stored_blocks(steps: Steps, expected: list[int]):
