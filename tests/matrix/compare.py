@@ -94,8 +94,13 @@ def _weights(path: str, x: mx.array) -> mx.array:
     return spread * 0.1 if "embed" in path else spread
 
 
-def examine(config: Config) -> Finding:
+def examine(config: Config, *, each_alone: bool = True) -> Finding:
     """Compare every cut with the whole model.
+
+    Args:
+        config: the model's.
+        each_alone: cut into two at every layer, and into three here and there. Otherwise every cut is one of several
+            of a model: that takes two runs, however many layers there are.
 
     Raises:
         AssertionError: a cut that was not refused is wrong.
@@ -115,7 +120,7 @@ def examine(config: Config) -> Finding:
         return Finding(num_cuts, refused, any_chunking, rollback, together, kept, tuple(notes))
     pairs, refused = _cut_everywhere(structure)
     right = list(pairs)
-    for borders in _all_borders(right):
+    for borders in _each_alone(right) if each_alone else _by_turns(right):
         stages = pairs[borders[0]] if len(borders) == 1 else cut(structure, borders)
         assert _equal(_run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
         _check_reads(stages, structure)
@@ -148,7 +153,12 @@ def _cut_everywhere(structure: ModelStructure) -> tuple[dict[int, Stages], dict[
     return pairs, reasons
 
 
-def _all_borders(right: Sequence[int]) -> Iterator[list[int]]:
+def _by_turns(right: Sequence[int]) -> Iterator[list[int]]:
+    """Every cut once: the first, the third and so on; then the others."""
+    yield from (list(borders) for borders in (right[::2], right[1::2]) if borders)
+
+
+def _each_alone(right: Sequence[int]) -> Iterator[list[int]]:
     yield from ([k] for k in right)
     if len(right) >= 2:
         yield [right[0], right[-1]]

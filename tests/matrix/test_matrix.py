@@ -4,6 +4,7 @@ from importlib.metadata import version
 
 import compare
 import configs
+import effort
 import mlx.core as mx
 import pytest
 import table
@@ -18,7 +19,7 @@ same_release = pytest.mark.skipif(version("mlx-lm") != KNOWN, reason="the table 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_cuts(name: str) -> None:
-    finding = compare.examine(CONFIGS[name])
+    finding = compare.examine(CONFIGS[name], each_alone=effort.everything)
     if version("mlx-lm") == KNOWN:
         row = table.row(name, finding)
         assert table.comparable(row) == table.comparable(ROWS.get(name, "")), "scripts/matrix --write"
