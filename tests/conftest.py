@@ -11,6 +11,7 @@ for folder in ("", "cluster", "core", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 import effort  # noqa: E402
+import surveys  # noqa: E402
 import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
@@ -65,6 +66,14 @@ def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_stage_is_surveyed_once() -> Iterator[None]:
+    """Hundreds of pipelines are made of a dozen stages."""
+    with pytest.MonkeyPatch.context() as patch:
+        surveys.look_up(patch)
         yield
 
 
