@@ -100,8 +100,7 @@ def test_among_others_under_every_policy(
             assert [out.token_ids for out in llm.generate(prompts, params)] == alone, serving_options
 
 
-@pytest.mark.parametrize("kv_format", ["k8v8", "k8v4"])
-@pytest.mark.parametrize("right", [0.0, 0.7])
+@pytest.mark.parametrize(("kv_format", "right"), [("k8v8", 0.7), ("k8v4", 0.0), ("k8v4", 0.7), long("k8v8", 0.0)])
 def test_with_drafts(kv_format: str, right: float, tiny_folder: Callable[..., Path]) -> None:
     folder, replay = tiny_folder("llama", head_dim=64), Replay(160)
     with pipeline(folder, [1, 3], kv_format=kv_format) as llm:
