@@ -1,5 +1,6 @@
 """Fixtures that several floors of the tests share, and which tests a run has, in which order (see README.md)."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,8 @@ import surveys  # noqa: E402
 import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
-HEAVY = ("matrix", "engine", "cluster", "models", "transports")  # what takes longest first, so that all end together
-PURE = ("core", "wire", "sim", "text", "kvstore", "chat", "doctor", "bench")  # what ``--fast`` runs, besides
+HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
+PURE = ("", "core", "wire", "sim", "text", "kvstore")  # what ``--fast`` runs
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,6 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: runs with --all only")
     config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
     effort.everything = config.getoption("--all")
+    # A shell that runs us in the background has us ignore Ctrl-C, and our children would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

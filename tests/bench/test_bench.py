@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,26 @@ def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Start = Callable[..., "subprocess.Popen[str]"]
+_started: list["subprocess.Popen[str]"] = []
 
 
 def start(layout_file: Path, *options: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "splitinfer", "bench", "--layout", str(layout_file), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    _started.append(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    )
+    return _started[-1]
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays() -> Iterator[None]:
+    """A test that fails must not leave children to the tests that count theirs."""
+    yield
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def offspring(of: int) -> list[psutil.Process]:

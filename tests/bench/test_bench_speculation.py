@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import brief
 import pytest
 import yaml
 from rich.console import Console
@@ -40,7 +41,8 @@ def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
 
 
 def bench(*options: str, seconds: float = 100) -> dict[str, Any]:
-    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "spec", "--trials", "1", *options]
+    few = {"_TEACHER_TEXTS": 3, "_CROWD": 4, "_SETTLE": 20}
+    command = brief.command(["--mode", "spec", "--trials", "1", *options], "splitinfer.bench.speculation.run", few)
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

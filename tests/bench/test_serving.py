@@ -3,10 +3,10 @@
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import brief
 import mlx.core as mx
 import pytest
 import tiny
@@ -23,7 +23,8 @@ def bench(mode: str, folder: Path, tmp_path: Path, *options: str) -> tuple[dict[
     layout["stages"][1]["address"] = "local"  # type: ignore[index]
     path = tmp_path / "two.yaml"
     path.write_text(yaml.safe_dump(layout))
-    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", mode, "--layout", str(path), *options]
+    few = ("splitinfer.bench.kv.run", {"_TEXTS": 3})
+    command = brief.command(["--mode", mode, "--layout", str(path), *options], *few)
     done = subprocess.run(command, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1]), done.stdout
@@ -56,7 +57,7 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
 
 def test_codecs_on_the_links_of_a_tiny_model(tmp_path: Path) -> None:
     folder = tiny.save(tmp_path / "model", "llama", vocab_size=160)
-    found, text = bench("wire", folder, tmp_path, "--trials", "1", "--prompt-tokens", "40", "--texts", "2")
+    found, text = bench("wire", folder, tmp_path, "--trials", "1", "--prompt-tokens", "40", "--texts", "1")
     rows = found["rows"]["codecs"]  # type: ignore[index]
     assert list(rows) == ["none", "fp16", "fp8", "int8"]
     assert rows["fp8"]["to_fp16"] <= 0.53

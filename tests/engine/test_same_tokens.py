@@ -61,6 +61,7 @@ def test_quantised(name: str, tiny_folder: Callable[..., Path]) -> None:
         assert tokens_of(llm, PROMPT, max_tokens=NUM) == expected
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("num_stages", [1, 2, 3])
 def test_demo_model(num_stages: int) -> None:
     shapes = {1: [12], 2: [5, 7], 3: [3, 5, 4]}

@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 import tiny
-from effort import thorough
+from effort import long, thorough
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stages import layout, pipeline, plain_greedy, prompt, shorten_blocks, tokens_of, worker
@@ -312,7 +312,9 @@ def test_more_groups_than_stages(tiny_folder: Callable[..., Path]) -> None:
 # -- real drafters -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flight", [None, Flight(3), Flight(3, 4, 2)], ids=["controller", "synchronous", "in flight"])
+@pytest.mark.parametrize(
+    "flight", [None, long(Flight(3)), Flight(3, 4, 2)], ids=["controller", "synchronous", "in flight"]
+)
 def test_the_demo_pair(flight: Flight | None) -> None:
     outs = {}
     for draft in ("none", "demo-draft", "ngram"):
