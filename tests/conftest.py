@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 for folder in ("", "cluster", "core", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -18,6 +19,11 @@ import tiny  # noqa: E402
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
 PURE = ("", "core", "wire", "sim", "text", "kvstore")  # what ``--fast`` runs
+
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

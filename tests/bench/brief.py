@@ -7,8 +7,8 @@ from effort import thorough
 
 
 def command(arguments: Sequence[str], module: str, constants: Mapping[str, int]) -> list[str]:
-    """The command line of ``splitinfer bench``. ``constants``: those of ``module`` that are others; none under
-    --all."""
+    """The command line of ``splitinfer bench``, with other values for some of a module's constants; under --all with
+    its own."""
     if thorough(False, True):
         return [sys.executable, "-m", "splitinfer", "bench", *arguments]
     changes = "; ".join(f"changed.{name} = {value}" for name, value in constants.items())

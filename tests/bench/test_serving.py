@@ -17,15 +17,21 @@ from splitinfer.bench.shared.fidelity import Fidelity
 from splitinfer.sim.files import read_machine
 from splitinfer.sim.workload import Arrival
 
+FEWER = {
+    "serve": ("splitinfer.bench.serving.run", {"_WARM_UP": 10, "_BEFORE": 15}),
+    "wire": ("splitinfer.bench.wire.run", {"_LENGTH": 200}),
+    "kv": ("splitinfer.bench.kv.run", {"_TEXTS": 3}),
+}
+pytestmark = pytest.mark.timeout(300)  # while the machine is busy; each takes 20 s alone
+
 
 def bench(mode: str, folder: Path, tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
     layout = {"model": str(folder), "stages": [{"name": "a", "layers": 2}, {"name": "b", "layers": 2}]}
     layout["stages"][1]["address"] = "local"  # type: ignore[index]
     path = tmp_path / "two.yaml"
     path.write_text(yaml.safe_dump(layout))
-    few = ("splitinfer.bench.kv.run", {"_TEXTS": 3})
-    command = brief.command(["--mode", mode, "--layout", str(path), *options], *few)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    command = brief.command(["--mode", mode, "--layout", str(path), *options], *FEWER[mode])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1]), done.stdout
 

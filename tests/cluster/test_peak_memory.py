@@ -28,8 +28,9 @@ import json, sys
 import splitinfer
 layout, = sys.argv[1:]
 with splitinfer.LLM(layout) as llm:
-    out, = llm.generate([[i % 97 for i in range({NUM_TOKENS})]], splitinfer.SamplingParams(max_tokens=4,
-    ignore_eos=True)) print(json.dumps([stage["weight_bytes"] for stage in llm.stats()["stages"]]), flush=True)
+    prompt = [i % 97 for i in range({NUM_TOKENS})]
+    out, = llm.generate([prompt], splitinfer.SamplingParams(max_tokens=4, ignore_eos=True))
+    print(json.dumps([stage["weight_bytes"] for stage in llm.stats()["stages"]]), flush=True)
     sys.stdin.read()
 """
 
