@@ -1,7 +1,8 @@
 """A stage is surveyed once in a process, however many pipelines the tests make of it.
 
-What a survey finds depends on nothing but the checkpoint's tables, the layers and the numbers' formats, and it takes a
-third of the time in which a tiny stage is loaded. Surveys themselves are tested in ``tests/models`` and
+What a survey finds depends on nothing but the checkpoint's tables, the layers, the numbers' formats and the tokens that
+a kept block is counted with (some tests change those), and it takes a third of the time in which a tiny stage is
+loaded. Surveys themselves are tested in ``tests/models`` and
 ``tests/matrix``, which call them directly.
 """
 
@@ -12,6 +13,7 @@ import pytest
 
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.engine.stage import loader as stage_loader
+from splitinfer.models import kv_blocks
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.loader import Survey
 
@@ -24,7 +26,7 @@ def look_up(patch: pytest.MonkeyPatch) -> None:
     def survey_once(
         checkpoint: Checkpoint, start: int, end: int, dtype: str | None, kv_format: KVFormat | None = None
     ) -> Survey:
-        key = (_identity(checkpoint), start, end, dtype, kv_format)
+        key = (_identity(checkpoint), start, end, dtype, kv_format, kv_blocks._ROOM)
         if key not in found:
             found[key] = survey(checkpoint, start, end, dtype, kv_format)
         return found[key]
