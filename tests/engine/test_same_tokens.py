@@ -61,8 +61,7 @@ def test_quantised(name: str, tiny_folder: Callable[..., Path]) -> None:
         assert tokens_of(llm, PROMPT, max_tokens=NUM) == expected
 
 
-@pytest.mark.fast
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.fast), 3])
 def test_demo_model(num_stages: int) -> None:
     shapes = {1: [12], 2: [5, 7], 3: [3, 5, 4]}
     with pipeline(TARGET, shapes[num_stages], "tcp", token_budget=8) as llm:
