@@ -1,22 +1,74 @@
-"""Fixtures that several floors of the tests share."""
+"""Fixtures that several floors of the tests share, and which tests a run has, in which order (see README.md)."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hypothesis
 import pytest
+from hypothesis import HealthCheck, settings
 
 for folder in ("", "cluster", "core", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
+import effort  # noqa: E402
+import surveys  # noqa: E402
 import tiny  # noqa: E402
 
-# How long an example takes says how busy the machine is.
-hypothesis.settings.register_profile("splitinfer", deadline=None)
-hypothesis.settings.load_profile("splitinfer")
+TESTS = Path(__file__).parent
+HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
+PURE = ("", "core", "wire", "sim", "text", "kvstore")  # what ``--fast`` runs
+
+
+# How long an example takes depends on what else the machine does.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("how much is tested")
+    group.addoption("--all", action="store_true", help="tests marked long, too: every cut, every combination")
+    group.addoption("--fast", action="store_true", help="the rooms that run no model, and the tests marked fast")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: runs with --all only")
+    config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
+    effort.everything = config.getoption("--all")
+    # A shell that runs us in the background has us ignore Ctrl-C, and our children would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [item for item in items if _is_left_out(item, config)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+    kept = set(items) - set(left_out)
+    items[:] = sorted((item for item in items if item in kept), key=_place)
+
+
+def _is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    if config.getoption("--fast"):
+        return not (_room(item) in PURE or item.get_closest_marker("fast")) or _is_long(item)
+    return _is_long(item) and not config.getoption("--all")
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+def _room(item: pytest.Item) -> str:
+    """The folder of a test, below this one; "" for those that lie here."""
+    return item.path.relative_to(TESTS).parts[0] if item.path.parent != TESTS else ""
+
+
+def _place(item: pytest.Item) -> int:
+    """Files of the heavy rooms come first; within a room the order stays."""
+    room = _room(item)
+    return HEAVY.index(room) if room in HEAVY else len(HEAVY)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -25,6 +77,14 @@ def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_stage_is_surveyed_once() -> Iterator[None]:
+    """Hundreds of pipelines are made of a dozen stages."""
+    with pytest.MonkeyPatch.context() as patch:
+        surveys.look_up(patch)
         yield
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +43,26 @@ def layout_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-Start = Callable[..., "subprocess.Popen[str]"]
+_started: list["subprocess.Popen[str]"] = []
 
 
 def start(layout_file: Path, *options: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "splitinfer", "bench", "--layout", str(layout_file), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    _started.append(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    )
+    return _started[-1]
+
+
+@pytest.fixture(autouse=True)
+def nobody_stays() -> Iterator[None]:
+    """A test that fails must not leave children to the tests that count theirs."""
+    yield
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
 
 
 def offspring(of: int) -> list[psutil.Process]:
@@ -109,6 +123,7 @@ def check_throughput(ours: dict[str, Any]) -> None:
     assert all(0 < share < 100 for share in shares)
 
 
+@pytest.mark.timeout(300)
 def test_the_demo_model_without_what_mlx_lm_cannot_do() -> None:
     command = [
         sys.executable,
@@ -123,7 +138,7 @@ def test_the_demo_model_without_what_mlx_lm_cannot_do() -> None:
         "--peers",
     ]
     sizes = ["--prompt-tokens", "40", "--decode-tokens", "4", "--streams", "1,2", "--stream-prompt-tokens", "12"]
-    done = subprocess.run([*command, *sizes, "--stream-tokens", "12"], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*command, *sizes, "--stream-tokens", "12"], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert "mlx-lm's own pipeline was not measured: its llama has no pipeline" in found["notes"]

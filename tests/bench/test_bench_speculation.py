@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import brief
 import pytest
 import yaml
 from rich.console import Console
@@ -39,14 +40,16 @@ def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
     return Rig(stages, draft, link)
 
 
-def bench(*options: str, seconds: float = 100) -> dict[str, Any]:
-    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "spec", "--trials", "1", *options]
+def bench(*options: str, seconds: float = 250) -> dict[str, Any]:
+    few = {"_TEACHER_TEXTS": 3, "_CROWD": 4, "_SETTLE": 20, "_WARM_UP": 12}
+    command = brief.command(["--mode", "spec", "--trials", "1", *options], "splitinfer.bench.speculation.run", few)
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
+@pytest.mark.timeout(300)
 def test_replay_on_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) -> None:
     layout = tmp_path / "halves.yaml"
     stages = [{"name": "front", "layers": 1}, {"name": "back", "layers": 3, "address": "local"}]
@@ -72,11 +75,12 @@ def test_replay_on_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path
     assert "3ms" in [link["link"] for link in found["links"]]
 
 
+@pytest.mark.timeout(300)
 def test_the_demo_pair_on_a_text(tmp_path: Path) -> None:
     text = tmp_path / "tale.txt"
     line = "There was once a king who had a daughter, and she was so fair that the sun himself wondered at her.\n\n"
     text.write_text("".join(f"{i}. {line}" for i in range(200)))
-    found = bench("--layout", "demo.yaml", "--decode-tokens", "24", "--text", str(text), "--json")
+    found = bench("--layout", "demo.yaml", "--decode-tokens", "16", "--text", str(text), "--json")
     assert found["drafter"] == "demo-draft"
     assert [case["temperature"] for case in found["cases"]] == [0.0, 0.8]
     assert "mlx-lm with 2 drafts" in found["cases"][0]["systems"]

@@ -3,10 +3,10 @@
 import json
 import math
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import brief
 import mlx.core as mx
 import pytest
 import tiny
@@ -17,14 +17,21 @@ from splitinfer.bench.shared.fidelity import Fidelity
 from splitinfer.sim.files import read_machine
 from splitinfer.sim.workload import Arrival
 
+FEWER = {
+    "serve": ("splitinfer.bench.serving.run", {"_WARM_UP": 10, "_BEFORE": 15}),
+    "wire": ("splitinfer.bench.wire.run", {"_LENGTH": 200}),
+    "kv": ("splitinfer.bench.kv.run", {"_TEXTS": 3}),
+}
+pytestmark = pytest.mark.timeout(300)  # while the machine is busy; each takes 20 s alone
+
 
 def bench(mode: str, folder: Path, tmp_path: Path, *options: str) -> tuple[dict[str, object], str]:
     layout = {"model": str(folder), "stages": [{"name": "a", "layers": 2}, {"name": "b", "layers": 2}]}
     layout["stages"][1]["address"] = "local"  # type: ignore[index]
     path = tmp_path / "two.yaml"
     path.write_text(yaml.safe_dump(layout))
-    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", mode, "--layout", str(path), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110)
+    command = brief.command(["--mode", mode, "--layout", str(path), *options], *FEWER[mode])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1]), done.stdout
 
@@ -56,7 +63,7 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
 
 def test_codecs_on_the_links_of_a_tiny_model(tmp_path: Path) -> None:
     folder = tiny.save(tmp_path / "model", "llama", vocab_size=160)
-    found, text = bench("wire", folder, tmp_path, "--trials", "1", "--prompt-tokens", "40", "--texts", "2")
+    found, text = bench("wire", folder, tmp_path, "--trials", "1", "--prompt-tokens", "40", "--texts", "1")
     rows = found["rows"]["codecs"]  # type: ignore[index]
     assert list(rows) == ["none", "fp16", "fp8", "int8"]
     assert rows["fp8"]["to_fp16"] <= 0.53

@@ -4,6 +4,7 @@ import threading
 import time
 
 import transports
+from transports.base import FLUSH_SECONDS
 
 
 def test_both_close_at_once():
@@ -26,4 +27,5 @@ def test_both_close_at_once():
             for thread in threads:
                 thread.join(5)
     assert len(took) == 120
-    assert max(took) < 0.5, f"{sum(t > 0.5 for t in took)} of {len(took)} goodbyes were slow"
+    slow = 0.9 * FLUSH_SECONDS  # what waits for words that never come takes all of it
+    assert max(took) < slow, f"{sum(t > slow for t in took)} of {len(took)} goodbyes were slow"

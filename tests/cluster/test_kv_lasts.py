@@ -7,6 +7,7 @@ from pathlib import Path
 
 import kv_kills
 import psutil
+from effort import thorough
 from processes import coordinator
 
 from splitinfer.core.sequence import SamplingParams
@@ -14,7 +15,7 @@ from splitinfer.llm import LLM, Settings
 
 
 def test_whoever_is_killed_while_writing_leaves_nothing_wrong_behind():
-    found = kv_kills.trials(range(2))
+    found = kv_kills.trials(range(thorough(2, 8)))
     assert all(each.same for each in found), found
 
 

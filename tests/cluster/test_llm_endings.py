@@ -46,7 +46,7 @@ def test_a_worker_dies_under_requests():
         llm.stats()
         began = time.monotonic()
         llm.close()
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 3
     until(lambda: not psutil.Process().children(), "no child is left", 3)
 
 

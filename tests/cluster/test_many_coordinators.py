@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import peers
+from effort import thorough
 from peers import Peer, at, hello, load, new, step
 from processes import RunningWorker, coordinator, figure, until, worker, write_layout
 
@@ -55,7 +56,7 @@ def is_killed(remote: RunningWorker, folder: Path) -> None:
 WAYS: list[Callable[[RunningWorker, Path], None]] = [
     completes, aborts_requests, leaves_with_requests_under_way, leaves_while_it_loads, drops_the_link_in_a_step,
 ]  # fmt: skip
-ROUNDS = int(os.environ.get("ROUNDS", "4"))
+ROUNDS = int(os.environ.get("ROUNDS", thorough(2, 6)))
 
 
 def test_many_coordinators(tmp_path: Path):

@@ -1,6 +1,6 @@
 """What each stage's process holds at its peak: its own weights as loaded, and little more. The other's never.
 
-Measured on real processes with a model large enough to tell: loading, a prompt of 128 tokens, an answer.
+Measured on real processes with a model large enough to tell: loading, a prompt, an answer.
 """
 
 import json
@@ -12,6 +12,7 @@ import mlx.core as mx
 import psutil
 import pytest
 import tiny
+from effort import thorough
 from mlx.utils import tree_flatten
 from processes import Running, are_gone, figure, until, worker, write_layout
 
@@ -20,13 +21,15 @@ MARGIN = (
     180 * MIB
 )  # the interpreter, MLX and activations: less than the other stage's weights, so that those would show
 LAYERS = 8
+NUM_TOKENS = thorough(16, 128)  # of the prompt
 SHAPE = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": LAYERS, "vocab_size": 4096}
-COORDINATOR = """
+COORDINATOR = f"""
 import json, sys
 import splitinfer
 layout, = sys.argv[1:]
 with splitinfer.LLM(layout) as llm:
-    out, = llm.generate([[i % 97 for i in range(128)]], splitinfer.SamplingParams(max_tokens=4, ignore_eos=True))
+    prompt = [i % 97 for i in range({NUM_TOKENS})]
+    out, = llm.generate([prompt], splitinfer.SamplingParams(max_tokens=4, ignore_eos=True))
     print(json.dumps([stage["weight_bytes"] for stage in llm.stats()["stages"]]), flush=True)
     sys.stdin.read()
 """

@@ -6,6 +6,7 @@ on the reference BLAS. MLA and recurrent ones are at equal chunking; at any othe
 and the test looks at how near it was.
 """
 
+import functools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
+from effort import thorough
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model
 from stages import layout, pipeline, prompt, shorten_blocks
@@ -26,7 +29,7 @@ from splitinfer.models.kv_pool import KVPool
 from transports import listen
 
 EXACT = ["llama", "qwen3", "gemma3_text", "qwen3_moe"]
-NUM_REQUESTS = 50  # of each model
+NUM_REQUESTS = thorough(26, 50)  # of each model
 BLOCK = 64  # tokens of KV by which what a sequence has is counted here: short answers outgrow it
 NEAR = 1e-4  # of the largest logit
 
@@ -184,9 +187,15 @@ def test_who_gives_up_its_kv_gets_the_same_tokens(name: str, tiny_folder: Callab
 
 def _room(folder: Path, cuts: Sequence[int], blocks: int) -> int:
     """Bytes that hold so many blocks on the smaller stage, so that a few requests fill it."""
+    return max(fixed * 4 + per_token * BLOCK * blocks for fixed, per_token in _kv_sizes(folder, tuple(cuts)))
+
+
+@functools.cache
+def _kv_sizes(folder: Path, cuts: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Each stage's bytes of KV for a sequence, and for a token."""
     with cluster(folder, cuts, Settings()) as running:
         stages = running.llm._engine.scheduler.config.kv.stages  # type: ignore[union-attr]
-        return max(stage.fixed * 4 + stage.per_token * BLOCK * blocks for stage in stages)
+        return [(stage.fixed, stage.per_token) for stage in stages]
 
 
 def _until_empty(running: Cluster) -> None:
@@ -202,7 +211,7 @@ def _until_empty(running: Cluster) -> None:
 def test_other_architectures_are_exact_at_equal_chunking(name: str, tiny_folder: Callable[..., Path]):
     """Prompts that go in one chunk, alone and in company."""
     with cluster(tiny_folder(name), [2, 2], Settings(token_budget=2048, max_running=12)) as running:
-        wished = [replace(wish, abort_after=None) for wish in wishes(3, 20, longest=30)]
+        wished = [replace(wish, abort_after=None) for wish in wishes(3, thorough(12, 20), longest=30)]
         alone = [running.llm.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
         for request, wish, tokens in zip(submit_all(running.llm, wished), wished, alone, strict=True):
             check(request, wish, tokens)
@@ -215,10 +224,11 @@ def test_other_architectures_part_only_at_near_ties(name: str, tiny_folder: Call
     folder = tiny_folder(name)
     settings = Settings(token_budget=48, max_running=8, kv_bytes=_room(folder, [2, 2], 9))
     with cluster(folder, [2, 2], settings) as running:
-        wished = [replace(wish, abort_after=None) for wish in wishes(4, 20, longest=200, greedy=True)]
-        requests = submit_all(running.llm, wished)
+        wished = [replace(wish, abort_after=None) for wish in wishes(4, thorough(14, 20), longest=200, greedy=True)]
+        requests, (plain, _) = submit_all(running.llm, wished), load_model(folder)
+        plain.set_dtype(mx.float32)
         margins = [
-            _margin(folder, wish.tokens, read(request, wish)) for request, wish in zip(requests, wished, strict=True)
+            _margin(plain, wish.tokens, read(request, wish)) for request, wish in zip(requests, wished, strict=True)
         ]
         flips = [margin for margin in margins if margin > 0]
         print(f"{name}: {len(flips)} of {len(wished)} requests parted, at margins {flips}")  # noqa: T201
@@ -226,10 +236,8 @@ def test_other_architectures_part_only_at_near_ties(name: str, tiny_folder: Call
         _until_empty(running)
 
 
-def _margin(folder: Path, tokens: Sequence[int], answer: Sequence[int]) -> float:
+def _margin(model: nn.Module, tokens: Sequence[int], answer: Sequence[int]) -> float:
     """How much less likely the first token was that mlx-lm would not have chosen, in units of its largest logit."""
-    model, _ = load_model(folder)
-    model.set_dtype(mx.float32)
     cache, y = make_prompt_cache(model), mx.array([list(tokens)])
     for token in answer:
         logits = model(y, cache=cache)[0, -1]
@@ -249,7 +257,7 @@ def test_an_abort_at_every_point_of_a_life(tiny_folder: Callable[..., Path]):
         alone = [llm.generate(wish.tokens, wish.params)[0].token_ids for wish in others]
         long = SamplingParams(max_tokens=30, ignore_eos=True)
         whole = llm.generate(prompt(90), long)[0].token_ids
-        for point in range(24):
+        for point in thorough([*range(9), 11, 14, 18, 23], range(24)):
             company = submit_all(llm, others)
             victim = llm.submit(prompt(90), long)
             seen = _steps_until(llm, point)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from effort import thorough
 from stages import pipeline, plain_greedy, plain_sampled, prompt, tokens_of
 
 from splitinfer.demo import TARGET
@@ -23,7 +24,7 @@ def test_greedy_is_mlx_lm(name: str, tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder(name)
     expected = plain_greedy(folder, PROMPT, NUM)
     assert len(set(expected)) > 5, "a model that repeats itself proves little"
-    for num_stages in (1, 2, 3):
+    for num_stages in thorough((1, 3), (1, 2, 3)):
         with pipeline(folder, cuts(name, num_stages), token_budget=16) as llm:
             assert tokens_of(llm, PROMPT, max_tokens=NUM) == expected, f"{num_stages} stages"
 
@@ -32,9 +33,7 @@ def test_greedy_is_mlx_lm(name: str, tiny_folder: Callable[..., Path]) -> None:
 def test_sampling_takes_every_road_alike(name: str, tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder(name)
     sampled = {"max_tokens": NUM, "temperature": 0.8, "top_p": 0.95, "min_p": 0.01, "top_k": 60, "seed": 5}
-    roads = [(1, "inproc", 16), (2, "inproc", 16), (2, "tcp", 16), (3, "tcp", 16), (3, "inproc", 16)]
-    if name not in tiny.SAME_CHUNKS_ONLY:
-        roads += [(1, "inproc", 512), (2, "tcp", 7), (3, "inproc", 1)]
+    roads = _roads(same_chunks=name in tiny.SAME_CHUNKS_ONLY)
     outcomes = {}
     for num_stages, scheme, chunk_size in roads:
         with pipeline(folder, cuts(name, num_stages), scheme, token_budget=chunk_size) as llm:
@@ -42,6 +41,16 @@ def test_sampling_takes_every_road_alike(name: str, tiny_folder: Callable[..., P
     first = outcomes[roads[0]]
     assert all(tokens == first for tokens in outcomes.values()), outcomes
     assert len(set(first)) > 5
+
+
+def _roads(*, same_chunks: bool) -> list[tuple[int, str, int]]:
+    """Numbers of stages, transports and sizes of a chunk: each at least once, or all that there are."""
+    if same_chunks:
+        usual, every = [(1, "inproc", 16), (2, "tcp", 16), (3, "inproc", 16)], [(2, "inproc", 16), (3, "tcp", 16)]
+    else:
+        usual = [(1, "inproc", 512), (2, "tcp", 7), (3, "inproc", 1), (3, "tcp", 16)]
+        every = [(1, "inproc", 16), (2, "inproc", 16), (2, "tcp", 16), (3, "inproc", 16)]
+    return thorough(usual, usual + every)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
@@ -52,7 +61,7 @@ def test_quantised(name: str, tiny_folder: Callable[..., Path]) -> None:
         assert tokens_of(llm, PROMPT, max_tokens=NUM) == expected
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 3])
+@pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.fast), 3])
 def test_demo_model(num_stages: int) -> None:
     shapes = {1: [12], 2: [5, 7], 3: [3, 5, 4]}
     with pipeline(TARGET, shapes[num_stages], "tcp", token_budget=8) as llm:

@@ -76,12 +76,32 @@ def build(config: Config, seed: int = 0) -> nn.Module:
     return model
 
 
-def lively(config: Config) -> tuple[nn.Module, mx.array, mx.array]:
+@dataclass(frozen=True, slots=True)
+class Care:
+    """How much is compared.
+
+    Attributes:
+        each_alone: cut into two at every layer, and into three here and there. Otherwise every cut is one of several
+            of a model: that takes two runs, however many layers there are.
+        chunks: sizes of a prompt's chunks, besides the usual one.
+        num_decoded: tokens of the answer.
+    """
+
+    each_alone: bool
+    chunks: tuple[int, ...]
+    num_decoded: int
+
+
+ALL = Care(True, OTHER_CHUNKS, NUM_DECODED)
+USUAL = Care(False, OTHER_CHUNKS[1:], 7)
+
+
+def lively(config: Config, num_decoded: int = NUM_DECODED) -> tuple[nn.Module, mx.array, mx.array]:
     """A model whose answer varies, with the tokens of prompt and greedy answer, and their logits."""
     for seed in range(5):
         model = build(config, seed)
-        tokens, expected = _reference(model)
-        if len(set(tokens[0, -NUM_DECODED:].tolist())) > 2:
+        tokens, expected = _reference(model, num_decoded)
+        if len(set(tokens[0, -num_decoded:].tolist())) > 2:
             return model, tokens, expected
     raise AssertionError("every reference repeats itself: choose other weights")
 
@@ -94,17 +114,17 @@ def _weights(path: str, x: mx.array) -> mx.array:
     return spread * 0.1 if "embed" in path else spread
 
 
-def examine(config: Config) -> Finding:
+def examine(config: Config, care: Care = ALL) -> Finding:
     """Compare every cut with the whole model.
 
     Raises:
         AssertionError: a cut that was not refused is wrong.
     """
-    model, tokens, expected = lively(config)
+    model, tokens, expected = lively(config, care.num_decoded)
     whole = [StageModel(model, 0, len(model.layers))]
     straight = _run(whole, tokens, CHUNK)
     notes = _check_whole(whole, tokens, straight, expected)
-    others = {chunk: _run(whole, tokens, chunk) for chunk in OTHER_CHUNKS}
+    others = {chunk: _run(whole, tokens, chunk) for chunk in care.chunks}
     any_chunking = all(_equal(straight, other) for other in others.values())
     num_cuts = len(model.layers) - 1
     rollback, together, kept = _rollback(whole), _together(whole[0]), _kept(whole[0])
@@ -115,7 +135,7 @@ def examine(config: Config) -> Finding:
         return Finding(num_cuts, refused, any_chunking, rollback, together, kept, tuple(notes))
     pairs, refused = _cut_everywhere(structure)
     right = list(pairs)
-    for borders in _all_borders(right):
+    for borders in _each_alone(right) if care.each_alone else _by_turns(right):
         stages = pairs[borders[0]] if len(borders) == 1 else cut(structure, borders)
         assert _equal(_run(stages, tokens, CHUNK), straight), f"cut at {borders}: other logits than whole"
         _check_reads(stages, structure)
@@ -148,7 +168,12 @@ def _cut_everywhere(structure: ModelStructure) -> tuple[dict[int, Stages], dict[
     return pairs, reasons
 
 
-def _all_borders(right: Sequence[int]) -> Iterator[list[int]]:
+def _by_turns(right: Sequence[int]) -> Iterator[list[int]]:
+    """Every cut once: the first, the third and so on; then the others."""
+    yield from (list(borders) for borders in (right[::2], right[1::2]) if borders)
+
+
+def _each_alone(right: Sequence[int]) -> Iterator[list[int]]:
     yield from ([k] for k in right)
     if len(right) >= 2:
         yield [right[0], right[-1]]
@@ -156,12 +181,12 @@ def _all_borders(right: Sequence[int]) -> Iterator[list[int]]:
         yield [right[len(right) // 2 - 1], right[len(right) // 2]]
 
 
-def _reference(model: nn.Module) -> tuple[mx.array, mx.array]:
+def _reference(model: nn.Module, num_decoded: int = NUM_DECODED) -> tuple[mx.array, mx.array]:
     """The tokens of prompt and greedy answer, and the logits of all of them, from plain mlx-lm."""
     tokens = (mx.arange(NUM_PROMPT) * 37 + 11)[None] % VOCAB
     cache = make_prompt_cache(model)
     logits = [model(tokens[:, at : at + CHUNK], cache=cache) for at in range(0, NUM_PROMPT, CHUNK)]
-    for _ in range(NUM_DECODED):
+    for _ in range(num_decoded):
         token = mx.argmax(logits[-1][:, -1:, :], axis=-1).astype(tokens.dtype)
         tokens = mx.concatenate([tokens, token], axis=1)
         logits.append(model(token, cache=cache))

@@ -11,6 +11,7 @@ import compare
 import configs
 import mlx.core as mx
 import pytest
+from effort import long
 from mlx.utils import tree_flatten
 from stages import pipeline, prompt
 
@@ -18,7 +19,7 @@ import splitinfer
 from transports.rdma.link import RdmaLink
 
 CONFIGS = configs.configurations()
-MODELS = ["llama/sliding", "gemma3_text", "mixtral", "deepseek_v3", "rwkv7"]
+MODELS = [long("llama/sliding"), "gemma3_text", long("mixtral"), "deepseek_v3", "rwkv7"]
 PROMPT = prompt(40, vocab=configs.VOCAB)
 PARAMS = splitinfer.SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.7, seed=3, logprobs=4)
 

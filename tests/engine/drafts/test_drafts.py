@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 import tiny
+from effort import long, thorough
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stages import layout, pipeline, plain_greedy, prompt, shorten_blocks, tokens_of, worker
@@ -90,7 +91,7 @@ def test_every_drafter_and_every_flight(llm: LLM, dice: Dice, right: float, para
     assert len(set(expected)) > 5
     dice.answers[tuple(PROMPT)] = expected
     before = llm.stats()["speculation"]
-    for flight in [None, *FLIGHTS]:
+    for flight in [None, *thorough(FLIGHTS[::2], FLIGHTS)]:
         assert llm.submit(PROMPT, plain, flight=flight).result().token_ids == expected, flight
     after = llm.stats()["speculation"]
     assert after["sent"] > before["sent"] + 50
@@ -100,7 +101,7 @@ def test_every_drafter_and_every_flight(llm: LLM, dice: Dice, right: float, para
         assert accepted == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=thorough(15, 60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.integers(0, 99), min_size=1, max_size=30),
     st.builds(Flight, st.integers(0, 8), st.integers(0, 8), st.integers(1, 3)),
@@ -311,7 +312,9 @@ def test_more_groups_than_stages(tiny_folder: Callable[..., Path]) -> None:
 # -- real drafters -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flight", [None, Flight(3), Flight(3, 4, 2)], ids=["controller", "synchronous", "in flight"])
+@pytest.mark.parametrize(
+    "flight", [None, long(Flight(3)), Flight(3, 4, 2)], ids=["controller", "synchronous", "in flight"]
+)
 def test_the_demo_pair(flight: Flight | None) -> None:
     outs = {}
     for draft in ("none", "demo-draft", "ngram"):
@@ -380,12 +383,12 @@ def test_states_are_put_back(cuts: list[int], tiny_folder: Callable[..., Path]) 
     """Recurrent kernels round by chunks, so tokens may part at a near-tie; these do not."""
     dice = Dice(0.6)
     with pipeline(tiny_folder("qwen3_next"), cuts, drafter=lambda: dice, token_budget=64) as llm:
-        for number in range(3):
+        for number in range(thorough(2, 3)):
             tokens = prompt(30, seed=number)
             params = SamplingParams(max_tokens=30, ignore_eos=True)
             expected = llm.submit(tokens, params, flight=Flight()).result().token_ids
             dice.answers[tuple(tokens)] = expected
-            for flight in (Flight(1), Flight(6), Flight(2, 3, 2), Flight(5, 5, 3)):
+            for flight in (*thorough((), (Flight(1),)), Flight(6), Flight(2, 3, 2), Flight(5, 5, 3)):
                 assert llm.submit(tokens, params, flight=flight).result().token_ids == expected, flight
         assert llm.stats()["speculation"]["accepted"] > 50
 

