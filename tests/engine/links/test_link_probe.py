@@ -40,13 +40,13 @@ def measured(
 ) -> Iterator[list[list[LinkMeasurement]]]:
     """What is found when a pipeline opens, and the pipeline generates afterwards."""
     found: list[list[LinkMeasurement]] = []
-    joined = WorkerGroup.join
+    connect_stages = WorkerGroup.connect_stages
 
-    def join_and_measure(worker_group: WorkerGroup) -> None:
-        joined(worker_group)
+    def connect_and_measure(worker_group: WorkerGroup) -> None:
+        connect_stages(worker_group)
         found.append(worker_group.measure_links())
 
-    monkeypatch.setattr(pipeline.WorkerGroup, "join", join_and_measure)
+    monkeypatch.setattr(pipeline.WorkerGroup, "connect_stages", connect_and_measure)
     with stages.pipeline(folder, [12 // num_stages] * num_stages, scheme) as llm:
         yield found
         assert len(stages.tokens_of(llm, [5, 6, 7], max_tokens=3)) == 3
