@@ -1,5 +1,5 @@
 """Everything that decides: pure, standard library only, tested in milliseconds.
 
-No arrays, no sockets, no threads, no clock and no chance live here; time and random numbers are
-arguments. ``lint-imports`` holds this.
+This package has no arrays, no sockets, no threads, no clock and no random numbers; time and random draws are
+arguments. ``lint-imports`` enforces this.
 """

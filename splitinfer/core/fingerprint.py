@@ -1,4 +1,4 @@
-"""What tells two sets of weights apart, so that all stages are known to hold the same model."""
+"""Fingerprints of weights, by which the stages check that they hold the same model."""
 
 import hashlib
 from collections.abc import Mapping
@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class FileFingerprint:
-    """One weights file: bytes of data, a digest of its table of tensors, a digest of samples of its bytes.
-
-    ``sample`` is ``None`` where the file has not been downloaded.
+    """One weights file. ``size``: bytes of data; ``table``: a digest of its table of tensors; ``sample``: a digest of
+    samples of its bytes, ``None`` where the file has not been downloaded.
     """
 
     size: int
@@ -19,14 +18,14 @@ class FileFingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """A model: a digest of its configuration, its files, and the hub's revision where it came from there."""
+    """A model: a digest of its configuration, its files, and its revision if it came from the hub."""
 
     config: str
     files: Mapping[str, FileFingerprint] = field(default_factory=dict)
     revision: str | None = None
 
     def difference(self, other: "Fingerprint") -> str | None:
-        """The first thing in which two models differ, as words, or ``None``.
+        """A phrase that names the first difference between two models, or ``None``.
 
         Samples are compared only where both sides have the file.
         """
@@ -45,7 +44,7 @@ class Fingerprint:
         return None
 
     def digest(self) -> str:
-        """The same for the same weights, whether their files have been downloaded or not where they have a revision."""
+        """A digest that is equal for equal weights; with a revision it is independent of which files are downloaded."""
         samples = self.revision is None
         files = [
             (name, one.size, one.table, one.sample if samples else None) for name, one in sorted(self.files.items())
@@ -53,6 +52,6 @@ class Fingerprint:
         return hashlib.blake2b(repr((self.config, self.revision, files)).encode(), digest_size=16).hexdigest()
 
 
-def _names(print_: Fingerprint) -> str:
-    names = sorted(print_.files)
+def _names(fingerprint: Fingerprint) -> str:
+    names = sorted(fingerprint.files)
     return ", ".join(names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")

@@ -1,6 +1,6 @@
-"""JSON documents for other programs to read: one writer for all that is printed or stored.
+"""Writes JSON documents for other programs; all that is printed or stored uses this writer.
 
-Python's own writer puts NaN and Infinity where a float is one, which JSON does not have and most parsers refuse.
+Python's own writer puts out NaN and Infinity for such floats, which JSON does not have and most parsers refuse.
 """
 
 import json
@@ -10,14 +10,14 @@ from typing import Any
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """``value`` as JSON, text as it is; numbers that are not finite become null.
+    """``value`` as JSON, without escapes for non-ASCII text; numbers that are not finite become null.
 
     >>> dumps({"rates": [1.5, float("nan")], "most": float("inf"), "name": "è"})
     '{"rates": [1.5, null], "most": null, "name": "è"}'
     """
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent)
-    except ValueError:  # rarely: nearly all documents are finite, and need no copy
+    except ValueError:  # rare: nearly all documents are finite and need no copy
         return json.dumps(_finite(value), ensure_ascii=False, allow_nan=False, indent=indent)
 
 

@@ -6,10 +6,10 @@ A layout cuts a model's layers into consecutive half-open ranges, one per stage:
     layers     [0 ........................ 40) [40 .............. 66)
     address    none: it is this process        tcp://mini.local:5577
 
-Everything here is arithmetic and text. A ``Layout`` that exists is right in itself: the checks run when
-it is made, so each layer is on exactly one stage, every worker can be reached at its own address, and
-nobody downstream asks again. Only what needs the model (do the layers add up to its own?) is left to
-``Layout.check``. Reading files and refusing unknown keys is ``splitinfer.config``.
+Everything here is arithmetic and text. A ``Layout`` is consistent: the checks run when it is made, so each
+layer is on exactly one stage, every worker has its own address, and no other code checks again. Only the
+check that needs the model (whether the layers add up to its own) is left to ``Layout.check``.
+``splitinfer.config`` reads files and refuses unknown keys.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from splitinfer.errors import LayoutError
 
 LOCAL = "local"  # the address of a worker that the coordinator starts itself
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-UNNAMED = "(unnamed)"  # the name of a layout that came from no file
+UNNAMED = "(unnamed)"  # the name of a layout without a file
 
 _TCP = re.compile(r"tcp://(?P<host>[\w.-]+|\[[\w:.%]+\]):(?P<port>[0-9]+)")  # [..] holds an IPv6 address
 _KEY = re.compile(r"[0-9a-f]{64}")
@@ -39,10 +39,11 @@ _INPROC = re.compile(r"inproc://[\w.-]+")
 class StageSpec:
     """One stage and its layers ``[start, end)``.
 
-    ``address`` is None for stage 0 (the coordinator); for a worker it is ``"local"``, ``"tcp://host:port"``
-    or, in tests, ``"inproc://name"``. ``key``: the worker's public key, 64 hexadecimal digits, where the link to it is
-    encrypted. ``codec``: how the hidden states of prompts come to it from the stage before (``core.wire_codec``).
-    ``carrier``: what carries the frames of the links to it, the coordinator's and the stage before's.
+    address: None for stage 0 (the coordinator); for a worker ``"local"``, ``"tcp://host:port"`` or, in tests,
+        ``"inproc://name"``.
+    key: the worker's public key, 64 hexadecimal digits, if the links to it are encrypted.
+    codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
+    link_transport: the transport of the links to it, from the coordinator and from the stage before.
     """
 
     name: str
@@ -65,11 +66,16 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The stages in order, and what they run; ``name`` is for messages (mostly the file's name).
+    """The stages in order, and what they run.
 
-    ``model`` and ``draft`` are hub ids, folders or built-in names; ``dtype`` is one of ``DTYPES``; ``serving``: how
-    requests share the stages; ``kv_format``: how keys and values are stored (``core.kv.format``).
-    Raises ``LayoutError`` when the stages contradict each other.
+    model, draft: hub ids, folders or built-in names.
+    dtype: one of ``DTYPES``.
+    name: used in messages; mostly the file's name.
+    serving: how requests share the stages.
+    kv_format: how keys and values are stored (``core.kv.format``).
+
+    Raises:
+        LayoutError: the stages contradict each other, or a value is none of those allowed.
     """
 
     stages: tuple[StageSpec, ...]
@@ -97,7 +103,7 @@ class Layout:
         return self.stages[-1].end
 
     def with_model(self, model: str) -> Self:
-        """The same layout for ``model``, whether it named one before or not."""
+        """The same layout with ``model`` in place of its own, if it had one."""
         return dataclasses.replace(self, model=model)
 
     def with_codec(self, codec: str) -> Self:
@@ -106,7 +112,11 @@ class Layout:
         return dataclasses.replace(self, stages=(first, *(dataclasses.replace(each, codec=codec) for each in others)))
 
     def check(self, num_layers_of_model: int) -> None:
-        """Raise ``LayoutError`` unless the stages hold exactly the model's layers."""
+        """Check that the stages hold exactly the model's layers.
+
+        Raises:
+            LayoutError: they hold more or fewer.
+        """
         if self.num_layers == num_layers_of_model:
             return
         sum_ = " + ".join(str(stage.num_layers) for stage in self.stages)
@@ -120,7 +130,7 @@ Part = tuple[str, int, str | None] | tuple[str, int, str | None, Mapping[str, An
 
 
 def lay_out(parts: Iterable[Part]) -> tuple[StageSpec, ...]:
-    """Stages from ``(name, number of layers, address[, more of a StageSpec's fields])`` in order; each starts where the
+    """Stages from ``(name, number of layers, address[, further fields of StageSpec])`` in order; each starts where the
     one before ends."""
     stages: list[StageSpec] = []
     start = 0
@@ -132,7 +142,7 @@ def lay_out(parts: Iterable[Part]) -> tuple[StageSpec, ...]:
 
 
 def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
-    """Every layer is on exactly one stage, and every stage has layers and a name of its own."""
+    """Check that every layer is on exactly one stage, and every stage has layers and its own name."""
     if not stages:
         raise LayoutError(f"layout {layout} has no stages; it needs at least one")
     names: set[str] = set()
@@ -154,7 +164,7 @@ def _check_stages(stages: Sequence[StageSpec], layout: str) -> None:
 
 
 def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
-    """The coordinator has no address, every worker has one, and no two the same."""
+    """Check that the coordinator has no address, and every worker has its own."""
     first, *workers = stages
     if first.address is not None:
         raise LayoutError(
@@ -165,7 +175,7 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
         _check_key(stage, layout)
         _check_codec(stage, layout)
         _check_link_transport(stage, layout)
-    place_to_name: dict[str, str] = {}
+    address_to_name: dict[str, str] = {}
     for stage in workers:
         if stage.address is None:
             raise LayoutError(
@@ -173,14 +183,14 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
                 f"give it tcp://host:port, or local for a worker on this machine"
             )
         if stage.is_local:
-            continue  # any number of them: each is started on a port of its own
-        place = _place(stage.address, f"stage {stage.name!r} of layout {layout}")
-        if place in place_to_name:
+            continue  # there may be several: each is started on its own port
+        key = _normalized(stage.address, f"stage {stage.name!r} of layout {layout}")
+        if key in address_to_name:
             raise LayoutError(
-                f"stages {place_to_name[place]!r} and {stage.name!r} of layout {layout} are both at {stage.address}; "
+                f"stages {address_to_name[key]!r} and {stage.name!r} of layout {layout} are both at {stage.address}; "
                 f"each needs its own address"
             )
-        place_to_name[place] = stage.name
+        address_to_name[key] = stage.name
 
 
 def _check_key(stage: StageSpec, layout: str) -> None:
@@ -192,7 +202,7 @@ def _check_key(stage: StageSpec, layout: str) -> None:
         )
     if not _KEY.fullmatch(stage.key):
         raise LayoutError(
-            f"the key of stage {stage.name!r} of layout {layout} is none: it has 64 digits from 0 to 9 and a to f"
+            f"the key of stage {stage.name!r} of layout {layout} is no key: a key has 64 digits from 0 to 9 and a to f"
         )
 
 
@@ -210,18 +220,15 @@ def _check_codec(stage: StageSpec, layout: str) -> None:
 
 def _check_link_transport(stage: StageSpec, layout: str) -> None:
     mistake = stage.link_transport.mistake
-    if (
-        mistake is None
-        and stage.link_transport != OVER_TCP
-        and (stage.address is None or _INPROC.fullmatch(stage.address))
-    ):
+    has_links = stage.address is not None and not _INPROC.fullmatch(stage.address)
+    if mistake is None and stage.link_transport != OVER_TCP and not has_links:
         mistake = "has a transport; only the links to a worker at tcp://host:port or local have one"
     if mistake is not None:
         raise LayoutError(f"stage {stage.name!r} of layout {layout} {mistake}")
 
 
-def _place(address: str, where: str) -> str:
-    """The address in the one spelling that is compared (host names know no case); ``where`` is for the message."""
+def _normalized(address: str, where: str) -> str:
+    """The address in the spelling that is compared (host names ignore case); ``where`` is for the message."""
     if _INPROC.fullmatch(address):
         return address
     match = _TCP.fullmatch(address)

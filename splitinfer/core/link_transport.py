@@ -1,7 +1,7 @@
-"""What carries the frames on the link to a stage.
+"""The transport of the links to a stage.
 
-``tcp`` works everywhere; ``rdma`` is Thunderbolt 5 between two Macs (or, with the backend ``ring``, MLX's own sockets,
-to try the same road without); ``auto`` prefers ``rdma`` and takes ``tcp`` where one of the two ends cannot.
+``tcp`` works everywhere; ``rdma`` is Thunderbolt 5 between two Macs (or, with the backend ``ring``, MLX's sockets, to
+run the same code without the hardware); ``auto`` prefers ``rdma`` and uses ``tcp`` where one of the two ends cannot.
 """
 
 import re
@@ -17,7 +17,8 @@ _DEVICE = re.compile(r"\w{1,32}(:\w{1,32})?", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class LinkTransport:
-    """``device``: which RDMA device, where there are several: one name, or this end's and the worker's, ``a:b``."""
+    """A transport and its options. ``device``: the RDMA device, where there are several: one name, or this end's and
+    the worker's as ``a:b``."""
 
     transport: str = TCP
     backend: str = JACCL
@@ -25,7 +26,7 @@ class LinkTransport:
 
     @property
     def mistake(self) -> str | None:
-        """What is wrong with it, as words that follow the stage's name; ``None``: nothing."""
+        """What is wrong with it, as a phrase that follows the stage's name; ``None`` if nothing is."""
         if self.transport not in TRANSPORTS:
             return f"has the transport {self.transport!r}, which is none of {', '.join(TRANSPORTS)}"
         if self.backend not in BACKENDS:
@@ -37,7 +38,7 @@ class LinkTransport:
         return None
 
     def addresses(self, tcp: str) -> tuple[str, str]:
-        """By which address the worker at ``tcp`` is reached, and by which if that fails: empty, by none."""
+        """The address for the worker at ``tcp``, and the one to fall back to, which is empty if there is none."""
         if self.transport == TCP:
             return tcp, ""
         given = [f"backend={self.backend}"] * (self.backend != JACCL) + [f"device={self.device}"] * bool(self.device)

@@ -1,37 +1,37 @@
-"""When a stage counts as lost, and how long to wait for it: clocks come in as arguments.
+"""When a stage counts as lost, and how long to wait for it. Times are arguments; nothing here reads a clock.
 
-A dead process or a broken link is noticed by the transport. What it cannot notice is an engine that
-stands still while its heartbeats go on: that is a step which takes far longer than steps do.
+The transport detects a dead process or a broken link. It cannot detect an engine that hangs while its heartbeats
+go on; that shows as a step which takes far longer than usual.
 """
 
 from dataclasses import dataclass
 
-_PATIENCE = 20  # times the usual step
-_AT_LEAST = 10.0  # seconds; a machine may be busy with something else for a moment
+_PATIENCE = 20  # times the usual time of a step
+_AT_LEAST = 10.0  # seconds; a machine may be busy with something else for some time
 _BEFORE_ANY = 120.0  # seconds for the first step, which also fills caches and compiles kernels
 _SMOOTHING = 0.2  # weight of the newest step
 
 
 @dataclass(slots=True)
 class StallDetector:
-    """Tells a step that takes too long. Times in seconds on any one clock."""
+    """Detects a step that takes too long. Times are seconds on any one clock."""
 
-    usual: float | None = None  # a step's usual time from out to back
-    _since: float | None = None  # when the oldest step under way began to be waited for
+    usual: float | None = None  # usual seconds from sending a step to its result
+    _since: float | None = None  # since when the oldest step under way is waited for
 
     def waiting(self, now: float) -> None:
-        """A step is under way."""
+        """Note that a step is under way."""
         self._since = now if self._since is None else self._since
 
     def answered(self, now: float, *, more: bool) -> None:
-        """A result came; ``more``: other steps are still under way."""
+        """Note that a result came; ``more``: other steps are still under way."""
         if self._since is not None:
             took = now - self._since
             self.usual = took if self.usual is None else (1 - _SMOOTHING) * self.usual + _SMOOTHING * took
         self._since = now if more else None
 
     def reset(self) -> None:
-        """Nothing is under way any more."""
+        """Note that nothing is under way any more."""
         self._since = None
 
     @property
@@ -44,25 +44,25 @@ class StallDetector:
         return self._since is not None and now - self._since > self.limit
 
 
-_SURE = 0.7  # share of a step's usual time in which it is surely not done
+_SURE = 0.7  # share of a step's usual time after which it may be done
 
 
 @dataclass(slots=True)
 class Pace:
-    """How long a loop may look for more work before it waits for the step under way.
+    """How long a loop may poll for more work before it blocks on the step under way, in seconds.
 
-    Waiting for a device is deaf: what arrives meanwhile could have been launched behind the step, so that the
-    device goes from one to the next. Most of a step's usual time is therefore spent listening. Seconds.
+    While a loop blocks on a device it receives nothing; work that arrives earlier can be launched behind the step, so
+    that the device does not idle between the two. Most of a step's usual time is therefore spent polling.
     """
 
     usual: float = 0.0
 
     def took(self, seconds: float) -> None:
-        """A step is done, so long after it was launched."""
+        """Note that a step was done ``seconds`` after its launch."""
         self.usual += _SMOOTHING * (seconds - self.usual)
 
     def spare(self, since_launch: float) -> float:
-        """Seconds that are left to listen."""
+        """Seconds that are left for polling."""
         return max(0.0, _SURE * self.usual - since_launch)
 
 
@@ -71,13 +71,13 @@ MAX_LOSSES_IN_A_ROW = 3
 
 @dataclass(slots=True)
 class LossCounter:
-    """Counts losses without a token in between: something that fails again and again is not waited for."""
+    """Counts losses without a token in between, so that a pipeline which fails again and again is given up."""
 
     in_a_row: int = 0
     _tokens: int = -1
 
     def another(self, num_tokens: int) -> bool:
-        """One more loss, after ``num_tokens`` tokens in all; whether going on makes sense."""
+        """Count one more loss, after ``num_tokens`` tokens in all; returns whether to recover from it."""
         self.in_a_row = self.in_a_row + 1 if num_tokens == self._tokens else 1
         self._tokens = num_tokens
         return self.in_a_row <= MAX_LOSSES_IN_A_ROW
@@ -85,13 +85,13 @@ class LossCounter:
 
 @dataclass(slots=True)
 class RejoinDeadline:
-    """How long requests wait for a lost stage. While no request waits, neither does the clock."""
+    """The deadline for a lost stage to come back. Its clock runs only while a request waits."""
 
     timeout: float
     _since: float | None = None
 
     def is_over(self, now: float, *, anybody_waits: bool) -> bool:
-        """Whether somebody has waited for ``timeout`` seconds."""
+        """Whether requests have waited for ``timeout`` seconds."""
         if not anybody_waits:
             self._since = None
             return False

@@ -1,10 +1,10 @@
-"""The words the stages exchange: what every stage does in a step, and what came of it.
+"""Plans and results: what every stage does in a step, and what it returns.
 
-The plan is the only truth. It is immutable and numbered; a sequence the stages have not seen comes
-in full (``NewSequence``), a known one as its next tokens (``Slice``). A stage truncates its cache
-to ``Slice.start`` before it runs: rolling back after a rejected draft, or after an edited turn of a
-conversation, is data in the next plan and no message of its own, and replaying the plans rebuilds a
-lost stage. Token ids come back, never hidden states.
+All that the stages do follows from plans. A plan is immutable and numbered; a sequence that is new to the
+stages comes in full (``NewSequence``), a known one as its next tokens (``Slice``). A stage truncates its
+cache to ``Slice.start`` before it runs: rolling back after a rejected draft, or after an edited turn of a
+conversation, is data in the next plan and no message of its own, and replaying the plans rebuilds a lost
+stage. Results hold token ids, never hidden states.
 
     Scheduler --StepPlan--> stage 0 --hidden--> stage 1 ... last stage --StepResult--> Scheduler
 """
@@ -20,9 +20,12 @@ from splitinfer.core.sequence import SamplingParams
 class NewSequence:
     """A sequence's static data, sent once. Filled by the scheduler.
 
-    ``prefix`` holds the tokens before the first slice's start, whose KV is copied from stored ``blocks``, in order, as
-    far as there are tokens; the last stage needs them because penalties look back. ``num_prompt``: positions before
-    it are the prompt's, whose hidden states links may pack (``core.wire_codec``).
+    ``prefix``: the tokens before the first slice's start. Their KV is copied from the stored ``blocks``, in order, as
+    far as there are tokens; the last stage needs the tokens for penalties. ``num_prompt``: positions before it belong
+    to the prompt, whose hidden states links may pack (``core.wire_codec``).
+
+    Raises:
+        ValueError: blocks without a prefix, or a prefix without blocks.
     """
 
     seq_id: int
@@ -41,9 +44,12 @@ class NewSequence:
 class Slice:
     """One sequence's part of a step: positions [start, start + len(token_ids)).
 
-    The last ``num_logits`` rows go through norm, head and sampler; 0 for a chunk that is not the
-    prompt's last. The last ``num_drafts`` tokens are drafts, guesses of what would be sampled in their places; each
-    but a first one has the row before it to be verified by.
+    The last ``num_logits`` rows go through norm, head and sampler; 0 for a chunk that is not the prompt's last. The
+    last ``num_drafts`` tokens are drafts of what will be sampled in their places; each is verified by the row before
+    it, the slice's first token by an earlier slice.
+
+    Raises:
+        ValueError: the numbers contradict each other.
     """
 
     seq_id: int
@@ -66,19 +72,19 @@ class Slice:
 
     @property
     def begins_with_draft(self) -> bool:
-        """Whether it follows a slice that is not yet verified, and is void if that one's last token is another."""
+        """Whether its first token is a draft, so that it is void if another token is sampled in that place."""
         return self.num_drafts == len(self.token_ids)
 
     def is_void(self, position: int, token_id: int | None) -> bool:
-        """Whether it lies behind a wrong draft, where ``token_id`` was sampled last, for ``position`` (``None``:
-        nothing was). It then begins behind that position, or there, with another token."""
+        """Whether it lies behind a wrong draft, where ``token_id`` was sampled last, for ``position`` (``None``: no
+        token was). A slice that begins with a draft is valid only if it begins there with that token."""
         return self.begins_with_draft and (self.start, self.token_ids[0]) != (position, token_id)
 
     def num_accepted(self, sampled: Seq[int]) -> int:
         """How many of the ``num_logits`` sampled tokens count: those up to the first that is not the next draft.
 
-        Sampling the target at each position with that position's key, and taking drafts while they are equal, gives
-        the target's tokens whatever the drafts are.
+        Sampling the target at each position with that position's key, and accepting drafts while they are equal,
+        gives the target's tokens whatever the drafts are.
 
         >>> Slice(1, 9, (4, 5, 6), 3, num_drafts=2).num_accepted((5, 7, 8))
         2
@@ -89,7 +95,7 @@ class Slice:
         return len(sampled)
 
     def is_verdict(self, tokens: Seq[int]) -> bool:
-        """Whether these can be the tokens that count: all, or up to one that is not the next draft."""
+        """Whether ``tokens`` can be those that count: all, or those up to one that is not the next draft."""
         if len(tokens) >= self.num_logits or not tokens:
             return len(tokens) == self.num_logits and self.num_accepted(tokens) == len(tokens)
         return self.num_accepted(tokens) == len(tokens) and tokens[-1] != self._verified[len(tokens) - 1]
@@ -102,9 +108,12 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Keep a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``.
+    """Stores a copy of a sequence's KV of positions [start, end), which earlier steps computed, as block ``block_id``.
 
-    With ``tokens``, those positions', it is written to disk, too, as what follows the block of key ``parent``.
+    With the ``tokens`` of those positions it is also written to disk, as the block after that of key ``parent``.
+
+    Raises:
+        ValueError: an empty range, or tokens of another number.
     """
 
     block_id: int
@@ -128,8 +137,12 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read positions [start, end), which are on disk under ``key``, as block ``block_id``. A stage that cannot says so
-    in its figures."""
+    """Reads positions [start, end), which are on disk under ``key``, as block ``block_id``. A stage that cannot reports
+    that in its figures.
+
+    Raises:
+        ValueError: an empty range.
+    """
 
     block_id: int
     key: Key
@@ -143,9 +156,15 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One micro-batch for all stages: first ``saves`` are made, then ``freed`` sequences and ``dropped`` blocks go,
-    then ``fetches`` and ``new`` come, then ``slices`` run, each of another sequence. ``erased``: keys of files that
-    nobody will ask for again."""
+    """One micro-batch for all stages.
+
+    A stage first makes the ``saves``, then frees the ``freed`` sequences and ``dropped`` blocks, then adds ``fetches``
+    and ``new``, then runs the ``slices``, each of another sequence. ``erased``: keys of files that will not be read
+    again.
+
+    Raises:
+        ValueError: two slices of one sequence.
+    """
 
     step: int
     new: tuple[NewSequence, ...] = ()
@@ -168,7 +187,7 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """How to read a hidden state's bytes: ``dtype`` by MLX's name, row-major ``shape``."""
+    """The layout of a hidden state's bytes: ``dtype`` by MLX's name, row-major ``shape``."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -185,8 +204,8 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class SampledSlice:
-    """The tokens sampled for one slice, one per row that wanted logits; of drafts, those up to the first wrong one,
-    and none at all if the slice was void."""
+    """The tokens sampled for one slice, one for each row with logits. With drafts they end at the first wrong one, and
+    there are none if the slice was void."""
 
     seq_id: int
     tokens: tuple[SampledToken, ...]
@@ -194,14 +213,17 @@ class SampledSlice:
 
 @dataclass(frozen=True, slots=True)
 class StageFigures:
-    """What one step cost one stage. Seconds on that stage's own monotonic clock.
+    """What one step cost one stage. Times are seconds on that stage's own monotonic clock.
 
-    ``received``: when its frame had arrived; nothing arrives at the first stage. ``sent``: when it was ready to be
-    sent on, but for the message around it. ``bytes_copied``, ``copying``: of stored KV for sequences that begin with
-    it, and the seconds that took. ``unfit``: rows that the link's codec could not hold, and that went as they are.
-    ``fetching``: seconds that reading the plan's fetches took. ``rows``: how many it
-    computed. ``lacking``: blocks of the plan's fetches that it
-    could not read. ``written``: keys that have come to its disk since it said so last.
+    started, ended: of computing.
+    received: when its frame had arrived; meaningless on the first stage.
+    sent: when its output was ready to be sent, but for the message around it.
+    bytes_copied, copying: bytes of stored KV copied for new sequences, and the seconds that took.
+    rows: number of rows that it computed.
+    unfit: rows that the link's codec could not hold and that were sent as they are.
+    fetching: seconds that reading the plan's fetches took.
+    lacking: ids of the fetches' blocks that it could not read.
+    written: keys of blocks written to its disk since the last figures.
     """
 
     stage: int
@@ -221,7 +243,7 @@ class StageFigures:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a plan: made by the last stage, figures added by every stage on the way."""
+    """The result of a plan. The last stage makes it; ``figures`` has one entry from each stage."""
 
     step: int
     sampled: tuple[SampledSlice, ...] = ()

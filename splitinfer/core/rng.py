@@ -1,9 +1,8 @@
 """The random key of a token: a function of the request's seed and the token's position, alone.
 
-Then how a sequence was batched, chunked, cut, drafted, preempted or replayed cannot change what is
-sampled: every road gives the same tokens, at any temperature. The mixing is SplitMix64 (Steele,
-Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): two rounds keep the keys
-of neighbouring positions and neighbouring seeds unrelated.
+So batching, chunking, the cut, drafts, preemption and replay cannot change what is sampled, at any temperature. The
+mixing is SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014): two rounds
+keep the keys of neighbouring positions and neighbouring seeds unrelated.
 """
 
 _MASK = 2**64 - 1

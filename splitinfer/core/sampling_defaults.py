@@ -1,7 +1,7 @@
-"""Which sampling values are in force where a caller names only some of them, and where each one comes from.
+"""The sampling values in force where a caller sets only some of them, and where each one comes from.
 
-A model's makers recommend values in its ``generation_config.json``. A person's own choice goes before the file, the
-file before the caller's fallback. Pure; ``models.generation_config`` reads the file.
+A model's makers recommend values in its ``generation_config.json``. A user's choice comes before the file, the file
+before the caller's fallback. Pure; ``models.generation_config`` reads the file.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ _SAMPLED_TEMPERATURE = 1.0  # what the file format means by do_sample without a 
 
 
 class Origin(StrEnum):
-    """Where a sampling value comes from; the values are the words a person reads."""
+    """Where a sampling value comes from. The values are shown to users."""
 
     OPTION = "command line"
     MODEL = "generation_config.json"
@@ -30,7 +30,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recommended:
-    """What a generation config says. ``values``: by field of ``SamplingParams``, each within its range.
+    """The recommendations of a generation config. ``values``: by field of ``SamplingParams``, each within its range.
     ``problems``: for each value that cannot be used, what it must be.
     """
 
@@ -47,7 +47,7 @@ NOTHING = Recommended({})
 
 
 def recommended(config: Mapping[str, Any]) -> Recommended:
-    """The usable sampling values of a generation config; fields that are absent or null say nothing.
+    """The usable sampling values of a generation config; fields that are absent or null are left out.
 
     ``do_sample: false`` means greedy decoding whatever the temperature; ``do_sample: true`` without a temperature means
     a temperature of 1, as in the library that defines the format.
@@ -58,11 +58,11 @@ def recommended(config: Mapping[str, Any]) -> Recommended:
     values: dict[str, Any] = {}
     problems = []
     for name in RECOMMENDABLE:
-        said = config.get(name)
-        if said is None:
+        value = config.get(name)
+        if value is None:
             continue
         try:
-            values[name] = _checked(name, said)
+            values[name] = _checked(name, value)
         except ValueError as error:
             problems.append(str(error))
     if config.get("do_sample") is False:
@@ -72,27 +72,27 @@ def recommended(config: Mapping[str, Any]) -> Recommended:
     return Recommended(values, tuple(problems))
 
 
-def _checked(name: str, said: Any) -> Any:
+def _checked(name: str, raw: Any) -> Any:
     """One value as ``SamplingParams`` takes it.
 
     Raises:
         ValueError: it is no number, or out of its range.
     """
-    if isinstance(said, bool) or not isinstance(said, int | float):
-        raise ValueError(f"{name} must be a number, not {said!r:.40}")
+    if isinstance(raw, bool) or not isinstance(raw, int | float):
+        raise ValueError(f"{name} must be a number, not {raw!r:.40}")
     try:
-        value: Any = float(said)
+        value: Any = float(raw)
     except OverflowError:
         raise ValueError(f"{name} is too large") from None
     if name in _WHOLE:
         if not value.is_integer() or value > _GREATEST_WHOLE:
-            raise ValueError(f"{name} must be a whole number up to {_GREATEST_WHOLE:,}, not {said!r:.40}")
+            raise ValueError(f"{name} must be a whole number up to {_GREATEST_WHOLE:,}, not {raw!r:.40}")
         value = int(value)
     return _within_range(name, value)
 
 
 def _within_range(name: str, value: Any) -> Any:
-    """The value, which ``SamplingParams`` takes; else its ``ValueError``."""
+    """The value, if ``SamplingParams`` accepts it; else its ``ValueError``."""
     return getattr(SamplingParams(**{name: value}), name)
 
 
@@ -105,11 +105,11 @@ class ResolvedSampling:
 
     @classmethod
     def of(cls, params: SamplingParams) -> "ResolvedSampling":
-        """Parameters of which no more is known."""
+        """Parameters whose values all count as defaults."""
         return cls(params, dict.fromkeys(RECOMMENDABLE, Origin.DEFAULT))
 
     def with_value(self, name: str, text: str) -> "ResolvedSampling":
-        """The same with one value set in the chat, as it was typed.
+        """The same parameters with one value set in the chat. ``text``: the value as it was typed.
 
         Raises:
             ValueError: it is no number, or out of its range.
@@ -125,10 +125,10 @@ class ResolvedSampling:
 
 @dataclass(frozen=True, slots=True)
 class SamplingChoice:
-    """What a person chose before the model was known.
+    """A user's choice, made before the model is known.
 
     chosen: fields of ``RECOMMENDABLE`` with the values given on the command line.
-    base: every other parameter, and what holds where neither ``chosen`` nor the model says anything.
+    base: all other parameters, and the fallback for those that neither ``chosen`` nor the model sets.
 
     Raises:
         ValueError: a chosen value is out of its range.

@@ -1,22 +1,21 @@
 """One request as the scheduler sees it: its parameters and its tokens.
 
-A sequence is a growing list of token ids and one number, ``num_scheduled``: how many of them have
-been given to a plan. Prefill, a later chunk, a reused prefix and decode are then the same case:
-tokens still to compute.
+A sequence is a growing list of token ids and one number, ``num_scheduled``: how many of them are in
+plans. Prefill, a later chunk, a reused prefix and decode are then the same case: tokens still to compute.
 
     tokens      [ reused | prompt, in chunks ......... | generated ... ]
                          ^ first slice starts here      ^ num_prompt_tokens
     num_scheduled ------------------------> moves right with every plan
 
-With speculation drafts follow the tokens: those ``ahead`` are in plans under way, and those ``drafted`` wait for one.
-``num_scheduled`` counts those ahead, too. As tokens are sampled, they take the drafts' places as long as they are
-equal; the first that is not voids all after it, and ``num_scheduled`` goes back there.
+With speculation, drafts follow the tokens: those ``ahead`` are in plans under way, and those ``drafted`` wait for one.
+``num_scheduled`` includes those ahead. Sampled tokens take the drafts' places as long as they are equal; the first
+that differs voids all drafts after it, and ``num_scheduled`` goes back to its position.
 
     tokens ................. | ahead ......... | drafted ...
                              sampled next ^      num_scheduled is here
 
-A sequence that gave up its KV goes back to ``num_scheduled = 0`` and keeps its tokens, also the generated ones:
-they are computed again like a prompt.
+A preempted sequence goes back to ``num_scheduled = 0`` and keeps its tokens, also the generated ones: they are
+computed again like a prompt.
 """
 
 import math
@@ -28,17 +27,17 @@ from splitinfer.core.kv.block_tree import Block, Key
 from splitinfer.core.speculation.flight import Flight
 
 MAX_LOGPROBS = 20
-MAX_WHOLE = 2**63 - 1  # what a plan can carry to another machine
-REPETITION_CONTEXT = 20  # tokens a repetition penalty looks back on, as in mlx-lm
+MAX_WHOLE = 2**63 - 1  # the largest number that a plan can hold
+REPETITION_CONTEXT = 20  # last tokens that a repetition penalty applies to, as in mlx-lm
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; the values are the public words."""
+    """Why a request ended. The values are public."""
 
     STOP = "stop"  # a stop string, a stop token or the end-of-sequence token
     LENGTH = "length"  # max_tokens, or the model's context is full
-    ABORT = "abort"  # the caller asked
-    ERROR = "error"  # the pipeline could not go on
+    ABORT = "abort"  # the caller cancelled it, or its deadline is over
+    ERROR = "error"  # the pipeline failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +62,10 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # None: none; n: the chosen token's and the n most likely ones
+    logprobs: int | None = None  # None: off; n: of the chosen token and the n most likely ones
 
     def __post_init__(self) -> None:
-        # A single string is what people write; iterating over it would stop at every letter.
+        # A caller may pass a single string; iterating over it would stop at every letter.
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
@@ -120,30 +119,30 @@ class Sequence:
     params: SamplingParams
     seed: int
     end_tokens: frozenset[int] = frozenset()  # end of sequence and stop_token_ids together
-    session: str | None = None  # a name under which its KV can be forgotten
-    num_reused: int = 0  # tokens whose KV came from stored blocks when it began to run
-    num_cached: int | None = None  # the same, when it first began
-    blocks: list[Block] = field(default_factory=list)  # stored, of its tokens, from the first on
-    is_stored: bool = True  # whether its further blocks can be stored: those before them are
-    awaits: list[Block] = field(default_factory=list)  # that are on their way from disk
-    has_fetched: bool = False  # whether it has asked for blocks on disk
-    keys: tuple[Key, ...] = ()  # of the full blocks of its prompt; filled by the scheduler
+    session: str | None = None  # the name by which its blocks can be dropped
+    num_reused: int = 0  # tokens whose KV came from stored blocks when it was admitted
+    num_cached: int | None = None  # the same, at its first admission
+    blocks: list[Block] = field(default_factory=list)  # stored blocks of its tokens, from the first on
+    is_stored: bool = True  # whether its next block can be stored, because all before it are
+    awaits: list[Block] = field(default_factory=list)  # blocks being read from disk that it waits for
+    has_fetched: bool = False  # whether it has requested blocks on disk
+    keys: tuple[Key, ...] = ()  # keys of the full blocks of its prompt; filled by the scheduler
     priority: int = 0  # higher goes first
     deadline: float | None = None  # seconds on the caller's clock
     arrival: int = 0  # counts submissions; filled by the scheduler
     num_scheduled: int = 0
-    num_preemptions: int = 0  # times it gave up its KV to another
+    num_preemptions: int = 0  # times it was preempted
     num_in_flight: int = 0  # plans under way that hold a slice of this sequence
-    num_awaited: int = 0  # those of them that are not void
+    num_awaited: int = 0  # how many of them are not void
     ahead: list[int] = field(default_factory=list)  # drafts that plans under way hold
     drafted: list[int] = field(default_factory=list)  # drafts after those, for the next plan
     is_dry: bool = False  # whether there are no more drafts until the next token
     num_misses: int = 0  # times a draft in a plan was wrong
-    kv_floor: int = 0  # tokens its KV had place for when one was
-    flight: Flight | None = None  # how its drafts go; None: whatever is best
-    begun_at: float | None = None  # seconds on the scheduler's clock, when its first slice was planned
-    token_at: float = 0.0  # seconds on the scheduler's clock, when its last token came
-    is_known: bool = False  # whether the stages have been told its static data
+    kv_floor: int = 0  # tokens its KV had room for at the last wrong draft
+    flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
+    begun_at: float | None = None  # when its first slice was planned, in seconds on the scheduler's clock
+    token_at: float = 0.0  # when its last token came, in seconds on the scheduler's clock
+    is_known: bool = False  # whether the stages have its static data
     finish_reason: FinishReason | None = None
     num_prompt_tokens: int = field(init=False)
 
@@ -153,17 +152,17 @@ class Sequence:
 
     @property
     def num_to_compute(self) -> int:
-        """Tokens known and not yet given to a plan: the one currency."""
+        """Known tokens that are in no plan yet; the quantity that steps are planned in."""
         return max(0, len(self.tokens) - self.num_scheduled)
 
     @property
     def num_sure(self) -> int:
-        """Tokens that are known and whose KV the stages have, or will have by the plans under way."""
+        """Known tokens whose KV the stages have, or will have after the plans under way."""
         return min(self.num_scheduled, len(self.tokens))
 
     @property
     def stream(self) -> list[int]:
-        """Its tokens with all drafts: what the next draft follows."""
+        """Its tokens and all drafts, which the next draft follows."""
         return [*self.tokens, *self.ahead, *self.drafted]
 
     @property
@@ -173,16 +172,16 @@ class Sequence:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens its KV has place for; caches that go back keep theirs."""
+        """Tokens its KV has room for; caches do not shrink when they are rolled back."""
         return max(self.num_scheduled, self.kv_floor)
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Smaller goes first where not all can go: the higher priority, then the earlier arrival."""
+        """The order in which memory is granted, smaller first: higher priority, then earlier arrival."""
         return -self.priority, self.arrival
 
     def forget_stages(self) -> None:
-        """Start over on stages that know nothing of this sequence; its tokens stay."""
+        """Reset all but the tokens, for stages that have nothing of this sequence."""
         self.num_reused, self.num_scheduled, self.num_in_flight, self.num_awaited = 0, 0, 0, 0
         self.forget_drafts()
         self.kv_floor = 0
@@ -191,20 +190,20 @@ class Sequence:
         self.is_known = False
 
     def append(self, token_id: int, max_len: int) -> FinishReason | None:
-        """Take one sampled token; say whether the sequence ends with it.
+        """Append one sampled token; returns the reason if the sequence ends with it.
 
         ``max_len`` is the model's context in tokens.
         """
         self.tokens.append(token_id)
-        self._compare(token_id)
+        self._verify_draft(token_id)
         if token_id in self.end_tokens:
             return FinishReason.STOP
         if self.num_generated >= self.params.max_tokens or len(self.tokens) >= max_len:
             return FinishReason.LENGTH
         return None
 
-    def _compare(self, token_id: int) -> None:
-        """What becomes of the drafts when a token has been sampled in the place of the first."""
+    def _verify_draft(self, token_id: int) -> None:
+        """Drop the first draft if it equals the token sampled in its place, else all drafts."""
         self.is_dry = False
         drafts = self.ahead or self.drafted
         if drafts and drafts[0] == token_id:
@@ -218,11 +217,11 @@ class Sequence:
             self.forget_drafts()
 
     def forget_drafts(self) -> None:
-        """They are of no use any more."""
+        """Drop all drafts."""
         self.ahead, self.drafted, self.is_dry = [], [], False
 
 
 def common_prefix(a: Seq[int], b: Seq[int]) -> int:
-    """The number of leading tokens two sequences share."""
+    """The number of leading tokens that two sequences share."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)

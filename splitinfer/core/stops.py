@@ -3,18 +3,18 @@
 Text arrives in increments that know nothing of stop strings: one may begin in one token and end three
 tokens later. Two things follow.
 
-What to emit. A suffix that may still grow into a stop string must wait, and nothing else may:
+What to emit: only a suffix that may still grow into a stop string is held back.
 
     stop    "User:"
     text    "Fine. Us"
              ~~~~~~ emit   ~~ hold: the longest suffix that some stop string begins with
 
-No stop string can begin before that suffix, so the text in front of it is nobody's and goes out at once.
+No stop string can begin before that suffix, so the text in front of it is emitted at once.
 
-Which stop counts. The one that is complete first, as if the text came character by character; of several
+Which stop counts: the one that is complete first, as if the text came character by character; of several
 that end at the same character, the longest (it begins earliest and so cuts most). So the answer depends on
 the text alone and never on how it was cut into increments. For stops "abcd" and "bc" in "abcd" that is
-"bc", though "abcd" begins earlier: a stream cannot wait to see whether a longer one comes true.
+"bc", though "abcd" begins earlier: a stream cannot wait to see whether a longer stop is completed.
 """
 
 from collections.abc import Sequence
@@ -25,20 +25,21 @@ from splitinfer.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class StopUpdate:
-    """What one increment led to: the ``text`` to emit now, and the stop string that was met, if one was."""
+    """The result of one increment: the ``text`` to emit now, and the stop string that ended it, if one did."""
 
     text: str
     stopped: str | None = None
 
 
 class StopMatcher:
-    """Watches one request's text for its stop strings.
+    """Finds stop strings in one request's text.
 
-    Raises ``RequestError`` for an empty stop string: it is in every text, before its first character.
+    Raises:
+        RequestError: an empty stop string, which every text begins with.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if isinstance(stops, str):  # a str is a sequence of one-letter stops, which nobody means
+        if isinstance(stops, str):  # iterating over it would give one-letter stops
             stops = (stops,)
         for number, stop in enumerate(stops, start=1):
             if not stop:
@@ -50,11 +51,11 @@ class StopMatcher:
 
     @property
     def held(self) -> str:
-        """The text that waits: emitted later, or dropped as the beginning of a stop string."""
+        """The text held back: emitted later, or dropped as the beginning of a stop string."""
         return self._held
 
     def feed(self, text: str) -> StopUpdate:
-        """Take the next increment. After a stop string everything further is dropped."""
+        """Take the next increment. All text after a stop string is dropped."""
         if self._stopped is not None:
             return StopUpdate("", self._stopped)
         text = self._held + text
@@ -68,7 +69,7 @@ class StopMatcher:
         return StopUpdate(text[:keep])
 
     def flush(self) -> str:
-        """The held-back text, once nothing more comes: it did not become a stop string after all."""
+        """Return the text held back, when the text has ended without completing a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -1,20 +1,20 @@
 """How hidden states are written on a link: exactly, or in fewer bytes.
 
-    none    as they are
-    fp16    one float16 a value; a row with a value beyond its range goes as it is, and is counted
+    none    unchanged
+    fp16    one float16 a value; a row with a value beyond its range is sent unchanged and counted
     fp8     E4M3, one float32 scale for each 128 values, which puts their largest at 448
-    int8    symmetric, one float32 scale for each 128 values; the eight largest values of a row go apart, exactly
+    int8    symmetric, one float32 scale for each 128 values; the eight largest values of a row are sent apart, exactly
     auto    int8 or none for each link, whichever is faster; chosen when the pipeline is opened
 
-What crosses a link is the residual stream, where a few values may be thousands of times the others: one of them would
-take the whole range of an 8-bit scale and leave nothing for the rest. Hence groups, and in int8 the spikes apart
-("spike reserving", Flash Communication V2, arXiv 2508.03760); fp16 alone overflows on some models (Gemma 3: 7e5).
+A link transfers the residual stream, where a few values may be thousands of times the others: one of them would take
+the whole range of an 8-bit scale and leave nothing for the rest. Hence groups, and in int8 separate spikes ("spike
+reserving", Flash Communication V2, arXiv 2508.03760); fp16 alone overflows on some models (Gemma 3: 7e5).
 
-A row's form is a property of its request and its position: *positions of the prompt are packed, those generated go
-exactly*, whatever phase they are computed in. So replay after a loss, another chunking and another batch see the same
-rounding, row by row, and give the same tokens. Generated rows are few bytes and wait for latency, not for bandwidth.
-What follows for kept KV: only a prompt's can be begun with (``core.kv.prefix_cache``), since the same token, once
-answer and then part of the next prompt, crosses in two forms.
+A row's form depends on its request and its position alone: *positions of the prompt are packed, generated ones are
+exact*, whatever phase they are computed in. So replay after a loss, another chunking and another batch see the same
+rounding, row by row, and give the same tokens. Generated rows are few bytes; they are bound by latency, not bandwidth.
+It follows that only KV of prompts can be reused (``core.kv.prefix_cache``), since the same token, first generated and
+then part of the next prompt, is sent in two forms.
 
 Pure: names, sizes, and which is faster.
 """
@@ -25,15 +25,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 NONE, FP16, FP8, INT8, AUTO = "none", "fp16", "fp8", "int8", "auto"
-CODECS = (FP16, FP8, INT8)  # those that pack
+CODECS = (FP16, FP8, INT8)  # the codecs that pack
 NAMES = (NONE, *CODECS, AUTO)
 
 GROUP = 128  # values that share a scale
-SPIKES = 8  # values of a row that int8 keeps apart
-MOST_WIDTH = 1 << 16  # values of a row: a spike's place is written in 16 bits
+SPIKES = 8  # values of a row that int8 sends apart
+MOST_WIDTH = 1 << 16  # values of a row: a spike's index has 16 bits
 
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "uint16": 2}
-_MARGIN = 1.1  # by which sending must become faster
+_MARGIN = 1.1  # factor by which packing must be faster
 Run = tuple[int, int]  # rows [start, end) of a step
 
 
@@ -50,7 +50,7 @@ class Column:
 
 
 def columns(codec: str, width: int) -> tuple[Column, ...]:
-    """The arrays that rows of ``width`` values become, in their order on the wire.
+    """The arrays that rows of ``width`` values are packed into, in their order on the wire.
 
     Raises:
         ValueError: ``codec`` does not pack, or the rows are too wide for it.
@@ -69,7 +69,7 @@ def columns(codec: str, width: int) -> tuple[Column, ...]:
 
 
 def bytes_per_row(codec: str, width: int, dtype: str) -> int:
-    """Bytes that a row of ``width`` values takes on the wire; ``dtype``: of the values as they are."""
+    """Bytes that a row of ``width`` values takes on the wire. ``dtype``: of the unpacked values."""
     if codec == NONE:
         return Column(dtype, width).bytes_per_row
     return sum(column.bytes_per_row for column in columns(codec, width))
@@ -81,8 +81,8 @@ def packs(codec: str, width: int, dtype: str) -> bool:
 
 
 def is_faster(plain: int, packed: int, bytes_per_second: float, seconds: float) -> bool:
-    """Whether to pack: ``plain`` and ``packed`` bytes of the same rows, and ``seconds`` that packing and unpacking
-    them take. Clearly faster: what is saved on the link may have been hidden behind computing, what it costs is not.
+    """Whether packing is clearly faster. ``plain``, ``packed``: bytes of the same rows; ``seconds``: of packing and
+    unpacking them. A margin is needed because time on the link may overlap with computing, and packing does not.
 
     >>> is_faster(4_000_000, 1_000_000, 1e9, 0.001), is_faster(4_000_000, 1_000_000, 1e10, 0.001)
     (True, False)
@@ -95,7 +95,7 @@ class Packing:
     """Which rows of a step are packed, and how: ``runs``, ascending and apart.
 
     Raises:
-        ValueError: it says nothing, or contradicts itself.
+        ValueError: an unknown codec, or runs that are empty, overlap or are out of order.
     """
 
     codec: str
@@ -119,7 +119,7 @@ class Packing:
         return self.runs[-1][1]
 
     def pieces(self, num_rows: int) -> tuple[tuple[bool, int], ...]:
-        """All rows of the step in order: whether they are packed, and how many follow each other so.
+        """All rows of the step in order, as runs: whether they are packed, and how many there are.
 
         >>> Packing("int8", ((2, 5),)).pieces(6)
         ((False, 2), (True, 3), (False, 1))
@@ -133,7 +133,7 @@ class Packing:
 
 
 def runs_of(rows: Iterable[int]) -> tuple[Run, ...]:
-    """Ascending numbers as runs.
+    """Group ascending numbers into runs.
 
     >>> runs_of([0, 1, 2, 5, 6])
     ((0, 3), (5, 7))
@@ -148,6 +148,6 @@ def runs_of(rows: Iterable[int]) -> tuple[Run, ...]:
 
 
 def choose(wanted: Seq[str], is_worth: Seq[bool]) -> tuple[str, ...]:
-    """The codec of each link: what is wanted; ``auto`` goes by whether packing ``is_worth`` it there."""
+    """The codec of each link as configured; ``auto`` packs where ``is_worth`` is true."""
     links = zip(wanted, is_worth, strict=True)
     return tuple((INT8 if worth else NONE) if name == AUTO else name for name, worth in links)

@@ -1,1 +1,1 @@
-"""The live scheduler in virtual time: what a pipeline would do, in seconds and for machines one does not have. Pure."""
+"""Simulates a pipeline: the live scheduler in virtual time, also for machines that one does not have. Pure."""

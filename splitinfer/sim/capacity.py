@@ -1,4 +1,4 @@
-"""How many requests a second a machine serves, as users want to be served; and which settings give most."""
+"""The capacity of a machine: the most requests per second that it serves within an objective."""
 
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -23,8 +23,8 @@ _PRECISION = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """How a machine is run. ``kv``: its memory (``None``: enough); ``acceptance``: the share of drafts that are right
-    (``None``: nobody drafts)."""
+    """The options that a machine runs with. ``kv``: its KV memory, ``None`` for enough; ``acceptance``: the share of
+    drafts that are right, ``None`` for no drafts."""
 
     token_budget: int
     max_running: int
@@ -33,7 +33,7 @@ class Serving:
     acceptance: float | None = None
 
     def config(self, num_stages: int, max_len: int, num_requests: int) -> SchedulerConfig:
-        """The scheduler's bounds, as the live system sets them."""
+        """The scheduler's config, as the live system sets it."""
         return SchedulerConfig(
             num_groups=num_stages,
             max_in_flight=num_stages + 1,
@@ -49,20 +49,20 @@ class Serving:
 
 
 def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: int = 0) -> Simulator:
-    """Serve them all; what became of them."""
+    """Simulate until all requests are served; ``served`` of the simulator has what they got."""
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1
     config = serving.config(machine.num_stages, longest, len(arrivals))
     costs = CostModel(list(machine.stages), machine.hops[0].fixed, is_known=True)
-    clockwork = Simulator(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
+    simulator = Simulator(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
     for seq_id, one in enumerate(arrivals, 1):
         params = SamplingParams(max_tokens=one.num_output_tokens)
-        clockwork.submit(one.at, Sequence(seq_id, [0] * one.num_prompt_tokens, params, 0))
-    clockwork.run()
-    return clockwork
+        simulator.submit(one.at, Sequence(seq_id, [0] * one.num_prompt_tokens, params, 0))
+    simulator.run()
+    return simulator
 
 
 def decode_gap(machine: Machine, num_decoding: int, context: int) -> float:
-    """Seconds between two tokens of each of ``num_decoding`` sequences of ``context`` tokens, with no prompt there."""
+    """Seconds between two tokens of each of ``num_decoding`` sequences of ``context`` tokens, without prompts."""
     each = -(-num_decoding // machine.num_stages)
     shape = Shape.of_single_rows([context] * each)
     times = [stage.at(shape) for stage in machine.stages]
@@ -74,10 +74,10 @@ def decode_gap(machine: Machine, num_decoding: int, context: int) -> float:
 def find_capacity(
     run: Callable[[float], Outcome], objective: Objective, first: float = _FIRST_RATE, precision: float = _PRECISION
 ) -> float:
-    """The most requests a second at which ``objective`` is met, within ``precision`` of it; 0 if it never is.
+    """The most requests per second at which ``objective`` is met, to a relative ``precision``; 0 if it never is.
 
-    ``run`` serves requests that come at a rate. Whether an objective is met falls with the rate but for chance, so this
-    is the border that bisection finds.
+    ``run`` serves requests that arrive at a rate. Up to chance, an objective is met below some rate and not above it;
+    bisection finds that rate.
     """
     low, high = first, first
     if objective.is_met(run(first)):
@@ -95,7 +95,7 @@ def find_capacity(
 
 
 def cuts(machine: Machine) -> Iterator[Machine]:
-    """The same machines with every number of layers on the first one; the others share the rest as they did."""
+    """The machine with every number of layers on its first stage; the others share the rest in the same proportions."""
     total, rest = sum(machine.layers), machine.layers[1:]
     if not rest:
         yield machine
@@ -108,6 +108,6 @@ def cuts(machine: Machine) -> Iterator[Machine]:
         yield machine.cut_into([count, *given])
 
 
-def outcome(clockwork: Simulator, objective: float | None = None) -> Outcome:
-    """The figures of what was simulated."""
-    return outcome_of(clockwork.served.values(), objective)
+def outcome(simulator: Simulator, objective: float | None = None) -> Outcome:
+    """The figures of a simulation. ``objective``: seconds between two tokens, at most."""
+    return outcome_of(simulator.served.values(), objective)

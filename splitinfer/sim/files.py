@@ -1,4 +1,4 @@
-"""Machines in files: those that ``splitinfer bench --mode serve`` measured, and those that somebody describes.
+"""Reads machines from files: measured by ``splitinfer bench --mode serve``, or described by hand.
 
 A description is YAML; times are milliseconds of one stage with its layers, by the number of rows of a step:
 
@@ -8,11 +8,11 @@ A description is YAML; times are milliseconds of one stage with its layers, by t
     hop_ms: 0.3             # from one stage to the next, and back
     per_row_us: 2           # of a hop, for each row of hidden states
     host_ms: 0.5            # of the coordinator, for each step
-    draft_ms: 3             # for each draft, if there are any
+    draft_ms: 3             # for each draft
     launches_ahead: true    # as on a GPU
 
-``decode_per_1k_ms``, ``prompt_per_1k_ms``: for each row, of an answer and of a prompt, and each thousand positions that
-it attends to.
+``decode_per_1k_ms`` and ``prompt_per_1k_ms`` are for each row of an answer and of a prompt, for each thousand positions
+that it attends to.
 """
 
 import json
@@ -51,10 +51,10 @@ class _Machine(pydantic.BaseModel):
 
 
 def read_machine(path: Path) -> Machine:
-    """The machine in a file: a description, or the last line of what the benchmark printed.
+    """The machine in a file, which has a description, or the benchmark's JSON in its last line.
 
     Raises:
-        ConfigError: the file cannot be read, or says nothing that can be simulated.
+        ConfigError: the file cannot be read, or describes no machine.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -72,7 +72,7 @@ def read_machine(path: Path) -> Machine:
 
 
 def _measured(text: str) -> Any:
-    """What the benchmark measured, if it wrote this."""
+    """The benchmark's measurement, if ``text`` is its output."""
     last = text.strip().splitlines()[-1:]
     try:
         found = json.loads(last[0]) if last else None
@@ -82,7 +82,7 @@ def _measured(text: str) -> Any:
 
 
 def _described(text: str) -> Machine:
-    said = _Machine.model_validate(yaml.safe_load(text))
+    description = _Machine.model_validate(yaml.safe_load(text))
     return Machine(
         tuple(
             StageCosts.through(
@@ -90,11 +90,11 @@ def _described(text: str) -> Machine:
                 stage.decode_per_1k_ms * _MS / 1000,
                 stage.prompt_per_1k_ms * _MS / 1000,
             )
-            for stage in said.stages
+            for stage in description.stages
         ),
-        tuple(Hop(said.hop_ms * _MS, said.per_row_us * _US) for _ in said.stages),
-        tuple(stage.layers for stage in said.stages),
-        said.host_ms * _MS,
-        said.draft_ms * _MS,
-        said.launches_ahead,
+        tuple(Hop(description.hop_ms * _MS, description.per_row_us * _US) for _ in description.stages),
+        tuple(stage.layers for stage in description.stages),
+        description.host_ms * _MS,
+        description.draft_ms * _MS,
+        description.launches_ahead,
     )

@@ -1,6 +1,6 @@
-"""What is simulated: the seconds that stages, links, drafting and the coordinator's own work take.
+"""The machine that is simulated: the seconds of stages, links, drafts and the coordinator's own work.
 
-Measured by ``splitinfer bench --mode serve`` and written down by it, or made up for machines one does not have.
+``splitinfer bench --mode serve`` measures and prints them; for machines that one does not have they are described.
 """
 
 import math
@@ -13,24 +13,29 @@ from splitinfer.core.scheduler.cost_model import StageCosts
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """From one stage to the next, or from the last one back: seconds for each step, and for each of its rows."""
+    """The way from a stage to the next, or from the last one back: seconds for each step, and for each of its rows."""
 
     fixed: float = 0.0
     per_row: float = 0.0
 
     def seconds(self, rows: int) -> float:
-        """For a step of so many rows."""
+        """Seconds for a step of so many rows."""
         return self.fixed + self.per_row * rows
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A pipeline. ``stages``: costs of steps; ``hops``: one for each stage, behind it; ``layers`` of each stage;
-    ``host``: seconds of the coordinator for each step, beside computing; ``draft``: seconds for each draft;
-    ``launches_ahead``: whether the first stage takes the next step before it is done with one, as on a GPU.
+    """A pipeline.
+
+    stages: the costs of steps on each stage.
+    hops: the hop after each stage.
+    layers: the number of layers of each stage.
+    host: seconds of the coordinator for each step, beside computing.
+    draft: seconds for each draft.
+    launches_ahead: whether the first stage takes a step before it is done with the one before, as on a GPU.
 
     Raises:
-        ValueError: the parts do not fit each other.
+        ValueError: the parts contradict each other, or a time is negative.
     """
 
     stages: tuple[StageCosts, ...]
@@ -53,27 +58,31 @@ class Machine:
 
     @property
     def num_stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return len(self.stages)
 
     @property
     def cut(self) -> str:
-        """The layers, as a layout's name would have them."""
+        """The layers of each stage, as in a layout's name: ``40-26``."""
         return "-".join(map(str, self.layers))
 
     def cut_into(self, layers: Sequence[int]) -> "Machine":
-        """The same machines with other layers each: the time of a stage goes with them."""
+        """The same machine with other numbers of layers; the costs of a stage are proportional to them.
+
+        Raises:
+            ValueError: another number of stages or of layers in all.
+        """
         if len(layers) != self.num_stages or sum(layers) != sum(self.layers):
             raise ValueError(f"{list(layers)} is no cut of {sum(self.layers)} layers into {self.num_stages} stages")
         pairs = zip(self.stages, self.layers, layers, strict=True)
         return replace(self, stages=tuple(s.scaled(new / old) for s, old, new in pairs), layers=tuple(layers))
 
     def with_hop(self, seconds: float) -> "Machine":
-        """The same machines on links that take so long."""
+        """The same machine with hops of ``seconds`` for each step."""
         return replace(self, hops=tuple(replace(hop, fixed=seconds) for hop in self.hops))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers, to be written down."""
+        """The machine as plain numbers, for ``from_dict``."""
         return {
             "stages": [stage.as_dict() for stage in self.stages],
             "hops": [[hop.fixed, hop.per_row] for hop in self.hops],
@@ -84,20 +93,20 @@ class Machine:
         }
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> "Machine":
-        """The machine that ``as_dict`` wrote down.
+    def from_dict(cls, numbers: Mapping[str, Any]) -> "Machine":
+        """The machine that ``as_dict`` returned.
 
         Raises:
-            ValueError: it did not.
+            ValueError: ``numbers`` is no description of a machine.
         """
         try:
             return cls(
-                tuple(StageCosts.from_dict(stage) for stage in said["stages"]),
-                tuple(Hop(float(fixed), float(per_row)) for fixed, per_row in said["hops"]),
-                tuple(int(count) for count in said["layers"]),
-                float(said.get("host", 0.0)),
-                float(said.get("draft", 0.0)),
-                bool(said.get("launches_ahead", False)),
+                tuple(StageCosts.from_dict(stage) for stage in numbers["stages"]),
+                tuple(Hop(float(fixed), float(per_row)) for fixed, per_row in numbers["hops"]),
+                tuple(int(count) for count in numbers["layers"]),
+                float(numbers.get("host", 0.0)),
+                float(numbers.get("draft", 0.0)),
+                bool(numbers.get("launches_ahead", False)),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"this is no description of a machine ({type(error).__name__}: {error})") from error

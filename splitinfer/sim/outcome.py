@@ -1,4 +1,4 @@
-"""What a schedule was worth to those who waited: the same figures of a simulation and of the live system."""
+"""Latency and throughput as users see them: the same figures for a simulation and for the live system."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ from typing import Any
 
 from splitinfer.sim.simulator import Served
 
-_STALLED = 3.0  # times the median gap, where no objective says what a stall is
+_STALLED = 3.0  # times the median gap: a stall, where there is no objective
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of some durations in seconds; zeros if there are none."""
+    """Percentiles of durations in seconds; zeros if there are none."""
 
     p50: float = 0.0
     p90: float = 0.0
@@ -22,13 +22,13 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Spread":
-        """The smallest values that these shares of all do not exceed."""
+        """The percentiles of ``values``."""
         ordered = sorted(values)
         return cls(*(quantile(ordered, share) for share in (0.5, 0.9, 0.99, 1.0))) if ordered else cls()
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of some ordered values that ``share`` of them do not exceed.
+    """The smallest of some ordered values that at least ``share`` of them do not exceed.
 
     >>> quantile([1, 2, 3, 4], 0.5), quantile([1, 2, 3, 4], 0.51), quantile([1], 0.99)
     (2, 3, 1)
@@ -39,9 +39,14 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """``ttft``: from a request's coming to its first token; ``itl``: between two tokens, all requests pooled;
-    ``delay``: until its first slice was planned; ``stalled``: the share of gaps that are longer than the objective (or
-    than three times the median, where there is none); ``seconds``: from the first coming to the last token."""
+    """The figures of some requests.
+
+    seconds: from the first arrival to the last token.
+    ttft: from a request's arrival to its first token.
+    itl: between two tokens, all requests pooled.
+    delay: from a request's arrival until its first slice was planned.
+    stalled: share of gaps between tokens that are longer than the objective, or than three times the median without.
+    """
 
     num_requests: int
     num_tokens: int
@@ -53,23 +58,23 @@ class Outcome:
 
     @property
     def tokens_per_second(self) -> float:
-        """Throughput."""
+        """Tokens of answers per second."""
         return self.num_tokens / self.seconds if self.seconds else 0.0
 
     @property
     def requests_per_second(self) -> float:
-        """Requests that were answered in a second."""
+        """Requests answered per second."""
         return self.num_requests / self.seconds if self.seconds else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """The figures as plain numbers."""
         return {
             **asdict(self), "tokens_per_second": self.tokens_per_second, "requests_per_second": self.requests_per_second
         }  # fmt: skip
 
 
 def outcome_of(served: Iterable[Served], objective: float | None = None) -> Outcome:
-    """``objective``: seconds that two tokens may lie apart."""
+    """The figures of the requests that got tokens. ``objective``: seconds between two tokens, at most."""
     done = [one for one in served if one.token_times]
     gaps = [b - a for one in done for a, b in pairwise(one.token_times)]
     limit = objective if objective is not None else _STALLED * statistics.median(gaps) if gaps else 0.0
@@ -86,12 +91,13 @@ def outcome_of(served: Iterable[Served], objective: float | None = None) -> Outc
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What users accept: ``itl`` seconds between tokens, for 99 of 100; ``delay`` seconds, for half of them, until
-    their prompt is begun (more says that the queue grows). As Sarathi-Serve has it (arXiv 2403.02310)."""
+    """The latency that users accept: ``itl`` seconds between tokens at the 99th percentile, and a median ``delay`` of
+    so many seconds until the first slice is planned (a longer one shows that the queue grows). Defined as in
+    Sarathi-Serve (arXiv 2403.02310)."""
 
     itl: float
     delay: float
 
     def is_met(self, outcome: Outcome) -> bool:
-        """Whether they would be content."""
+        """Whether these figures are within the objective."""
         return outcome.itl.p99 <= self.itl and outcome.delay.p50 <= self.delay

@@ -1,4 +1,4 @@
-"""``splitinfer simulate``: what a machine would do, over policies, budgets, cuts and rates."""
+"""The search of ``splitinfer simulate``: a machine's figures over policies, token budgets, cuts and rates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,19 @@ from splitinfer.sim.machine import Machine
 from splitinfer.sim.outcome import Objective, Outcome
 from splitinfer.sim.workload import Arrival, Lengths, poisson, recorded
 
-DELAY = 50.0  # gaps that half of the requests may wait at most, at capacity
+DELAY = 50.0  # times the usual gap: the median delay, at most, at capacity
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is asked. ``rates``: requests a second to look at; ``objectives``: times the usual gap, at which capacity is
-    to be found; ``kv_tokens``: tokens of KV that fit (``None``: enough); ``all_cuts``: not only the machine's own."""
+    """What to simulate.
+
+    rates: requests per second.
+    objectives: bounds of the time between tokens, in multiples of the usual gap, for which to find the capacity.
+    all_cuts: whether to try all cuts, and not only the machine's own.
+    kv_tokens: tokens of KV that fit; ``None``: enough.
+    acceptance: share of drafts that are right; ``None``: no drafts.
+    """
 
     machine: Machine
     lengths: tuple[Lengths, ...]
@@ -36,18 +42,18 @@ class Search:
 
     @property
     def max_running(self) -> int:
-        """Requests that share the stages."""
+        """The most requests that share the stages."""
         return self.serving_options.max_running or MAX_RUNNING
 
     def gap(self, machine: Machine) -> float:
-        """The usual gap: between two tokens, when as many as may run decode at half their usual length and no prompt
-        is there."""
+        """The usual gap between two tokens in seconds, without prompts: as many sequences as may run decode at half of
+        their answers."""
         usual = median(one.num_prompt_tokens + one.num_output_tokens / 2 for one in self.lengths)
         return decode_gap(machine, self.max_running, round(usual))
 
 
 def search(asked: Search) -> dict[str, Any]:
-    """Every combination; plain numbers."""
+    """Simulate every combination; returns plain numbers."""
     machines = list(cuts(asked.machine)) if asked.all_cuts else [asked.machine]
     cases = [
         _case(asked, machine, policy, budget)
@@ -93,7 +99,7 @@ def _capacity(asked: Search, machine: Machine, policy: str, budget: int, objecti
 def _run(
     asked: Search, machine: Machine, policy: str, budget: int, arrivals: Sequence[Arrival], itl: float | None
 ) -> Outcome:
-    """One run; with an objective, stall_free is told of it, as a user would."""
+    """One run. An objective is passed to stall_free as its itl_slo_ms, as a user would set it."""
     serving_options = ServingOptions(policy=policy).over(asked.serving_options)
     if itl is not None and policy == "stall_free" and serving_options.itl_slo_ms is None:
         serving_options = ServingOptions(itl_slo_ms=1000 * itl).over(serving_options)

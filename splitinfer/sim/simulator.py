@@ -1,11 +1,11 @@
-"""The coordinator's loop and all stages on a virtual clock. The scheduler is the live one.
+"""The coordinator's loop and all stages on a virtual clock, with the live scheduler.
 
-    coordinator    take in what has come | draft | plan | own layers | ...      one thing at a time
-    stages         a step each, in the order in which they come
+    coordinator    take in messages | draft | plan | own layers | ...      one thing at a time
+    stages         one step each, in order of arrival
     hops           any number of steps at a time
 
-What the coordinator hears of while it computes it takes in afterwards, as the engine does; so a token's time is when
-its reader gets it. Deterministic: the only thing made up is which drafts are right.
+Messages that arrive while the coordinator computes are taken in afterwards, as in the engine; so a token's time is when
+its reader gets it. Deterministic for a seed: only which drafts are right is random.
 """
 
 import heapq
@@ -21,22 +21,22 @@ from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.sim.machine import Machine
 
-_TARGET, _WRONG = 0, 1  # the token that is always sampled, and a draft that is not it
+_TARGET, _WRONG = 0, 1  # the token that is always sampled, and a wrong draft
 
 
 @dataclass(slots=True)
 class Served:
-    """What became of one request. Seconds on the virtual clock."""
+    """One request and the times of its tokens. Seconds on the virtual clock."""
 
     at: float
     num_prompt_tokens: int
     token_times: list[float] = field(default_factory=list)
-    delay: float | None = None  # seconds until its first slice was planned
+    delay: float | None = None  # seconds from arrival until its first slice was planned
 
 
 @dataclass(slots=True)
 class Busy:
-    """When a stage computed: [start, end) of each step, and how many rows it had."""
+    """When a stage computed: start, end and number of rows of each step."""
 
     spans: list[tuple[float, float, int]] = field(default_factory=list)
 
@@ -46,31 +46,31 @@ class Busy:
 
 
 class Answers:
-    """What the last stage says: the same token always, so a draft is right if it is that one."""
+    """The last stage's results. It always samples the same token, so a draft is right if it is that one."""
 
     def __init__(self) -> None:
-        self._sure: dict[int, int] = {}  # where the token that was sampled last stands
+        self._last_position: dict[int, int] = {}  # of the token that was sampled last
 
     def to(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
-        """What was sampled for a plan, and the slices that were computed for it: not those that are void."""
+        """What is sampled for a plan, and the slices that are computed for it: all but the void ones."""
         for seq_id in plan.freed:
-            self._sure.pop(seq_id, None)
+            self._last_position.pop(seq_id, None)
         sampled, computed = list[SampledSlice](), list[Slice]()
         for part in plan.slices:
-            if part.is_void(self._sure.get(part.seq_id, -1), _TARGET):
+            if part.is_void(self._last_position.get(part.seq_id, -1), _TARGET):
                 sampled.append(SampledSlice(part.seq_id, ()))
                 continue
             computed.append(part)
             if part.num_logits:
                 count = part.num_accepted([_TARGET] * part.num_logits)
-                self._sure[part.seq_id] = part.end - part.num_logits + count
+                self._last_position[part.seq_id] = part.end - part.num_logits + count
                 sampled.append(SampledSlice(part.seq_id, tuple(SampledToken(_TARGET) for _ in range(count))))
         return tuple(sampled), tuple(computed)
 
 
 class Simulator:
-    """Runs until nothing happens any more. ``acceptance``: the share of drafts that are right; ``check``: look after
-    each step whether everything that must hold does."""
+    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right;
+    ``check``: whether to check the scheduler's invariants after each step."""
 
     def __init__(
         self, scheduler: Scheduler, machine: Machine, *, acceptance: float = 0.0, seed: int = 0, check: bool = False
@@ -80,7 +80,7 @@ class Simulator:
         self.served: dict[int, Served] = {}
         self._sequences: dict[int, Sequence] = {}
         self.busy = [Busy() for _ in machine.stages]
-        self._acceptance, self._dice, self._checks = acceptance, Random(seed), check
+        self._acceptance, self._random, self._checks = acceptance, Random(seed), check
         self._answers = Answers()
         self._free_at = [0.0] * machine.num_stages
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -88,14 +88,14 @@ class Simulator:
         self._figures: dict[int, list[StageFigures]] = {}
         self._count = 0
 
-    # -- from outside --------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------
 
     def at(self, time: float, call: Callable[[], None]) -> None:
-        """Have the coordinator do something as soon as it hears of it, at ``time``."""
+        """Have the coordinator call ``call`` as soon as it takes in messages after ``time``."""
         self._at(time, lambda: self._inbox.append(call))
 
     def submit(self, time: float, seq: Sequence) -> None:
-        """A request comes in."""
+        """Submit a request at ``time``."""
 
         def add() -> None:
             self.scheduler.add(seq)
@@ -104,10 +104,10 @@ class Simulator:
         self.at(time, add)
 
     def run(self, until: float = float("inf"), max_steps: int = 10_000_000) -> None:
-        """Let everything happen that happens before ``until``.
+        """Run up to ``until``, or until nothing is left to do.
 
         Raises:
-            AssertionError: somebody waits, and nothing will ever come.
+            AssertionError: a request waits for ever, or ``max_steps`` were not enough.
         """
         for _ in range(max_steps):
             if self.now >= until:
@@ -120,11 +120,11 @@ class Simulator:
             elif self._events:
                 self._advance(self._events[0][0])
             else:
-                assert self.scheduler.is_idle, "the pipeline stands still and somebody waits"
+                assert self.scheduler.is_idle, "a request waits, and nothing is under way"
                 return
             if self._checks:
                 invariants.check(self.scheduler)
-        raise AssertionError("it never ends")
+        raise AssertionError(f"not done after {max_steps:,} steps")
 
     # -- the coordinator -----------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class Simulator:
             self._inbox.pop(0)()
 
     def _draft(self) -> None:
-        """What the scheduler wishes for, guess by guess; it listens in between."""
+        """Make the drafts that the scheduler wishes for, and take in messages after each."""
         wish = self.scheduler.wish() if self.scheduler.speculation is not None else None
         if wish is None or self.scheduler.speculation is None:
             return
@@ -142,14 +142,14 @@ class Simulator:
             self._advance(self.now + self.machine.draft)
             self._take_in()
             made += 1
-            token = _TARGET if self._dice.random() < self._acceptance else _WRONG
+            token = _TARGET if self._random.random() < self._acceptance else _WRONG
             if not self.scheduler.speculation.add(wish, Draft(token)):
                 break
         self.scheduler.speculation.took(made, self.now - began)
         self.scheduler.take(wish)
 
     def _compute(self, plan: StepPlan) -> None:
-        """The own layers; whoever launches ahead only waits for the step before."""
+        """Compute the coordinator's layers; a machine that launches ahead waits only for the step before."""
         before = self._free_at[0]
         self._advance(self.now + self.machine.host)
         figures = self._step(0, plan, plan.slices)
@@ -164,10 +164,10 @@ class Simulator:
     # -- the stages ----------------------------------------------------------------------------
 
     def carried_out(self, stage: int, plan: StepPlan) -> None:
-        """A stage takes a plan in; nothing here depends on it."""
+        """Called when a stage takes in a plan; for subclasses."""
 
     def sampled(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
-        """What the last stage samples, and the slices that it computes for it."""
+        """What the last stage samples for a plan, and the slices that it computes."""
         return self._answers.to(plan)
 
     def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...]) -> StageFigures:
@@ -198,19 +198,19 @@ class Simulator:
         else:
             self._pass_on(stage, plan, figures.ended)
 
-    def _answer(self, plan: StepPlan, sampled: tuple[SampledSlice, ...], heard: float) -> None:
+    def _answer(self, plan: StepPlan, sampled: tuple[SampledSlice, ...], returned_at: float) -> None:
         result = StepResult(plan.step, sampled, tuple(self._figures.pop(plan.step)))
-        self._at(heard, lambda: self._inbox.append(lambda: self._learn(result, heard)))
+        self._at(returned_at, lambda: self._inbox.append(lambda: self._update(result, returned_at)))
 
-    def _learn(self, result: StepResult, heard: float) -> None:
-        for event in self.scheduler.update(result, heard):
+    def _update(self, result: StepResult, returned_at: float) -> None:
+        for event in self.scheduler.update(result, returned_at):
             served, begun = self.served[event.seq_id], self._sequences[event.seq_id].begun_at
             served.token_times.append(self.now)
             served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
 
     def got(self, seq_id: int, token_id: int) -> None:
-        """A request has got a token; nothing here depends on it."""
+        """Called when a request gets a token; for subclasses."""
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -219,7 +219,7 @@ class Simulator:
         heapq.heappush(self._events, (time, self._count, event))
 
     def _advance(self, to: float) -> None:
-        """Time passes, and with it everything but what the coordinator does."""
+        """Let time pass, and with it all events but the coordinator's own work."""
         while self._events and self._events[0][0] <= to:
             self.now, _, event = heapq.heappop(self._events)
             event()

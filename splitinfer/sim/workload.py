@@ -1,9 +1,9 @@
-"""Who comes when, with how long a prompt and how long an answer: recorded lengths, recorded or Poisson arrivals.
+"""Workloads: the arrival times of requests and the lengths of prompts and answers, recorded or random.
 
-Real lengths vary more than any formula, and what they do to percentiles depends on it: a long prompt that keeps decodes
-waiting stalls each of them once, so the share of stalled tokens is about (sequences that decode) / (tokens an answer).
-Answers that are made much shorter would make every policy look bad at the 99th percentile, which is why ``fitted``
-keeps their mean at ``LEAST_ANSWER`` tokens.
+Real lengths vary more than any formula, and percentiles depend on that: a long prompt that keeps decodes waiting stalls
+each of them once, so the share of stalled tokens is about (sequences that decode) / (tokens in an answer). With much
+shorter answers every policy would look bad at the 99th percentile, which is why ``fitted`` keeps their mean at
+``LEAST_ANSWER`` tokens.
 """
 
 import csv
@@ -21,7 +21,11 @@ LEAST_ANSWER = 100  # tokens, on average
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """One request's tokens; ``arrived_at``: seconds, where that was recorded."""
+    """One request's tokens; ``arrived_at``: in seconds, where that was recorded.
+
+    Raises:
+        ValueError: no token of prompt or answer, or a negative time.
+    """
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -36,7 +40,7 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A request that comes ``at`` so many seconds."""
+    """A request that arrives ``at`` so many seconds."""
 
     at: float
     num_prompt_tokens: int
@@ -71,21 +75,21 @@ def _lengths(row: dict[str, str], path: Path, number: int) -> Lengths:
 
 
 def made_up_lengths(count: int = 2000, seed: int = 1) -> tuple[Lengths, ...]:
-    """Lengths like those of recorded chats, where none were recorded: log-normal prompts with a median of 1,700 tokens
-    and a tail to 8,000, answers of 400 with a tail to 1,000."""
-    dice = Random(seed)
+    """Random lengths like those of recorded chats: log-normal, prompts with a median of 1,700 tokens and a tail to
+    8,000, answers of 400 with a tail to 1,000."""
+    random = Random(seed)
     return tuple(
         Lengths(
-            max(1, min(8000, round(dice.lognormvariate(math.log(1700), 0.9)))),
-            max(1, min(1000, round(dice.lognormvariate(math.log(400), 0.6)))),
+            max(1, min(8000, round(random.lognormvariate(math.log(1700), 0.9)))),
+            max(1, min(1000, round(random.lognormvariate(math.log(400), 0.6)))),
         )
         for _ in range(count)
     )
 
 
 def fitted(lengths: Sequence[Lengths], scale: float, most_tokens: int) -> tuple[Lengths, ...]:
-    """The same requests for a smaller model: prompts times ``scale``, answers too as far as their mean stays at
-    ``LEAST_ANSWER``; none longer than ``most_tokens`` in all.
+    """The requests scaled for a smaller model: prompts times ``scale``, answers too as far as their mean stays at
+    ``LEAST_ANSWER`` or more; none longer than ``most_tokens`` in all.
 
     >>> fitted([Lengths(1000, 400), Lengths(2000, 800)], 0.1, 10_000)
     (Lengths(num_prompt_tokens=100, num_output_tokens=67, arrived_at=None), \
@@ -102,26 +106,27 @@ Lengths(num_prompt_tokens=200, num_output_tokens=133, arrived_at=None))
 
 
 def poisson(lengths: Sequence[Lengths], count: int, rate: float, seed: int) -> tuple[Arrival, ...]:
-    """``count`` requests drawn from ``lengths``, ``rate`` a second on average. The same seed gives the same requests in
-    the same order, at any rate."""
-    dice, at, found = Random(seed), 0.0, list[Arrival]()
+    """``count`` requests drawn from ``lengths``, with Poisson arrivals of ``rate`` per second. The same seed gives the
+    same requests in the same order at any rate."""
+    random, at, found = Random(seed), 0.0, list[Arrival]()
     for _ in range(count):
-        one = dice.choice(lengths)
-        at += dice.expovariate(1.0) / rate
+        one = random.choice(lengths)
+        at += random.expovariate(1.0) / rate
         found.append(Arrival(at, one.num_prompt_tokens, one.num_output_tokens))
     return tuple(found)
 
 
 def recorded(lengths: Iterable[Lengths], count: int) -> tuple[Arrival, ...]:
-    """The first ``count`` requests when they came.
+    """The first ``count`` requests at the times when they arrived.
 
     Raises:
-        ConfigError: that was not recorded.
+        ConfigError: no times were recorded.
     """
-    first = sorted((one for one in lengths if one.arrived_at is not None), key=lambda one: one.arrived_at or 0.0)[
-        :count
-    ]
+    timed = (one for one in lengths if one.arrived_at is not None)
+    first = sorted(timed, key=lambda one: one.arrived_at or 0.0)[:count]
     if not first:
         raise ConfigError(f"the trace does not say when requests came (column {ARRIVED}); give a rate")
     begin = first[0].arrived_at or 0.0
-    return tuple(Arrival((o.arrived_at or 0.0) - begin, o.num_prompt_tokens, o.num_output_tokens) for o in first)
+    return tuple(
+        Arrival((one.arrived_at or 0.0) - begin, one.num_prompt_tokens, one.num_output_tokens) for one in first
+    )

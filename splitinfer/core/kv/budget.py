@@ -1,16 +1,15 @@
-"""How much KV fits on the stages: arithmetic on counts, in bytes only at the edge.
+"""How much KV fits on the stages: arithmetic on counts, which only ``StageKV`` converts to bytes.
 
 A sequence takes, on each stage, a fixed part (sliding windows and recurrent states, counted as full) and a
 part that grows with its tokens, a block at a time, because that is how caches grow:
 
-    bytes(n) = fixed + per_token * BLOCK * ceil(n / BLOCK)        0 for n = 0: nothing was opened
+    bytes(n) = fixed + per_token * BLOCK * ceil(n / BLOCK)        0 for n = 0: nothing is allocated
 
-A block that is kept for whoever begins with the same tokens (``core.kv.block_tree``) takes ``stored`` bytes, full or
-not: its tokens' part of everything that grows, sliding windows included, and a copy of the states that do not.
+A block of the prefix cache (``core.kv.block_tree``) takes ``stored`` bytes, full or not: its tokens' part of everything
+that grows, sliding windows included, and a copy of the states that do not.
 
-Stages differ in these factors, but not in the counts: what any set of sequences and stored blocks takes is known
-everywhere from three numbers (``KVUse``). So the sums are kept once, not once per stage, and the stage that is full
-first decides.
+Stages differ in these factors, but not in the counts: the memory of any set of sequences and stored blocks follows, on
+each stage, from three numbers (``KVUse``). So there is one sum, not one per stage, and the fullest stage decides.
 """
 
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ BLOCK = 256  # tokens
 
 @dataclass(frozen=True, slots=True)
 class KVUse:
-    """What ``sequences`` with ``blocks`` of ``BLOCK`` tokens in all take, and ``stored`` blocks of nobody's own."""
+    """The KV of ``sequences`` with ``blocks`` of ``BLOCK`` tokens in all, and ``stored`` blocks in the prefix cache."""
 
     sequences: int = 0
     blocks: int = 0
@@ -39,7 +38,7 @@ STORED_BLOCK = KVUse(stored=1)
 
 
 def use_of(num_tokens: int) -> KVUse:
-    """What one sequence with KV of ``num_tokens`` tokens takes.
+    """The use of one sequence with KV of ``num_tokens`` tokens.
 
     >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 1), use_of(257) == KVUse(1, 2)
     (True, True, True)
@@ -48,8 +47,8 @@ def use_of(num_tokens: int) -> KVUse:
 
 
 def growth(before: int, after: int) -> KVUse:
-    """What a sequence takes in addition when its KV goes from ``before`` to ``after`` tokens; it never shrinks."""
-    # Nearly every decode stays inside its block, and this is asked for each of them in each step.
+    """The additional use of a sequence whose KV grows from ``before`` to ``after`` tokens; KV never shrinks."""
+    # This is called for each decode in each step, and nearly every decode stays inside its block.
     if after <= before or (before and (after - 1) // BLOCK == (before - 1) // BLOCK):
         return NOTHING
     return use_of(after) - use_of(before)
@@ -57,8 +56,12 @@ def growth(before: int, after: int) -> KVUse:
 
 @dataclass(frozen=True, slots=True)
 class StageKV:
-    """One stage's memory for KV, in bytes: in all, per token of a sequence, per sequence whatever its length, and per
-    stored block."""
+    """One stage's memory for KV, in bytes: in all, for each token of a sequence, for each sequence of any length, and
+    for each stored block.
+
+    Raises:
+        ValueError: a negative number.
+    """
 
     budget_bytes: int
     per_token: int
@@ -71,7 +74,7 @@ class StageKV:
                 raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}")
 
     def bytes_of(self, use: KVUse) -> int:
-        """Bytes that ``use`` takes here."""
+        """The bytes of ``use`` on this stage."""
         return self.fixed * use.sequences + self.per_token * BLOCK * use.blocks + self.stored * use.stored
 
     def fits(self, use: KVUse) -> bool:
@@ -80,9 +83,9 @@ class StageKV:
 
 
 class NeverFits(ValueError):
-    """A request whose KV is too large for a stage even when nobody else is there.
+    """A request's KV is too large for a stage even when no other request runs.
 
-    ``num_tokens`` the request's tokens at its longest; ``needed`` and ``there`` bytes on stage ``stage``.
+    ``num_tokens``: the request's tokens at its longest; ``needed``, ``there``: bytes on stage ``stage``.
     """
 
     def __init__(self, num_tokens: int, stage: int, needed: int, there: int) -> None:
@@ -103,7 +106,7 @@ class KVBudget:
         return all(stage.fits(use) for stage in self.stages)
 
     def share(self, use: KVUse) -> float:
-        """What part of its memory ``use`` takes on the stage that is fullest; 0 without a bound.
+        """The share of memory that ``use`` takes on the fullest stage; 0 without a bound.
 
         >>> KVBudget((StageKV(4 * BLOCK, 1), StageKV(2 * BLOCK, 1))).share(use_of(1))
         0.5
@@ -111,9 +114,10 @@ class KVBudget:
         return max((stage.bytes_of(use) / max(stage.budget_bytes, 1) for stage in self.stages), default=0.0)
 
     def check(self, num_tokens: int) -> None:
-        """Raise ``NeverFits`` unless one sequence of ``num_tokens`` tokens fits when it is alone.
+        """Check that one sequence of ``num_tokens`` tokens fits when it is alone.
 
-        The error tells of the stage that lacks most.
+        Raises:
+            NeverFits: it does not; the error names the stage that lacks most.
         """
         use = use_of(num_tokens)
         lacks = [(stage.bytes_of(use) - stage.budget_bytes, index) for index, stage in enumerate(self.stages)]

@@ -1,1 +1,1 @@
-"""What was measured, as values: gaps, clocks, durations, links."""
+"""Measurements as values: gaps of stages, offsets of clocks, histograms of durations, speeds of links."""

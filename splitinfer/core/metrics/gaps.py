@@ -6,13 +6,13 @@ All times are seconds on one clock. A step comes to a stage by four marks:
                                |---|-------|--------|---------|
                            waits for   host   link     host
 
-*made*: the stage before has finished it; *sent*: it goes out; *received*: it is here; *start*: it runs. Marks that
-lie before the gap cost nothing. The first stage waits for no step but for a result that lets it plan the next one,
-so its marks are those of that result, and what it waits for is called *downstream*, not *upstream*.
+*made*: the stage before has finished it; *sent*: it is sent; *received*: it has arrived; *start*: it runs. Marks
+before the gap cost nothing. The first stage waits not for a step but for a result that lets it plan the next one,
+so its marks are those of that result, and its cause of waiting is *downstream*, not *upstream*.
 
-Only time in which some request is under way counts: without requests a stage has no gap, and does nothing useful.
-A gap during which all requests ended has a part before that in which no step was to come: *nothing to do*.
-So, of the time under way, up to the end of a stage's last step:
+Only time in which some request is under way counts: without requests a stage has no gap. A gap during which all
+requests ended has a part before that in which no step was to come: *nothing to do*. So, of the time under way, up
+to the end of a stage's last step:
 
     busy + upstream + downstream + link + host + nothing_to_do = all of it
 """
@@ -25,22 +25,22 @@ from typing import NamedTuple
 
 from splitinfer.core.metrics.histogram import LogHistogram
 
-ALWAYS = -math.inf  # when something happened that was never waited for
-_MOST_SPELLS = 256  # remembered for a stage that has not run for long
+ALWAYS = -math.inf  # the time of an event that was never waited for
+_MOST_SPELLS = 256  # stored for a stage that has not run for a long time
 
 
 class Cause(StrEnum):
-    """What a stage stood still for; the values are the public words."""
+    """Why a stage was idle. The values are public."""
 
     UPSTREAM = "upstream"  # the stage before had not finished the step
     DOWNSTREAM = "downstream"  # the first stage had to wait for a result to plan anything
     LINK = "link"  # on its way between two stages
-    HOST = "host"  # here, and not started; or finished, and not sent: planning, sampling, serialising
+    HOST = "host"  # received and not started, or finished and not sent: planning, sampling, serialising
     NOTHING = "nothing_to_do"  # no step was to come until all requests had ended
 
 
 class Visit(NamedTuple):  # made for every stage in every step; a dataclass takes three times as long
-    """One step on one stage, with the marks above. ``useful``: of its ``tokens``, those whose result was kept."""
+    """One step on one stage, with the marks above. ``useful``: those of its ``tokens`` whose results were used."""
 
     made: float
     sent: float
@@ -52,7 +52,7 @@ class Visit(NamedTuple):  # made for every stage in every step; a dataclass take
 
 
 def split(since: float, visit: Visit, waits_for: Cause) -> dict[Cause, float]:
-    """The gap from ``since`` to the visit's start, in seconds by cause."""
+    """Split the gap from ``since`` to the visit's start into seconds by cause."""
     marks = (
         (visit.made, waits_for),
         (visit.sent, Cause.HOST),
@@ -70,42 +70,42 @@ def split(since: float, visit: Visit, waits_for: Cause) -> dict[Cause, float]:
 
 
 class Activity:
-    """The spells in which some request was under way."""
+    """Records the spells in which some request was under way."""
 
     def __init__(self) -> None:
         self._spells: deque[tuple[float, float]] = deque(maxlen=_MOST_SPELLS)
         self._since: float | None = None
 
     def begin(self, now: float) -> None:
-        """A request is under way; nothing changes if one was."""
+        """Note that a request is under way; changes nothing if one was before."""
         self._since = now if self._since is None else self._since
 
     def stop(self, now: float) -> None:
-        """None is any more."""
+        """Note that no request is under way any more."""
         if self._since is not None:
             self._spells.append((self._since, now))
             self._since = None
 
     def within(self, start: float, end: float) -> list[tuple[float, float]]:
-        """The parts of [start, end) under way, in order."""
+        """The parts of [start, end) in which a request was under way, in order."""
         if self._since is not None and self._since <= start < end:
             return [(start, end)]
         now = () if self._since is None else ((self._since, math.inf),)
         return [(max(a, start), min(b, end)) for a, b in (*self._spells, *now) if max(a, start) < min(b, end)]
 
     def seconds(self, start: float, end: float) -> float:
-        """How much of [start, end) was under way."""
+        """Seconds of [start, end) in which a request was under way."""
         return sum(b - a for a, b in self.within(start, end))
 
     def forget(self, before: float) -> None:
-        """Nobody will ask about anything earlier."""
+        """Forget the spells that ended at ``before`` or earlier."""
         while self._spells and self._spells[0][1] <= before:
             self._spells.popleft()
 
 
 @dataclass(slots=True)
 class StageGaps:
-    """One stage's steps since ``until``, which moves on to the end of each. ``waits_for``: upstream or downstream."""
+    """One stage's busy time and gaps up to ``until``, its last step's end. ``waits_for``: upstream or downstream."""
 
     waits_for: Cause
     until: float
@@ -115,7 +115,7 @@ class StageGaps:
     by_cause: dict[Cause, LogHistogram] = field(default_factory=lambda: {cause: LogHistogram() for cause in Cause})
 
     def add(self, visit: Visit, activity: Activity) -> dict[Cause, float]:
-        """Take the next step in; what the gap before it was for. What lies before ``until`` does not count."""
+        """Add the next step; returns the gap before it by cause. Time before ``until`` does not count."""
         if visit.end <= self.until:
             return {}
         start = max(visit.start, self.until)
@@ -133,7 +133,7 @@ class StageGaps:
             return {}
         spells = activity.within(self.until, start)
         gap: dict[Cause, float] = {}
-        if spells and spells[-1][1] == start:  # the step is of this spell, and was waited for in it
+        if spells and spells[-1][1] == start:  # the step belongs to this spell, and was waited for in it
             gap = split(spells.pop()[0], visit, self.waits_for)
         if spells:
             gap[Cause.NOTHING] = sum(b - a for a, b in spells)
@@ -141,7 +141,7 @@ class StageGaps:
 
     @property
     def gaps(self) -> float:
-        """Seconds in all gaps."""
+        """Seconds of all gaps."""
         return sum(each.total for each in self.by_cause.values())
 
     @property
@@ -152,5 +152,5 @@ class StageGaps:
 
     @property
     def goodput(self) -> float:
-        """The share in which it computed what was kept."""
+        """The share of the time under way in which it computed tokens that were used."""
         return self.duty * (self.useful / self.tokens) if self.tokens else 0.0

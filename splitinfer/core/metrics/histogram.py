@@ -1,4 +1,4 @@
-"""Many durations in little memory: how many fell into each of some hundred buckets.
+"""Quantiles of many durations in little memory, from counts in some hundred buckets.
 
 A bucket is ``_RATIO`` times as wide as the one before it, so a quantile is right within half a bucket (1.2 %)
 from a microsecond to an hour, however many durations there were.
@@ -6,7 +6,7 @@ from a microsecond to an hour, however many durations there were.
 
 import math
 
-_LOWEST = 1e-6  # seconds; whatever is shorter counts as this
+_LOWEST = 1e-6  # seconds; shorter durations count as this
 _RATIO = 1.025
 _NUM_BUCKETS = 900
 _LOG = math.log(_RATIO)
@@ -14,7 +14,7 @@ _HIGHEST = _LOWEST * _RATIO**_NUM_BUCKETS
 
 
 class LogHistogram:
-    """Durations in seconds; ``count``, ``total`` and ``longest`` are exact."""
+    """A histogram of durations in seconds; ``count``, ``total`` and ``longest`` are exact."""
 
     __slots__ = ("_buckets", "count", "longest", "total")
 
@@ -51,7 +51,7 @@ class LogHistogram:
         return 0.0
 
     def as_dict(self, *shares: int) -> dict[str, float]:
-        """Plain numbers: count, the percentiles ``shares``, the longest; seconds.
+        """The count, the percentiles ``shares`` and the longest, as plain numbers in seconds.
 
         >>> LogHistogram().as_dict(50)
         {'count': 0, 'p50': 0.0, 'max': 0.0}

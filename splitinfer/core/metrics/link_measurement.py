@@ -1,14 +1,14 @@
-r"""How quick a link is, found by questions and answers that are timed at one end.
+r"""The latency and bandwidth of a link, measured by exchanges that are timed at one end.
 
-Each crosses the link once there and once back, with bytes on one of the ways or hardly any:
+Each exchange is a frame there and a frame back, one of them large or both small:
 
     small     latency + latency                   half of it is the latency, one way
-    down      latency + bytes / down + latency    less a small one, it is the time of the bytes
+    down      latency + bytes / down + latency    minus a small exchange, it is the time of the bytes
     up        latency + latency + bytes / up
 
-What the ends do for a frame (wake a thread, copy, check a sum) is the link's, too: a step pays the same. How many
-questions are asked, and how large, depends on how long the ones before took: about 0.3 s for the whole, less on a quick
-link, and more only where the least that tells anything takes longer.
+The work of both ends for a frame (waking a thread, copying, a checksum) is included: a step pays the same. The number
+and size of exchanges depend on how long those before took: about 0.3 s in all, less on a quick link, and more only
+where the smallest meaningful measurement takes longer.
 """
 
 import math
@@ -16,20 +16,23 @@ import statistics
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
-MOST_BYTES = 4 * 2**20  # of one way of one exchange
+MOST_BYTES = 4 * 2**20  # of one frame
 _LEAST_BYTES, _GROWTH = 64 * 2**10, 4
 _SMALL_BYTES = 64
 _NUM_SMALL, _NUM_LARGE = 20, 5
-_SMALL_SECONDS, _LARGE_SECONDS = 0.1, 0.07  # after which no further exchange of that size is begun
-_HICCUP = 0.5  # seconds that a busy machine may add to one exchange: what took less is asked again
-_LONG_ENOUGH = 0.02  # seconds of bytes that noise of a millisecond does not hide
+_SMALL_SECONDS, _LARGE_SECONDS = 0.1, 0.07  # after which no further exchange of that size is made
+_HICCUP = 0.5  # seconds that a busy machine may add to one exchange; a shorter one is repeated
+_LONG_ENOUGH = 0.02  # seconds of bytes, so that noise of a millisecond does not matter
 
 
 @dataclass(frozen=True, slots=True)
 class LinkMeasurement:
-    """A link to the next stage: seconds one way, and bytes a second towards it (``down``) and back (``up``).
+    """A link to the next stage: latency one way in seconds, bytes per second towards it (``down``) and back (``up``).
 
-    Bandwidth too high to be told is infinite. Raises ValueError for what no link has.
+    A bandwidth too high to be measured is infinite.
+
+    Raises:
+        ValueError: values that no link can have.
     """
 
     latency_p50: float
@@ -46,7 +49,7 @@ class LinkMeasurement:
             raise ValueError(f"no link carries {self.down} bytes a second down and {self.up} up")
 
     def seconds(self, num_bytes: float) -> float:
-        """For so many bytes to arrive at the next stage.
+        """Seconds until ``num_bytes`` have arrived at the next stage.
 
         >>> LinkMeasurement(0.001, 0.002, down=1e6, up=math.inf).seconds(500_000)
         0.501
@@ -56,18 +59,18 @@ class LinkMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A question and its answer, by the bytes that go there and come back."""
+    """One exchange: the bytes sent to the other end, and those sent back."""
 
     there: int
     back: int
 
 
 _SMALL = Exchange(_SMALL_BYTES, _SMALL_BYTES)
-Asking = Generator[Exchange, float, list[float]]
+Timings = Generator[Exchange, float, list[float]]
 
 
 def probe() -> Generator[Exchange, float, LinkMeasurement]:
-    """Yields what to exchange next, is sent the seconds that it took, and returns the figures."""
+    """Yields each exchange to make, receives the seconds it took by ``send``, and returns the measurement."""
     yield _SMALL  # wakes threads and fills caches; not counted
     small = yield from _repeat(_SMALL, _NUM_SMALL, _SMALL_SECONDS)
     usual = statistics.median(small)
@@ -76,8 +79,8 @@ def probe() -> Generator[Exchange, float, LinkMeasurement]:
     return figures(small, (down, seconds_down), (up, seconds_up))
 
 
-def _repeat(exchange: Exchange, at_most: int, seconds: float) -> Asking:
-    """The same some times: at least once, and not again when ``seconds`` are over."""
+def _repeat(exchange: Exchange, at_most: int, seconds: float) -> Timings:
+    """Repeat an exchange: at least once, at most ``at_most`` times, and not after ``seconds`` in all."""
     times: list[float] = []
     while len(times) < at_most and sum(times) < seconds:
         times.append((yield exchange))
@@ -85,7 +88,7 @@ def _repeat(exchange: Exchange, at_most: int, seconds: float) -> Asking:
 
 
 def _grow(of_size: Callable[[int], Exchange], small: float) -> Generator[Exchange, float, tuple[int, list[float]]]:
-    """The first size that takes long enough to be told from a small one, and what it took."""
+    """Find the first size that takes clearly longer than a small exchange; returns it and its seconds."""
     size = _LEAST_BYTES
     while True:
         times = yield from _repeat(of_size(size), 2, _HICCUP)
@@ -95,7 +98,7 @@ def _grow(of_size: Callable[[int], Exchange], small: float) -> Generator[Exchang
         size = min(size * _GROWTH, MOST_BYTES)
 
 
-def _more(exchange: Exchange, times: Sequence[float]) -> Asking:
+def _more(exchange: Exchange, times: Sequence[float]) -> Timings:
     left = _LARGE_SECONDS - sum(times)
     return (yield from _repeat(exchange, _NUM_LARGE - len(times), left))
 
@@ -103,7 +106,7 @@ def _more(exchange: Exchange, times: Sequence[float]) -> Asking:
 def figures(
     small: Sequence[float], down: tuple[int, Sequence[float]], up: tuple[int, Sequence[float]]
 ) -> LinkMeasurement:
-    """From the seconds of small exchanges, and of those with so many bytes more down and up.
+    """The measurement from the seconds of small exchanges, and the bytes and seconds of large ones down and up.
 
     >>> figures([0.002, 0.002, 0.004], (1_000_000, [0.102]), (1_000_000, [0.001]))
     LinkMeasurement(latency_p50=0.001, latency_p99=0.002, down=10000000.0, up=inf)
@@ -115,7 +118,7 @@ def figures(
 
 
 def _bandwidth(num_bytes: int, seconds: Sequence[float], *, less: float) -> float:
-    own = statistics.median_low(seconds) - less  # of two, the one without a hiccup
+    own = statistics.median_low(seconds) - less  # of two, the shorter one
     return num_bytes / own if own > 0 else math.inf
 
 

@@ -1,1 +1,1 @@
-"""Decides what the stages do next: admission, allocation of KV, micro-batches, policies, what steps cost."""
+"""Decides what the stages do next: admission, KV allocation, micro-batches, policies, the cost model of steps."""

@@ -1,4 +1,4 @@
-"""What a scheduler may do at most, and by which rules. Told once, by whoever knows the stages."""
+"""A scheduler's limits and rules. The engine makes them once, when it knows the stages."""
 
 from dataclasses import dataclass, field
 
@@ -10,14 +10,23 @@ from splitinfer.core.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """The scheduler's bounds.
+    """The scheduler's limits and rules.
 
-    ``num_groups`` micro-batches that decode in turn, as many as stages; ``max_in_flight`` plans under way while
-    nobody decodes; ``token_budget`` tokens at most in a step; ``max_running`` sequences with KV that is growing;
-    ``max_len`` tokens in a sequence (the model's context); ``max_waiting`` requests in the queue; ``kv`` the stages'
-    memory (``None``: no bound); ``blocks``: what of it is kept. Where only whole blocks can be used, chunks end with
-    them. ``speculates``: whether somebody drafts, for ``num_stages`` (0: one for each group) whose caches go back
-    ``rewind`` tokens (``core.kv.rewind``). ``knobs``: who goes first (``core.scheduler.policy``).
+    num_groups: micro-batches that decode in turn, as many as stages.
+    max_in_flight: plans under way while no sequence decodes.
+    token_budget: tokens in a step, at most.
+    max_running: sequences whose KV grows, at most.
+    max_len: tokens in a sequence, at most (the model's context).
+    max_waiting: requests in the queue, at most.
+    kv: the stages' KV memory; ``None``: no bound.
+    blocks: which blocks are cached; where only whole blocks can be used, chunks end at block boundaries.
+    speculates: whether there is a drafter.
+    num_stages: 0 stands for one per group.
+    rewind: tokens by which every stage's caches can be rolled back (``core.kv.rewind``).
+    policy_config: whether prompts or decodes go first (``core.scheduler.policy``).
+
+    Raises:
+        ValueError: a limit below 1.
     """
 
     num_groups: int
@@ -39,13 +48,14 @@ class SchedulerConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
 
     def check_fits(self, seq: Sequence) -> None:
-        """Raise ``NeverFits`` if the KV of ``seq`` at its longest is too large for a stage even when alone.
+        """Check that the KV of ``seq`` at its longest fits on every stage. Safe to call from any thread.
 
-        May be called from any thread: it looks at nothing but its arguments.
+        Raises:
+            NeverFits: it is too large for a stage even when alone.
         """
         if self.kv is not None:
             self.kv.check(self.longest(seq))
 
     def longest(self, seq: Sequence) -> int:
-        """Tokens that a sequence has at most."""
+        """The most tokens that a sequence can have, prompt and answer."""
         return max(seq.num_prompt_tokens, min(seq.num_prompt_tokens + seq.params.max_tokens, self.max_len))

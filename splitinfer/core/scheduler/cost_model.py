@@ -1,17 +1,18 @@
-"""What a step costs each stage, learned from the steps as they run.
+"""A model of what a step costs each stage, fitted to the steps as they run.
 
     seconds = base + per row, in pieces + decode * (positions that single rows attend to)
                                         + chunk * (positions that the rows of chunks attend to)
 
 Weights are read once a step however many rows there are, so few rows are nearly free and many are not; where the change
 comes differs from machine to machine. So the cost per row is a line in pieces (``_EDGES``), rising everywhere, and a
-piece that was never measured continues the one before it. Attention costs what it looks at; single rows and chunks take
-other kernels. (Features as in Niyama's and Vidur's predictors; here five numbers a stage, fitted while it runs.)
+piece that was never measured continues the one before it. The cost of attention is proportional to the positions
+attended to; single rows and chunks use different kernels. (The features are those of Niyama's and Vidur's predictors;
+here they are fitted while the pipeline runs.)
 
-The fit is least squares on relative errors with nothing negative, old steps slowly forgotten. Machines drift, by heat
-and by what else they do, all sizes together: a common factor on what the fit says follows within some steps. (The fit
-learns from what was measured, not from that divided by the factor: the two would chase each other.) What both miss is
-in ``margin``: as much longer than predicted are one in twenty of the last steps.
+The fit is least squares on relative errors without negative coefficients, and forgets old steps slowly. Machines drift,
+by heat and by what else they do, all sizes together: a common factor on the fit's predictions follows within some
+steps. (The fit learns from measured times, not from times divided by the factor: the two would chase each other.) The
+rest is in ``margin``: one in twenty of the last steps took longer than predicted by this factor.
 """
 
 import math
@@ -29,22 +30,22 @@ _WIDTHS = tuple(b - a for a, b in zip(_EDGES, (*_EDGES[1:], 1024), strict=True))
 _NUM_FEATURES = 1 + len(_EDGES) + 2
 _DECODE, _CHUNK = _NUM_FEATURES - 2, _NUM_FEATURES - 1
 _PER_DECODE, _PER_CHUNK = 1e-3, 1e-5  # so that all features are of about one size
-_FORGETTING = 0.998  # of a step's weight, with each step after it
-_SMOOTH, _SMALL = 1e-3, 1e-9  # weights of: pieces are alike; nothing is needed
-_SOLVE_EVERY, _SOLVE_EACH, _SETTLED = 8, 16, 256  # steps; solved after each one at first, then ever less often
+_FORGETTING = 0.998  # a step's weight is multiplied by this with each step after it
+_SMOOTH, _SMALL = 1e-3, 1e-9  # weights of the penalties for unequal pieces, and for any coefficient
+_SOLVE_EVERY, _SOLVE_EACH, _SETTLED = 8, 16, 256  # steps; solved after each one at first, then less and less often
 _DRIFT = 0.1  # weight of one step in the common factor
-_MOST_OFF = 1.5  # a step that took so much longer or shorter says that something else happened
-_LAST = 64  # steps that the margin looks at
+_MOST_OFF = 1.5  # times the prediction: larger ratios, and smaller than the inverse, are outliers and clipped
+_LAST = 64  # steps from which the margin is computed
 _QUANTILE = 0.95
 _LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
 _TRUSTED_AFTER = 4  # steps
-_FURTHER = 2  # times the most rows seen, as far as predictions are trusted
-_UNTRIED = 3  # sizes more that are tried where nothing is known
+_FURTHER = 2  # predictions are trusted up to this multiple of the most rows seen
+_UNTRIED = 3  # further sizes that are tried where nothing is known
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a step's cost depends on: its ``rows``; positions attended to by those that come alone, and by chunks."""
+    """What a step's cost depends on: ``rows``, and the positions attended to by single rows and by rows of chunks."""
 
     rows: int = 0
     decode_context: int = 0
@@ -52,7 +53,7 @@ class Shape:
 
     @classmethod
     def of(cls, slices: Iterable[Slice]) -> "Shape":
-        """A plan's shape."""
+        """The shape of a step with these slices."""
         shape = cls()
         for part in slices:
             shape = shape.plus(part.start, len(part.token_ids))
@@ -60,14 +61,14 @@ class Shape:
 
     @classmethod
     def of_single_rows(cls, positions: Iterable[int]) -> "Shape":
-        """Sequences that decode, each one row."""
+        """The shape of a step of decodes: one row at each of ``positions``."""
         shape = cls()
         for position in positions:
             shape = shape.plus(position, 1)
         return shape
 
     def plus(self, start: int, count: int) -> "Shape":
-        """With ``count`` rows more of a sequence, from position ``start``.
+        """The shape with ``count`` more rows of a sequence, from position ``start``.
 
         >>> Shape().plus(99, 1), Shape().plus(10, 3)
         (Shape(rows=1, decode_context=100, chunk_context=0), Shape(rows=3, decode_context=0, chunk_context=36))
@@ -93,7 +94,7 @@ class Shape:
 
 @dataclass(slots=True)
 class StageCosts:
-    """One stage's seconds by the shape of a step."""
+    """One stage's seconds by the shape of a step; ``took`` refines the fit."""
 
     coefficients: list[float] = field(default_factory=lambda: [0.0] * _NUM_FEATURES)
     num_seen: int = 0
@@ -104,12 +105,12 @@ class StageCosts:
     _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
 
     def at(self, shape: Shape) -> float:
-        """Seconds that a step of this shape takes; 0 while nothing was seen."""
+        """Predicted seconds of a step of this shape; 0 before the first step."""
         return self.factor * sum(self.coefficients[i] * x for i, x in shape._features())
 
     @property
     def margin(self) -> float:
-        """By how much one in twenty steps takes longer than predicted."""
+        """The factor by which one in twenty steps takes longer than predicted."""
         if len(self._ratios) < _TRUSTED_AFTER:
             return _MOST_MARGIN
         worst = sorted(self._ratios)[min(len(self._ratios) - 1, int(_QUANTILE * len(self._ratios)))]
@@ -117,11 +118,11 @@ class StageCosts:
 
     @property
     def trusted_rows(self) -> int:
-        """Up to how many rows predictions are worth something."""
+        """The most rows for which predictions are reliable."""
         return _FURTHER * self.most_rows if self.num_seen >= _TRUSTED_AFTER else 0
 
     def took(self, shape: Shape, seconds: float) -> None:
-        """One more step."""
+        """Learn from one step of this shape."""
         if shape.rows < 1 or not 0 < seconds < math.inf:
             return
         expected, is_known = self.at(shape), shape.rows <= self.most_rows and self.num_seen >= _TRUSTED_AFTER
@@ -148,8 +149,8 @@ class StageCosts:
                 self._matrix[i][j] += weight * x * y
 
     def _solve(self) -> None:
-        """Least squares with nothing negative: whatever would be is left out, the worst first, and the rest solved
-        anew."""
+        """Solve for non-negative least squares: leave out the most negative coefficient and solve again, until none is
+        negative."""
         matrix = [row[:] for row in self._matrix]
         scale = self._matrix[0][0]  # the sum of all weights
         for i in range(_NUM_FEATURES):
@@ -172,32 +173,36 @@ class StageCosts:
             self.coefficients[i] = found[at]
 
     def as_dict(self) -> dict[str, Any]:
-        """What a simulation needs, as plain numbers."""
+        """The costs as plain numbers, for ``from_dict``."""
         return {"coefficients": [self.factor * c for c in self.coefficients], "most_rows": self.most_rows}
 
     @classmethod
-    def from_dict(cls, said: Mapping[str, Any]) -> "StageCosts":
-        """The costs that ``as_dict`` gave.
+    def from_dict(cls, numbers: Mapping[str, Any]) -> "StageCosts":
+        """The costs that ``as_dict`` returned.
 
         Raises:
-            ValueError: they are none.
+            ValueError: ``numbers`` has too few or too many coefficients, or negative ones.
         """
-        coefficients = [float(c) for c in said["coefficients"]]
+        coefficients = [float(c) for c in numbers["coefficients"]]
         if len(coefficients) != _NUM_FEATURES or not all(0 <= c < math.inf for c in coefficients):
             raise ValueError(f"a stage's costs are {_NUM_FEATURES} numbers, none negative")
-        return cls(coefficients, num_seen=_SOLVE_EACH, most_rows=int(said["most_rows"]))
+        return cls(coefficients, num_seen=_SOLVE_EACH, most_rows=int(numbers["most_rows"]))
 
     @classmethod
     def line(cls, base: float, per_row: float, decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
-        """Seconds: ``base`` for each step, ``per_row``, and for each position that single rows, or those of chunks,
-        attend to."""
+        """Linear costs in seconds: ``base`` for each step, ``per_row``, and ``decode`` and ``chunk`` for each position
+        that single rows and rows of chunks attend to."""
         pieces = [per_row] * len(_EDGES)
         return cls([base, *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK], num_seen=_SOLVE_EACH, most_rows=2**20)
 
     @classmethod
     def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
-        """Seconds of steps of some numbers of rows, with lines between them and the last one going on; and for each
-        position that a single row, or one of a chunk, attends to."""
+        """Costs that interpolate ``seconds`` by number of rows, and extrapolate the last line; ``decode`` and ``chunk``
+        are for each position that single rows and rows of chunks attend to.
+
+        Raises:
+            ValueError: a number of rows below 1, or fewer seconds for more rows.
+        """
         known = sorted(seconds.items())
         if known[0][0] < 1 or any(b < a for (_, a), (_, b) in pairwise(known)):
             raise ValueError("more rows than one cannot take less time than one")
@@ -216,13 +221,13 @@ class StageCosts:
         return cls(costs, num_seen=_SOLVE_EACH, most_rows=2**20)
 
     def scaled(self, factor: float) -> "StageCosts":
-        """The same machine with more or fewer layers."""
+        """The costs of ``factor`` times as many layers."""
         coefficients = [self.factor * factor * c for c in self.coefficients]
         return StageCosts(coefficients, num_seen=self.num_seen, most_rows=self.most_rows)
 
 
 def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
-    """The solution of a symmetric, positive definite system, by elimination."""
+    """Solve a symmetric, positive definite system by elimination."""
     rows = [[*row, right] for row, right in zip(matrix, vector, strict=True)]
     size = len(rows)
     for i, pivot in enumerate(rows):
@@ -239,8 +244,12 @@ def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
 
 @dataclass(slots=True)
 class CostModel:
-    """All stages' costs, and ``hop``: the seconds from the end of a step on one stage until it can begin on the next,
-    or until its result is with the scheduler. ``is_known``: these are what they are, and no step teaches more."""
+    """The costs of all stages.
+
+    hop: seconds from the end of a step on one stage until it can start on the next, or until its result is with the
+        scheduler.
+    is_known: whether the costs are given and ``learn`` changes nothing.
+    """
 
     stages: list[StageCosts]
     hop: float = 0.0
@@ -248,59 +257,59 @@ class CostModel:
 
     @classmethod
     def of(cls, num_stages: int) -> "CostModel":
-        """Of stages that nothing is known about."""
+        """A model of ``num_stages`` stages without any data."""
         return cls([StageCosts() for _ in range(num_stages)])
 
-    def learn(self, slices: Sequence[Slice], figures: Sequence[StageFigures], heard: float) -> None:
-        """A step's figures have come, at ``heard`` on the first stage's clock."""
+    def learn(self, slices: Sequence[Slice], figures: Sequence[StageFigures], returned_at: float) -> None:
+        """Learn from a step's figures. ``returned_at``: when they came, in seconds on the first stage's clock."""
         if self.is_known:
             return
         shape = Shape.of(slices)
         for each in figures:
             if 0 <= each.stage < len(self.stages) and each.rows == shape.rows:
                 self.stages[each.stage].took(shape, each.ended - each.started - each.copying)
-        if len(figures) == len(self.stages) > 1 and heard:
-            there = sum(each.ended - each.received for each in figures[1:])
-            one = max(0.0, heard - figures[0].ended - there) / len(figures)
-            self.hop = one if self.hop == 0.0 else self.hop + _DRIFT * (one - self.hop)
+        if len(figures) == len(self.stages) > 1 and returned_at:
+            on_workers = sum(each.ended - each.received for each in figures[1:])
+            hop = max(0.0, returned_at - figures[0].ended - on_workers) / len(figures)
+            self.hop = hop if self.hop == 0.0 else self.hop + _DRIFT * (hop - self.hop)
 
     def as_dict(self) -> dict[str, Any]:
-        """What a simulation needs, as plain numbers."""
+        """The costs as plain numbers, for a simulation."""
         return {"stages": [stage.as_dict() for stage in self.stages], "hop": self.hop}
 
     def slowest(self, shape: Shape) -> float:
-        """Seconds that a step takes on the stage that takes longest."""
+        """Seconds of a step on its slowest stage."""
         return max(stage.at(shape) for stage in self.stages)
 
     def cycle(self, shape: Shape, num_groups: int) -> float:
-        """Seconds between two tokens of a sequence, if the steps of all groups were like this one; one in twenty takes
-        longer. The slowest stage has to do one for each group; and a step has to come through all of them."""
+        """Seconds between two tokens of a sequence if the steps of all groups had this shape, exceeded one time in
+        twenty. In that time the slowest stage computes a step for each group, and one step passes all stages."""
         times = [(_LEAST_MARGIN if self.is_known else stage.margin) * stage.at(shape) for stage in self.stages]
         return max(num_groups * max(times), sum(times) + self.hop * (len(times) if len(times) > 1 else 0))
 
     @property
     def trusted_rows(self) -> int:
-        """Up to how many rows predictions are worth something."""
+        """The most rows for which every stage's predictions are reliable."""
         return min(stage.trusted_rows for stage in self.stages)
 
 
-# Rows of a step that kernels like: they work on so many at a time, and the last of them cost nothing.
-_LIKED: tuple[int, ...] = (*range(4, 64, 4), *range(64, 256, 16), *range(256, 16384, 64))
+# Numbers of rows that fill the tiles of kernels: with one row more, another tile is computed.
+_EFFICIENT: tuple[int, ...] = (*range(4, 64, 4), *range(64, 256, 16), *range(256, 16384, 64))
 
 
 def most_rows(costs: CostModel, decodes: Shape, start: int, most: int, num_groups: int, seconds: float) -> int:
-    """How many rows of a prompt that stands at ``start``, at most ``most``, may go with ``decodes``, so that these get
-    their next token within ``seconds``; with the decodes they are a number that kernels like.
+    """The number of rows of a prompt from position ``start`` that may share a step with ``decodes``, so that these get
+    their next token within ``seconds``: at most ``most``, and with the decodes an efficient number for kernels.
 
-    Never none: an objective that cannot be kept must not keep prompts from being read.
+    It is never 0: an objective that cannot be met must not keep prompts from being computed.
     """
-    first = bisect_right(_LIKED, decodes.rows)
-    trusted = max(costs.trusted_rows, _LIKED[min(first + _UNTRIED, len(_LIKED) - 1)])
-    last = bisect_right(_LIKED, min(decodes.rows + most, trusted)) - 1
+    first = bisect_right(_EFFICIENT, decodes.rows)
+    trusted = max(costs.trusted_rows, _EFFICIENT[min(first + _UNTRIED, len(_EFFICIENT) - 1)])
+    last = bisect_right(_EFFICIENT, min(decodes.rows + most, trusted)) - 1
     low, high = first, max(first, last)
     while low < high:
         middle = -(-(low + high) // 2)
-        shape = decodes.plus(start, _LIKED[middle] - decodes.rows)
+        shape = decodes.plus(start, _EFFICIENT[middle] - decodes.rows)
         low, high = (middle, high) if costs.cycle(shape, num_groups) <= seconds else (low, middle - 1)
-    rows: int = _LIKED[low] - decodes.rows
+    rows: int = _EFFICIENT[low] - decodes.rows
     return min(most, rows)

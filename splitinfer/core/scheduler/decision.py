@@ -1,4 +1,4 @@
-"""What the next plan would do. Made by deciding, thrown away by asking, carried out by scheduling."""
+"""What the next plan would do. The planner returns it; ``can_schedule`` discards it and ``schedule`` applies it."""
 
 from dataclasses import dataclass, field
 
@@ -9,20 +9,20 @@ from splitinfer.core.sequence import Sequence
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A sequence that begins to run, with stored KV as far as it matches."""
+    """A sequence that is admitted, and the stored blocks that its prefix matches."""
 
     seq: Sequence
     match: Match
 
     @property
     def candidate(self) -> "Candidate":
-        """Its first slice, if it gets one."""
+        """The candidate for its first slice."""
         return Candidate(self.seq, self.match.num_tokens, 0, decodes=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A sequence that could have a slice: its tokens from ``start``; its KV has place for ``kv_tokens``."""
+    """A sequence that could get a slice of its tokens from ``start`` on; its KV has room for ``kv_tokens``."""
 
     seq: Sequence
     start: int
@@ -37,16 +37,16 @@ class Candidate:
 
 @dataclass(slots=True)
 class Decision:
-    """What the next plan will do; nothing of it has happened."""
+    """What the next plan will do; making it changes nothing."""
 
     allocation: KVAllocation
     group: int = 0
     admissions: list[Admission] = field(default_factory=list)
-    fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # who waits for blocks on disk
+    fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # blocks to read from disk
     decodes: list[Sequence] = field(default_factory=list)
-    late: list[Sequence] = field(default_factory=list)  # members of the group for whom the step has no place
-    num_drafts: int = 0  # behind the one decode there is
-    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # with their numbers of tokens
+    late: list[Sequence] = field(default_factory=list)  # members of the group that exceed the step's token budget
+    num_drafts: int = 0  # after the step's only decode
+    chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # sequence, number of prompt tokens
     share: int = 0
     share_left: int = 0
 
@@ -57,5 +57,5 @@ class Decision:
 
     @property
     def does_something(self) -> bool:
-        """Whether it is worth a plan."""
+        """Whether a plan is needed for it."""
         return self.has_slices or bool(self.fetching)

@@ -1,4 +1,4 @@
-"""What must hold between any two events of a scheduler. Tests and simulations under test ask after each event."""
+"""Invariants of a scheduler between any two events. Tests, and simulations under test, check them after each event."""
 
 from splitinfer.core.kv.budget import NOTHING, use_of
 from splitinfer.core.scheduler.scheduler import Scheduler
@@ -6,14 +6,18 @@ from splitinfer.core.sequence import Sequence
 
 
 def check(scheduler: Scheduler) -> None:
-    """Assert what must hold between any two events; tests call it after each."""
+    """Assert every invariant.
+
+    Raises:
+        AssertionError: one does not hold; the scheduler has a bug.
+    """
     _check_places(scheduler)
     _check_plans(scheduler)
     _check_memory(scheduler)
     scheduler.batches.check()
     for seq in scheduler.running.values():
         _check_running(scheduler, seq)
-    assert scheduler.state.plans or scheduler.is_idle or scheduler.can_schedule, "something waits for ever"
+    assert scheduler.state.plans or scheduler.is_idle or scheduler.can_schedule, "a sequence waits for ever"
 
 
 def _check_places(scheduler: Scheduler) -> None:
@@ -21,12 +25,12 @@ def _check_places(scheduler: Scheduler) -> None:
     assert len(ids) == len(set(ids)), "a sequence is in two places"
     assert len(scheduler.running) <= scheduler.config.max_running
     assert len(scheduler.waiting) <= scheduler.config.max_waiting + scheduler.config.max_running
-    assert not set(scheduler.state.freed) & set(ids), "a living sequence is to be freed"
+    assert not set(scheduler.state.freed) & set(ids), "a sequence that has not ended is to be freed"
     assert len(scheduler.state.freed) == len(set(scheduler.state.freed)), "a sequence is to be freed twice"
     members = {seq.seq_id for group in scheduler.batches.groups for seq in group}
-    assert members <= set(scheduler.running), "somebody decodes who does not run"
+    assert members <= set(scheduler.running), "a sequence decodes that does not run"
     for seq in scheduler.waiting:
-        assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "KV of one that waits"
+        assert not any((seq.num_scheduled, seq.num_in_flight, seq.is_known, seq.kv_tokens)), "a waiting sequence has KV"
         assert seq.finish_reason is None
     alive = (*scheduler.waiting, *scheduler.running.values())
     assert scheduler.next_deadline == min((s.deadline for s in alive if s.deadline is not None), default=None)

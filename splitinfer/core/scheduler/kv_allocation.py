@@ -1,14 +1,14 @@
-"""Who gets KV in the step being planned, and who gives up its own for it.
+"""Allocates KV to the sequences of the step being planned, and chooses what is evicted or preempted for it.
 
-Nothing happens here: the ledger adds up what would happen, so that asking whether a step can be planned and
-planning it are one computation. Where memory is short, in this order:
+A ``KVAllocation`` only adds up what would happen, so that asking whether a step can be planned and planning it are one
+computation. Where memory is short, in this order:
 
-    1. stored blocks go, the least recently used first, but not those that a newcomer of this step begins with
-    2. of the running ones that are junior to whoever needs the memory and not in flight, the most junior
-    3. else whoever needs it stays where it is, with what it has, and goes on when others have ended
+    1. stored blocks are evicted, the least recently used first, except those that sequences of this step begin with
+    2. of the running sequences that rank below the one in need and are not in flight, the lowest is preempted
+    3. else the sequence in need keeps what it has, and continues when others have ended
 
-Rank decides (priority, then arrival), and nobody gives up for a junior, so the most senior sequence always
-goes on once results are back, and two never take the memory from each other in turn.
+Rank decides (priority, then arrival), and no sequence is preempted for one of lower rank. So the highest-ranked
+sequence always continues once results are back, and two never take the memory from each other in turn.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -20,8 +20,12 @@ from splitinfer.core.sequence import Sequence
 
 
 class KVAllocation:
-    """``used`` is what all have now, stored blocks included; ``evictable`` yields those in the order in which they may
-    go, but for the ``pinned`` ones; ``running`` in any order."""
+    """KV of one step: what is used, and what is evicted and preempted for it.
+
+    used: what all sequences and stored blocks take now; grows as KV is allocated.
+    evictable: stored blocks in the order in which they may be evicted, except the ``pinned`` ones.
+    running: the running sequences, in any order.
+    """
 
     def __init__(
         self,
@@ -37,74 +41,76 @@ class KVAllocation:
         self.evicted: list[Block] = []
         self._pinned = set(pinned)
         self._source = evictable
-        self._next: list[Block] = []  # taken from the source, and still there
+        self._next: list[Block] = []  # taken from the source and not evicted yet
         self._running = running
-        self._idle: list[Sequence] | None = None  # who may give up, most junior last; sorted only when needed
-        self._kept: set[int] = set()
+        self._idle: list[Sequence] | None = None  # preemptible, lowest rank last; sorted only when needed
+        self._granted: set[int] = set()
         self._is_short = False
 
     def is_preempted(self, seq: Sequence) -> bool:
-        """Whether a sequence makes room for another in this step."""
+        """Whether a sequence is preempted for another in this step."""
         return seq in self.preempted
 
-    def admit(self, promised: KVUse, begins_with: Iterable[Block]) -> bool:
-        """Whether ``promised``, for all that run and one more, fits; blocks go for it, but not its own."""
-        return self.fetch(promised, 0, begins_with)
+    def admit(self, reserved: KVUse, begins_with: Iterable[Block]) -> bool:
+        """Whether ``reserved``, for all running sequences and one more, fits. Blocks are evicted for it, except
+        those in ``begins_with``."""
+        return self.fetch(reserved, 0, begins_with)
 
-    def fetch(self, promised: KVUse, num_blocks: int, begins_with: Iterable[Block]) -> bool:
-        """Whether so many blocks more would fit, too; they are counted from now on."""
+    def fetch(self, reserved: KVUse, num_blocks: int, begins_with: Iterable[Block]) -> bool:
+        """The same with ``num_blocks`` more stored blocks, which are then counted as used."""
         pinned = self._pinned | set(begins_with)
-        use = promised + KVUse(stored=self.used.stored + num_blocks)
-        going: list[Block] = []
+        use = reserved + KVUse(stored=self.used.stored + num_blocks)
+        evicted: list[Block] = []
         for block in self._evictable(pinned):
             if self._budget.fits(use):
                 break
-            going.append(block)
+            evicted.append(block)
             use -= STORED_BLOCK
         if not self._budget.fits(use):
             return False
         self._pinned = pinned
-        self._evict(going)
+        self._evict(evicted)
         self.used += KVUse(stored=num_blocks)
         return True
 
     def allocate(self, seq: Sequence, before: int, after: int) -> bool:
-        """Whether a sequence with KV of ``before`` tokens gets what it needs for ``after``."""
+        """Grow a sequence's KV from ``before`` to ``after`` tokens, by eviction and preemption if needed; whether it
+        fits."""
         need = growth(before, after)
         if not self._budget.fits(self.used + need):
-            leaving = None if self._is_short else self._enough(need, seq)
-            if leaving is None:
-                # The least anybody needs is one block, and juniors have fewer to take it from.
+            victims = None if self._is_short else self._victims_for(need, seq)
+            if victims is None:
+                # One block is the least that a sequence needs, and lower ranks have fewer victims.
                 self._is_short |= need == KVUse(0, 1)
                 return False
-            self._evict(leaving.blocks)
-            self._preempt(leaving.sequences)
+            self._evict(victims.blocks)
+            self._preempt(victims.sequences)
         self.used += need
-        self._kept.add(seq.seq_id)
+        self._granted.add(seq.seq_id)
         return True
 
     def allocate_spare(self, before: int, after: int) -> bool:
-        """Whether KV of ``before`` tokens may grow to ``after`` with nobody giving up anything; it has it then."""
+        """Grow KV from ``before`` to ``after`` tokens if that fits without eviction or preemption; whether it does."""
         need = growth(before, after)
         if not self._budget.fits(self.used + need):
             return False
         self.used += need
         return True
 
-    def _enough(self, need: KVUse, seq: Sequence) -> "_Leaving | None":
-        """The fewest, in order, that make room for ``need``; ``None`` if all together do not."""
-        use, leaving = self.used + need, _Leaving([], [])
+    def _victims_for(self, need: KVUse, seq: Sequence) -> "_Victims | None":
+        """The fewest victims, in order, that make room for ``need``; ``None`` if all together do not."""
+        use, victims = self.used + need, _Victims([], [])
         for block in self._evictable(self._pinned):
             if self._budget.fits(use):
-                return leaving
+                return victims
             use -= STORED_BLOCK
-            leaving.blocks.append(block)
+            victims.blocks.append(block)
         for one in self._may_be_preempted_for(seq):
             if self._budget.fits(use):
-                return leaving
+                return victims
             use -= use_of(one.kv_tokens)
-            leaving.sequences.append(one)
-        return leaving if self._budget.fits(use) else None
+            victims.sequences.append(one)
+        return victims if self._budget.fits(use) else None
 
     def _evictable(self, pinned: Collection[Block]) -> Iterator[Block]:
         at = 0
@@ -125,18 +131,18 @@ class KVAllocation:
         for one in reversed(self._idle):
             if one.rank <= seq.rank:
                 return
-            # Who has been promised memory in this step was asked before, so it is senior; or it joins just now.
-            if one.seq_id not in self._kept:
+            # Sequences with KV granted in this step rank higher, or are just being admitted.
+            if one.seq_id not in self._granted:
                 yield one
 
-    def _evict(self, going: Iterable[Block]) -> None:
-        for block in going:
+    def _evict(self, evicted: Iterable[Block]) -> None:
+        for block in evicted:
             self._next.remove(block)
             self.evicted.append(block)
             self.used -= STORED_BLOCK
 
-    def _preempt(self, leaving: list[Sequence]) -> None:
-        for seq in leaving:
+    def _preempt(self, victims: list[Sequence]) -> None:
+        for seq in victims:
             self.preempted.append(seq)
             self.used -= use_of(seq.kv_tokens)
             if self._idle and seq in self._idle:
@@ -144,8 +150,8 @@ class KVAllocation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Leaving:
-    """Who makes room."""
+class _Victims:
+    """What is evicted and preempted to make room."""
 
     blocks: list[Block]
     sequences: list[Sequence]

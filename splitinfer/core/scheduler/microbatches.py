@@ -1,4 +1,4 @@
-"""Which sequences decode together, and whose turn it is.
+"""Groups decoding sequences into micro-batches that take turns.
 
 One sequence cannot fill a pipeline: its next token needs the last one to have passed all stages. S groups that
 take turns can. While stage 0 computes group 0, stage 1 computes group 1 one step before it, and so on:
@@ -6,28 +6,29 @@ take turns can. While stage 0 computes group 0, stage 1 computes group 1 one ste
     stage 0    | 0 | 1 | 0 | 1 | 0 |
     stage 1        | 0 | 1 | 0 | 1 | 0 |
 
-A cycle is as long as its longest step, so bubbles come from steps that differ. Hence groups of equal size, and
-equal shares of prefill for the steps of one round (``even_share``). Who decodes in which group is sticky, because
-the stages keep the KV of a group together: newcomers go to the smallest group, and one that stays behind is
-filled up from the largest, only as far as needed.
+A cycle is as long as its longest step, so bubbles come from steps that differ. Hence groups are of equal size, and
+the steps of one round get equal shares of prefill (``even_share``). Membership is sticky, because the stages keep the
+KV of a group together: a new sequence joins the smallest group, and a group that has become too small is filled up
+from the largest, only as far as needed.
 """
 
 from collections.abc import Iterable, Iterator
 
 from splitinfer.core.sequence import Sequence
 
-MIN_CHUNK = 32  # tokens of a prompt below which one more chunk costs more than it brings
+MIN_CHUNK = 32  # prompt tokens; a smaller further chunk costs more than it saves
 
 
 def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool) -> int:
-    """Prompt tokens for the next steps, when ``remaining`` are still to compute and a step takes ``most``.
+    """Prompt tokens for each of the next steps, when ``remaining`` are still to compute and a step takes ``most``.
 
-    As few steps as possible, but one for each group if each gets ``MIN_CHUNK``, and all alike. With ``rounds``
-    (somebody decodes, so there are steps anyway) whole rounds, for a group without its part would be a bubble.
+    The prompt is cut into as few equal steps as possible, but into one for each group if each gets ``MIN_CHUNK``.
+    With ``rounds`` (sequences decode, so there are steps anyway) it is cut into whole rounds, because a group without
+    its share would be a bubble.
 
-    Alike is right for a lone prompt too: stages of equal speed take the sum of all steps once, and their longest
-    step once more for each further stage. So steps of 257 and 256 tokens end before 512 and 1 do, and a short
-    prompt in two halves ends before a whole one.
+    Equal steps are right for a lone prompt, too: stages of equal speed take the sum of all steps once, and their
+    longest step once more for each further stage. So steps of 257 and 256 tokens end before steps of 512 and 1, and a
+    short prompt in two halves ends before a whole one.
 
     >>> even_share(2200, 512, 2, rounds=False), even_share(2200, 512, 2, rounds=True)
     (440, 367)
@@ -41,7 +42,7 @@ def even_share(remaining: int, most: int, num_groups: int, *, rounds: bool) -> i
 
 
 class MicroBatches:
-    """The groups of decoding sequences, each in the order of joining, and the turn."""
+    """The groups of decoding sequences, each in the order of joining, and the group whose turn it is."""
 
     def __init__(self, num_groups: int) -> None:
         self._groups: list[list[Sequence]] = [[] for _ in range(num_groups)]
@@ -65,11 +66,11 @@ class MicroBatches:
         return max(map(len, self._groups))
 
     def members(self, group: int) -> list[Sequence]:
-        """A group's members in the order in which they go."""
+        """A group's members in the order in which they are scheduled."""
         return list(self._groups[group])
 
     def is_in_flight(self, group: int) -> bool:
-        """Whether a result is due that the group has to wait for."""
+        """Whether the group has to wait for a result."""
         return any(seq.num_awaited for seq in self._groups[group])
 
     def in_turn(self) -> Iterator[int]:
@@ -78,25 +79,25 @@ class MicroBatches:
         return ((self._turn + i) % count for i in range(count))
 
     def had_turn(self, group: int, late: Iterable[Sequence]) -> None:
-        """The turn passes on. ``late``: members for whom there was no place; they go first the next time."""
+        """Pass the turn on. ``late``: members that the step had no room for; they go first the next time."""
         ids = {seq.seq_id for seq in late}
-        self._groups[group].sort(key=lambda seq: seq.seq_id not in ids)  # stable: else the order stays
+        self._groups[group].sort(key=lambda seq: seq.seq_id not in ids)  # stable: the others keep their order
         self._turn = (group + 1) % len(self._groups)
 
     def join(self, seq: Sequence) -> None:
-        """A sequence begins to decode, in the smallest group; of equals the one that goes next."""
+        """Add a sequence that begins to decode to the smallest group; of equals, to the one whose turn comes first."""
         group = self._smallest()
         self._groups[group].append(seq)
         self._id_to_group[seq.seq_id] = group
 
     def leave(self, seq: Sequence) -> None:
-        """A sequence decodes no more; nothing to do if it did not."""
+        """Remove a sequence from its group, if it has one."""
         group = self._id_to_group.pop(seq.seq_id, None)
         if group is not None:
             self._groups[group].remove(seq)
 
     def clear(self) -> None:
-        """Nobody decodes."""
+        """Remove all sequences."""
         for group in self._groups:
             group.clear()
         self._id_to_group.clear()
@@ -104,14 +105,14 @@ class MicroBatches:
     def balance(self) -> None:
         """Move members until no group is larger than another by two or more, as far as results allow.
 
-        Whoever is in flight stays: its result would come in the turn of a group it is not in. The last to
-        join moves, so that the KV of the others stays where it is.
+        A sequence in flight stays: its result would come in the turn of another group. The last to join moves, so
+        that the KV of the others stays where it is.
         """
-        while (seq := self._one_too_many()) is not None:
+        while (seq := self._next_to_move()) is not None:
             self.leave(seq)
             self.join(seq)
 
-    def _one_too_many(self) -> Sequence | None:
+    def _next_to_move(self) -> Sequence | None:
         least = min(map(len, self._groups))
         return next(
             (
@@ -133,4 +134,4 @@ class MicroBatches:
         assert len(ids) == len(set(ids)), "a sequence is in two groups"
         assert set(ids) == set(self._id_to_group)
         assert all(self._id_to_group[seq.seq_id] == i for i, group in enumerate(self._groups) for seq in group)
-        assert self._one_too_many() is None, "a group is behind, and somebody could move"
+        assert self._next_to_move() is None, "groups are unequal, and a sequence could move"

@@ -4,9 +4,9 @@ A step is
 
     [ every member of one group, one token each | chunks of prompts, with what is left of token_budget ]
 
-The policy says whether the decodes go, how much of the room prompts may take, and whether waiting requests may begin
-(``core.scheduler.policy``); an objective for the time between tokens bounds the room by what steps have cost
-(``core.scheduler.cost_model``). KV is allocated by rank, so a junior never takes what a senior lacks.
+The policy decides whether the decodes go, how much of the room prompts may take, and whether waiting requests may be
+admitted (``core.scheduler.policy``); an objective for the time between tokens bounds the room by what steps have cost
+(``core.scheduler.cost_model``). KV is allocated by rank, so no sequence takes what one of higher rank lacks.
 """
 
 from collections.abc import Iterator
@@ -21,17 +21,17 @@ from splitinfer.core.scheduler.policy import PolicyDecision
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 
-_LEAST_CHUNK = 8  # tokens of a prompt in a step, whatever the options say: or it would never be read
+_LEAST_CHUNK = 8  # prompt tokens in a step, whatever the options say; else a prompt would never be read
 
 
 class StepPlanner:
-    """Reads a scheduler's state."""
+    """Plans steps. Reads a scheduler's state and changes nothing."""
 
     def __init__(self, state: SchedulerState, admission: AdmissionControl) -> None:
         self._state, self._admission = state, admission
 
     def decide(self) -> Decision | None:
-        """What the next plan does; ``None`` where there is nothing to do, or no stage could take it."""
+        """Return what the next plan does; ``None`` where there is nothing to do or no stage could take it."""
         if len(self._state.plans) >= self._state.limit:
             return None
         for group in self._state.batches.in_turn():
@@ -42,12 +42,12 @@ class StepPlanner:
         further = self._further_block() if self._state.speculates else None
         if further is not None:
             return further
-        # What is freed, saved or fetched travels with the next slices, and alone only where none will come.
+        # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow.
         will_come = self._state.running and self._state.plans
         return Decision(self._state.allocation()) if self._state.has_changes and not will_come else None
 
     def _decide_for(self, group: int) -> Decision:
-        """The step of one group, as the policy has it."""
+        """The step of one group, by the policy."""
         rules = self._state.policy.decide(self._state.policy_input(group))
         decision = self._filled(group, rules)
         if rules.decodes_go or decision.chunks:
@@ -55,7 +55,7 @@ class StepPlanner:
         return self._filled(group, rules._replace(decodes_go=True))  # no prompt can be read now
 
     def _filled(self, group: int, rules: PolicyDecision) -> Decision:
-        """Its decodes if they go, then chunks, as far as there are tokens and KV for them."""
+        """Fill a step with the group's decodes, if they go, then with chunks, as far as tokens and KV allow."""
         decision = Decision(self._state.allocation(), group)
         members = self._state.batches.members(group)
         going = members if rules.decodes_go else []
@@ -64,18 +64,16 @@ class StepPlanner:
         candidates = [*self._ready(), *(new.candidate for new in decision.admissions)]
         prompts = [one for one in candidates if not one.decodes]
         most = self._room_for_prompts(rules, going, prompts) if prompts else 0
-        # The largest group says how many tokens every step of the round has left.
-        left = (
-            max(self._state.config.token_budget - self._state.batches.largest, MIN_CHUNK) if rules.decodes_go else most
-        )
-        self._set_share(decision, sum(one.left for one in prompts), min(most, left))
         budget = self._state.config.token_budget
+        # The largest group determines how many tokens every step of the round has left.
+        left = max(budget - self._state.batches.largest, MIN_CHUNK) if rules.decodes_go else most
+        self._set_share(decision, sum(one.left for one in prompts), min(most, left))
         granted = self._allocate(decision, candidates, min(most, max(decision.share, MIN_CHUNK)))
-        # Cut after asking for KV: who lacks it must not take the place of one that could go.
+        # Cut after allocating KV: a sequence that lacks it must not take the place of one that could go.
         able = [seq for seq in going if seq.seq_id in granted]
         count = sum(total <= budget for total in accumulate(seq.num_to_compute for seq in able))
         decision.decodes, decision.late = able[:count], able[count:]
-        # Others would sit on blocks that may go before they are used.
+        # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         begin = {seq.seq_id for seq, _ in decision.chunks}
         decision.admissions = [new for new in decision.admissions if new.seq.seq_id in begin]
         if len(decision.decodes) == 1 and not decision.chunks and self._state.speculates:
@@ -83,7 +81,7 @@ class StepPlanner:
         return decision
 
     def _further_block(self) -> Decision | None:
-        """Drafts alone, behind blocks of the same sequence that are under way."""
+        """A step of drafts alone, behind blocks of the same sequence that are under way."""
         assert self._state.speculation is not None
         for group in self._state.batches.in_turn():
             for seq in self._state.batches.members(group):
@@ -94,7 +92,7 @@ class StepPlanner:
         return None
 
     def _add_drafts(self, decision: Decision, room: int) -> None:
-        """The drafts that wait, as far as there is room and memory that nobody has to give up."""
+        """Add the drafts that wait, as far as there is room, and memory without eviction or preemption."""
         (seq,) = decision.decodes
         end = max(seq.num_scheduled, len(seq.tokens))
         for count in range(min(len(seq.drafted), room), 0, -1):
@@ -103,13 +101,13 @@ class StepPlanner:
                 return
 
     def _ready(self) -> Iterator[Candidate]:
-        """Who runs and has tokens to compute. Members of all groups: juniors do not take the KV they need next."""
+        """Running sequences with tokens to compute, of all groups: lower ranks must not take the KV they need next."""
         for seq in self._state.running.values():
             if seq.num_to_compute > 0:  # a decode in flight has nothing to compute until its token comes
                 yield Candidate(seq, seq.num_scheduled, seq.kv_tokens, seq in self._state.batches)
 
     def _room_for_prompts(self, rules: PolicyDecision, going: list[Sequence], prompts: list[Candidate]) -> int:
-        """Tokens of prompts that a step may take beside the decodes that go."""
+        """Prompt tokens that a step may contain beside the decodes that go."""
         room = self._state.config.token_budget - sum(max(1, seq.num_to_compute) for seq in going)
         objective = self._state.config.policy_config.itl_slo
         if rules.share < 1:
@@ -119,13 +117,14 @@ class StepPlanner:
         decodes = Shape.of_single_rows(seq.num_scheduled for seq in going)
         groups = self._state.config.num_groups
         if self._state.prompts_go_on < groups:
-            # Whoever decodes has short steps behind it, and now waits for a long one more than there are groups.
+            # Decodes that had short steps so far now wait for one long step more than there are groups.
             objective *= groups / (groups + 1)
         first = min(prompts, key=lambda one: one.seq.rank)
         return min(room, most_rows(self._state.costs, decodes, first.start, room, groups, objective))
 
     def _set_share(self, decision: Decision, remaining: int, most: int) -> None:
-        """Kept for a round, or for a prompt while nobody decodes, so that its steps are alike; newcomers end it."""
+        """Set the share of prompts in each step. It stays for a round, or for a prompt while no sequence decodes,
+        so that the steps are equal; an admission ends it."""
         if self._state.share_left and not decision.admissions:
             decision.share, decision.share_left = self._state.share, self._state.share_left - 1
             return
@@ -135,7 +134,7 @@ class StepPlanner:
         decision.share_left = max(steps - 1, 0)
 
     def _allocate(self, decision: Decision, candidates: list[Candidate], room: int) -> set[int]:
-        """Give KV by rank, and cut chunks; the ids of those who may decode."""
+        """Allocate KV by rank and cut chunks; returns the ids of the sequences that may decode."""
         granted: set[int] = set()
         quota = self._quota(candidates, room)
         for one in sorted(candidates, key=lambda one: one.seq.rank):
@@ -147,20 +146,20 @@ class StepPlanner:
                 continue
             size = min(one.left, room, quota)
             if size < min(one.left, MIN_CHUNK) and decision.chunks:
-                room = 0  # a crumb of a further prompt costs more than it brings
+                room = 0  # a small chunk of a further prompt costs more than it saves
             if room <= 0:
                 continue
             if self._state.config.blocks.whole_blocks:
-                size = min(size, BLOCK - one.start % BLOCK)  # the state at the block's end is what is kept of it
+                size = min(size, BLOCK - one.start % BLOCK)  # what is stored is the state at the block's end
             if not decision.allocation.allocate(one.seq, one.kv_tokens, one.start + size):
-                room = 0  # juniors do not take what this one lacks
+                room = 0  # lower ranks must not take what this one lacks
                 continue
             decision.chunks.append((one.seq, size))
             room -= size
         return granted
 
     def _quota(self, candidates: list[Candidate], room: int) -> int:
-        """What one prompt may take of a step: all, or its part where several are read side by side."""
+        """Tokens that one prompt may have in a step: ``room``, or its part where several are read side by side."""
         side_by_side = min(
             self._state.config.policy_config.max_partial_prefills, sum(not one.decodes for one in candidates)
         )

@@ -1,34 +1,35 @@
 """When prompts are read and when answers go on: the trade between the first token and a steady stream.
 
-A step has room for so many tokens. Answers under way (decodes) need one each, prompts take any number, and whoever goes
-first makes the other wait. A policy says, for each step: do the decodes of its group go, how much of the room may
-prompts take, may new requests begin?
+A step has room for so many tokens. Answers under way (decodes) need one each, prompts take any number, and what goes
+first makes the other wait. A policy decides for each step whether the decodes of its group go, how much of the room
+prompts may take, and whether waiting requests may be admitted.
 
-    policy          decodes go                   prompts get                        what it does to the numbers
+    policy          decodes go                   prompts get                        effect on latency
     stall_free      always                       what is left, times prefill_share  ITL bounded by one step a stage
     prefill_first   when no prompt can be read   the whole step                     least TTFT; ITL as long as prompts
-    watermark       the one until memory is full to kv_high, then the other down to kv_low    many decode at once
-    decode_first    always                       what is left, but nobody joins     least ITL; TTFT as long as answers
-                                                 while somebody decodes
+    watermark       like prefill_first until memory is full to kv_high, then        many sequences decode at once
+                    like decode_first down to kv_low
+    decode_first    always                       what is left, but none is admitted least ITL; TTFT as long as answers
+                                                 while sequences decode
 
 ``stall_free`` is Sarathi-Serve's schedule (Agrawal et al., arXiv 2403.02310), ``decode_first`` FasterTransformer's
-request-level batching, ``prefill_first`` what vLLM began with. ``prefill_share`` is the one dial between the first two
-of these: at 1 prompts take all that a step has left, near 0 they trickle.
+request-level batching, ``prefill_first`` vLLM's original schedule. ``prefill_share`` blends the first two of these: at
+1 prompts take all that a step has left, near 0 they are read slowly.
 
 A policy that keeps decodes waiting is overruled when one has waited for ``max_decode_gap``.
 
-Pure, and told everything: no policy looks at a clock or at the scheduler.
+Policies are pure: all that they need is in ``PolicyInput``; none reads a clock or the scheduler.
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-LEAST_SHARE = 0.01  # of a step's room: less, and a prompt would never be read
+LEAST_SHARE = 0.01  # of a step's room; with less a prompt would never be read
 
 
 class PolicyName(StrEnum):
-    """The values are the public words."""
+    """The policies' public names."""
 
     STALL_FREE = "stall_free"
     PREFILL_FIRST = "prefill_first"
@@ -38,13 +39,14 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyConfig:
-    """The dials of all policies; each reads those that mean something to it.
+    """The options of all policies; each policy uses some of them.
 
-    ``prefill_share`` of the room that decodes leave in a step, for prompts, while somebody decodes; ``itl_slo``:
-    seconds that two tokens of an answer may lie apart (``None``: steps are bounded by their tokens alone);
-    ``max_partial_prefills`` prompts that are read side by side; ``max_decode_gap``: seconds for which a policy may keep
-    a decode waiting; ``kv_high``, ``kv_low``: shares of the KV memory at which ``watermark`` changes sides, not before
-    ``min_dwell`` steps on one.
+    prefill_share: share of the room that decodes leave in a step, which prompts get while sequences decode.
+    itl_slo: seconds between two tokens of an answer, at most; ``None``: steps are bounded by their tokens alone.
+    max_partial_prefills: prompts that are read side by side.
+    max_decode_gap: seconds for which a policy may keep a decode waiting; ``None``: no bound.
+    kv_high, kv_low: shares of the KV memory at which ``watermark`` begins to drain, and to fill again.
+    min_dwell: steps that ``watermark`` fills or drains, at least.
 
     Raises:
         ValueError: a value out of its range, named with the range.
@@ -77,11 +79,11 @@ class PolicyConfig:
 
 @dataclass(frozen=True, slots=True)
 class PolicyInput:
-    """What a policy decides by, when the step of one group is planned.
+    """The situation in which the step of one group is planned.
 
-    ``num_decoding``: sequences that decode, in all groups; ``kv_share``: of the KV memory, what running sequences have
-    and were promised, on the stage that is fullest; ``waited``: seconds since the group's last token, 0 for an empty
-    group.
+    num_decoding: sequences that decode, in all groups.
+    kv_share: share of the KV memory that running sequences use, on the stage that is fullest.
+    waited: the longest time since the last token of one of the group's members, in seconds; 0 for an empty group.
     """
 
     num_decoding: int
@@ -90,27 +92,31 @@ class PolicyInput:
 
 
 class PolicyDecision(NamedTuple):
-    """What a step may do. ``decodes_go``: its group's decodes are in it; ``share`` of the room for prompts; ``admits``:
-    waiting requests may begin."""
+    """What a step may do.
+
+    decodes_go: whether it contains its group's decodes.
+    share: share of its room that prompts may take.
+    admits: whether waiting requests may be admitted.
+    """
 
     decodes_go: bool
     share: float
     admits: bool
 
 
-_ALL_OF_IT = PolicyDecision(decodes_go=True, share=1.0, admits=True)  # nobody is there who could be kept waiting
+_EVERYTHING = PolicyDecision(decodes_go=True, share=1.0, admits=True)  # where there is no decode to delay
 _PROMPTS = PolicyDecision(decodes_go=False, share=1.0, admits=True)
 
 
 class Policy(Protocol):
-    """``order`` changes nothing; ``went`` learns that a step went out."""
+    """Decides what steps may do. ``decide`` changes nothing; ``scheduled`` updates a policy that has state."""
 
     def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """What the next step may do."""
+        """Return what the next step may do."""
         ...
 
     def scheduled(self, policy_input: PolicyInput) -> None:
-        """A step with slices was planned in this situation."""
+        """Take note that a step with slices was planned in this situation."""
         ...
 
 
@@ -121,75 +127,75 @@ class StallFree:
     policy_config: PolicyConfig
 
     def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Decodes, and prompts in what is left."""
-        return PolicyDecision(True, self.policy_config.prefill_share, True) if policy_input.num_decoding else _ALL_OF_IT
+        """Decodes go, and prompts get the rest."""
+        return _steady(self.policy_config) if policy_input.num_decoding else _EVERYTHING
 
     def scheduled(self, policy_input: PolicyInput) -> None:
-        """Nothing to remember."""
+        """This policy has no state."""
 
 
 @dataclass(slots=True)
 class PrefillFirst:
-    """Prompts have the stages to themselves as long as there are any."""
+    """As long as there are prompts, the stages compute nothing else."""
 
     policy_config: PolicyConfig
 
     def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Prompts, unless a decode has waited too long."""
+        """Prompts go, unless a decode has waited too long."""
         if not policy_input.num_decoding:
-            return _ALL_OF_IT
+            return _EVERYTHING
         return _steady(self.policy_config) if _is_overdue(self.policy_config, policy_input) else _PROMPTS
 
     def scheduled(self, policy_input: PolicyInput) -> None:
-        """Nothing to remember."""
+        """This policy has no state."""
 
 
 @dataclass(slots=True)
 class DecodeFirst:
-    """Whoever begins together is read and answered together; nobody joins them."""
+    """Requests are admitted together and answered together; none joins them."""
 
     policy_config: PolicyConfig
 
     def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Decodes, and what is left of the prompts that were let in with them."""
+        """Decodes go, and the prompts that were admitted with them get the rest."""
         if not policy_input.num_decoding:
-            return _ALL_OF_IT
+            return _EVERYTHING
         return PolicyDecision(decodes_go=True, share=self.policy_config.prefill_share, admits=False)
 
     def scheduled(self, policy_input: PolicyInput) -> None:
-        """Nothing to remember."""
+        """This policy has no state."""
 
 
 @dataclass(slots=True)
 class Watermark:
-    """Fills the memory with requests, then lets it drain: most steps of decoding have many rows.
+    """Fills the memory with requests, then lets it drain, so that most decode steps have many rows.
 
-    It turns at ``kv_high`` and ``kv_low``, and stays for ``min_dwell`` steps at least, or a step at the edge would turn
-    it each time. Where nobody decodes any more, there is nothing to drain.
+    It changes sides at ``kv_high`` and ``kv_low``, and stays for ``min_dwell`` steps at least; else it would change at
+    every step near a mark. Where no sequence decodes, there is nothing to drain.
     """
 
     policy_config: PolicyConfig
     drains: bool = False
-    _steps: int = 0  # since it turned
+    _steps: int = 0  # since it changed sides
 
     def decide(self, policy_input: PolicyInput) -> PolicyDecision:
-        """Prompts while it fills, decodes while it drains."""
+        """Prompts go while it fills, decodes while it drains."""
         if not policy_input.num_decoding:
-            return _ALL_OF_IT
+            return _EVERYTHING
         if self.drains:
             return PolicyDecision(decodes_go=True, share=self.policy_config.prefill_share, admits=False)
         return _steady(self.policy_config) if _is_overdue(self.policy_config, policy_input) else _PROMPTS
 
     def scheduled(self, policy_input: PolicyInput) -> None:
-        """Turn where the memory says so."""
+        """Change sides where the use of memory asks for it."""
         self._steps += 1
         if not policy_input.num_decoding:
-            self._turn(drains=False)
+            self._change_to(drains=False)
         elif self._steps >= self.policy_config.min_dwell:
-            share = policy_input.kv_share
-            self._turn(drains=share > self.policy_config.kv_low if self.drains else share >= self.policy_config.kv_high)
+            share, config = policy_input.kv_share, self.policy_config
+            self._change_to(drains=share > config.kv_low if self.drains else share >= config.kv_high)
 
-    def _turn(self, *, drains: bool) -> None:
+    def _change_to(self, *, drains: bool) -> None:
         if drains != self.drains:
             self.drains, self._steps = drains, 0
 
@@ -203,7 +209,7 @@ def _is_overdue(policy_config: PolicyConfig, policy_input: PolicyInput) -> bool:
 
 
 def policy_of(policy_config: PolicyConfig) -> Policy:
-    """The policy that the knobs name, at its beginning."""
+    """A new policy of the configured kind."""
     match policy_config.policy:
         case PolicyName.STALL_FREE:
             return StallFree(policy_config)

@@ -1,4 +1,4 @@
-"""Whether a step's result answers its plan. The pipeline keeps order, so one that does not comes from a broken peer."""
+"""Checks that a step's result answers its plan. The pipeline keeps order, so only a broken peer sends another."""
 
 from collections.abc import Mapping
 
@@ -7,10 +7,10 @@ from splitinfer.core.sequence import Sequence
 
 
 def check_result(result: StepResult, oldest: StepPlan | None, running: Mapping[int, Sequence]) -> StepPlan:
-    """The plan that ``result`` answers, which must be the ``oldest`` under way.
+    """Return the plan that ``result`` answers, which must be the ``oldest`` under way.
 
     Raises:
-        ValueError: another step's result, or tokens that the plan's slices did not ask for.
+        ValueError: it is another step's result, or has tokens that the plan's slices did not ask for.
     """
     if oldest is None or result.step != oldest.step:
         expected = None if oldest is None else oldest.step
@@ -24,12 +24,12 @@ def check_result(result: StepResult, oldest: StepPlan | None, running: Mapping[i
 
 
 def _answers(part: Slice, got: Mapping[int, tuple[SampledToken, ...]], running: Mapping[int, Sequence]) -> bool:
-    """Whether what came for a slice is what its rows, and the drafts in it, allow."""
+    """Whether the tokens received for a slice are possible for its rows and drafts."""
     tokens, seq = got.get(part.seq_id, ()), running.get(part.seq_id)
     if not part.num_drafts:
         return len(tokens) == part.num_logits
     if seq is None and part.begins_with_draft:
-        return True  # nobody knows any more whether it was void
+        return True  # the sequence has ended: whether this slice was void is no longer known
     if seq is not None and part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
         return not tokens
     return part.is_verdict([token.token_id for token in tokens])

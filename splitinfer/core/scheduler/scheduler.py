@@ -1,39 +1,39 @@
 """Decides what every stage does next: events in, plans out.
 
-The life of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
-compute into slices; ``update`` takes what the last stage sampled and appends it, so there is one more token to
-compute; ``finish`` (or an end token, or a full length) ends it; its KV is freed by the next plan.
+The course of a sequence: ``add`` queues it; ``schedule`` admits it when there is room and cuts its tokens still to
+compute into slices; ``update`` appends what the last stage sampled, so there is one more token to compute; ``finish``
+(or an end token, or the maximal length) ends it; its KV is freed by the next plan.
 
-What was computed once is kept, block by block, for whoever begins with the same tokens (``core.kv.prefix_cache``). A
+Computed KV is cached, block by block, for sequences that begin with the same tokens (``core.kv.prefix_cache``). A
 block is saved by the plan after the one that completes it, before anything else happens in that plan, so every later
-plan may begin a sequence with it. Somebody whose next block is just being computed by another, or read from disk, waits
-for it.
+plan may begin a sequence with it. A sequence whose next block is just being computed by another, or read from disk,
+waits for it.
 
-A running sequence reads its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
-consecutive steps that are all in flight; a decode waits for the last token. Whoever has its first token joins a
+A running sequence computes its prompt or decodes. Chunks of a prompt need no result of each other, so they go in
+consecutive steps that are all in flight; a decode waits for the last token. A sequence with its first token joins a
 group (``core.scheduler.microbatches``), and a step is
 
     [ every member of one group, one token each | chunks of prompts, with what is left of token_budget ]
 
 so no decode is ever skipped for a prompt, and none waits longer than one step of bounded size per stage. That is the
-default; other policies (``core.scheduler.policy``) let prompts go first, or keep newcomers out, and the room for
-prompts may follow an objective for the time between tokens, by what steps have cost so far
-(``core.scheduler.cost_model``). While somebody decodes, as many plans are under way as there are groups: one more would
-only stand in front of the next decode. While nobody does, ``max_in_flight`` keep a plan waiting in front of each stage.
+default; other policies (``core.scheduler.policy``) let prompts go first or stop admission, and the room for prompts
+may follow an objective for the time between tokens, by what steps have cost so far (``core.scheduler.cost_model``).
+While sequences decode, as many plans are under way as there are groups: one more would only delay the next decode.
+While none does, ``max_in_flight`` plans keep one waiting in front of each stage.
 
 Where fewer requests run than there are stages, drafts fill what would be idle (``core.speculation.speculation``):
-``wish`` says how many and for whom, ``take`` brings them, and the next plan holds them. A decode is then a block, and
-blocks of one sequence follow each other without waiting for results; a result that voids them lets the next one begin
-at once.
+``wish`` returns how many and for which sequence, ``take`` takes them in, and the next plan contains them. A decode is
+then a block, and blocks of one sequence follow each other without waiting for results; after a result that voids them
+the next one begins at once.
 
 KV is bounded (``core.kv.budget``). A sequence is admitted when its whole prompt and the beginning of its answer
-fit beside what all others have or were promised (``core.scheduler.admission``). Where growing answers fill the memory
-nevertheless, sequences are preempted (``core.scheduler.kv_allocation`` says which): a preempted sequence waits, keeps
-its tokens, and is computed again later. A token's random key depends on its position alone, so preemption never shows
-in the tokens.
+fit beside what all others have or have reserved (``core.scheduler.admission``). Where growing answers fill the memory
+nevertheless, sequences are preempted (chosen by ``core.scheduler.kv_allocation``): a preempted sequence waits, keeps
+its tokens, and is computed again later. A token's random key depends on its position alone, so preemption does not
+change the tokens.
 
 The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``can_schedule`` asks it,
-``schedule`` carries its decision out. What both read is the state (``core.scheduler.state``).
+``schedule`` applies its decision. Both read the same state (``core.scheduler.state``).
 """
 
 from collections.abc import Iterable, Iterator
@@ -60,7 +60,7 @@ from splitinfer.core.speculation.speculation import Speculation, Wish
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """One token of one sequence, and whether the sequence ends with it."""
+    """One sampled token of a sequence; ``finish_reason`` is set if the sequence ends with it."""
 
     seq_id: int
     token: SampledToken
@@ -70,7 +70,7 @@ class TokenEvent:
 class Scheduler:
     """Pure: no clock, no threads, no arrays. ``core.scheduler.invariants`` states what must always hold.
 
-    ``costs``: what is known of the stages before any step; it learns with each.
+    ``costs``: the stages' costs as far as they are known before any step; refined with each step's figures.
     """
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
@@ -90,11 +90,11 @@ class Scheduler:
         self._planner = StepPlanner(state, self._admission)
         self._deadlines = Deadlines()
         self._next_step = self._num_arrived = 0
-        self.num_preemptions = 0  # times a running sequence gave up its KV
+        self.num_preemptions = 0  # times a running sequence was preempted
 
     @property
     def config(self) -> SchedulerConfig:
-        """The bounds and rules in force; ``tune`` changes them."""
+        """The limits and rules in force; ``tune`` changes them."""
         return self.state.config
 
     # -- events in ---------------------------------------------------------------------------
@@ -103,7 +103,7 @@ class Scheduler:
         """Queue a sequence.
 
         Raises:
-            QueueFull: ``max_waiting`` wait already.
+            QueueFull: ``max_waiting`` requests wait already.
             NeverFits: its KV is too large for a stage even when alone.
         """
         if not self.has_room:
@@ -117,9 +117,9 @@ class Scheduler:
         self._deadlines.add(seq)
 
     def finish(self, seq_id: int, reason: FinishReason) -> bool:
-        """End a sequence from outside (abort, a stop string). False if it is not here any more.
+        """End a sequence from outside (abort, a stop string); False if it has ended already.
 
-        What is under way for it still runs and is ignored; its KV goes with the next plan.
+        Its slices under way still run and are ignored; its KV is freed by the next plan.
         """
         seq = self.running.get(seq_id) or self.waiting.get(seq_id)
         if seq is None:
@@ -129,25 +129,26 @@ class Scheduler:
         return True
 
     def expire(self, now: float) -> list[int]:
-        """End every sequence whose deadline is over (``ABORT``); their ids. ``now``: seconds on the caller's clock."""
+        """End every sequence whose deadline is over (``ABORT``) and return their ids. ``now``: seconds on the caller's
+        clock."""
         seq_ids = self._deadlines.over(now)
         for seq_id in seq_ids:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
 
-    def update(self, result: StepResult, heard: float = 0.0) -> list[TokenEvent]:
-        """Learn what came of the oldest plan under way. ``heard``: when, in seconds on the first stage's clock.
+    def update(self, result: StepResult, returned_at: float = 0.0) -> list[TokenEvent]:
+        """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
+        on the first stage's clock.
 
         Raises:
-            ValueError: a result that does not answer that plan; the pipeline keeps order, so this
-                is a broken peer.
+            ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
         """
         plan = check_result(result, next(iter(self.state.plans), None), self.running)
         self.state.plans.popleft()
-        self.state.now = max(self.state.now, heard)
+        self.state.now = max(self.state.now, returned_at)
         sampled = {s.seq_id: s.tokens for s in result.sampled}
         events: list[TokenEvent] = []
-        newcomers: list[Sequence] = []
+        joining: list[Sequence] = []
         for part in plan.slices:
             seq = self.running.get(part.seq_id)
             if seq is None:
@@ -155,23 +156,23 @@ class Scheduler:
             seq.num_in_flight -= 1
             events += self._append(seq, part, sampled.get(part.seq_id, ()))
             if part.num_logits and seq.finish_reason is None and seq not in self.batches:
-                newcomers.append(seq)
-        for seq in newcomers:  # after the endings, so that they fill the places
+                joining.append(seq)
+        for seq in joining:  # after those that end have left, so that groups stay equal
             self.batches.join(seq)
         self.batches.balance()
         self.prefix_cache.learn(plan, result.figures)
         if plan.slices:
-            self.costs.learn(plan.slices, result.figures, heard)
+            self.costs.learn(plan.slices, result.figures, returned_at)
         if self.speculation is not None:
-            self.speculation.measured(plan, result, heard)
+            self.speculation.measured(plan, result, returned_at)
         return events
 
     def replay(self, kept: Iterable[DiskBlock] = ()) -> None:
-        """The stages have forgotten everything but what is ``kept`` on their disks: bring every running sequence's
-        KV back from its tokens.
+        """Queue every running sequence again, after the stages have lost everything but the blocks ``kept`` on their
+        disks; its KV is computed again from its tokens.
 
-        Nothing that was sampled is lost or sampled twice: tokens are here, and those still to come depend
-        on nothing else.
+        Nothing that was sampled is lost or sampled twice: the sequences have their tokens, and those still to come
+        depend on nothing else.
         """
         self.state.plans.clear()
         self.state.freed.clear()
@@ -185,11 +186,11 @@ class Scheduler:
         self.running.clear()
 
     def drop(self, session: str) -> None:
-        """Forget a session: the KV that nobody else begins with is freed by the next plan."""
+        """Forget a session: the next plan frees its blocks, except those that others begin with, too."""
         self.prefix_cache.forget(session)
 
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
-        """Go by other rules from the next plan on; who runs already goes on."""
+        """Change the rules from the next plan on; running sequences continue."""
         self.state.config = replace(
             self.config, policy_config=policy_config, token_budget=token_budget, max_running=max_running
         )
@@ -199,8 +200,8 @@ class Scheduler:
     # -- drafts ------------------------------------------------------------------------------
 
     def wish(self) -> Wish | None:
-        """Drafts that the next plan could hold; they come by ``take``, before the next ``schedule``. Asking again is
-        no harm."""
+        """Return the drafts that the next plan could contain; they are handed to ``take`` before the next ``schedule``.
+        Asking twice is harmless."""
         if not self.state.speculates or len(self.state.plans) >= self.state.limit:
             return None
         for group in self.batches.in_turn():
@@ -211,19 +212,19 @@ class Scheduler:
         return next((wish for wish in wishes if wish is not None), None)
 
     def take(self, wish: Wish) -> None:
-        """What came of a wish; fewer drafts than were wished for, or none, is no error. Results may have come since."""
+        """Take in the drafts made for a wish: all, fewer or none. Results may have come since the wish."""
         if self.speculation is not None and self.running.get(wish.seq.seq_id) is wish.seq:
             self.speculation.take(wish)
 
     @property
     def drafts_next(self) -> Sequence | None:
-        """For whom drafts are likely to be wished next, so that a drafter can read its prompt."""
+        """The sequence that is likely to get drafts next, so that a drafter can read its prompt; ``None``: none."""
         return next(iter(self.running.values()), None) if self.state.has_room_for_drafts else None
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
-        """The newest plan, which has not left the first stage, without what a result has voided since it was made."""
+        """Return the newest plan, which has not left the first stage, without slices that a result has voided since."""
         if not self.state.plans or self.state.plans[-1] is not plan:
-            return plan  # a sequence in it may have been planned anew
+            return plan  # the plans were cleared since, and its sequences may have been planned again
         void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
         if not void:
             return plan
@@ -250,14 +251,14 @@ class Scheduler:
     # -- plans out ---------------------------------------------------------------------------
 
     def schedule(self, now: float = 0.0) -> StepPlan | None:
-        """The next plan, or ``None`` when there is nothing to do or no stage could take it.
+        """Return the next plan, or ``None`` when there is nothing to do or no stage could take it.
 
-        ``now``: seconds on the first stage's clock. What goes into a plan may depend on it, whether there is one does
+        ``now``: seconds on the first stage's clock. The content of a plan may depend on it; whether there is one does
         not.
         """
         self.state.now = max(self.state.now, now)
         decision = self._planner.decide()
-        return None if decision is None else self._carry_out(decision)
+        return None if decision is None else self._apply(decision)
 
     @property
     def can_schedule(self) -> bool:
@@ -266,12 +267,12 @@ class Scheduler:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request may wait."""
+        """Whether the queue has room for one more request."""
         return len(self.waiting) < self.config.max_waiting
 
     @property
     def next_deadline(self) -> float | None:
-        """When ``expire`` will end a sequence, in seconds on the caller's clock; ``None``: not at all."""
+        """When ``expire`` will end the next sequence, in seconds on the caller's clock; ``None``: never."""
         return self._deadlines.next
 
     @property
@@ -281,22 +282,22 @@ class Scheduler:
 
     @property
     def kv_used(self) -> KVUse:
-        """The KV of all that run."""
+        """The KV of all running sequences."""
         return self.state.used
 
     @property
     def kv_stored(self) -> KVUse:
-        """The KV that is kept for others."""
+        """The KV of all cached blocks."""
         return self.prefix_cache.use
 
     @property
     def is_idle(self) -> bool:
-        """Nothing runs, waits, or is still to be freed."""
+        """Whether nothing runs, waits, or is still to be freed."""
         return not (self.waiting or self.running or self.state.plans or self.state.has_changes)
 
-    # -- carrying out ------------------------------------------------------------------------
+    # -- applying a decision -----------------------------------------------------------------
 
-    def _carry_out(self, decision: Decision) -> StepPlan:
+    def _apply(self, decision: Decision) -> StepPlan:
         for block in decision.allocation.evicted:
             self.prefix_cache.evict(block)
         for seq in decision.allocation.preempted:
@@ -332,7 +333,7 @@ class Scheduler:
         return plan
 
     def _preempt(self, seq: Sequence) -> None:
-        """A running sequence's KV: it waits from now on, with its tokens."""
+        """Free a running sequence's KV and queue it again, with its tokens."""
         del self.running[seq.seq_id]
         self.batches.leave(seq)
         if self.config.rewind is UNLIMITED and self._admission.reads_faster(seq.num_sure):
@@ -355,7 +356,7 @@ class Scheduler:
         self.state.used += use_of(match.num_tokens)
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
-        """The next ``size`` known tokens, and drafts behind them."""
+        """A slice of the next ``size`` known tokens, with ``num_drafts`` drafts after them."""
         start, before = seq.num_scheduled, seq.kv_tokens
         end = start + size
         token_ids = tuple(seq.tokens[start:end])
@@ -376,10 +377,10 @@ class Scheduler:
         prefix = tuple(seq.tokens[: seq.num_reused])
         return NewSequence(seq.seq_id, seq.params, seq.seed, blocks, prefix, seq.num_prompt_tokens)
 
-    # -- learning ----------------------------------------------------------------------------
+    # -- taking in results -------------------------------------------------------------------
 
     def _append(self, seq: Sequence, part: Slice, tokens: tuple[SampledToken, ...]) -> Iterator[TokenEvent]:
-        """Take what was sampled for a slice, if that is not void."""
+        """Append what was sampled for a slice, unless that is void."""
         if part.is_void(len(seq.tokens) - 1, seq.tokens[-1]):
             if self.speculation is not None:
                 self.speculation.counts.void += 1
@@ -421,6 +422,6 @@ class Scheduler:
             self.speculation.forget(seq)
 
     def _release(self, seq: Sequence) -> None:
-        """The KV of a sequence is not needed any more: the next plan says so, before it says anything else."""
+        """Have the next plan free a sequence's KV."""
         self.state.used -= use_of(seq.kv_tokens)
         self.state.freed.append(seq.seq_id)

@@ -1,4 +1,4 @@
-"""What a scheduler knows between two events. The scheduler changes it; admission and the planner only read it."""
+"""A scheduler's state between two events. The scheduler changes it; admission and the planner only read it."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,9 +18,15 @@ from splitinfer.core.speculation.speculation import Speculation
 
 @dataclass(slots=True)
 class SchedulerState:
-    """``used``: the KV of all that run. ``plans``: those under way, oldest first. ``now``: the latest time that anybody
-    has told, in seconds on the first stage's clock. ``share``: prompt tokens for each step of this round, which has
-    ``share_left`` steps to come. ``prompts_go_on``: consecutive steps with prompts in them."""
+    """The queue, the running sequences, the plans under way, and what is known of the stages.
+
+    plans: those under way, oldest first.
+    freed: ids of sequences whose KV the next plan frees.
+    used: the KV of all running sequences.
+    now: the latest known time, in seconds on the first stage's clock.
+    share, share_left: prompt tokens for each step of this round, and how many of its steps are still to come.
+    prompts_go_on: consecutive steps with prompts in them.
+    """
 
     config: SchedulerConfig
     policy: Policy
@@ -52,18 +58,18 @@ class SchedulerState:
 
     @property
     def num_decoding(self) -> int:
-        """Who decodes, or will as soon as a result is here: the steps behind it stand in front of its next token."""
+        """Sequences that decode, or will when a result under way arrives: steps planned now delay its next token."""
         joining = (seq not in self.batches and not seq.num_to_compute for seq in self.running.values())
         return len(self.batches) + sum(joining)
 
     def policy_input(self, group: int) -> PolicyInput:
-        """What the policy decides the step of a group by."""
+        """The policy's input for the step of a group."""
         share = self.budget.share(self.used)
         waited = max((self.now - seq.token_at for seq in self.batches.members(group)), default=0.0)
         return PolicyInput(self.num_decoding, share, waited)
 
     def allocation(self) -> KVAllocation:
-        """KV for one more plan: nothing is allocated yet."""
+        """A KV allocation for one more plan, with nothing allocated yet."""
         prefix_cache = self.prefix_cache
         used = self.used + prefix_cache.use
         return KVAllocation(
@@ -72,12 +78,12 @@ class SchedulerState:
 
     @property
     def has_room_for_drafts(self) -> bool:
-        """Whether so few requests are here that drafts would find an idle stage, once all prompts are read."""
+        """Whether there are so few requests that a stage is idle for drafts once all prompts are computed."""
         return self.speculation is not None and self.speculation.has_room(len(self.running) + len(self.waiting))
 
     @property
     def speculates(self) -> bool:
-        """Whether the next plan may hold drafts."""
+        """Whether the next plan may contain drafts."""
         return self.has_room_for_drafts and not any(
             seq.num_to_compute and seq not in self.batches for seq in self.running.values()
         )

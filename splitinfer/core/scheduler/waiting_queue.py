@@ -1,7 +1,7 @@
-"""Who waits, and whose time is over.
+"""The queue of waiting sequences, and the deadlines of all.
 
 Both are sorted lists of keys: some thousand requests at most, where inserting by bisection costs a microsecond
-and, unlike in a heap, whoever leaves from the middle is gone at once.
+and, unlike in a heap, an entry in the middle is removed at once.
 """
 
 import math
@@ -14,14 +14,14 @@ Key = tuple[int, bool, float, int, int]
 
 
 class QueueFull(ValueError):
-    """As many requests wait as may wait."""
+    """The queue has no room for another request."""
 
 
 class WaitingQueue:
     """Sequences in the order in which they will be admitted.
 
-    Highest priority first, then whoever had to give up its KV (it has waited once already, and a reader has
-    seen its beginning), then the earliest deadline, then first come first served.
+    The highest priority comes first, then sequences that were preempted (they have waited once already, and their
+    reader has seen the beginning), then the earliest deadline, then the earliest arrival.
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,16 @@ class WaitingQueue:
         return (self._id_to_sequence[key[-1]] for key in self._keys)
 
     def get(self, seq_id: int) -> Sequence | None:
-        """The sequence, if it waits."""
+        """The sequence of that id, if it waits."""
         return self._id_to_sequence.get(seq_id)
 
     def add(self, seq: Sequence) -> None:
-        """Queue a sequence; what its place depends on must not change while it waits."""
+        """Queue a sequence; its priority, deadline and number of preemptions must not change while it waits."""
         insort(self._keys, _key(seq))
         self._id_to_sequence[seq.seq_id] = seq
 
     def remove(self, seq: Sequence) -> None:
-        """Take a sequence out, wherever it stands."""
+        """Remove a sequence from any place in the queue."""
         del self._keys[bisect_left(self._keys, _key(seq))]
         del self._id_to_sequence[seq.seq_id]
 
@@ -55,26 +55,26 @@ def _key(seq: Sequence) -> Key:
 
 
 class Deadlines:
-    """The deadlines of all that have one, in seconds on the caller's clock."""
+    """The deadlines of all sequences that have one, in seconds on the caller's clock."""
 
     def __init__(self) -> None:
         self._keys: list[tuple[float, int]] = []
 
     def add(self, seq: Sequence) -> None:
-        """Watch a sequence; nothing to do if it has no deadline."""
+        """Add a sequence's deadline, if it has one."""
         if seq.deadline is not None:
             insort(self._keys, (seq.deadline, seq.seq_id))
 
     def remove(self, seq: Sequence) -> None:
-        """Watch it no more."""
+        """Remove a sequence's deadline, if it has one."""
         if seq.deadline is not None:
             del self._keys[bisect_left(self._keys, (seq.deadline, seq.seq_id))]
 
     def over(self, now: float) -> list[int]:
-        """Who should have ended by ``now``, earliest first."""
+        """Ids of the sequences whose deadline is before or at ``now``, earliest first."""
         return [seq_id for _, seq_id in self._keys[: bisect_left(self._keys, (now, math.inf))]]
 
     @property
     def next(self) -> float | None:
-        """When the earliest ends."""
+        """The earliest deadline; ``None`` if there is none."""
         return self._keys[0][0] if self._keys else None

@@ -1,1 +1,1 @@
-"""Drafts in flight: how many, for whom, and whether they pay."""
+"""Speculation in flight: how many drafts, for which sequences, and whether they pay."""

@@ -1,30 +1,30 @@
 """How often drafts are right, counted as verdicts come.
 
-A draft is *tried* when all before it in its block were right, and its own place was sampled; so each block tries one
-more than it accepts, unless all are right. What counts is kept in three ways: for each request, because texts differ;
-for all together, which is where a new request starts; and by the place in the block and by the drafter's own
-confidence, to be looked at. Old tries fade, because texts change.
+A draft is *tried* when all before it in its block were right, and its own position was sampled; so each block tries one
+more than it accepts, unless all are right. Acceptance is counted for each request, because texts differ; for all
+together, as the prior of a new request; and by place in the block and by the drafter's confidence. Old tries fade,
+because texts change.
 """
 
 from dataclasses import dataclass, field
 
-_MEMORY = 0.98  # what is left of a try's weight when the next comes
-_PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # a new drafter is taken for a usual one until it has been tried some times
-_REQUEST_WEIGHT = 3.0  # tries by which a new request is taken to be like those before it
+_MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
+_PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
+_REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
 PLACES = 16  # in a block
 BINS = 10  # of confidence
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """A fading share of drafts that were right. ``like``: what it is taken for before anything was tried."""
+    """A fading share of drafts that were right. ``like``: its prior."""
 
     like: "Acceptance | None" = None
     tried: float = 0.0
     accepted: float = 0.0
 
     def add(self, tried: int, accepted: int) -> None:
-        """A block's verdict: the last of the tried is the wrong one, if any is."""
+        """Count a block's verdict: of the tried drafts only the last can be wrong."""
         for i in range(tried):
             self.tried = _MEMORY * self.tried + 1
             self.accepted = _MEMORY * self.accepted + (i < accepted)
@@ -38,41 +38,41 @@ class Acceptance:
 
 @dataclass(slots=True)
 class Sum:
-    """So many of something took so long, in seconds."""
+    """A number of things and the seconds they took together."""
 
     count: int = 0
     seconds: float = 0.0
 
     def add(self, count: int, seconds: float) -> None:
-        """Some more."""
+        """Add ``count`` things that took ``seconds``."""
         self.count += count
         self.seconds += seconds
 
 
 @dataclass(slots=True)
 class Counts:
-    """Drafts since the start. By place in the block, from 0: how many were tried, how many of them right."""
+    """Counts of drafts since the start. ``tried_at``, ``accepted_at``: by place in the block, from 0."""
 
     drafted: int = 0
-    sent: int = 0  # in blocks that went to the other stages
+    sent: int = 0  # in plans
     tried_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     accepted_at: list[int] = field(default_factory=lambda: [0] * PLACES)
     blocks: int = 0
-    void: int = 0  # of them behind a wrong draft, thrown away as a whole
-    unsent: int = 0  # thrown away before they went to the other stages
-    runs: dict[int, int] = field(default_factory=dict)  # how often so many in a row were right before a wrong one
-    steps: dict[tuple[int, int], Sum] = field(default_factory=dict)  # of one sequence, by stage and rows
+    void: int = 0  # blocks behind a wrong draft, discarded as a whole
+    unsent: int = 0  # blocks discarded before they were sent to the other stages
+    runs: dict[int, int] = field(default_factory=dict)  # by number of right drafts before a wrong one: how often
+    steps: dict[tuple[int, int], Sum] = field(default_factory=dict)  # steps of one sequence, by stage and rows
     drafting: Sum = field(default_factory=Sum)
-    links: Sum = field(default_factory=Sum)  # round trips beyond computing
+    links: Sum = field(default_factory=Sum)  # round trips, less the time of computing
 
     def add(self, place: int, *, accepted: bool) -> None:
-        """A draft was tried."""
+        """Count one tried draft."""
         place = min(place, PLACES - 1)
         self.tried_at[place] += 1
         self.accepted_at[place] += accepted
 
     def as_dict(self) -> dict[str, object]:
-        """Plain numbers."""
+        """The counts as plain numbers."""
         tried, accepted = sum(self.tried_at), sum(self.accepted_at)
         return {
             "drafted": self.drafted,
@@ -92,9 +92,10 @@ class Counts:
 
 
 class Confidence:
-    """What a drafter's confidence is worth: the share of drafts that were right, by tenths of it.
+    """Calibrates a drafter's confidence: the share of drafts that were right, by tenths of confidence.
 
-    A tenth that was never tried is taken to be like all drafts: models know less of each other than of themselves.
+    The prior of each tenth is the acceptance of all drafts, and not the confidence itself: a draft model's probability
+    says little about the target's choice.
     """
 
     _WEIGHT = 4.0
@@ -105,13 +106,13 @@ class Confidence:
         self._accepted = [0.0] * BINS
 
     def add(self, confidence: float, *, accepted: bool) -> None:
-        """A draft was tried."""
+        """Count one tried draft."""
         i = _bin(confidence)
         self._tried[i] += 1
         self._accepted[i] += accepted
 
     def share(self, confidence: float) -> float:
-        """The probability that such a draft is right."""
+        """The probability that a draft of this confidence is right."""
         i = _bin(confidence)
         return (self._accepted[i] + self._WEIGHT * self._like.share) / (self._tried[i] + self._WEIGHT)
 

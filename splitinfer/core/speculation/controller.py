@@ -1,16 +1,17 @@
-"""Chooses how drafts go, from what drafting and verifying have cost and how often drafts were right.
+"""Chooses the sizes of draft blocks, from the measured cost of drafting and verifying and from acceptance.
 
-Everything is measured while it runs: each stage's seconds by rows (from the figures that every result brings), the
-draft's seconds per token, what a round trip takes beyond computing. From these ``core.speculation.flight`` computes
-what each choice would give. A size that was never tried is taken for as fast as its neighbour, so it is tried once.
+Everything is measured while it runs: each stage's seconds by rows (from the figures in every result), the drafter's
+seconds per token, and what a round trip takes beyond computing. From these ``core.speculation.flight`` computes the
+tokens per second of each choice. A size that was never tried is assumed to be as fast as its neighbour, so it is tried
+once.
 
-Where drafts lose they are off, and now and then one is sent, to see whether that is still so: as often as costs a
-thirtieth of the time, and ever more rarely until one is right. It goes with a token that has to be computed anyway, so
-it costs one draft and one row.
+Where drafts do not pay they are off, and from time to time a single draft probes whether that is still so: as often as
+costs a thirtieth of the time, and less and less often until one is right. It goes with a token that has to be computed
+anyway, so it costs one draft and one row.
 
-The confidence cut-off ends a block early. A further draft brings a token if everything up to it is right, and costs
-its drafting and its row; where tokens per second are to be most, it is worth that if the probability is more than the
-cost times the tokens per second that there are. The first draft of a block always goes, so every confidence is tried.
+The confidence cut-off ends a block early. A further draft gives a token if everything up to it is right, and costs its
+drafting and its row; to maximise tokens per second, it is worth that if its probability is more than its cost times
+the current tokens per second. The first draft of a block always goes, so every confidence is tried.
 """
 
 from collections import OrderedDict
@@ -19,30 +20,30 @@ from dataclasses import dataclass, field
 from splitinfer.core.speculation.acceptance import Acceptance, Confidence
 from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
 
-_MARGIN = 1.03  # drafts have to be that much faster than none
+_MARGIN = 1.03  # factor by which drafts have to be faster than none
 _PROBE = Flight(first=1)
 _PROBES_TAKE = 0.03  # of the time, at most
 _PROBE_EVERY = 64  # tokens without drafts, at most, before the next probe
-_CHOOSE_AFTER = 0.03  # by which acceptance has changed: choosing takes milliseconds
+_CHOOSE_AFTER = 0.03  # change of acceptance after which to choose again: choosing takes milliseconds
 _SMOOTHING = 0.2  # weight of the newest draft, and of a round trip
-_USUAL_ROWS = 8  # between which and one a row's cost is measured
-_MOST_CUT = 0.6  # probabilities are not that well known
-_MOST_REQUESTS = 256  # whose acceptance is remembered
+_USUAL_ROWS = 8  # a row's cost is the slope between one row and this many
+_MOST_CUT = 0.6  # the highest cut-off, because probabilities are estimates
+_MOST_REQUESTS = 256  # number of requests whose acceptance is stored
 
 
 @dataclass(slots=True)
 class _OfRequest:
     acceptance: Acceptance
     flight: Flight = OFF
-    share: float = -1.0  # acceptance when it was chosen
-    sizes: int = 0  # that had been measured then
+    share: float = -1.0  # acceptance when the flight was chosen
+    sizes: int = 0  # number of sizes that had been measured then
     failures: int = 0  # probes in a row that were wrong
     waited: int = 0  # tokens without drafts
 
 
 @dataclass(slots=True)
 class Controller:
-    """For a pipeline of ``num_stages``, with at most ``most_in_flight`` blocks of a request at a time."""
+    """Chooses flights for a pipeline of ``num_stages``, with at most ``most_in_flight`` blocks of a request."""
 
     num_stages: int
     most_in_flight: int
@@ -52,8 +53,8 @@ class Controller:
     link: float = 0.0  # seconds one way
     stages: list[RowTimes] = field(init=False)
     _requests: "OrderedDict[int, _OfRequest]" = field(default_factory=OrderedDict)
-    last: Flight = OFF  # that was chosen
-    _sizes: int = 0  # measured at least once, all stages together
+    last: Flight = OFF  # the latest choice
+    _sizes: int = 0  # number of sizes measured, all stages together
 
     def __post_init__(self) -> None:
         self.confidence = Confidence(self.acceptance)
@@ -62,24 +63,24 @@ class Controller:
     # -- what was measured ---------------------------------------------------------------------
 
     def computed(self, stage: int, rows: int, seconds: float) -> None:
-        """A stage has computed a step of one sequence."""
+        """Learn from a step of one sequence on a stage."""
         if 0 < rows <= MAX_ROWS and 0 <= stage < self.num_stages and seconds > 0:
             self._sizes += rows not in self.stages[stage]
             self.stages[stage].took(rows, seconds)
 
     def drafted(self, tokens: int, seconds: float) -> None:
-        """So many drafts took so long."""
+        """Learn from ``tokens`` drafts that took ``seconds``."""
         if tokens:
             each = seconds / tokens
             self.draft = each if self.draft is None else self.draft + _SMOOTHING * (each - self.draft)
 
     def returned(self, seconds: float) -> None:
-        """A step that met no other was away so long beyond computing, on all its links."""
+        """Learn from the round trip of a step that waited for no other: its ``seconds`` on all links together."""
         one_way = max(0.0, seconds) / max(1, self.num_stages)
         self.link = one_way if self.link == 0.0 else self.link + _SMOOTHING * (one_way - self.link)
 
     def tried(self, seq_id: int, tried: int, accepted: int) -> None:
-        """A verdict on a request's drafts."""
+        """Learn from the verdict on a request's drafts."""
         mine = self._of(seq_id)
         mine.acceptance.add(tried, accepted)
         self.acceptance.add(tried, accepted)
@@ -87,23 +88,23 @@ class Controller:
         mine.failures = 0 if accepted else mine.failures + 1
 
     def forget(self, seq_id: int) -> None:
-        """A request has ended."""
+        """Forget a request that has ended."""
         self._requests.pop(seq_id, None)
 
-    # -- what to do ----------------------------------------------------------------------------
+    # -- what to choose ------------------------------------------------------------------------
 
     @property
     def rig(self) -> Rig | None:
-        """What drafting and verifying cost, once everything was seen once."""
+        """The costs of drafting and verifying; ``None`` until each was measured once."""
         if self.draft is None or not all(self.stages):
             return None
         return Rig(tuple(self.stages), self.draft, self.link)
 
     def flight(self, seq_id: int) -> Flight:
-        """How this request's next drafts go; asked for each block that begins with a sampled token."""
+        """The flight of this request's next drafts. Call it once for each block that begins with a sampled token."""
         mine, rig = self._of(seq_id), self.rig
         if not all(1 in stage for stage in self.stages):
-            return OFF  # one row comes first, for all else is compared with it
+            return OFF  # one row is measured first, because all else is compared with it
         if rig is None:
             return Flight(first=3)
         share = mine.acceptance.share
@@ -122,7 +123,7 @@ class Controller:
         return best if tokens_per_second(rig, best, acceptance) > _MARGIN * rig.sequential else OFF
 
     def cutoff(self, seq_id: int) -> float:
-        """The probability of a whole block below which a further draft is not worth its cost."""
+        """The probability that a whole block is right below which a further draft is not worth its cost."""
         rig, mine = self.rig, self._of(seq_id)
         if rig is None:
             return 0.0

@@ -1,14 +1,14 @@
-"""Speculation in flight: how blocks of drafts go down the pipeline, and how fast that can be.
+"""Speculation in flight: how blocks of drafts pass the pipeline, and how fast that can be.
 
-One stream of tokens leaves a pipeline idle: the next token needs the last one to have passed all stages. Drafts are
-guesses of what comes next, so that there is something to compute meanwhile. The first block after a sampled token is
-that token with ``first`` drafts; behind it go blocks of ``further`` drafts, as many ``in_flight`` at a time as pay:
+One stream of tokens leaves a pipeline idle: the next token needs the last one to have passed all stages. Drafts
+predict the next tokens, so that there is something to compute meanwhile. The first block after a sampled token is that
+token with ``first`` drafts; blocks of ``further`` drafts follow, as many ``in_flight`` at a time as pay:
 
     stage 0   | draft | A | draft | B | draft | C |          A: t d d d    B: d d d d    C: d d d d
-    stage 1                   |  A  |    |  B  |             A's last row says whether B begins right
+    stage 1                   |  A  |    |  B  |             A's last row verifies B's first draft
 
-The last stage samples the target at every position and takes drafts while they are equal (``Slice.num_accepted``). A
-wrong one voids everything behind it, and the next first block begins with what was sampled instead.
+The last stage samples the target at every position and accepts drafts while they are equal (``Slice.num_accepted``). A
+wrong one voids everything behind it, and the next first block begins with the token that was sampled instead.
 
 With drafts that are right with probability a, independently of each other, a *run* from one sampled token to the
 next wrong draft has 1 / (1 - a) tokens on average, and ends in block b with probability
@@ -16,35 +16,35 @@ next wrong draft has 1 / (1 - a) tokens on average, and ends in block b with pro
     b = 0:  1 - a^(first + 1)        b > 0:  a^(first + 1 + (b - 1) further) (1 - a^further)
 
 When it ends in block b, everything up to its verdict is the same every time; so ``tokens_per_second`` adds up the
-verdicts' times, weighted, and needs no random numbers. The coordinator hears of a verdict between two drafts or when
-its own layers are done, not before. Limits, with T the time of one row through all stages and l a link's:
+verdicts' times, weighted by probability, and needs no random numbers. The coordinator receives a verdict between two
+drafts or after its own layers, not before. Limits, with T the time of one row through all stages and l a link's:
 
     sequential     1 / (T + S l)
-    any chain      1 / ((1 - a) (T + S l)), because every wrong draft costs one whole latency
+    any chain      1 / ((1 - a) (T + S l)), because every wrong draft costs one latency
     synchronous K  (1 - a^(K + 1)) / (1 - a) / (K d + T(K + 1) + S l)
 
-(S links: there and back again. With blocks in flight and K drafts tuned, what is won over synchronous is the hiding
-of drafting, verifying and links behind each other, not more.) See PipeInfer (Butler et al., arXiv 2407.11798) for
+(S is the number of links, there and back. The gain of blocks in flight over synchronous ones, with K tuned, is that
+drafting, verifying and links overlap, and no more.) See PipeInfer (Butler et al., arXiv 2407.11798) for
 speculation in a pipeline, and Leviathan et al. (arXiv 2211.17192) for the expectation.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-MAX_ROWS = 16  # of a block: beyond, verifying is no longer nearly free anywhere
-FIRSTS = (1, 2, 3, 5, 7, 11, 15)  # with the token before them 2, 3, 4, 6, 8, 12, 16 rows: sizes that kernels like
+MAX_ROWS = 16  # of a block; verifying more is nearly free on no machine
+FIRSTS = (1, 2, 3, 5, 7, 11, 15)  # with the token before them 2, 3, 4, 6, 8, 12, 16 rows, which suit kernels
 FURTHERS = (1, 2, 3, 4, 6, 8, 12, 16)
-_CERTAIN = 0.995  # drafts that are always right would make endless runs
-_RARE = 1e-3  # runs longer than this many in one are added up as a geometric series
+_CERTAIN = 0.995  # bound on acceptance: with 1, runs would be infinite
+_RARE = 1e-3  # share of runs, the longest, that is summed as a geometric series
 _MOST_BLOCKS = 100
-_AS_GOOD = 0.99  # of the most tokens per second
-_DRIFT_WEIGHT, _LEAST_WEIGHT = 0.25, 0.05  # of one measurement, in what all sizes share and in its own size's
+_AS_GOOD = 0.99  # of the best tokens per second
+_DRIFT_WEIGHT, _LEAST_WEIGHT = 0.25, 0.05  # of one measurement, in the common factor and in its own size
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """How the drafts of a sequence go: ``first`` behind a sampled token, then blocks of ``further``, at most
-    ``in_flight`` blocks at a time. With one in flight, every block begins with a sampled token (synchronous)."""
+    """The sizes of a sequence's draft blocks: ``first`` drafts behind a sampled token, then blocks of ``further``, at
+    most ``in_flight`` blocks at a time. With one in flight, every block begins with a sampled token (synchronous)."""
 
     first: int = 0
     further: int = 0
@@ -56,7 +56,7 @@ class Flight:
 
     @property
     def most_drafts(self) -> int:
-        """Drafts under way at a time, at most."""
+        """The most drafts under way at a time."""
         return self.first if self.is_synchronous else self.first + (self.in_flight - 1) * self.further
 
     @property
@@ -74,11 +74,11 @@ OFF = Flight()
 
 
 class RowTimes:
-    """Seconds that a step takes, by its number of rows: as measured, where it was, because kernels change their path
-    with the number of rows; else on the line between its neighbours.
+    """Seconds of a step by its number of rows: as measured where it was, because kernels change with the number of
+    rows; else interpolated between its neighbours.
 
     Machines drift, by heat and by what else they do, all sizes together; and sizes are not measured at the same time.
-    So what is learned fast is a common factor, and slowly how sizes compare.
+    So a common factor is learned fast, and the ratios between sizes slowly.
     """
 
     def __init__(self, seconds: Mapping[int, float] | None = None) -> None:
@@ -98,7 +98,7 @@ class RowTimes:
         return {rows: self._factor * shape for rows, shape in sorted(self._shape.items())}
 
     def took(self, rows: int, seconds: float) -> None:
-        """One more step."""
+        """Learn from one step of so many rows."""
         if rows not in self._shape:
             self._shape[rows], self._count[rows] = seconds / self._factor, 1
             return
@@ -108,7 +108,7 @@ class RowTimes:
         self._factor *= off**_DRIFT_WEIGHT
 
     def at(self, rows: int) -> float:
-        """Seconds for so many rows; beyond what was measured as for the nearest, so that it will be tried."""
+        """Seconds for so many rows; outside the measured sizes those of the nearest, so that new sizes get tried."""
         return self._factor * self._shape_at(rows)
 
     def _shape_at(self, rows: int) -> float:
@@ -123,14 +123,14 @@ class RowTimes:
         return shape[below] + share * (shape[above] - shape[below])
 
     def scaled(self, factor: float) -> "RowTimes":
-        """The same machine with more or fewer layers."""
+        """The times of ``factor`` times as many layers."""
         return RowTimes({rows: factor * seconds for rows, seconds in self.measured.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What drafting and verifying cost. Seconds: ``stages`` per step by its rows, ``draft`` per token on the
-    coordinator, ``link`` one way."""
+    """The costs of drafting and verifying in seconds: ``stages`` for a step by its rows, ``draft`` for a token on the
+    coordinator, ``link`` for one way."""
 
     stages: tuple[RowTimes, ...]
     draft: float
@@ -138,11 +138,11 @@ class Rig:
 
     @property
     def num_links(self) -> int:
-        """Links that a step takes until its result is back."""
+        """Links that a step and its result pass."""
         return len(self.stages) if len(self.stages) > 1 else 0
 
     def latency(self, rows: int) -> float:
-        """Seconds from the beginning of a step until its result is back, with nothing else there."""
+        """Seconds from the start of a step until its result is back, with nothing else under way."""
         return sum(stage.at(rows) for stage in self.stages) + self.num_links * self.link
 
     @property
@@ -151,22 +151,22 @@ class Rig:
         return 1 / self.latency(1)
 
     def bound(self, acceptance: float) -> float:
-        """Tokens per second that no chain of drafts can pass."""
+        """The upper bound of tokens per second with one chain of drafts."""
         return self.sequential / (1 - min(acceptance, _CERTAIN))
 
     def synchronous(self, num_drafts: int, acceptance: float) -> float:
-        """Tokens per second of synchronous blocks."""
+        """Tokens per second with synchronous blocks."""
         a = min(acceptance, _CERTAIN)
         tokens = (1 - a ** (num_drafts + 1)) / (1 - a)
         return tokens / (num_drafts * self.draft + self.latency(num_drafts + 1))
 
     def with_link(self, link: float) -> "Rig":
-        """The same with links of ``link`` seconds."""
+        """The same costs with links of ``link`` seconds."""
         return replace(self, link=link)
 
 
 def tokens_per_second(rig: Rig, flight: Flight, acceptance: float) -> float:
-    """What a flight gives where each draft is right with probability ``acceptance``, independently."""
+    """Tokens per second of a flight where each draft is right with probability ``acceptance``, independently."""
     if flight.is_off:
         return rig.sequential
     if flight.is_synchronous:
@@ -174,29 +174,29 @@ def tokens_per_second(rig: Rig, flight: Flight, acceptance: float) -> float:
     a = min(acceptance, _CERTAIN)
     goes_on = a ** (flight.first + 1)  # the probability that a run is longer than the blocks so far
     seconds, before = 0.0, 0.0
-    for block, heard in enumerate(resumed(rig, flight)):
+    for block, received in enumerate(resumed(rig, flight)):
         again = goes_on * (a**flight.further if block else 1.0)
         ends_here = (1 - goes_on) if block == 0 else goes_on - again
         if block and again < _RARE:
-            # The rest: blocks like this one, each as long after the one before.
-            seconds += goes_on * (heard + (heard - before) * again / max(goes_on - again, 1e-12))
+            # All further blocks are like this one, each at the same distance from the one before.
+            seconds += goes_on * (received + (received - before) * again / max(goes_on - again, 1e-12))
             break
-        seconds += ends_here * heard
-        goes_on, before = (goes_on if block == 0 else again), heard
+        seconds += ends_here * received
+        goes_on, before = (goes_on if block == 0 else again), received
     return 1 / (1 - a) / seconds
 
 
 def resumed(rig: Rig, flight: Flight) -> Iterator[float]:
-    """For each block: when the coordinator goes on, if that block's verdict is that a draft was wrong; seconds from
-    the first draft of the run."""
+    """Yields for each block when the coordinator continues if that block has a wrong draft, in seconds from the first
+    draft of the run."""
     free = [0.0] * len(rig.stages)
     returned: list[float] = []
-    work: list[tuple[float, float]] = []  # what the coordinator does without listening: [start, end)
+    work: list[tuple[float, float]] = []  # [start, end) in which the coordinator receives nothing
     now = 0.0
     for block in range(_MOST_BLOCKS + flight.in_flight):
         drafts, rows = (flight.first, flight.first + 1) if block == 0 else (flight.further, flight.further)
         if block >= flight.in_flight:
-            yield _when_heard(returned[block - flight.in_flight], work)
+            yield _when_received(returned[block - flight.in_flight], work)
             now = max(now, returned[block - flight.in_flight])
         for _ in range(drafts):
             work.append((now, now := now + rig.draft))
@@ -208,26 +208,26 @@ def resumed(rig: Rig, flight: Flight) -> Iterator[float]:
 
 
 def run_seconds(rig: Rig, flight: Flight, right: int) -> float:
-    """Seconds of one run with so many right drafts, until the coordinator goes on behind the wrong one. With
-    synchronous blocks right drafts in a row are several blocks, each with a token more."""
+    """Seconds of one run with ``right`` right drafts, until the coordinator continues behind the wrong one. With
+    synchronous blocks a run may be several blocks, each of which gives one token more than its drafts."""
     if flight.is_synchronous:
         blocks = 1 + right // (flight.first + 1)
         return blocks * (flight.first * rig.draft + rig.latency(flight.first + 1))
     times, covered = resumed(rig, flight), flight.first
-    for heard in times:
+    for received in times:
         if right <= covered:
-            return heard
+            return received
         covered += flight.further
-    return heard
+    return received
 
 
-def _when_heard(at: float, work: Iterable[tuple[float, float]]) -> float:
+def _when_received(at: float, work: Iterable[tuple[float, float]]) -> float:
     return next((end for start, end in work if start < at < end), at)
 
 
 def best_flight(rig: Rig, acceptance: float, most_in_flight: int) -> Flight:
-    """The fastest; off where no drafts are as fast. Of those that are as good as that, the one with the fewest drafts
-    under way: what is thrown away takes power, and the time of whoever comes next."""
+    """The fastest flight, which may be ``OFF``. Of those that are nearly as fast it is the one with the fewest drafts
+    under way, because discarded drafts cost power and delay the next request."""
     rates = {flight: tokens_per_second(rig, flight, acceptance) for flight in _flights(most_in_flight)}
     enough = _AS_GOOD * max(rates.values())
     return min((flight for flight, rate in rates.items() if rate >= enough), key=lambda flight: flight.most_drafts)
@@ -238,5 +238,5 @@ def _flights(most_in_flight: int) -> Iterator[Flight]:
     for first in FIRSTS:
         yield Flight(first)
         for further in FURTHERS:
-            if further <= 2 * first + 2:  # where a first block is short, so are those behind it
+            if further <= 2 * first + 2:  # where the first block is short, so are those behind it
                 yield from (Flight(first, further, number) for number in range(2, most_in_flight + 1))

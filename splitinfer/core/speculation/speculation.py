@@ -1,16 +1,16 @@
-"""Who gets drafts, how many, and what became of them. The scheduler asks; nothing happens by itself.
+"""Which sequences get drafts, how many, and how these fared. The scheduler calls it; it does nothing by itself.
 
-Speculation takes what would stand idle. With as many requests as stages, each of them fills a stage while the others
-wait, and drafts would only stand in their way; so only fewer than that get any, and one alone always does. Nor does
-anybody while a prompt is being read: its chunks fill the stages.
+Speculation uses stages that would be idle. With as many requests as stages, each of them fills a stage while the others
+wait, and drafts would only delay them; so drafts are made only if there are fewer, or for a request alone. None are
+made while a prompt is being computed: its chunks fill the stages.
 
-A draft is worth nothing where the sequence would end before it, or where the stages could not go back over it, and it
-never makes another give up memory.
+A draft is worth nothing where the sequence would end before it, or where the stages could not be rolled back over it,
+and it never causes a preemption or an eviction.
 
-Caches that are states cannot be cut. Stages keep those at the beginnings of blocks, so behind a wrong draft the whole
-block is gone back over, and its right tokens are computed once more, with the token that was sampled instead and no
-drafts: the next block has to begin where a state is kept. What such a sequence has computed is not kept for others
-from its first draft on, for its states do not stand where blocks of KV end.
+Caches that are states cannot be truncated. Stages keep the states at the beginnings of draft blocks, so after a wrong
+draft the whole block is rolled back, and its right tokens are computed again, with the token that was sampled instead
+and no drafts: the next block has to begin where a state is kept. From its first draft on, such a sequence's blocks of
+KV are not cached, because its states are not those at the ends of these blocks.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess of the next token. ``confidence``: the drafter's own probability for it, if it has one."""
+    """A draft of the next token. ``confidence``: the drafter's own probability for it, if it has one."""
 
     token_id: int
     confidence: float | None = None
@@ -33,9 +33,12 @@ class Draft:
 
 @dataclass(slots=True)
 class Wish:
-    """Drafts that the next plan could take: up to ``count``, to follow a sequence's stream, which ends before
-    ``position``; a block ends where the probability that all of it is right falls below ``cutoff``. ``drafts``: those
-    that have been made."""
+    """Drafts that the next plan could contain: up to ``count``, from ``position`` on, where the sequence's stream ends.
+
+    num_misses: the sequence's wrong drafts when the wish was made.
+    cutoff: the block ends where the probability that all of it is right falls below this.
+    drafts: those made so far.
+    """
 
     seq: Sequence
     count: int
@@ -43,16 +46,16 @@ class Wish:
     num_misses: int
     cutoff: float | None = None  # computed when it is first needed
     drafts: list[Draft] = field(default_factory=list)
-    sure: float = 1.0  # the probability that all of them are right
+    sure: float = 1.0  # the probability that all drafts are right
 
     @classmethod
     def of(cls, seq: Sequence, count: int) -> "Wish":
-        """For what a sequence is now."""
+        """A wish for a sequence in its present state."""
         return cls(seq, count, len(seq.tokens) + len(seq.ahead), seq.num_misses)
 
     @property
     def stands(self) -> bool:
-        """Whether no result has overtaken it: no draft before its own, or among them, was wrong."""
+        """Whether it is still valid: no draft before its own, or among them, was wrong, and the sequence goes on."""
         seq = self.seq
         if seq.finish_reason is not None or not seq.is_known or seq.num_misses != self.num_misses:
             return False
@@ -60,22 +63,22 @@ class Wish:
 
     @property
     def left(self) -> list[Draft]:
-        """The drafts in whose places nothing has been sampled yet."""
+        """The drafts in whose positions no token has been sampled yet."""
         return self.drafts[max(0, len(self.seq.tokens) - self.position) :]
 
 
 @dataclass(slots=True)
 class Speculation:
-    """For ``num_stages`` stages whose caches go back ``rewind`` tokens (``None``: any number); 0: they hold states,
-    which go back to the beginnings of blocks."""
+    """Speculation on ``num_stages`` stages. ``rewind``: tokens by which their caches can be rolled back; ``None``: any
+    number; 0: they hold states, which are rolled back to the beginnings of blocks."""
 
     num_stages: int
     rewind: int | None = UNLIMITED
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
-    _flights: dict[int, Flight] = field(default_factory=dict)  # of the run under way, by sequence
-    _in_a_row: dict[int, int] = field(default_factory=dict)  # right drafts since the last wrong one
-    _chosen_at: dict[int, int] = field(default_factory=dict)  # tokens it had then
+    _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
+    _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
+    _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
     _confidences: dict[tuple[int, int], float] = field(default_factory=dict)  # by sequence and position
 
     def __post_init__(self) -> None:
@@ -83,17 +86,17 @@ class Speculation:
 
     @property
     def has_states(self) -> bool:
-        """Whether the stages go back by whole blocks."""
+        """Whether the stages roll back by whole blocks."""
         return self.rewind == PUT_BACK
 
     # -- before a plan -------------------------------------------------------------------------
 
     def has_room(self, num_runnable: int) -> bool:
-        """Whether so many requests leave a stage idle."""
+        """Whether ``num_runnable`` requests leave a stage idle."""
         return 0 < num_runnable <= max(1, self.num_stages - 1)
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
-        """Drafts for a block that begins with a sampled token. ``longest``: tokens the sequence has at most."""
+        """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""
         if seq.drafted or seq.is_dry or seq.num_to_compute > 1:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
@@ -102,7 +105,7 @@ class Speculation:
         return self._wish(seq, self._flights[seq.seq_id].first, longest)
 
     def further(self, seq: Sequence, longest: int) -> Wish | None:
-        """Drafts for a block behind those under way."""
+        """A wish for a block behind those under way."""
         if seq.drafted or seq.is_dry or not self.may_follow(seq):
             return None
         return self._wish(seq, self._flights[seq.seq_id].further, longest)
@@ -120,7 +123,7 @@ class Speculation:
         return Wish.of(seq, count) if count > 0 else None
 
     def add(self, wish: Wish, draft: Draft) -> bool:
-        """One more draft has been made; whether it is worth its place in the block."""
+        """Add a draft to a wish, unless its probability falls below the cut-off; returns whether it was added."""
         if draft.confidence is not None:
             wish.sure *= self.controller.confidence.share(draft.confidence)
             if wish.drafts and wish.sure < self._cutoff(wish):
@@ -134,8 +137,8 @@ class Speculation:
         return wish.cutoff
 
     def take(self, wish: Wish) -> None:
-        """What came of a wish. Nothing is drafted behind an end; who got less than was wished for gets no more until
-        its next token."""
+        """Take in the drafts of a wish, up to an end token. A sequence that got fewer than it could have gets no more
+        until its next token."""
         seq, drafts = wish.seq, wish.left
         self.counts.drafted += len(wish.drafts)
         if not wish.stands:
@@ -150,7 +153,7 @@ class Speculation:
         seq.is_dry = len(wish.drafts) < wish.count or len(seq.drafted) < len(drafts)
 
     def go(self, seq: Sequence, count: int) -> tuple[int, ...]:
-        """The first ``count`` drafts of those that wait are in a plan from now on."""
+        """Move the first ``count`` waiting drafts into a plan and return them."""
         drafts = tuple(seq.drafted[:count])
         del seq.drafted[:count]
         seq.ahead += drafts
@@ -162,8 +165,8 @@ class Speculation:
     # -- after a result ------------------------------------------------------------------------
 
     def appended(self, seq: Sequence, part: Slice, row: int, misses_before: int) -> bool:
-        """A token was taken from row ``row`` of those of ``part`` that have logits, in the place of a draft in a plan;
-        whether the draft was right."""
+        """Count the verdict on a draft, after a token was appended from ``row`` of the rows with logits of ``part``;
+        returns whether the draft was right."""
         accepted = seq.num_misses == misses_before
         self._in_a_row[seq.seq_id] = self._in_a_row.get(seq.seq_id, 0) + 1
         if not accepted:
@@ -177,8 +180,8 @@ class Speculation:
             self.controller.confidence.add(confidence, accepted=accepted)
         return accepted
 
-    def measured(self, plan: StepPlan, result: StepResult, heard: float) -> None:
-        """What a step of one sequence has cost. ``heard``: when its result came, on the first stage's clock."""
+    def measured(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
+        """Learn from a step of one sequence. ``returned_at``: when its result came, on the first stage's clock."""
         figures = result.figures
         if (
             len(plan.slices) != 1
@@ -191,17 +194,17 @@ class Speculation:
             if 0 < each.rows <= MAX_ROWS:
                 self.counts.steps.setdefault((each.stage, each.rows), Sum()).add(1, each.ended - each.started)
         if all(each.rows for each in figures) and len(figures) > 1:
-            beyond = heard - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
+            beyond = returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
             self.controller.returned(beyond)
             self.counts.links.add(1, beyond)
 
     def took(self, num_drafts: int, seconds: float) -> None:
-        """So many drafts took so long."""
+        """Learn from ``num_drafts`` drafts that took ``seconds``."""
         self.controller.drafted(num_drafts, seconds)
         self.counts.drafting.add(num_drafts, seconds)
 
     def forget(self, seq: Sequence) -> None:
-        """A sequence has ended, or its KV is gone."""
+        """Forget a sequence that has ended or was preempted."""
         self._flights.pop(seq.seq_id, None)
         self._chosen_at.pop(seq.seq_id, None)
         self._in_a_row.pop(seq.seq_id, None)

@@ -104,7 +104,7 @@ def test_a_step_teaches_all_stages_and_the_hop():
     model, slices = CostModel.of(2), (Slice(1, 5, (7,), 1), Slice(2, 0, (1, 2, 3), 0))
     for _ in range(10):
         # The second stage's clock is another one; there the step waited 2 s for its turn.
-        model.learn(slices, [figures(0, 0.0, 1.0, 1.5, 4), figures(1, 90.0, 92.0, 92.25, 4)], heard=3.95)
+        model.learn(slices, [figures(0, 0.0, 1.0, 1.5, 4), figures(1, 90.0, 92.0, 92.25, 4)], returned_at=3.95)
     shape = Shape.of(slices)
     assert model.stages[0].at(shape) == pytest.approx(0.5, rel=1e-3)
     assert model.stages[1].at(shape) == pytest.approx(0.25, rel=1e-3)
@@ -113,7 +113,7 @@ def test_a_step_teaches_all_stages_and_the_hop():
 
 def test_a_step_of_which_a_part_was_not_computed_teaches_nothing():
     model, slices = CostModel.of(2), (Slice(1, 5, (7, 8), 1),)
-    model.learn(slices, [figures(0, 0.0, 1.0, 1.5, 2), figures(1, 0.0, 2.0, 2.25, 0)], heard=3.0)
+    model.learn(slices, [figures(0, 0.0, 1.0, 1.5, 2), figures(1, 0.0, 2.0, 2.25, 0)], returned_at=3.0)
     assert [stage.num_seen for stage in model.stages] == [1, 0]
 
 
