@@ -23,7 +23,7 @@ def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         times.append(time.monotonic())
         yield_processor()
 
-    monkeypatch.setattr(mailbox, "give_way", noted)
+    monkeypatch.setattr(mailbox, "yield_processor", noted)
     return times
 
 

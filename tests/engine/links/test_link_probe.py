@@ -39,13 +39,13 @@ def measured(
 ) -> Iterator[list[list[LinkMeasurement]]]:
     """What is found when a pipeline opens, and the pipeline generates afterwards."""
     found: list[list[LinkMeasurement]] = []
-    joined = WorkerGroup.join
+    connect_stages = WorkerGroup.connect_stages
 
-    def join_and_measure(worker_group: WorkerGroup) -> None:
-        joined(worker_group)
+    def connect_and_measure(worker_group: WorkerGroup) -> None:
+        connect_stages(worker_group)
         found.append(worker_group.measure_links())
 
-    monkeypatch.setattr(pipeline.WorkerGroup, "join", join_and_measure)
+    monkeypatch.setattr(pipeline.WorkerGroup, "connect_stages", connect_and_measure)
     with stages.pipeline(folder, [12 // num_stages] * num_stages, scheme) as llm:
         yield found
         assert len(stages.tokens_of(llm, [5, 6, 7], max_tokens=3)) == 3
@@ -163,7 +163,7 @@ def test_the_stage_before_gives_no_orders(two: list[str]) -> None:
         before.send(Connect(two[1], ""))
         answer = coordinator.receive(coordinator.link.recv(5))
     assert isinstance(answer, Fault)
-    assert "before gave an order" in answer.reason
+    assert "before sent a connect message" in answer.reason
 
 
 class Impostor:
