@@ -33,8 +33,8 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Names come when they are first used: some bring mlx-lm with them, which takes a second, and a command must be
-    able to end before that."""
+    """Import public names on first use: some import mlx-lm, which takes a second, and a signal must be able to end a
+    command before that."""
     if name in _LAZY:
         from importlib import import_module
 

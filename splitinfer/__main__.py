@@ -1,6 +1,6 @@
 """The entry point of `splitinfer` and `python -m splitinfer`.
 
-Signals are taken over before anything that takes long to import.
+Signals are handled before anything that takes long to import.
 """
 
 import signal
@@ -10,7 +10,7 @@ from typing import NoReturn
 def main() -> NoReturn:
     """Run one command, then end the process with its exit code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which prints no traceback of a half-done import
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback of a half-done import
     from splitinfer.shutdown import shutdown
 
     shutdown.install()

@@ -1,8 +1,8 @@
-"""Child processes and temporary folders, known by name until they are gone.
+"""A registry of child processes and temporary folders, until they are gone.
 
-A process that unwinds its stack ends its children and removes its folders where it made them. One that must end at
-once cannot unwind: the command line calls ``clear`` and leaves. Whatever may outlive its owner for longer than a
-moment is therefore made here.
+A process that unwinds its stack ends its children and removes its folders where it made them. A process that must end
+at once cannot unwind: the command line calls ``clear`` and exits. So children and folders that could outlive the
+process are made here.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-_LOCK_SECONDS = 0.5  # for another thread to finish the child or folder that it is making
+_LOCK_SECONDS = 0.5  # for another thread to finish making a child or folder
 
 _making = threading.Lock()
 _children: set[subprocess.Popen[Any]] = set()
@@ -21,7 +21,7 @@ _folders: set[str] = set()
 
 
 def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
-    """``subprocess.Popen``, of a child that ``clear`` kills if it still runs.
+    """Like ``subprocess.Popen``; ``clear`` kills the child if it still runs.
 
     Raises:
         OSError: the command cannot be started.
@@ -35,7 +35,7 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 @contextlib.contextmanager
 def temporary_folder(prefix: str) -> Iterator[str]:
-    """``tempfile.TemporaryDirectory``, of a folder that ``clear`` removes if it is still there."""
+    """Like ``tempfile.TemporaryDirectory``; ``clear`` removes the folder if it still exists."""
     with _making:
         folder = tempfile.TemporaryDirectory(prefix=prefix)
         _folders.add(folder.name)
@@ -47,11 +47,12 @@ def temporary_folder(prefix: str) -> Iterator[str]:
 
 
 def clear() -> None:
-    """Kill the children and remove the folders of a process that ends now: it can make no others afterwards.
+    """Kill all children and remove all folders, because the process ends now.
 
-    Children are killed, not asked and not waited for. Whoever would make another waits until the process is gone.
+    Children are killed without being waited for. Other threads cannot make more: their calls block until the process
+    is gone.
     """
-    _making.acquire(timeout=_LOCK_SECONDS)  # for good
+    _making.acquire(timeout=_LOCK_SECONDS)  # and never release it
     for child in list(_children):
         with contextlib.suppress(OSError):
             child.kill()

@@ -1,11 +1,11 @@
-"""Layout files: found, read and refused here, at the edge.
+"""Finds, reads and validates layout files.
 
     name or path ──find──▶ file ──YAML──▶ mapping ──shape──▶ Layout
 
-The shape (which keys, of which types) is a pydantic model; its verdict becomes one sentence that names
-the file, the stage and, for a misspelt key, the nearest known one. What the values mean to each other
-(names, addresses, layer ranges) is checked by ``splitinfer.core.layout`` when the ``Layout`` is made. All
-errors are ``LayoutError``. In messages about the file's shape, stages are counted as in the file, from 1.
+The shape (which keys, of which types) is a pydantic model; its errors become one sentence that names the file, the
+stage and, for a misspelt key, the nearest known one. ``splitinfer.core.layout`` checks how the values fit together
+(names, addresses, layer ranges) when the ``Layout`` is made. All errors are ``LayoutError``. Messages about the file's
+shape count stages as in the file, from 1.
 """
 
 import difflib
@@ -32,20 +32,20 @@ _Count = Annotated[int, pydantic.Field(strict=True)]  # strict: neither "40" nor
 
 
 class Layout(core.Layout):
-    """A layout that can also be written as a dictionary, with the keys of a layout file."""
+    """A layout that can be made from a mapping with the keys of a layout file."""
 
     __slots__ = ()
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any], name: str = core.UNNAMED) -> Self:
-        """The layout that ``mapping`` describes; ``name`` is for messages. Raises ``LayoutError``."""
+        """Make the layout that ``mapping`` describes; ``name`` is for messages. Raises LayoutError."""
         shape = _shape(mapping, name)
         stages = core.lay_out(
             (
                 stage.name,
                 stage.layers,
                 stage.address,
-                {"key": stage.key, "codec": stage.codec, "link_transport": _carrier(stage)},
+                {"key": stage.key, "codec": stage.codec, "link_transport": _link_transport(stage)},
             )
             for stage in shape.stages
         )
@@ -57,9 +57,12 @@ class Layout(core.Layout):
 
 
 def find_layout(path_or_name: str) -> Layout:
-    """The layout in a file, or the one of that name in ./layouts or among the installed ones.
+    """Read a layout from a file, or by its name from ./layouts or the installed layouts.
 
-    The suffix .yaml may be left out. Raises ``LayoutError`` when there is none, or none that can be used.
+    The suffix .yaml may be left out.
+
+    Raises:
+        LayoutError: there is no such layout, or it cannot be used.
     """
     folders = [Path(), HERE, _installed_folder()] if _is_bare(path_or_name) else [Path()]
     for folder in folders:
@@ -70,7 +73,7 @@ def find_layout(path_or_name: str) -> Layout:
 
 
 def read_layout(path: Path) -> Layout:
-    """The layout in the file ``path``, named after it. Raises ``LayoutError``."""
+    """Read the layout in the file ``path``, which is named after it. Raises LayoutError."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -84,12 +87,12 @@ def read_layout(path: Path) -> Layout:
 
 
 def _is_bare(path_or_name: str) -> bool:
-    """A name without a folder, which may mean a known layout."""
+    """Whether this is a name without a folder, which may be that of a known layout."""
     return bool(path_or_name) and Path(path_or_name).name == path_or_name
 
 
 def _installed_folder() -> Path:
-    """The layouts that came with the package: inside it in a wheel, beside it in a clone."""
+    """The folder of the layouts that come with the package: inside it in a wheel, beside it in a clone."""
     package = Path(__file__).parent
     in_wheel = package / "_layouts"
     return in_wheel if in_wheel.is_dir() else package.parent / "layouts"
@@ -106,7 +109,7 @@ def _not_found(path_or_name: str) -> str:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """The safe loader, which also refuses a key that is written twice (YAML itself lets the last one win)."""
+    """The safe loader, which also refuses duplicate keys (plain YAML takes the last one)."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[str] = set()
@@ -126,7 +129,7 @@ def _parse_yaml(text: str, name: str) -> Any:
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise LayoutError(f"layout {name}{line}: {error.problem}") from error
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or number that is none, such as 2026-13-01
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date or number, such as 2026-13-01
         raise LayoutError(f"layout {name} is not YAML: {str(error).splitlines()[0]}") from error
     if content is None:
         raise LayoutError(f"layout {name} is empty; it needs at least the key 'stages'")
@@ -194,13 +197,13 @@ def _shape(mapping: Mapping[str, Any], name: str) -> _LayoutShape:
     try:
         return _LayoutShape.model_validate(dict(mapping))
     except pydantic.ValidationError as error:
-        # A misspelt key is also a missing one; the misspelling is what helps, so it is told first.
+        # A misspelt key is also a missing one; the misspelling is more helpful, so it is reported first.
         problems = sorted(error.errors(), key=lambda problem: problem["type"] not in _UNKNOWN_KEY)
         raise LayoutError(_sentence(problems[0]["type"], problems[0]["loc"], problems[0]["input"], name)) from error
 
 
 def _sentence(kind: str, location: tuple[int | str, ...], value: object, name: str) -> str:
-    """One of pydantic's verdicts in our words; ``location`` is ``(key,)``, ``("stages", index[, key])`` or
+    """One of pydantic's errors as a sentence; ``location`` is ``(key,)``, ``("stages", index[, key])`` or
     ``("serving", key)``."""
     in_stage, in_serving = location[0] == "stages" and len(location) > 1, location[0] == "serving" and len(location) > 1
     where = f"stage {int(location[1]) + 1} of layout {name}" if in_stage else f"layout {name}"
@@ -226,7 +229,7 @@ def _serving_options(shape: _ServingShape, name: str) -> ServingOptions:
         raise LayoutError(f"'serving' of layout {name}: {error}") from error
 
 
-def _carrier(stage: _StageShape) -> LinkTransport:
+def _link_transport(stage: _StageShape) -> LinkTransport:
     return LinkTransport(stage.transport, stage.backend, stage.device)
 
 

@@ -1,7 +1,6 @@
-"""What a person sees on standard error: messages, and the stages while they load.
+"""Standard error of the command line: messages, and the progress of stages that load.
 
-One line per stage: what it needs and what is free, then how far it is. On a terminal it is live; elsewhere
-each phase is one line.
+A stage has one line with the memory that it needs and that is free; on a terminal, a progress bar follows.
 """
 
 import threading
@@ -20,22 +19,23 @@ errors = Console(stderr=True, highlight=False)
 
 
 def load_llm(layout: str, model: str | None, settings: Settings) -> LLM:
-    """An LLM whose loading was shown.
+    """Load an LLM while showing its progress.
 
     Raises:
         SplitinferError: as ``LLM`` does.
     """
-    board = _Board()
-    with board.live():
-        llm = LLM(layout, model=model, settings=settings, notice=board.notice)
-    board.is_over = True
+    display = _LoadDisplay()
+    with display.live():
+        llm = LLM(layout, model=model, settings=settings, notice=display.notice)
+    display.is_done = True
     return llm
 
 
-class _Board:
-    """Progress of all stages. ``notice`` is called from several threads.
+class _LoadDisplay:
+    """Shows the progress of all stages. ``notice`` is called from several threads.
 
-    ``is_over``: everything was loaded once; what is loaded again, after a loss, must not break into an answer.
+    ``is_done``: everything has been loaded once. What is loaded again after a loss is not shown, because that would
+    break into an answer.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Board:
         )
         self._tasks: dict[str, TaskID] = {}
         self._lock = threading.Lock()
-        self.is_over = False
+        self.is_done = False
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -57,7 +57,7 @@ class _Board:
             yield
 
     def notice(self, stage: str, progress: messages.Progress) -> None:
-        if self.is_over:
+        if self.is_done:
             return
         with self._lock:
             if progress.phase == "survey":

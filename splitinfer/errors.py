@@ -1,35 +1,35 @@
-"""Every error a person can meet, as one tree.
+"""All errors of the library, as one tree.
 
     SplitinferError
-    ├── ConfigError             a setting or a file of ours is wrong
-    │   └── LayoutError         a layout that cannot be carried out
+    ├── ConfigError             a setting or a configuration file is wrong
+    │   └── LayoutError         a layout cannot be used
     ├── ModelError              the model cannot be used
     │   ├── CannotCut           ... at this layer
     │   └── CannotFit           ... in this machine's memory
-    ├── PeerError               another machine
-    │   ├── WorkerUnreachable   nobody answers at that address
-    │   ├── Refused             it answered, and said no
-    │   ├── WorkerLost          it was there, and is gone
+    ├── PeerError               another machine cannot be used
+    │   ├── WorkerUnreachable   nothing answers at its address
+    │   ├── Refused             it refused
+    │   ├── WorkerLost          it was connected, and is lost
     │   └── ProtocolError       it sent what the protocol does not allow
     └── RequestError            one request cannot be carried out
-        └── QueueFull           ... now: too many wait already
+        └── QueueFull           ... now, because the waiting queue is full
 
-The text of each is one sentence that a person can act on: it names the numbers, the file or the
-address. The command line prints it and nothing else; ``--verbose`` adds the traceback. Errors of
-the libraries underneath are translated where they are met, never further up.
+The text of each is one sentence that a person can act on: it names the numbers, the file or the address. The command
+line prints only that; ``--verbose`` adds the traceback. Errors of the libraries below are translated where they are
+first caught.
 """
 
 
 class SplitinferError(Exception):
-    """Root of the tree; its text is one sentence to act on."""
+    """The root of the tree; its text is one sentence to act on."""
 
 
 class ConfigError(SplitinferError):
-    """A setting or a file of ours is wrong."""
+    """A setting or a configuration file is wrong."""
 
 
 class LayoutError(ConfigError):
-    """A layout that cannot be carried out."""
+    """A layout cannot be used."""
 
 
 class ModelError(SplitinferError):
@@ -45,19 +45,19 @@ class CannotFit(ModelError):
 
 
 class PeerError(SplitinferError):
-    """Something is wrong with another machine."""
+    """Another machine cannot be used."""
 
 
 class WorkerUnreachable(PeerError):
-    """Nobody answers at a worker's address."""
+    """Nothing answers at a worker's address."""
 
 
 class Refused(PeerError):
-    """The peer answered, and said no; its reason is the text."""
+    """The peer refused; its reason is the text."""
 
 
 class WorkerLost(PeerError):
-    """A worker was there, and is gone."""
+    """A worker was connected, and is lost."""
 
 
 class ProtocolError(PeerError):
@@ -69,4 +69,4 @@ class RequestError(SplitinferError):
 
 
 class QueueFull(RequestError):
-    """As many requests wait as may wait; the same one may be handed in later."""
+    """The waiting queue is full; the same request may be submitted later."""

@@ -1,9 +1,9 @@
-"""This machine's key, and the keys of those it admits: two files in a folder of the user's.
+"""This machine's key pair, and the keys it admits: two files in a folder of the user's.
 
-    key     the key pair; made when it is first needed; readable by its owner alone
-    peers   a line for each key that may come in: 64 hexadecimal digits, and a name for people
+    key     the key pair; made when it is first needed; readable by its owner only
+    peers   one line for each admitted key: 64 hexadecimal digits, and a name for people
 
-A worker looks at ``peers`` whenever somebody comes, so that ``splitinfer pair`` works while it runs.
+A worker checks ``peers`` for changes whenever a peer connects, so ``splitinfer pair`` takes effect while it runs.
 """
 
 import json
@@ -20,12 +20,12 @@ from transports import KeyPair, check_key
 
 log = logging.getLogger(__name__)
 
-_MOST_NAME = 60  # characters
-_MOST_TOLD = 20  # strangers' keys that are written to the log
+_MAX_NAME = 60  # characters
+_MAX_LOGGED = 20  # unknown keys that are written to the log
 
 
 def default_keys() -> Path:
-    """The folder of the user's keys."""
+    """Return the folder of the user's keys."""
     usual = Path("Library", "Application Support") if sys.platform == "darwin" else Path(".config")
     configs = os.environ.get("XDG_CONFIG_HOME")
     return (Path(configs) if configs else Path.home() / usual) / "splitinfer"
@@ -33,14 +33,14 @@ def default_keys() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A key that is admitted, and what its owner is called."""
+    """An admitted key, and its owner's name."""
 
     key: str
     name: str
 
 
 class Keyring:
-    """The files in ``folder``. May be asked from any thread.
+    """The files in ``folder``. All methods may be called from any thread.
 
     Raises (all methods):
         ConfigError: a file cannot be read or written, or holds something else.
@@ -49,20 +49,20 @@ class Keyring:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or default_keys()
         self._lock = threading.Lock()
-        self._told: set[str] = set()
-        self._seen: tuple[float, int] | None = None  # the file's time and size when it was read
+        self._logged: set[str] = set()
+        self._version: tuple[float, int] | None = None  # time and size of the file that was read
         self._known: dict[str, Known] = {}
 
     # -- the own key -----------------------------------------------------------------------------
 
     def own(self) -> KeyPair:
-        """This machine's key pair."""
+        """Return this machine's key pair, which the first call makes."""
         path = self._folder / "key"
         try:
             if not path.exists():
                 self._make(path)
-            said = json.loads(path.read_text(encoding="utf-8"))
-            return KeyPair(str(said["public"]), str(said["secret"]))
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            return KeyPair(str(fields["public"]), str(fields["secret"]))
         except OSError as error:
             raise ConfigError(f"the key {path} cannot be read or made: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError) as error:
@@ -71,7 +71,7 @@ class Keyring:
     def _make(self, path: Path) -> None:
         made = KeyPair.make()
         self._folder.mkdir(parents=True, exist_ok=True)
-        # In one piece, and never readable by others; whoever came first has made it.
+        # Complete and never readable by others; of several processes, the first one's key stays.
         with tempfile.NamedTemporaryFile("w", dir=self._folder, delete=False, encoding="utf-8") as file:
             json.dump({"public": made.public, "secret": made.secret}, file)
         try:
@@ -81,43 +81,43 @@ class Keyring:
         finally:
             Path(file.name).unlink()
 
-    # -- who is admitted -------------------------------------------------------------------------
+    # -- admitted keys ---------------------------------------------------------------------------
 
     def known(self) -> tuple[Known, ...]:
-        """Everybody who is admitted."""
+        """The admitted keys."""
         with self._lock:
             self._read()
             return tuple(self._known.values())
 
     def admits(self, key: str) -> bool:
-        """Whether the owner of a key may come in; a file that cannot be read admits nobody."""
+        """Whether a key is admitted; none is if the file cannot be read."""
         with self._lock:
             try:
                 self._read()
             except ConfigError as error:
-                log.warning("nobody is admitted: %s", error)
+                log.warning("no key is admitted: %s", error)
                 return False
             return key in self._known
 
-    def tell_stranger(self, key: str) -> None:
-        """Say once how a key would be admitted."""
+    def log_unknown(self, key: str) -> None:
+        """Log, once for each key, that its owner was refused, and how to admit it."""
         with self._lock:
-            if key in self._told or len(self._told) >= _MOST_TOLD:
+            if key in self._logged or len(self._logged) >= _MAX_LOGGED:
                 return
-            self._told.add(key)
+            self._logged.add(key)
         log.warning(
             "refused a peer whose key is not known here; if it is yours, admit it with: splitinfer pair %s", key
         )
 
     def admit(self, key: str, name: str) -> None:
-        """Let the owner of a key in from now on."""
+        """Admit a key from now on; ``name`` is its owner's, for people."""
         _check(key)
         with self._lock:
             self._read()
-            self._write({**self._known, key: Known(key, " ".join(name.split())[:_MOST_NAME])})
+            self._write({**self._known, key: Known(key, " ".join(name.split())[:_MAX_NAME])})
 
     def forget(self, key: str) -> bool:
-        """Let the owner of a key in no more; whether it was known."""
+        """Admit a key no longer; whether it was admitted before."""
         with self._lock:
             self._read()
             was_known = key in self._known
@@ -130,13 +130,13 @@ class Keyring:
 
     def _read(self) -> None:
         try:
-            found = self._peers.stat()
-            seen = (found.st_mtime, found.st_size)
-            if seen == self._seen:
+            status = self._peers.stat()
+            version = (status.st_mtime, status.st_size)
+            if version == self._version:
                 return
             lines = self._peers.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
-            self._known, self._seen = {}, None
+            self._known, self._version = {}, None
             return
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._peers} cannot be read: {error}") from error
@@ -149,7 +149,7 @@ class Keyring:
                 except ValueError as error:
                     raise ConfigError(f"line {number} of {self._peers}: {error}") from error
                 known[key] = Known(key, name.strip())
-        self._known, self._seen = known, seen
+        self._known, self._version = known, version
 
     def _write(self, known: dict[str, Known]) -> None:
         try:
@@ -159,7 +159,7 @@ class Keyring:
             Path(file.name).replace(self._peers)
         except OSError as error:
             raise ConfigError(f"{self._peers} cannot be written: {error.strerror}") from error
-        self._known, self._seen = known, None
+        self._known, self._version = known, None
 
 
 def _check(key: str) -> None:

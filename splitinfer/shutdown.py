@@ -1,18 +1,18 @@
-"""How the command line's process ends: by SIGINT, by SIGTERM, with its parent, or because it is done.
+"""Ends the command line's process: on SIGINT, on SIGTERM, with its parent, or when it is done.
 
-No exception is raised for a signal. One that is raised in the middle of foreign code is swallowed by whatever it
-lands in: a ``__del__``, a callback, an ``except``. And while the main thread is inside a long call into C, no handler
-runs at all. So signals are written to a pipe, at the moment they arrive and whatever the main thread does, and a
-thread of its own reads them and ends the process:
+A signal does not raise an exception. One that is raised in the middle of foreign code may be swallowed there, by a
+``__del__``, a callback, an ``except``. And while the main thread is inside a long call into C, no handler runs at all.
+So signals are written to a pipe when they arrive, whatever the main thread does, and a thread of its own reads them and
+ends the process:
 
-    signal -> pipe -> watching thread -> what is open says how it is closed, and how long that may take
-                                      -> children killed, temporary folders removed, terminal restored, os._exit
+    signal -> pipe -> watching thread -> close what is registered, within its time limit
+                                      -> kill children, remove temporary folders, restore the terminal, os._exit
 
-Where nothing is registered, the process ends at once. Where something is (``closed_by``), it is closed by another
-thread while this one keeps the time: after ``within`` seconds the process ends, whatever else goes on in it.
+Where nothing is registered, the process ends at once. Where something is (``closed_by``), another thread closes it
+while the watching thread keeps the time: after ``within`` seconds the process ends, whatever else goes on in it.
 
-Exit codes: 130 for SIGINT, 143 for SIGTERM. Before ``install``, which is the first thing that ``main`` does, the system
-ends the process: -2 or -15, for whoever waits for it.
+Exit codes: 130 for SIGINT, 143 for SIGTERM. Before ``install``, which is the first thing that ``main`` does, the signal
+itself ends the process, so its parent sees -2 or -15.
 
 Only the command line installs this. A program that uses ``splitinfer.LLM`` keeps its own signal handlers.
 """
@@ -33,23 +33,23 @@ from typing import Any, NoReturn
 from splitinfer import cleanup
 
 PARENT_GONE = 0
-"""In place of a signal's number: the process that started this one is gone, so nobody reads the exit code."""
+"""In place of a signal's number: the parent process is gone, so the exit code is not read."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _CLEAR_SECONDS = 1.5  # for killing children, removing folders and flushing, which may block on a full pipe
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
-_AS_USUAL = b"\x1b[?25h\x1b[?2004l"  # the cursor is shown, and pastes are not bracketed
+_RESET_TERMINAL = b"\x1b[?25h\x1b[?2004l"  # the cursor is shown, and pastes are not bracketed
 
 Offer = Callable[[int], bool]
-"""Given a signal's number, takes the signal (true), or leaves it to end the process (false). Runs in any thread."""
+"""Given a signal's number, handles the signal (true), or lets it end the process (false). Runs in any thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """How to close what is open. Both run in a thread of their own; when one returns, the process ends.
+    """How to close what is open. Each callable runs in a thread of its own; when it returns, the process ends.
 
-    ``at_once``: after SIGINT, a second signal, or the parent's end. ``patiently``: after SIGTERM, where the work
-    under way may end first. ``within``, ``patiently_within``: seconds that each may take.
+    ``at_once``: after SIGINT, a second signal, or the parent's end. ``patiently``: after SIGTERM, when the work under
+    way may be finished first. ``within``, ``patiently_within``: seconds that each may take.
     """
 
     at_once: Callable[[], object]
@@ -59,7 +59,7 @@ class Closing:
 
 
 class Shutdown:
-    """The one way out of a process. ``leave`` ends it: ``os._exit``, except in tests."""
+    """The only way to end the process. ``leave`` ends it: ``os._exit``, except in tests."""
 
     def __init__(self, leave: Callable[[int], NoReturn] = os._exit) -> None:
         self._leave = leave
@@ -72,25 +72,25 @@ class Shutdown:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the process has been told to end."""
+        """Whether the process has been asked to end."""
         return self._code is not None
 
     # -- signals ---------------------------------------------------------------------------------
 
     def install(self) -> None:
-        """Take SIGINT and SIGTERM from now on. In the main thread, once; before anything that takes long."""
+        """Handle SIGINT and SIGTERM from now on. Call once, in the main thread, before anything that takes long."""
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         self._terminal = _Terminal()
         threading.Thread(target=self._watch, name="shutdown", daemon=True).start()
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in _SIGNALS:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup and background jobs of a script have it
+            if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup and in background jobs of a script
                 signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        """Python's handler, in the main thread. The pipe has had the signal for long, unless another owns wakeups:
-        asyncio does while a prompt is shown, and gives them back to nobody."""
+        """Python's handler, in the main thread. The signal is already in the pipe, unless another owns the wakeup
+        descriptor: asyncio takes it while a prompt is shown, and does not restore it."""
         owner = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         if owner == self._write:
             return
@@ -100,7 +100,7 @@ class Shutdown:
             signal.set_wakeup_fd(owner)
 
     def follow_parent(self, pipe: int) -> None:
-        """End when ``pipe``, which the parent holds open and never writes to, ends."""
+        """End the process when ``pipe`` closes, which the parent holds open and never writes to."""
 
         def read() -> None:
             with contextlib.suppress(OSError):
@@ -111,22 +111,22 @@ class Shutdown:
         threading.Thread(target=read, name="parent", daemon=True).start()
 
     def _watch(self) -> None:
-        """Hear signals and keep the time, until the process is gone; without this thread nothing could end it."""
+        """Read signals and keep the time until the process ends; without this thread nothing could end it."""
         try:
-            while self._comes_in_time():
+            while self._wait_for_signal():
                 for number in os.read(self._read, 256):
                     if number in (*_SIGNALS, PARENT_GONE):
-                        self.hear(number)
+                        self.handle(number)
             self.exit(1)
         finally:
             self._leave(1 if self._code is None else self._code)
 
-    def _comes_in_time(self) -> bool:
-        """Wait for a signal; false when the time to close is over."""
+    def _wait_for_signal(self) -> bool:
+        """Wait for a signal; false when the time for closing is over."""
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         return bool(select.select([self._read], [], [], left)[0])
 
-    def hear(self, number: int) -> None:
+    def handle(self, number: int) -> None:
         """Act on a signal, or on the parent's end."""
         if self.has_begun:
             self._hurry(number)
@@ -137,7 +137,7 @@ class Shutdown:
         offer = self._offer
         try:
             return offer is not None and offer(number)
-        except Exception:  # noqa: BLE001 - whatever it is, it must not keep the process from ending
+        except Exception:  # noqa: BLE001 - no error may keep the process from ending
             return False
 
     def _begin(self, number: int) -> None:
@@ -151,7 +151,7 @@ class Shutdown:
             self._close(closing.at_once, closing.within)
 
     def _hurry(self, number: int) -> None:
-        """A second signal does not wait; further ones change nothing."""
+        """Close at once on a second signal; further ones change nothing."""
         closing, self._closing = self._closing, None
         if closing is not None:
             self._code = _code_of(number) or self._code
@@ -168,11 +168,11 @@ class Shutdown:
 
         threading.Thread(target=run, name="closing", daemon=True).start()
 
-    # -- what is open ----------------------------------------------------------------------------
+    # -- registration ----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def closed_by(self, closing: Closing) -> Iterator[None]:
-        """While this is open, a signal closes it before the process ends."""
+        """Within this context, a signal runs ``closing`` before the process ends."""
         self._closing = closing
         try:
             yield
@@ -181,7 +181,7 @@ class Shutdown:
 
     @contextlib.contextmanager
     def offered_to(self, offer: Offer) -> Iterator[None]:
-        """While this is open, signals are offered to ``offer`` before they end the process."""
+        """Within this context, signals go to ``offer`` before they end the process."""
         self._offer = offer
         try:
             yield
@@ -191,10 +191,10 @@ class Shutdown:
     # -- the end ---------------------------------------------------------------------------------
 
     def exit(self, code: int) -> NoReturn:
-        """End the process now, with ``code``, or with that of the signal that told it to.
+        """End the process now, with ``code``, or with the code of the signal that ended it.
 
-        Threads that are inside a long computation cannot be waited for, and hold nothing to save. What was printed
-        is written; after a signal only for as long as somebody reads it.
+        Threads inside a long computation cannot be waited for, and have nothing to save. Output is flushed; after a
+        signal for a limited time, because a full pipe may not be read.
         """
         if not self.has_begun:
             _flush()
@@ -217,12 +217,12 @@ def _code_of(number: int) -> int:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # nobody reads it any more; it is closed; none
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # its reader is gone; it is closed; it is None
             stream.flush()
 
 
 class _Terminal:
-    """How the terminal was when the process began; what changed it may have no time to put it back."""
+    """The terminal's state when the process began; code that changed it may have no time to restore it."""
 
     def __init__(self) -> None:
         self._attributes: list[Any] | None = None
@@ -230,18 +230,18 @@ class _Terminal:
             self._attributes = termios.tcgetattr(_STDIN)
 
     def restore(self) -> None:
-        """Echo and line mode as they were, a visible cursor, and pastes as plain text."""
-        if self._attributes is not None and _is_in_front(_STDIN):
+        """Restore echo and line mode, show the cursor, and end bracketed paste."""
+        if self._attributes is not None and _is_in_foreground(_STDIN):
             with contextlib.suppress(OSError, termios.error):
                 termios.tcsetattr(_STDIN, termios.TCSANOW, self._attributes)
-        shown = next(filter(_is_in_front, (_STDERR, _STDOUT)), None)
-        if shown is not None:
+        terminal = next(filter(_is_in_foreground, (_STDERR, _STDOUT)), None)
+        if terminal is not None:
             with contextlib.suppress(OSError):
-                os.write(shown, _AS_USUAL)
+                os.write(terminal, _RESET_TERMINAL)
 
 
-def _is_in_front(descriptor: int) -> bool:
-    """Whether it is a terminal that this process may set: from the background, that would stop it."""
+def _is_in_foreground(descriptor: int) -> bool:
+    """Whether it is a terminal that this process may set: a background process would be stopped for it."""
     try:
         return os.tcgetpgrp(descriptor) == os.getpgrp()
     except OSError:
@@ -249,4 +249,4 @@ def _is_in_front(descriptor: int) -> bool:
 
 
 shutdown = Shutdown()
-"""That of this process."""
+"""The shutdown of this process."""

@@ -68,8 +68,8 @@ def test_what_is_no_key_is_not_admitted(tmp_path: Path) -> None:
 def test_a_stranger_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     keyring = Keyring(tmp_path)
     for _ in range(3):
-        keyring.tell_stranger(KEY)
+        keyring.log_unknown(KEY)
     for _ in range(50):
-        keyring.tell_stranger(KeyPair.make().public)
+        keyring.log_unknown(KeyPair.make().public)
     assert caplog.text.count(f"splitinfer pair {KEY}") == 1
     assert len(caplog.records) == 20, "a flood of strangers does not fill the log"

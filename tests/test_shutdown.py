@@ -44,7 +44,7 @@ class Process:
 
     def told(self, number: int) -> None:
         try:
-            self.shutdown.hear(number)
+            self.shutdown.handle(number)
         except _LeftError:
             self.called.append("left")
 
@@ -246,10 +246,10 @@ def test_nothing_is_left_over():
 def test_the_watching_threads_own_failure_ends_it():
     fails = f"""
         import os, threading, time
-        def hear(number):
+        def handle(number):
             raise ValueError
         threading.excepthook = lambda _: None
-        shutdown.hear = hear
+        shutdown.handle = handle
         {READY}
         time.sleep(1000)
     """

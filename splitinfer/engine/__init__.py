@@ -1,16 +1,20 @@
 """Everything that acts: the loops of coordinator and worker, and what they run.
 
-stage_runner   a StepPlan and hidden states in, hidden states or sampled tokens out; same on every stage
-sampler        logits to tokens, keyed by position
-worker         the loop on the other machines
-door           who may come in: hello, welcome, refusal, while the engine is busy
-admission      whose keys are let in
-pipeline       the coordinator's view of all stages: open, submit, close
-crew           the workers of one session: reached, ordered, joined, their links measured
-carrying       a link by rdma, or by tcp where that is not to be had
-link_probe     echoes: how quick a link is
-link_codecs    in which form prompts cross which link
-local          workers that the coordinator starts itself
-engine         the coordinator's loop: plan, run, learn
-requests       a request's text side: detokenising, stop strings, events for whoever reads
+coordinator     the engine's loop: plan, run, update
+    engine          the loop itself
+    pipeline        all stages: opens them, sends steps through them, closes them
+    worker_group    the workers of one session: connects, loads and joins them, measures their links
+    local_workers   workers that the coordinator starts itself
+    requests        a request's text: detokenizing, stop strings, events for its reader
+    metrics, trace  counters, gaps and latencies; the steps as a trace file
+worker          the loop on the other machines
+    handshake       authenticates peers that connect to a worker's port, while its engine is busy
+    access          which keys may connect
+stage           one stage, the same on coordinator and workers
+    loader          a Load command becomes a stage in memory
+    runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens
+    sampler         logits to tokens, keyed by position
+    disk            the stage's blocks of KV on disk
+drafts          drafters: an n-gram index, or a small model
+links           connects by rdma, or by tcp where that is unavailable; measures links; chooses their codecs
 """

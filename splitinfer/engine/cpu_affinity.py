@@ -1,8 +1,8 @@
-"""A processor that a stage has to itself, and shares with nobody but its own threads.
+"""Yielding, for a stage that is pinned to a processor of its own.
 
-Such a stage's threads take turns: the one that computes, the one that waits for frames, ZeroMQ's own. The one that
-computes never pauses by itself, and a scheduler lets it finish its slice of some milliseconds first. So whoever has
-just handed something over gives way at once.
+The threads of such a stage share one processor: the one that computes, the one that waits for frames, ZeroMQ's own.
+The computing thread never blocks by itself, and the operating system lets it finish its time slice of some
+milliseconds. So a thread that has just handed over an event or a frame yields at once.
 """
 
 import ctypes
@@ -13,18 +13,18 @@ from splitinfer.models.memory import on_gpu
 
 
 def has_own_processor() -> bool:
-    """Whether this process computes on a processor that was set aside for it: it is pinned to one of several."""
+    """Whether this process is pinned to one of several processors, and computes there rather than on a GPU."""
     return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1 < _processors() and not on_gpu()
 
 
 def yield_processor() -> None:
     """Let other threads of this processor run first."""
-    # Not os.sched_yield: some Pythons hold their lock in it, which a thread that brings an event needs.
+    # Not os.sched_yield: some Pythons hold the GIL in it, which a thread that delivers an event needs.
     _libc().sched_yield()
 
 
 def yield_own_processor() -> None:
-    """After a hand-over: let the threads run that carry it on, where they would have to wait for a processor."""
+    """Call after a hand-over: lets the receiving threads run, where they share this thread's only processor."""
     if has_own_processor():
         yield_processor()
 

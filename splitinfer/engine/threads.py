@@ -1,8 +1,8 @@
-"""Ending a thread that has used MLX.
+"""Joins threads that have used MLX.
 
-MLX keeps compiled functions per thread, and lets go of them, for which it needs Python, after Python's
-own ``join`` has already returned. An interpreter that shuts down in between aborts. So joining waits for
-the operating system's thread, too.
+MLX keeps compiled functions per thread, and frees them, for which it needs the interpreter, after Python's own ``join``
+has returned. An interpreter that shuts down in between aborts. So ``join`` here also waits for the operating system's
+thread.
 """
 
 import threading
@@ -10,11 +10,11 @@ import time
 from pathlib import Path
 
 _TASKS = Path("/proc/self/task")
-_GRACE = 0.05  # seconds, where the system does not tell which threads there are
+_GRACE = 0.05  # seconds, where the system does not list its threads
 
 
 def join(thread: threading.Thread, timeout: float) -> bool:
-    """Wait at most ``timeout`` seconds for a thread to be gone; whether it is."""
+    """Wait at most ``timeout`` seconds for a thread to end; whether it has."""
     give_up = time.monotonic() + timeout
     thread.join(timeout)
     if thread.is_alive():

@@ -1,4 +1,4 @@
-"""What this process runs: compared with the peer's before anything else."""
+"""This process's versions, which a handshake compares first; the machine's and the device's name."""
 
 import platform
 from functools import cache

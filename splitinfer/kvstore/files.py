@@ -1,11 +1,11 @@
-"""The files themselves: found, read, written, removed. Every error of the disk is an ``OSError``; nothing is kept open.
+"""Lists, reads, writes and removes block files. Every error of the disk is an ``OSError``; no file is kept open.
 
     kv folder / group / block files, splitinfer.json
 
-A *group* is one model in one arithmetic: blocks of different groups are never of use to each other. A file is written
-under a temporary name and renamed, so that nobody meets half of one; it is not forced to the disk at once, because
-a machine that loses power may lose it, and the checksum tells. Whatever does not have one of our names belongs to
-others: someone may have named a folder in which there is more than KV.
+A *group* is one model in one arithmetic: blocks of different groups cannot be combined. A file is written under a
+temporary name and renamed, so that no process reads half of one. It is not forced to the disk: a power failure may
+damage it, which the checksum detects. Files with other names than these are never touched, because the folder may hold
+more than KV.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from splitinfer.kvstore.index import FileName, KeptFile, parse
+from splitinfer.kvstore.index import FileName, StoredFile, parse
 from splitinfer.kvstore.record import Buffer, Damaged, Record, header_bytes, pack, read_header, unpack
 
 ABOUT = "splitinfer.json"
-_STALE = 600.0  # seconds after which a temporary file belongs to nobody any more
+_STALE = 600.0  # seconds after which a temporary file's writer must have died
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.tmp")
-_BEGIN = 12  # bytes that tell how long a header is
-_MOST_BYTES = 2**31  # of a file; blocks are much smaller
+_BEGIN = 12  # bytes at the beginning that give the header's length
+_MAX_BYTES = 2**31  # of a file; blocks are much smaller
 
 
 class Folder:
@@ -37,35 +37,35 @@ class Folder:
         self.path = path
 
     def groups(self) -> list[str]:
-        """The groups that have a folder."""
+        """The groups that have a folder, sorted."""
         with contextlib.suppress(OSError):
             return sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False))
         return []
 
-    def files(self, group: str) -> list[KeptFile]:
-        """A group's blocks; none where the folder cannot be read."""
+    def files(self, group: str) -> list[StoredFile]:
+        """A group's block files; none where the folder cannot be read."""
         found = ((entry, parse(entry.name)) for entry in self._entries(group))
         return [
-            KeptFile(group, name, status.st_size, status.st_mtime)
+            StoredFile(group, name, status.st_size, status.st_mtime)
             for entry, name in found
             if name is not None and (status := _status(entry)) is not None
         ]
 
-    def all_files(self) -> list[KeptFile]:
-        """The blocks of all groups."""
+    def all_files(self) -> list[StoredFile]:
+        """The block files of all groups."""
         return [file for group in self.groups() for file in self.files(group)]
 
     def read(self, group: str, name: FileName) -> tuple[Record, list[memoryview]]:
-        """A block's header and arrays.
+        """Read a block: its header, and its arrays' bytes.
 
         Raises:
-            OSError: it is not there, or cannot be read.
-            Damaged: it is not what its name says.
+            OSError: the file is missing, or cannot be read.
+            Damaged: the file is not what its name says.
         """
         path = self._path(group, name)
         with path.open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            if size > _MOST_BYTES:
+            if size > _MAX_BYTES:
                 raise Damaged(f"it has {size:,} bytes")
             data = bytearray(size)
             view = memoryview(data)
@@ -78,7 +78,7 @@ class Folder:
         return _named(record, name), buffers
 
     def header(self, group: str, name: FileName) -> Record:
-        """A block's header alone.
+        """Read a block's header alone.
 
         Raises:
             OSError, Damaged: as ``read``.
@@ -88,7 +88,7 @@ class Folder:
             return _named(read_header(begin + file.read(header_bytes(begin) - len(begin)), name.key), name)
 
     def write(self, group: str, name: FileName, record: Record, buffers: Iterable[Buffer]) -> int:
-        """Write a block; the bytes that took.
+        """Write a block; return the bytes written.
 
         Raises:
             OSError: the disk is full, or cannot be written to.
@@ -99,7 +99,7 @@ class Folder:
             return sum(_write_all(file, memoryview(piece)) for piece in pack(record, buffers))
 
     def describe(self, group: str, about: dict[str, Any]) -> None:
-        """Say for people what a group is. Raises OSError."""
+        """Write a group's description for people, unless it has one. Raises OSError."""
         folder = self.path / group
         _make(folder)
         if not (folder / ABOUT).exists():
@@ -107,24 +107,24 @@ class Folder:
                 path.write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def about(self, group: str) -> dict[str, Any]:
-        """What ``describe`` said; empty where nobody has."""
+        """The group's description; empty if it has none."""
         with contextlib.suppress(OSError, ValueError, RecursionError):
             about = json.loads((self.path / group / ABOUT).read_text(encoding="utf-8"))
             return about if isinstance(about, dict) else {}
         return {}
 
     def touch(self, group: str, name: FileName) -> None:
-        """A block was used now."""
+        """Mark a block as used now."""
         with contextlib.suppress(OSError):
             os.utime(self._path(group, name))
 
     def remove(self, group: str, name: FileName) -> None:
-        """Remove a block; that it is gone already is no error."""
+        """Remove a block's file, if it exists."""
         with contextlib.suppress(OSError):
             self._path(group, name).unlink()
 
     def remove_group(self, group: str) -> None:
-        """Remove a group's files, and its folder if nothing else is in it."""
+        """Remove a group's files, and its folder if that is empty then."""
         with contextlib.suppress(OSError):
             for entry in list(self._entries(group)):
                 if _is_ours(entry.name):
@@ -132,7 +132,7 @@ class Folder:
             (self.path / group).rmdir()
 
     def sweep(self, stale: float = _STALE) -> tuple[int, int]:
-        """Remove what writers that died have left, once it is ``stale`` seconds old; how many files, and bytes."""
+        """Remove temporary files older than ``stale`` seconds, whose writers died; return how many files and bytes."""
         count = nbytes = 0
         for group in self.groups():
             for entry in self._entries(group):
@@ -144,7 +144,7 @@ class Folder:
         return count, nbytes
 
     def free_bytes(self) -> int:
-        """Free on its disk. Raises OSError."""
+        """Free bytes on the folder's disk. Raises OSError."""
         return shutil.disk_usage(next(path for path in (self.path, *self.path.parents) if path.exists())).free
 
     def _path(self, group: str, name: FileName) -> Path:
@@ -156,15 +156,15 @@ class Folder:
 
 
 def _make(folder: Path) -> None:
-    """A folder that nobody else on the machine can look into: its files tell what was talked about."""
+    """Make a folder that other users of the machine cannot read: its files reveal the prompts."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 @contextlib.contextmanager
 def _renamed(folder: Path, name: str) -> Iterator[Path]:
-    """A temporary path that becomes ``name`` if all goes well, and nothing if not."""
-    path = folder / f".{name}.{secrets.token_hex(8)}.tmp"  # not of process ids: those come again
+    """A temporary path that is renamed to ``name`` on success and removed on an error."""
+    path = folder / f".{name}.{secrets.token_hex(8)}.tmp"  # random, because process ids recur
     try:
         yield path
         path.replace(folder / name)
@@ -197,7 +197,7 @@ def _is_temporary(name: str) -> bool:
 
 
 def _status(entry: "os.DirEntry[str]") -> os.stat_result | None:
-    """Of a file; nothing else is read or removed."""
+    """The status of a regular file; ``None`` for all else, which is neither read nor removed."""
     with contextlib.suppress(OSError):
         status = entry.stat(follow_symlinks=False)
         return status if stat.S_ISREG(status.st_mode) else None

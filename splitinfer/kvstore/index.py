@@ -1,11 +1,11 @@
-"""Which files there are, which of them hold a block's layers, and which go first when space is short. Pure.
+"""The names of block files, which files hold a block's layers, and which are evicted first. Pure.
 
-A file holds one block's KV of a range of layers, and its name says everything that is needed to plan:
+A file holds one block's KV of a range of layers, and its name has everything that is needed to plan:
 
     key - parent's key - first position - one past the last - first layer - one past the last .kv
 
-Files of different ranges may serve one stage together: after another cut, layers 0 to 11 are in the files of 0 to 7
-and of 8 to 15, if both lie on this machine.
+Files of different ranges may serve one stage together: after the cut has changed, layers 0 to 11 are in the files of 0
+to 7 and of 8 to 15, if both are on this machine.
 """
 
 import re
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from splitinfer.core.kv.block_tree import Key
 
 SUFFIX = ".kv"
-_NUMBER = r"(0|[1-9][0-9]{0,8})"  # as it is written: a file that is listed is found under what its name says
+_NUMBER = r"(0|[1-9][0-9]{0,8})"  # without leading zeros, so that parsing a name and writing it again gives the same
 _NAME = re.compile(rf"([0-9a-f]{{32}})-([0-9a-f]{{32}})-{_NUMBER}-{_NUMBER}-{_NUMBER}-{_NUMBER}\.kv")
 
 
@@ -36,7 +36,7 @@ class FileName:
 
 
 def parse(name: str) -> FileName | None:
-    """What a file's name says; ``None`` for a file that is none of ours.
+    """Parse a file's name; ``None`` for a file that is no block.
 
     >>> name = FileName(b"k" * 16, b"p" * 16, 256, 300, 0, 8)
     >>> parse(str(name)) == name, parse("notes.txt")
@@ -52,8 +52,8 @@ def parse(name: str) -> FileName | None:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptFile:
-    """A file in the folder of ``group``: ``nbytes`` long, last used at ``used``, in seconds."""
+class StoredFile:
+    """A file in the folder of ``group``: ``nbytes`` long, last used at ``used``, in seconds since the epoch."""
 
     group: str
     name: FileName
@@ -80,40 +80,40 @@ def covering(names: Iterable[FileName], first: int, last: int) -> tuple[FileName
     return tuple(chosen)
 
 
-def lineage(files: Iterable[KeptFile], group: str, key: Key) -> set[KeptFile]:
-    """The files of a block, and of all before it."""
-    of_key: dict[Key, list[KeptFile]] = defaultdict(list)
+def lineage(files: Iterable[StoredFile], group: str, key: Key) -> set[StoredFile]:
+    """The files of a block and of all blocks before it."""
+    of_key: dict[Key, list[StoredFile]] = defaultdict(list)
     for file in files:
         if file.group == group:
             of_key[file.name.key].append(file)
-    found: set[KeptFile] = set()
+    found: set[StoredFile] = set()
     while own := of_key.pop(key, None):
         found.update(own)
         key = own[0].name.parent
     return found
 
 
-def surplus(files: Sequence[KeptFile], cap: int) -> list[KeptFile]:
-    """Files that have to go so that the rest is at most ``cap`` bytes, in the order in which they go.
+def surplus(files: Sequence[StoredFile], cap: int) -> list[StoredFile]:
+    """The files to evict so that the rest is at most ``cap`` bytes, in the order of eviction.
 
-    The least recently used go first; a block counts as used when one after it is, for it is of no use without
-    those before it, and of one age the later positions go first.
+    The least recently used go first. A block counts as used when one after it is, because that one needs it; of equally
+    old blocks the later positions go first.
     """
     over = sum(file.nbytes for file in files) - cap
     if over <= 0:
         return []
     used = _last_uses(files)
-    going: list[KeptFile] = []
+    evicted: list[StoredFile] = []
     for file in sorted(files, key=lambda file: (used[file.group, file.name.key], -file.name.start)):
         if over <= 0:
             break
-        going.append(file)
+        evicted.append(file)
         over -= file.nbytes
-    return going
+    return evicted
 
 
-def _last_uses(files: Iterable[KeptFile]) -> dict[tuple[str, Key], float]:
-    """When each block, or one after it, was used last."""
+def _last_uses(files: Iterable[StoredFile]) -> dict[tuple[str, Key], float]:
+    """When each block, or one after it, was last used."""
     used: dict[tuple[str, Key], float] = defaultdict(float)
     for file in sorted(files, key=lambda file: -file.name.start):
         own = used[file.group, file.name.key] = max(used[file.group, file.name.key], file.used)

@@ -1,17 +1,17 @@
-"""The KV folder as a person sees it: what is in it, taking something out, cleaning up."""
+"""The KV folder for a person: lists what is in it, removes KV, cleans up."""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from splitinfer.kvstore.files import Folder
-from splitinfer.kvstore.index import KeptFile, surplus
+from splitinfer.kvstore.index import StoredFile, surplus
 from splitinfer.kvstore.record import Damaged
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """One model's files of one range of layers. ``used``: seconds since the last one was used."""
+    """One group's files of one range of layers. ``used``: seconds since one of them was last used."""
 
     group: str
     model: str
@@ -25,8 +25,8 @@ class GroupFigures:
 
 @dataclass(frozen=True, slots=True)
 class Cleaned:
-    """What was removed: files that were damaged, had lost the blocks before them, were left half-written, or were over
-    the cap; and their bytes."""
+    """How many files were removed, and their bytes. ``orphans``: files without the blocks before them. ``unfinished``:
+    left half-written. ``surplus``: over the cap."""
 
     damaged: int
     orphans: int
@@ -36,14 +36,14 @@ class Cleaned:
 
 
 def look(path: Path) -> list[GroupFigures]:
-    """What is in the folder, the last used first."""
+    """List what is in the folder, the last used first."""
     folder, now = Folder(path), time.time()
     found: list[GroupFigures] = []
     for group in folder.groups():
         about = folder.about(group)
         model = str(about.get("model", "unknown"))
         arithmetic = f"{about.get('dtype', '?')}, {about.get('device', '?')}"
-        by_layers: dict[tuple[int, int], list[KeptFile]] = {}
+        by_layers: dict[tuple[int, int], list[StoredFile]] = {}
         for file in folder.files(group):
             by_layers.setdefault((file.name.first, file.name.last), []).append(file)
         found += [
@@ -63,7 +63,8 @@ def look(path: Path) -> list[GroupFigures]:
 
 
 def remove(path: Path, model: str | None) -> tuple[int, int]:
-    """Remove the KV of one model (its name, or a group's), or all of it; files and bytes removed."""
+    """Remove the KV of one model (its name, or a group's), or with ``None`` all of it. Returns the number of files and
+    of bytes removed."""
     folder = Folder(path)
     files = nbytes = 0
     for group in folder.groups():
@@ -75,7 +76,7 @@ def remove(path: Path, model: str | None) -> tuple[int, int]:
 
 
 def clean(path: Path, cap_bytes: int) -> Cleaned:
-    """Read every file, and remove what is of no use."""
+    """Read every file; remove those that cannot be used, and the least recently used beyond ``cap_bytes``."""
     folder = Folder(path)
     damaged, orphans, nbytes = 0, 0, 0
     for group in folder.groups():
@@ -93,20 +94,20 @@ def clean(path: Path, cap_bytes: int) -> Cleaned:
     return Cleaned(damaged, orphans, unfinished, len(over), nbytes + left + sum(file.nbytes for file in over))
 
 
-def _is_damaged(folder: Folder, file: KeptFile) -> bool:
+def _is_damaged(folder: Folder, file: StoredFile) -> bool:
     try:
         folder.read(file.group, file.name)
     except Damaged:
         return True
-    except OSError:  # gone meanwhile, or not readable by us: not ours to judge
+    except OSError:  # removed meanwhile, or not readable by this user: not known to be damaged
         return False
     return False
 
 
-def _orphans(files: list[KeptFile]) -> list[KeptFile]:
-    """Files whose tokens come after others that no file has any more."""
+def _orphans(files: list[StoredFile]) -> list[StoredFile]:
+    """Files of blocks whose predecessors have no file."""
     keys = {file.name.key for file in files if file.name.start == 0}
-    orphans: list[KeptFile] = []
+    orphans: list[StoredFile] = []
     for file in sorted(files, key=lambda file: file.name.start):
         if file.name.start == 0 or file.name.parent in keys:
             keys.add(file.name.key)

@@ -1,4 +1,4 @@
-"""One block as bytes.
+"""The file format of a block.
 
     magic, with the format's version    8 bytes
     the header's length                 4 bytes, little-endian
@@ -6,10 +6,9 @@
     the arrays' bytes, one after another, row-major
     CRC-32 of all before                4 bytes, little-endian
 
-A block's key is a hash of its tokens and its parent's key, so a header proves by itself that it belongs to the key it
-was found under. The checksum finds what happened to the file since: any one damaged place of up to 32 bits for sure,
-and all but one in four billion of others. It is not there to find malice: who may write to the folder may also write
-a right checksum.
+A block's key is a hash of its tokens and its parent's key, so a header proves by itself that it belongs to its key. The
+checksum detects damage: any one burst of up to 32 bits for certain, and all but one in four billion of others. It does
+not detect malice: a program that may write to the folder may also write a valid checksum.
 """
 
 import struct
@@ -27,8 +26,8 @@ from splitinfer.core.plan import TensorSpec
 
 MAGIC = b"sikv\x00\x00\x00\x01"
 _LENGTH = struct.Struct("<I")
-_MOST_HEADER = 2**22
-_MOST_AXES, _MOST_ALONG = 8, 2**40
+_MAX_HEADER = 2**22
+_MAX_AXES, _MAX_LENGTH = 8, 2**40
 _ITEM_BYTES = {
     "bool_": 1, "bool": 1, "uint8": 1, "int8": 1, "uint16": 2, "int16": 2, "float16": 2, "bfloat16": 2,
     "uint32": 4, "int32": 4, "float32": 4, "uint64": 8, "int64": 8, "float64": 8, "complex64": 8,
@@ -36,13 +35,13 @@ _ITEM_BYTES = {
 
 
 class Damaged(Exception):
-    """A file that is no block, or no longer one; the reason in a few words."""
+    """A file is no block, or no longer one; the text is the reason, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a block holds of one cache: ``slot`` names the cache; the arrays of positions [start, end) if ``by_token``,
-    else the state at ``end``."""
+    """A block's part of one cache, which ``slot`` names: with ``by_token`` the arrays of positions [start, end), else
+    the state at ``end``."""
 
     slot: tuple[int, ...]
     by_token: bool
@@ -62,17 +61,17 @@ class Record:
 
     @property
     def key(self) -> Key:
-        """What it is found under."""
+        """The block's key."""
         return chained(self.parent, self.tokens)
 
     @property
     def kept(self) -> DiskBlock:
-        """The block as the index knows it."""
+        """The block as the coordinator's prefix cache takes it."""
         return DiskBlock(self.parent, self.tokens)
 
     @property
     def end(self) -> int:
-        """One past its last position."""
+        """One past the last position."""
         return self.start + len(self.tokens)
 
 
@@ -81,7 +80,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 def pack(record: Record, buffers: Iterable[Buffer]) -> Iterable[Buffer]:
-    """The pieces of a file, in order. ``buffers``: the arrays of all parts in order."""
+    """Yield the pieces of a file, in order. ``buffers``: the arrays of all parts, in order."""
     header = bytes(msgpack.packb(_RECORD.dump_python(record)))
     begin = MAGIC + _LENGTH.pack(len(header)) + header
     checksum = zlib.crc32(begin)
@@ -93,10 +92,10 @@ def pack(record: Record, buffers: Iterable[Buffer]) -> Iterable[Buffer]:
 
 
 def unpack(data: Buffer, key: Key) -> tuple[Record, list[memoryview]]:
-    """A file's header, and the arrays of all parts in order, not copied.
+    """Read a file's header and the arrays of all parts, in order, without copying.
 
     Raises:
-        Damaged: it is not the block of that key, whole and unchanged.
+        Damaged: the data is not the block of that key, whole and unchanged.
     """
     view = memoryview(data)
     record = read_header(view, key)
@@ -114,24 +113,24 @@ def unpack(data: Buffer, key: Key) -> tuple[Record, list[memoryview]]:
 
 
 def header_bytes(begin: Buffer) -> int:
-    """Bytes from the file's begin to the end of its header, told by its first 12.
+    """The offset of the header's end in the file, from the file's first 12 bytes.
 
     Raises:
-        Damaged: it is no such file.
+        Damaged: the file is no block of this format.
     """
     if len(begin) < len(MAGIC) + _LENGTH.size or bytes(begin[: len(MAGIC)]) != MAGIC:
         raise Damaged("it is no block of this format")
     (length,) = _LENGTH.unpack_from(begin, len(MAGIC))
-    if length > _MOST_HEADER:
+    if length > _MAX_HEADER:
         raise Damaged("its header is too long")
     return len(MAGIC) + _LENGTH.size + int(length)
 
 
 def read_header(begin: Buffer, key: Key) -> Record:
-    """The header of the file that begins so.
+    """Read the header of a file, given at least the bytes up to the header's end.
 
     Raises:
-        Damaged: it is no header, or that of another block.
+        Damaged: they are no header, or that of another block.
     """
     end = header_bytes(begin)
     try:
@@ -146,6 +145,6 @@ def read_header(begin: Buffer, key: Key) -> Record:
 
 def _bytes_of(spec: TensorSpec) -> int:
     item = _ITEM_BYTES.get(spec.dtype)
-    if item is None or len(spec.shape) > _MOST_AXES or not all(0 <= n <= _MOST_ALONG for n in spec.shape):
+    if item is None or len(spec.shape) > _MAX_AXES or not all(0 <= n <= _MAX_LENGTH for n in spec.shape):
         raise Damaged(f"it holds an impossible array: {spec.dtype[:20]!r}, {len(spec.shape)} axes")
     return item * prod(spec.shape)

@@ -1,11 +1,11 @@
 """One stage's blocks on disk.
 
-Reading happens when it is asked for, in the asker's thread: the step that asks has nothing better to do. Writing is
-done behind, by a thread of its own, in the order of the orders:
+A block is read at once, in the caller's thread, because the step that fetches it needs it. Blocks are written in the
+background, by a thread that carries out the commands in their order:
 
-    put, touch, erase -> queue -> [ make room, write, rename ] -> told of by ``written``
+    put, touch, erase -> queue -> [ make room, write, rename ] -> reported by ``written``
 
-What goes wrong there is one line of the log, and the block is not told of; so nobody will ask for it.
+A failure there is logged in one line, and the block is not reported, so it will not be fetched.
 """
 
 import logging
@@ -20,23 +20,23 @@ from typing import TypeVar
 
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.kvstore.files import Folder
-from splitinfer.kvstore.index import FileName, KeptFile, covering, lineage, surplus
+from splitinfer.kvstore.index import FileName, StoredFile, covering, lineage, surplus
 from splitinfer.kvstore.record import Buffer, Damaged, Record
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-_MOST_BEHIND = 2**30  # bytes that may wait to be written: they are kept in memory
-_MOST_OFFERED = 10_000  # blocks; the first stage reads the header of each when it starts
-_MORE = 20  # of the cap, the part that goes beyond what has to
-_LOOK_EVERY = 60.0  # seconds between looks at what other processes have put into the folder
-_MOST_OF_DISK = 0.5  # that the folder takes of what would be free without it
+_MAX_QUEUED_BYTES = 2**30  # that wait to be written, in memory
+_MAX_OFFERED = 10_000  # blocks; the first stage reads the header of each when it starts
+_EXTRA = 20  # evict this fraction of the cap (1/20) more than necessary
+_SCAN_EVERY = 60.0  # seconds between scans for what other processes have put into the folder
+_MAX_SHARE = 0.5  # of what would be free on the disk without the folder
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """Where a machine keeps KV, and how many bytes at most."""
+    """Where a machine stores KV, and at most how many bytes."""
 
     path: Path
     cap_bytes: int
@@ -51,10 +51,10 @@ class Found:
 
 
 class KVStore:
-    """Layers [first, last) of the blocks of one ``group``. ``about`` says for people what that is.
+    """The blocks of one ``group``, of each the ``layers`` [first, last). ``about`` describes the group for people.
 
-    ``offer``, ``get``, ``put``, ``touch``, ``erase`` and ``written`` never wait for the disk to be written, and never
-    raise because of it.
+    ``offer``, ``get``, ``put``, ``touch``, ``erase`` and ``written`` never wait for a write, and never raise because of
+    the disk.
     """
 
     def __init__(self, disk: Disk, group: str, layers: tuple[int, int], about: dict[str, str]) -> None:
@@ -64,26 +64,26 @@ class KVStore:
         self._lock = threading.Lock()  # for the three below
         self._names: dict[Key, set[FileName]] = defaultdict(set)
         self._written: list[Key] = []
-        self._bytes_behind = 0
-        self._total, self._looked = 0, float("-inf")  # bytes of all groups, and when that was counted
-        self._has_complained = False
-        self._orders: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._queued_bytes = 0
+        self._total, self._scanned = 0, float("-inf")  # bytes of all groups, and when they were counted
+        self._has_warned = False
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="kv-writer", daemon=True)
         self._thread.start()
 
-    # -- what there is -------------------------------------------------------------------------
+    # -- stored blocks -------------------------------------------------------------------------
 
     def offer(self) -> tuple[Key, ...]:
-        """The keys of the blocks of which all own layers are here, the last used first."""
+        """The keys of the blocks whose layers are all on this disk, the last used first."""
         names: dict[Key, set[FileName]] = defaultdict(set)
-        with self._lock:  # what is written meanwhile is added afterwards
+        with self._lock:  # the writer adds its files afterwards
             files = self._folder.files(self._group)
             for file in files:
                 names[file.name.key].add(file.name)
             self._names = names
             last_first = sorted(files, key=lambda file: -file.used)
             keys = dict.fromkeys(file.name.key for file in last_first)
-            return tuple(key for key in keys if self._covering(names[key]) is not None)[:_MOST_OFFERED]
+            return tuple(key for key in keys if self._covering(names[key]) is not None)[:_MAX_OFFERED]
 
     def headers(self, keys: Iterable[Key]) -> list[Record]:
         """The headers of these blocks, as far as they can be read."""
@@ -97,7 +97,7 @@ class KVStore:
         return found
 
     def get(self, key: Key) -> list[Found] | None:
-        """The files that hold a block's own layers together; ``None`` if they are not all here."""
+        """Read the files that together hold a block's layers; ``None`` if one is missing or damaged."""
         found: list[Found] = []
         for name in self._covering(self._names_of(key)) or ():
             read = self._read(name, lambda name: self._folder.read(self._group, name))
@@ -108,54 +108,54 @@ class KVStore:
         return found or None
 
     def written(self) -> tuple[Key, ...]:
-        """The keys that have come to the disk since this was asked last."""
+        """The keys of the blocks written since the last call."""
         with self._lock:
-            said, self._written = tuple(self._written), []
-        return said
+            written, self._written = tuple(self._written), []
+        return written
 
-    # -- orders --------------------------------------------------------------------------------
+    # -- commands ------------------------------------------------------------------------------
 
     def put(self, record: Record, buffers: Sequence[Buffer]) -> None:
-        """Write a block's own layers behind, unless they are there. ``buffers`` are not changed any more, and kept
-        until then. Where the block before it is not there it is of no use, and not written."""
+        """Write a block's layers in the background, unless they are on the disk. ``buffers`` must not change any more.
+        A block whose predecessor is not on the disk could not be used, and is not written."""
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if len(record.parent) != KEY_BYTES:
             log.warning("a block of KV is not written to disk: its parent's key is none of ours")
             return
         with self._lock:
-            if self._bytes_behind + size > _MOST_BEHIND:
-                log.info("a block of KV is not written to disk: %d bytes wait already", self._bytes_behind)
+            if self._queued_bytes + size > _MAX_QUEUED_BYTES:
+                log.info("a block of KV is not written to disk: %d bytes wait already", self._queued_bytes)
                 return
-            self._bytes_behind += size
-        self._orders.put(lambda: self._put(record, buffers, size))
+            self._queued_bytes += size
+        self._commands.put(lambda: self._put(record, buffers, size))
 
     def touch(self, keys: Sequence[Key]) -> None:
-        """These blocks were used just now."""
-        self._orders.put(lambda: self._for_each(keys, self._folder.touch))
+        """Mark these blocks as used now."""
+        self._commands.put(lambda: self._for_each(keys, self._folder.touch))
 
     def erase(self, keys: Sequence[Key]) -> None:
-        """Nobody will ask for these blocks again."""
-        self._orders.put(lambda: self._for_each(keys, self._remove))
+        """Remove blocks that will not be fetched again."""
+        self._commands.put(lambda: self._for_each(keys, self._remove))
 
     def flush(self, seconds: float) -> bool:
-        """Wait for what was ordered; whether it was done by then."""
+        """Wait at most ``seconds`` for the commands so far; whether they are done."""
         done = threading.Event()
-        self._orders.put(done.set)
+        self._commands.put(done.set)
         return done.wait(seconds)
 
     def close(self, seconds: float) -> None:
-        """Let the orders be carried out, for so long, and end."""
-        self._orders.put(None)
+        """Carry out the queued commands, for at most ``seconds``, and end."""
+        self._commands.put(None)
         self._thread.join(seconds)
 
     # -- the writer ----------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while (order := self._orders.get()) is not None:
+        while (command := self._commands.get()) is not None:
             try:
-                order()
+                command()
             except Exception:
-                log.exception("an order to the KV folder failed")
+                log.exception("a command to the KV folder failed")
 
     def _put(self, record: Record, buffers: Sequence[Buffer], size: int) -> None:
         name = FileName(record.key, record.parent, record.start, record.end, self._first, self._last)
@@ -166,45 +166,45 @@ class KVStore:
                     return
                 self._make_room(size, record.parent)
                 self._total += self._folder.write(self._group, name, record, buffers)
-                self._has_complained = False
+                self._has_warned = False
                 with self._lock:
                     self._names[name.key].add(name)
         except OSError as error:
-            self._complain(f"KV cannot be kept in {self._folder.path}: {error.strerror or error}")
+            self._warn_once(f"KV cannot be stored in {self._folder.path}: {error.strerror or error}")
             return
         finally:
             with self._lock:
-                self._bytes_behind -= size
+                self._queued_bytes -= size
         with self._lock:
             self._written.append(name.key)
 
     def _make_room(self, size: int, parent: Key) -> None:
-        """Let the least recently used files go, whoever's, so that ``size`` bytes more are within the cap; those of
-        ``parent`` and before it stay, or what is to be written would be of no use."""
+        """Evict the least recently used files of all groups, so that ``size`` bytes more are within the cap. The files
+        of ``parent`` and of the blocks before it stay, because the new block needs them."""
         now = time.monotonic()
-        if now - self._looked > _LOOK_EVERY:
+        if now - self._scanned > _SCAN_EVERY:
             self._folder.sweep()
             self._folder.describe(self._group, self._about)
             self._total = sum(file.nbytes for file in self._folder.all_files())
-            self._looked = now
-        cap = min(self._cap, int((self._total + self._folder.free_bytes()) * _MOST_OF_DISK))
+            self._scanned = now
+        cap = min(self._cap, int((self._total + self._folder.free_bytes()) * _MAX_SHARE))
         if size > cap:
-            raise OSError(f"a block takes {size:,} bytes, and there is place for {cap:,}")
+            raise OSError(f"a block takes {size:,} bytes, and there is room for {cap:,}")
         if self._total + size <= cap:
             return
         files = self._folder.all_files()
-        staying = lineage(files, self._group, parent)
-        left = cap - size - sum(file.nbytes for file in staying)
+        protected = lineage(files, self._group, parent)
+        left = cap - size - sum(file.nbytes for file in protected)
         if left < 0:
-            raise OSError("what comes before a block takes all the place there is")
-        # Some more than needs be: to look through the folder takes longer the more there is in it.
-        going = surplus([file for file in files if file not in staying], max(0, left - cap // _MORE))
-        for file in going:
+            raise OSError("the blocks before it take all the room there is")
+        # Some more than necessary, because every scan of a large folder takes long.
+        evicted = surplus([file for file in files if file not in protected], max(0, left - cap // _EXTRA))
+        for file in evicted:
             self._folder.remove(file.group, file.name)
             self._forget(file)
-        self._total = sum(file.nbytes for file in files) - sum(file.nbytes for file in going)
+        self._total = sum(file.nbytes for file in files) - sum(file.nbytes for file in evicted)
 
-    def _forget(self, file: KeptFile) -> None:
+    def _forget(self, file: StoredFile) -> None:
         if file.group == self._group:
             with self._lock:
                 self._names[file.name.key].discard(file.name)
@@ -219,11 +219,11 @@ class KVStore:
         with self._lock:
             self._names[name.key].discard(name)
 
-    def _complain(self, sentence: str) -> None:
-        """Once, until it works again."""
-        if not self._has_complained:
+    def _warn_once(self, sentence: str) -> None:
+        """Log a warning, once until a write succeeds again."""
+        if not self._has_warned:
             log.warning("%s; it is kept in memory only", sentence)
-        self._has_complained = True
+        self._has_warned = True
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -238,14 +238,14 @@ class KVStore:
         return covering(names, self._first, self._last)
 
     def _read(self, name: FileName, read: Callable[[FileName], T]) -> T | None:
-        """What ``read`` makes of a file; a damaged one goes, and so does one that is not there, from the list."""
+        """Apply ``read`` to a file; ``None`` if it is damaged, and then removed, or missing, and then forgotten."""
         try:
             return read(name)
         except Damaged as error:
-            log.warning("the file of KV %s is damaged, and removed: %s", name, error)
+            log.warning("the KV file %s is damaged, and removed: %s", name, error)
             self._remove(self._group, name)
         except OSError as error:
-            log.info("the file of KV %s cannot be read: %s", name, error.strerror or error)
+            log.info("the KV file %s cannot be read: %s", name, error.strerror or error)
             with self._lock:
                 self._names[name.key].discard(name)
         return None

@@ -1,10 +1,10 @@
-"""The library's door: a model on several machines, as one object.
+"""The library's entry point: a model on several machines, as one object.
 
     with splitinfer.LLM("demo.yaml") as llm:
         outs = llm.generate(["Once upon a time", [5, 9, 13]], splitinfer.SamplingParams(max_tokens=64))
 
-Text is tokenized in the caller's thread; everything else happens on the engine's, which is the only one
-that touches MLX. Requests may be submitted from any thread.
+Text is tokenized in the caller's thread; everything else happens on the engine's, which is the only one that uses MLX.
+Requests may be submitted from any thread.
 """
 
 import itertools
@@ -53,13 +53,13 @@ class LLM:
 
     Args:
         layout: a Layout, a mapping with a layout's keys, or a path or name of a layout file.
-        model: a model for a layout that names none, or another one than it names.
+        model: the model's folder or hub name, in place of the one that the layout names.
         settings: how it is run.
         notice: called with a stage's name and its progress while loading, from several threads.
-        drafter: makes another drafter than the layout's, on the thread that will ask it; for measurements.
+        drafter: makes another drafter than the layout's, on the engine's thread; for measurements.
 
     Raises:
-        SplitinferError: the layout, the model or a worker cannot be used; one sentence says why.
+        SplitinferError: the layout, the model or a worker cannot be used; the text says why in one sentence.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LLM:
         self.settings = settings or Settings()
         self.layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
-        """The options of serving in force."""
+        """The serving options in force."""
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
         try:
@@ -110,26 +110,26 @@ class LLM:
 
     @property
     def context_length(self) -> int:
-        """Tokens a prompt and its answer may have together."""
+        """The most tokens of a prompt and its answer together."""
         return self.settings.context_of(self._checkpoint.context_length)
 
     @cached_property
     def recommended_sampling(self) -> Recommended:
-        """The sampling values that the model's makers recommend in its ``generation_config.json``, if any. Values that
-        cannot be used are left out, and a warning is logged when this is first asked for."""
+        """The sampling values that the model recommends in its ``generation_config.json``, if any. Values that cannot
+        be used are left out, and a warning is logged on the first access."""
         return read_recommended(self._checkpoint.folder)
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """``SamplingParams()`` with the values that the model's makers recommend in place of the library's.
+        """``SamplingParams()`` with the values that the model recommends in place of the library's.
 
-        Requests do not take it by themselves: without parameters they are greedy, and exactly repeatable.
+        Requests do not use it by default: without parameters they are greedy, and exactly repeatable.
         """
         return self.recommended_sampling.params
 
     @property
     def kv_budget(self) -> KVBudget:
-        """The stages' memory for KV."""
+        """The memory for KV on each stage."""
         return self._engine.scheduler.config.kv or KVBudget()
 
     # -- requests ----------------------------------------------------------------------------
@@ -137,28 +137,28 @@ class LLM:
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
-        """Answer prompts (texts or token ids), one output each, in their order.
+        """Answer prompts (texts or token ids); return one output for each, in their order.
 
         ``params``: one for all, or one for each.
 
         Raises:
             RequestError: a prompt is empty, too long, or has ids outside the vocabulary.
-            SplitinferError: the pipeline has failed before.
+            SplitinferError: the pipeline has failed, or was closed.
         """
-        several = as_prompts(prompts)
-        each = as_params(params, len(several))
+        all_prompts = as_prompts(prompts)
+        all_params = as_params(params, len(all_prompts))
         requests: list[Request] = []
         try:
-            for prompt, p in zip(several, each, strict=True):
+            for prompt, p in zip(all_prompts, all_params, strict=True):
                 requests.append(self._submit_when_there_is_room(prompt, p, requests))
             return [request.result() for request in requests]
-        except BaseException:  # Ctrl-C, mostly: what nobody will read must not go on
+        except BaseException:  # mostly KeyboardInterrupt: requests that will not be read must end
             for request in requests:
                 request.abort()
             raise
 
     def _submit_when_there_is_room(self, prompt: Prompt, params: SamplingParams, before: list[Request]) -> Request:
-        """Any number of prompts may be given at once: where the queue is full, the answers before it are waited for."""
+        """Submit a prompt; while the queue is full, wait for the answers ``before`` it."""
         unread = (request for request in before if request.output.finish_reason is None)
         while True:
             try:
@@ -172,7 +172,7 @@ class LLM:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
     ) -> Iterator[StreamEvent]:
-        """Answer one prompt, event by event. Closing the iterator aborts the request."""
+        """Answer one prompt; yield its events as tokens arrive. Closing the iterator aborts the request."""
         return RequestEvents(self.submit(prompt, params, session=session))
 
     def submit(
@@ -185,16 +185,16 @@ class LLM:
         timeout: float | None = None,
         flight: Flight | None = None,
     ) -> Request:
-        """Hand one prompt in and return at once.
+        """Submit one prompt and return at once.
 
-        ``session``: a name under which what the request leaves can be forgotten (``forget``). ``priority``:
-        higher goes first where not all can go at once. ``timeout``: seconds after which it is ended with "abort",
-        wherever it is; of equal priority, whoever has less time goes first. ``flight``: how its drafts go, if not as
-        the settings say.
+        ``session``: a name by which the KV that the request leaves in the cache can be freed (``forget``).
+        ``priority``: requests with a higher one are admitted first, and preempted last. ``timeout``: seconds after
+        which the request is aborted; of equal priority, the one with less time left goes first. ``flight``: how its
+        drafts are scheduled, in place of the settings' way.
 
         Raises:
             RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit.
-            QueueFull: as many requests wait as may wait; try again later.
+            QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
         params = params or SamplingParams()
@@ -225,53 +225,57 @@ class LLM:
         return self._prompts.encode(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A conversation as the model's chat template writes it, up to the assistant's next words.
+        """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
 
-        Each message has ``role`` and ``content``; an answer may have its ``token_ids``, so that what was generated
-        needs not be computed again if the tokenizer would cut its text in another way.
+        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
+        even if the tokenizer would split its text in another way.
+
+        Raises:
+            ModelError: the model's folder has no tokenizer.
+            RequestError: the template refuses the messages.
         """
         return self._prompts.encode_chat(messages)
 
     @property
     def dials(self) -> ServingOptions:
-        """The old name of ``serving_options``, for one release."""
+        """Deprecated name of ``serving_options``."""
         warnings.warn("LLM.dials is called LLM.serving_options now", DeprecationWarning, stacklevel=2)
         return self.serving_options
 
     def forget(self, session: str) -> None:
-        """Free what a session keeps."""
+        """Free the cached KV of a session's requests."""
         self._engine.drop_session(session)
 
     def tune(self, **serving_options: Any) -> None:
-        """Change options of serving (``Settings``) while requests are under way: from the next step on, and with no
-        token changed. ``None`` puts one back to its default.
+        """Change serving options (``Settings``) while requests are under way. They hold from the next step on, and
+        change no token. ``None`` restores a default.
 
         Raises:
-            ConfigError: there is no such option, or the value is out of its range.
+            ConfigError: there is no such option, or the value is out of range.
         """
         known = [each.name for each in fields(ServingOptions)]
         unknown = next((name for name in serving_options if name not in known), None)
         if unknown is not None:
             raise ConfigError(f"there is no option {unknown!r}; there are {', '.join(known)}")
         try:
-            turned = replace(self.serving_options, **serving_options)
+            changed = replace(self.serving_options, **serving_options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{error}") from error
-        budget = token_budget_of(turned, (ready.device for ready in self._engine.pipeline.ready))
-        self._engine.tune(turned.policy_config, budget, turned.max_running or MAX_RUNNING)
-        self.serving_options = turned
+        budget = token_budget_of(changed, (ready.device for ready in self._engine.pipeline.ready))
+        self._engine.tune(changed.policy_config, budget, changed.max_running or MAX_RUNNING)
+        self.serving_options = changed
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as a plain dictionary; ``docs/metrics.md`` explains each.
 
-        ``reset``: what is under "window" begins anew after this; the counters never do.
+        ``reset``: begin a new "window" after this; counters are never reset.
         """
         return self._engine.stats(reset=reset)
 
     # -- ending ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all requests and all stages; local workers are gone afterwards. At most about 2 seconds."""
+        """End all requests, all links and the local workers. At most about 2 seconds."""
         if hasattr(self, "_engine"):
             self._engine.close(timeout=1.0)
         if self._trace is not None:

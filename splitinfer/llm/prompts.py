@@ -1,7 +1,8 @@
 """Prompts as token ids, and token ids as text, for one model.
 
-A tokenizer of Hugging Face's is for one thread at a time, and callers come on any thread: a lock is taken for every
-use, detokenizing included."""
+A Hugging Face tokenizer must not be used by several threads at once, but callers use any thread. So every use holds a
+lock, detokenizing included.
+"""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from splitinfer.text.tokenizer import Tokenizer
 
 
 def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
-    """The model's tokenizer; ``None`` where the folder has none, which leaves token ids."""
+    """Load the model's tokenizer; ``None`` where the folder has none, so that prompts must be token ids."""
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).exists() for name in names):
         return None
@@ -24,7 +25,7 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
 
 
 class PromptEncoder:
-    """``tokenizer``: the model's; ``None`` where its folder has none, which leaves token ids."""
+    """Encodes and checks prompts. ``tokenizer``: the model's; ``None`` where its folder has none."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint, self._lock = checkpoint, threading.Lock()
@@ -40,17 +41,21 @@ class PromptEncoder:
             return self._need_tokenizer().encode(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """A conversation as the model's chat template writes it, up to the assistant's next words.
+        """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
 
-        Each message has ``role`` and ``content``; an answer may have its ``token_ids``, so that what was generated
-        needs not be computed again if the tokenizer would cut its text in another way.
+        Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
+        even if the tokenizer would split its text in another way.
+
+        Raises:
+            ModelError: the model's folder has no tokenizer.
+            RequestError: the template refuses the messages.
         """
         with self._lock:
             return self._need_tokenizer().encode_chat(messages)
 
     @property
     def vocab_size(self) -> int:
-        """Tokens that may be sampled."""
+        """The number of tokens that may be sampled."""
         return self.tokenizer.vocab_size if self.tokenizer is not None else self._num_embeddings
 
     @property
@@ -58,7 +63,7 @@ class PromptEncoder:
         return self._checkpoint.vocab_size or 2**31 - 1
 
     def check(self, tokens: list[int], context_length: int) -> None:
-        """Refuse a prompt that the model cannot answer.
+        """Check a prompt.
 
         Raises:
             RequestError: it is empty, too long, or has ids outside the vocabulary.
@@ -76,7 +81,7 @@ class PromptEncoder:
             raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
 
     def end_tokens(self, params: SamplingParams) -> frozenset[int]:
-        """The tokens with which an answer ends."""
+        """The tokens that end an answer."""
         stops = frozenset(params.stop_token_ids)
         if params.ignore_eos:
             return stops
@@ -87,7 +92,7 @@ class PromptEncoder:
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def detokenizer(self) -> Detokenizing | None:
-        """For one answer; may be used from any thread. ``None`` without a tokenizer."""
+        """A detokenizer for one answer, for any thread; ``None`` without a tokenizer."""
         if self.tokenizer is None:
             return None
         return _Locked(self.tokenizer.detokenizer(), self._lock)
@@ -99,7 +104,7 @@ class PromptEncoder:
 
 
 class _Locked:
-    """A detokenizer that shares its tokenizer with other threads."""
+    """A detokenizer that holds the tokenizer's lock while it decodes."""
 
     def __init__(self, inner: Detokenizing, lock: threading.Lock) -> None:
         self._inner, self._lock = inner, lock

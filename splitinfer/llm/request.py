@@ -1,4 +1,4 @@
-"""One request as its reader holds it, and what may be asked of one."""
+"""A request as its reader holds it, and the checks of a request's arguments."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,15 +12,15 @@ Prompt = str | Sequence[int]
 
 
 class Request:
-    """One request under way. Iterate over it, or ask for its ``result``; either, once."""
+    """One request under way. Iterate over its events, or wait for its ``result``; either, once."""
 
     def __init__(self, state: RequestState, engine: Engine) -> None:
         self._state, self._engine = state, engine
         self.output = RequestOutput(state.sequence.num_prompt_tokens)
-        """What has been read so far."""
+        """The output read so far."""
 
     def __iter__(self) -> Iterator[StreamEvent]:
-        """Events as tokens arrive; the last one has a ``finish_reason``. Leaving early aborts the request."""
+        """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
         try:
             while self.output.finish_reason is None:
                 event = self._state.events.get()
@@ -33,18 +33,18 @@ class Request:
                 self.abort()
 
     def result(self) -> RequestOutput:
-        """Wait for the end. A request that could not go on has ``finish_reason`` "error" and keeps its tokens."""
+        """Wait for the end. A request that failed has ``finish_reason`` "error", and the tokens it had."""
         for _ in self:
             pass
         return self.output
 
     def abort(self) -> None:
-        """End it where it is, on all stages; it finishes with "abort"."""
+        """End the request on all stages; its ``finish_reason`` becomes "abort"."""
         self._engine.abort(self._state.seq_id)
 
 
 class RequestEvents(Iterator[StreamEvent]):
-    """A request's events; whoever drops it, even unread, aborts the request."""
+    """A request's events. Dropping this iterator, even unread, aborts the request."""
 
     def __init__(self, request: Request) -> None:
         self._request, self._events = request, iter(request)
@@ -62,10 +62,10 @@ class RequestEvents(Iterator[StreamEvent]):
 
 
 def check_handling(session: str | None, priority: int, timeout: float | None) -> None:
-    """Refuse here what would fail in the engine's thread, and every request with it.
+    """Check arguments that would otherwise fail on the engine's thread, and every request with it.
 
     Raises:
-        RequestError: a value of the wrong kind, or out of its range.
+        RequestError: a value has the wrong type, or is out of range.
     """
     if session is not None and not isinstance(session, str):
         raise RequestError(f"session must be a string, not {session!r}")
@@ -76,7 +76,7 @@ def check_handling(session: str | None, priority: int, timeout: float | None) ->
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt, or several, as a list."""
+    """One or several prompts as a list."""
     if isinstance(prompts, str):
         return [prompts]
     if len(prompts) and all(isinstance(p, int) for p in prompts):
@@ -85,7 +85,11 @@ def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """Parameters for each of ``count`` prompts, from one set for all or one for each."""
+    """The parameters of each of ``count`` prompts, from one for all or one for each.
+
+    Raises:
+        RequestError: their number is another one.
+    """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     if len(params) != count:

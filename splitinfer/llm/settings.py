@@ -1,4 +1,4 @@
-"""How a pipeline is run, in one frozen value; every default of the library in one place."""
+"""How a pipeline is run: all options of the library and their defaults."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,35 +14,33 @@ NO_DRAFT = "none"
 
 @dataclass(frozen=True, slots=True)
 class Settings(ServingOptions):
-    """How a pipeline is run; every default in one place. The dials of serving, from ``policy`` to ``min_dwell``, go
-    before the layout's (``core.serving_options`` says what each does), and can be turned later, too (``LLM.tune``).
+    """How a pipeline is run. The serving options, from ``policy`` to ``min_dwell``, override the layout's
+    (``core.serving_options`` describes each), and can be changed while it runs (``LLM.tune``).
 
-    context: tokens a prompt and its answer may have together; ``None``: the model's own, at most 8,192,
+    context: the most tokens of a prompt and its answer together; ``None``: the model's own, at most 8,192,
         because every stage must have room for the KV of one request at that length.
-    max_waiting: requests that may wait; one more is refused.
+    max_waiting: the most requests in the waiting queue; further ones are refused.
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.
-    prefix_cache: keep the KV of what was computed, as long as there is memory, for requests that begin with the same
-        tokens.
+    prefix_cache: cache computed KV, as long as there is memory, for requests that begin with the same tokens.
     micro_batches: groups of requests that decode in turn; ``None``: one for each stage. One more keeps a step
-        waiting in front of every stage, and reads all weights once more in every round; that pays only where the
-        link and the host take longer than a step of few rows.
-    kv_dir: a folder where what was computed is kept on disk, too, on each machine in its own place, so that it is
-        there after a restart; ``None``: only in memory. A worker on another machine uses the folder it was started
-        with, if this is set.
-    kv_dir_bytes: what the folder may hold at most; the least recently used goes first.
-    kv_format: how keys and values are stored: "exact", "k8v8" (8 bits, about half of bfloat16's memory) or "k8v4"
-        (values in 4 bits, a third); ``None``: the layout's. Tokens are then those of the format.
-    codec: how the hidden states of prompts cross every link: "none" (exactly), "fp16", "fp8", "int8" or "auto", which
-        takes int8 where the link is so slow that it pays; ``None``: the layout's. Tokens are then those of the codec.
-    draft: who guesses tokens ahead: a model of the same tokenizer, "ngram" (what followed the same tokens before),
-        or "none"; ``None``: the layout's.
-    flight: how the drafts of all requests go (``splitinfer.Flight``); ``None``: whatever is fastest, measured as it
-        runs, and none where they lose.
+        waiting at every stage, and reads all weights once more in every round; that pays only where the link and the
+        host take longer than a step of few rows.
+    kv_dir: the folder for cached KV on this machine's disk, which outlives a restart; ``None``: only in memory. A
+        worker on another machine then uses the folder that it was started with.
+    kv_dir_bytes: the most bytes in the folder; the least recently used KV is evicted first.
+    kv_format: the format of keys and values: "exact", "k8v8" (8 bits, about half of bfloat16's memory) or "k8v4"
+        (values in 4 bits, a third); ``None``: the layout's. The tokens depend on the format.
+    codec: the codec for hidden states of prompts on every link: "none" (exact), "fp16", "fp8", "int8" or "auto", which
+        takes int8 where the link is so slow that it pays; ``None``: the layout's. The tokens depend on the codec.
+    draft: the drafter: a model of the same tokenizer, "ngram" (what followed the same tokens before), or "none";
+        ``None``: the layout's.
+    flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); ``None``: the fastest way, measured
+        while it runs, or no drafts where they lose.
     connect_timeout: seconds to reach a worker.
-    rejoin_timeout: seconds that requests wait for a lost worker to come back, to go on where they were;
-        0 ends them at once.
-    trace: a file that every step is drawn in, for ui.perfetto.dev; it is written anew.
+    rejoin_timeout: seconds that requests wait for a lost worker to come back, to continue where they were; 0 ends them
+        at once.
+    trace: a trace file of every step, for ui.perfetto.dev; an existing one is overwritten.
     """
 
     context: int | None = None
@@ -61,12 +59,12 @@ class Settings(ServingOptions):
     trace: Path | None = None
 
     def context_of(self, model_context: int) -> int:
-        """The context for a model made for ``model_context`` tokens."""
+        """The context length for a model that supports ``model_context`` tokens."""
         return min(model_context, self.context or DEFAULT_CONTEXT)
 
     @property
     def disk(self) -> Disk | None:
-        """Where this machine keeps KV on disk."""
+        """Where this machine stores KV on disk; ``None``: nowhere."""
         if self.kv_dir is None or not self.prefix_cache:
             return None
         return Disk(Path(self.kv_dir).expanduser().absolute(), self.kv_dir_bytes)

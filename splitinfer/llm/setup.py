@@ -1,7 +1,6 @@
-"""From a layout, a model and settings to what the engine is made of: a pipeline, a scheduler's bounds, a drafter.
+"""Makes the engine's parts from a layout, a model and settings: the pipeline, the scheduler's config, the drafter.
 
-Nothing runs here but the opening of the drafter, on the engine's thread; the rest is arithmetic on what the stages said
-of themselves when they were loaded.
+Only the drafter is loaded here, on the engine's thread; the rest is arithmetic on the stages' Ready messages.
 """
 
 import hashlib
@@ -35,18 +34,18 @@ from splitinfer.models.hub import open_model
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress, Ready
 
-Notice = Callable[[str, Progress], None]  # a stage's name (or DRAFT), how far its loading is
+Notice = Callable[[str, Progress], None]  # a stage's name (or DRAFT), its progress
 MakeDrafter = Callable[[], Drafter]
 
-DRAFT = "draft"  # a notice's name for the draft model, which is no stage
+DRAFT = "draft"  # in place of a stage's name, for the draft model
 _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
-_KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for cohorts being made anew
+_KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for rebuilding cohorts
 
 
 @dataclass(frozen=True)
 class PipelineSetup:
-    """``vocab_size``: tokens that may be sampled; ``context_length``: tokens a prompt and its answer may have together.
-    ``make_drafter``: makes another drafter than the layout's."""
+    """What an engine is made from. ``vocab_size``: the number of tokens that may be sampled; ``context_length``: the
+    most tokens of a prompt and its answer together. ``make_drafter``: makes another drafter than the layout's."""
 
     layout: PlainLayout
     settings: Settings
@@ -57,7 +56,7 @@ class PipelineSetup:
     make_drafter: MakeDrafter | None = None
 
     def pipeline(self, notice: Notice) -> Callable[[Callable[[Event], None]], Pipeline]:
-        """Makes the pipeline, given where to put its events."""
+        """Return a function that makes the pipeline, given where to put its events."""
         config = PipelineConfig(
             layout=self.layout,
             model=_absolute(model_of(self.layout)),
@@ -73,7 +72,11 @@ class PipelineSetup:
         return lambda put: Pipeline(config, put, lambda stage, progress: notice(names[stage], progress))
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:
-        """The scheduler's bounds, once the stages are loaded."""
+        """The scheduler's config, once the stages are loaded.
+
+        Raises:
+            ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
+        """
         stages, settings = pipeline.num_stages, self.settings
         groups = settings.micro_batches or stages
         return SchedulerConfig(
@@ -99,7 +102,7 @@ class PipelineSetup:
         )
 
     def drafter(self, report: Callable[[Progress], None]) -> Drafter | None:
-        """The layout's drafter, in memory; on the engine's thread."""
+        """Load the layout's drafter; ``None`` if it has none. Call on the engine's thread."""
         name = self.layout.draft
         if self.make_drafter is not None:
             return self.make_drafter()
@@ -113,7 +116,7 @@ class PipelineSetup:
     def _speculates(self, pipeline: Pipeline) -> bool:
         if self.layout.draft is None and self.make_drafter is None:
             return False
-        # Where blocks of KV can be gone on from, states can be put back: that was tried when the stages were loaded.
+        # A stage whose blocks can be resumed from can also restore states: that was tried when it was loaded.
         keeps_states = all(ready.keeps_blocks for ready in pipeline.ready)
         if pipeline.rewind == NEVER or (pipeline.rewind == PUT_BACK and not keeps_states):
             raise ModelError(
@@ -124,28 +127,20 @@ class PipelineSetup:
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:
-        """What identifies the weights; taken once, because files are read for it."""
+        """What identifies the weights; computed once, because it reads files."""
         return self.checkpoint.fingerprint()
 
     @cached_property
     def _kv_root(self) -> Key:
-        """What the keys of blocks begin with: everything that all stages' KV depends on. What only depends on one
+        """The root of the blocks' keys: a hash of everything that the KV of all stages depends on. What depends on one
         stage's machine is in the name of its group of files."""
         v = own_versions()
-        said = (
-            self._fingerprint.digest(),
-            self.layout.dtype,
-            self.layout.kv_format,
-            BLOCK,
-            v.splitinfer,
-            v.mlx,
-            v.mlx_lm,
-        )
-        return hashlib.blake2b(repr(said).encode(), digest_size=KEY_BYTES).digest()
+        layout, weights = self.layout, self._fingerprint.digest()
+        inputs = (weights, layout.dtype, layout.kv_format, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
+        return hashlib.blake2b(repr(inputs).encode(), digest_size=KEY_BYTES).digest()
 
     def _root_of(self, pipeline: Pipeline) -> Key:
-        """The same with what the links do to hidden states: blocks on disk that came by another codec stay there, and
-        are not seen."""
+        """The same root with the links' codecs: blocks on disk whose prompts crossed by another codec are not found."""
         if not _packs(pipeline):
             return self._kv_root
         return hashlib.blake2b(self._kv_root + repr(pipeline.codecs).encode(), digest_size=KEY_BYTES).digest()
@@ -166,12 +161,16 @@ def _packs(pipeline: Pipeline) -> bool:
 
 
 def token_budget_of(serving_options: ServingOptions, devices: Iterable[str]) -> int:
-    """Tokens in one step. Short chunks fill the stages sooner; on a GPU they would leave it idle."""
+    """The most tokens in one step. Short chunks fill the stages sooner, but would leave a GPU idle."""
     return serving_options.token_budget or (_GPU_BUDGET if any(device != "cpu" for device in devices) else _CPU_BUDGET)
 
 
 def as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str | None) -> PlainLayout:
-    """A layout, however it was given; ``model`` goes before the one it names."""
+    """A layout from any of its forms; ``model`` replaces the one it names.
+
+    Raises:
+        LayoutError: there is no such layout, or it cannot be used.
+    """
     if isinstance(layout, str | Path):
         layout = find_layout(str(layout))
     elif isinstance(layout, Mapping):
@@ -180,10 +179,10 @@ def as_layout(layout: PlainLayout | Mapping[str, Any] | str | Path, model: str |
 
 
 def model_of(layout: PlainLayout) -> str:
-    """The model that a layout names, or was given.
+    """The model of a layout.
 
     Raises:
-        LayoutError: there is none.
+        LayoutError: it names none.
     """
     if layout.model is None:
         raise LayoutError(f"layout {layout.name} names no model; say which with --model (or LLM(..., model=...))")
@@ -191,13 +190,13 @@ def model_of(layout: PlainLayout) -> str:
 
 
 def _absolute(model: str) -> str:
-    """A local folder's full path, because workers on this machine may run elsewhere; other names as they are."""
+    """A local folder's absolute path, because local workers may run in another folder; other names unchanged."""
     path = Path(model).expanduser()
     return str(path.resolve()) if path.is_dir() else model
 
 
 def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
-    """The layout, with what the settings say in place of it."""
+    """The layout with the draft, KV format and codec of the settings, where they have one."""
     if settings.draft is not None:
         layout = replace(layout, draft=None if settings.draft == NO_DRAFT else settings.draft)
     if settings.kv_format is not None:
@@ -206,19 +205,18 @@ def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
 
 
 def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
-    """Refuse a draft model of another vocabulary.
+    """Check that the draft model has the model's vocabulary.
 
     Raises:
-        LayoutError: its tokens are not the model's.
+        LayoutError: it has another one.
     """
     if layout.draft is None or layout.draft == NGRAM:
         return
     draft = open_model(layout.draft)
     own = tokenizer_of(draft)
     if own is None or tokenizer is None or own.vocabulary_hash != tokenizer.vocabulary_hash:
-        sizes = (
-            f"{own.vocab_size if own else 'no'} tokens, not the model's {tokenizer.vocab_size if tokenizer else 'none'}"
-        )
+        draft_size, model_size = own.vocab_size if own else "no", tokenizer.vocab_size if tokenizer else "none"
+        sizes = f"{draft_size} tokens, not the model's {model_size}"
         raise LayoutError(
             f"draft {layout.draft} has another vocabulary than {layout.model} ({sizes}); choose one of its family"
         )

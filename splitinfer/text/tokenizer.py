@@ -1,8 +1,8 @@
 """Text to token ids and back, for the model in one folder.
 
-A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it (which knows the oddities of many models'
-chat templates). What it adds: our errors, a hash of the vocabulary, one fixed way to decode (special tokens
-left out, spaces as they are) that the incremental detokenizer shares, and nothing else.
+A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it (which knows the oddities of many models' chat
+templates). It adds this project's errors, a hash of the vocabulary, and one fixed way to decode (special tokens left
+out, spaces as they are) that the incremental detokenizer shares.
 
 A tokenizer is not safe for several threads at once; its detokenizers call it too.
 """
@@ -18,26 +18,27 @@ from typing import Any, Self
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.detokenizer import Detokenizer
 
-_BETWEEN = "\n\n"  # contents, where there is no chat template
+_SEPARATOR = "\n\n"  # between contents, where there is no chat template
 
 
 class Tokenizer:
-    """``Tokenizer.from_folder(...)``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``."""
+    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``."""
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
 
     @classmethod
     def from_folder(cls, path: Path, eos_token_ids: Iterable[int] | int | None = None) -> Self:
-        """The tokenizer in the model folder ``path``; ``eos_token_ids`` are the model configuration's.
+        """Load the tokenizer in the model folder ``path``; ``eos_token_ids`` are the model configuration's.
 
-        Raises ``ModelError`` when there is none, or none that can be read.
+        Raises:
+            ModelError: there is none, or none that can be read.
         """
-        if not path.is_dir():  # else a missing folder would be taken for a hub id, and looked for there
+        if not path.is_dir():  # otherwise mlx-lm would take the path for a hub id, and look for it there
             raise ModelError(f"there is no model folder {path}")
         if eos_token_ids is not None and not isinstance(eos_token_ids, int):
             eos_token_ids = list(eos_token_ids)
-        from mlx_lm.tokenizer_utils import load  # here, because transformers come with it and take a second
+        from mlx_lm.tokenizer_utils import load  # here, because it imports transformers, which takes a second
 
         try:
             return cls(load(path, eos_token_ids=eos_token_ids))
@@ -52,15 +53,15 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the highest token id: how much noise a token's random draw takes.
+        """One more than the highest token id: the number of values noise is drawn for.
 
-        It is the tokenizer's ``len`` unless its ids have holes; a model's table may be padded beyond it.
+        It is the tokenizer's ``len`` unless its ids have gaps; a model's embedding may be padded beyond it.
         """
         return 1 + max(self._vocabulary().values())
 
     @cached_property
     def vocabulary_hash(self) -> str:
-        """SHA-256 over all (token, id) pairs: equal for a model and the drafts that can serve it."""
+        """SHA-256 over all (token, id) pairs: equal for a model and the draft models that can be used with it."""
         pairs = sorted(self._vocabulary().items())
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
@@ -71,17 +72,19 @@ class Tokenizer:
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
         """The ids of a chat, ``{"role": ..., "content": ...}`` each, as the model's chat template writes it.
 
-        A message may have ``token_ids``, what it was generated as. A tokenizer may cut the same text elsewhere, and
-        the chat would not begin with the tokens that were computed; so where the template writes the text as it is,
-        and the ids are that text, they are taken. A model without a template gets the contents, joined by blank
-        lines. Raises ``RequestError`` when the template refuses the messages.
+        A message may have the ``token_ids`` it was generated as. A tokenizer may split the same text elsewhere, and the
+        chat would not begin with the tokens that were computed; so where the template writes the text unchanged, and
+        the ids decode to it, the ids are used. A model without a template gets the contents, joined by blank lines.
+
+        Raises:
+            RequestError: the chat is empty, or the template refuses it.
         """
         chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
         if not chat:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) for message in chat):
             raise RequestError("every chat message needs a 'content' that is text")
-        import jinja2  # transformers have imported it
+        import jinja2  # here, because transformers has imported it already
 
         generated = {
             i: ids
@@ -98,7 +101,7 @@ class Tokenizer:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
-        """The ids without the one that ended them, if they are ``content`` and nothing else."""
+        """The ids without the end token, if they decode to ``content``; otherwise none."""
         ids = list(token_ids)
         if ids and ids[-1] in self.eos_token_ids:
             ids.pop()
@@ -108,7 +111,7 @@ class Tokenizer:
     def _encode_around(
         self, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], add_generation_prompt: bool
     ) -> list[int]:
-        """The ids of a chat some of whose messages' ids are known."""
+        """The ids of a chat, taking those of some messages from ``generated`` (by the message's index)."""
         whole = self._render(chat, add_generation_prompt)
         ids, at = list[int](), 0
         for i, answer in generated.items():
@@ -119,23 +122,22 @@ class Tokenizer:
         return [*ids, *self._piece(whole[at:], is_first=not at)]
 
     def _before(self, chat: list[dict[str, Any]]) -> str:
-        """A rendered chat up to where the next answer begins."""
+        """The rendered chat up to where the next answer begins."""
         if not chat:
             return ""
-        return self._render(chat, True) + ("" if self._wrapper.has_chat_template else _BETWEEN)
+        return self._render(chat, True) + ("" if self._wrapper.has_chat_template else _SEPARATOR)
 
     def _piece(self, text: str, *, is_first: bool) -> list[int]:
-        """Ids of a part of a rendered chat; a template writes special tokens itself."""
+        """The ids of a part of a rendered chat; a template writes special tokens itself."""
         adds_special = is_first and not self._wrapper.has_chat_template
         return list(self._wrapper.encode(text, add_special_tokens=adds_special)) if text or adds_special else []
 
     def _render(self, chat: list[dict[str, Any]], add_generation_prompt: bool) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
         if self._wrapper.has_chat_template:
-            return str(
-                self._wrapper.apply_chat_template(chat, tokenize=False, add_generation_prompt=add_generation_prompt)
-            )
-        return _BETWEEN.join(message["content"] for message in chat)
+            render = self._wrapper.apply_chat_template
+            return str(render(chat, tokenize=False, add_generation_prompt=add_generation_prompt))
+        return _SEPARATOR.join(message["content"] for message in chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD."""
@@ -143,7 +145,7 @@ class Tokenizer:
         return text
 
     def detokenizer(self) -> Detokenizer:
-        """A new incremental decoder, for one sequence; its text is that of ``decode``."""
+        """A new incremental decoder for one sequence; its text is that of ``decode``."""
         return Detokenizer(self.decode, self._special_ids)
 
     def _vocabulary(self) -> dict[str, int]:
@@ -153,7 +155,9 @@ class Tokenizer:
     @cached_property
     def _special_ids(self) -> frozenset[int]:
         """The ids that ``decode`` leaves out."""
-        candidates = set(self._wrapper.all_special_ids)  # only those with a role, such as the end of a text
-        with contextlib.suppress(NotImplementedError):  # mistral-common has no such list, and named all of its own
+        candidates = set(self._wrapper.all_special_ids)  # only those with a role, such as end of text
+        with contextlib.suppress(
+            NotImplementedError
+        ):  # mistral-common lacks this list, and its ids are all among the candidates
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
         return frozenset(token_id for token_id in candidates if not self.decode([token_id]))

@@ -1,5 +1,6 @@
-"""What crosses a link, as values and as bytes. Pure: no sockets, no arrays, no clock.
+"""The protocol between coordinator and workers, as values and as bytes. Pure: no sockets, no arrays, no clock.
 
-``messages`` are the words, ``codec`` turns them into frame headers and back, ``session`` says which
-word may follow which.
+messages   the messages, as frozen dataclasses
+codec      messages to frame headers and back
+session    the state machine of a link: which message may follow which
 """

@@ -1,7 +1,7 @@
-"""Messages to frame headers and back: msgpack outside, pydantic to check what a stranger sent.
+"""Messages to frame headers and back: msgpack for the bytes, pydantic to validate what a peer sent.
 
-A header is one msgpack map with the message's fields and its ``kind``. Nothing of it is trusted:
-unknown kinds, missing or extra fields, wrong types and impossible plans all raise ProtocolError.
+A header is one msgpack map with the message's fields and its ``kind``. It is not trusted: unknown kinds,
+missing or extra fields, wrong types and impossible plans all raise ProtocolError.
 """
 
 from typing import Any
@@ -41,22 +41,22 @@ _ADAPTERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls i
 
 
 def kind_of(message: Message) -> str:
-    """The word that selects a message's decoder."""
+    """The name that selects a message's decoder: its class, in lower case."""
     return type(message).__name__.lower()
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame header."""
+    """Encode a message as a frame header."""
     kind = kind_of(message)
     fields = _ADAPTERS[kind].dump_python(message, mode="python")
     return bytes(msgpack.packb({"kind": kind, **fields}))
 
 
 def decode(header: bytes | memoryview) -> Message:
-    """A frame header as a message.
+    """Decode a frame header.
 
     Raises:
-        ProtocolError: bytes that are no message of this protocol.
+        ProtocolError: the bytes are no message of this protocol.
     """
     try:
         fields = msgpack.unpackb(header, strict_map_key=True, use_list=False)

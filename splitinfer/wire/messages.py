@@ -1,12 +1,12 @@
-"""The words on a link, grouped by who receives them.
+"""The messages on a link, by sender and receiver.
 
     coordinator -> worker      Hello, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step
     worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Echoed, Measured, Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
 
-A hidden state is not in a message: it is in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
-read them. So are the bytes of ``Echo`` and ``Echoed``, which mean nothing. Saying goodbye and being alive belong to the
-transport (BYE and heartbeats).
+Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
+read them. So are the bytes of ``Echo`` and ``Echoed``, which mean nothing. Goodbyes and heartbeats belong to the
+transport.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ PROTOCOL_VERSION = 8
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What has to be equal on both sides for the same tokens to come out."""
+    """The versions that must be equal on both sides, for equal tokens."""
 
     protocol: int
     splitinfer: str
@@ -31,12 +31,12 @@ class Versions:
     mlx_lm: str
 
     def difference(self, other: "Versions") -> str | None:
-        """The first thing that differs, as words, or ``None``."""
+        """The first version that differs, in words, or ``None``."""
         names = {"protocol": "protocol", "splitinfer": "splitinfer", "mlx": "mlx", "mlx_lm": "mlx-lm"}
-        for field, word in names.items():
+        for field, name in names.items():
             mine, theirs = getattr(self, field), getattr(other, field)
             if mine != theirs:
-                return f"{word} {mine} here, {word} {theirs} there"
+                return f"{name} {mine} here, {name} {theirs} there"
         return None
 
 
@@ -52,7 +52,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The worker is free and the versions agree."""
+    """The handshake succeeded: the worker is free, and the versions agree."""
 
     name: str
     versions: Versions
@@ -62,7 +62,7 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """The worker says no; ``reason`` is a sentence for a person. The link ends."""
+    """The worker refuses; ``reason`` is a sentence for a person. The link ends."""
 
     reason: str
 
@@ -72,15 +72,15 @@ class Load:
     """Become stage ``stage``: hold layers [start, end) of ``model``."""
 
     model: str
-    dtype: str  # "auto" or MLX's name; what "auto" means is each machine's own affair
+    dtype: str  # "auto" or MLX's name; each machine resolves "auto" for itself
     stage: int
     bounds: tuple[int, ...]  # all stages' cuts: stage i holds [bounds[i], bounds[i + 1])
     fingerprint: Fingerprint
     vocab_size: int  # the tokenizer's: the number of values noise is drawn for
-    kv_tokens: int  # tokens of KV to leave room for
-    kv_root: Key  # what the keys of KV on disk begin with; empty: none is to be written
+    kv_tokens: int  # tokens of KV that must fit in memory
+    kv_root: Key  # the root of the keys of KV on disk; empty: none is written
     kv_format: str  # how keys and values are stored (``core.kv.format``)
-    upstream_key: str  # the key of the stage before, which may bring hidden states; empty: it comes in the open
+    upstream_key: str  # the key of the stage before, which may send hidden states; empty: its link is not encrypted
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
@@ -90,7 +90,7 @@ class Load:
 
     @property
     def start(self) -> int:
-        """First own layer."""
+        """The first own layer."""
         return self.bounds[self.stage]
 
     @property
@@ -106,7 +106,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading is. ``phase``: "survey", "download" or "load"; bytes. Or "link", and ``text`` is about it."""
+    """How far loading is, in bytes. ``phase``: "survey", "download" or "load"; or "link" for a note about a link."""
 
     phase: str
     done: int
@@ -124,18 +124,18 @@ class Ready:
     kv_bytes_fixed: int  # per sequence, whatever its length
     kv_bytes_stored: int  # per stored block
     free_bytes: int
-    rewind: int | None  # tokens its caches go back; None: any number
-    keeps_blocks: bool  # whether its KV can be kept for other sequences
-    kept: tuple[Key, ...] | None  # blocks of which its layers are on its disk; None: it keeps none there
-    hidden: TensorSpec | None  # one row of the hidden states it takes; None: it is the first
+    rewind: int | None  # tokens its caches can be rewound; None: any number
+    keeps_blocks: bool  # whether its KV can be cached for other sequences
+    kept: tuple[Key, ...] | None  # the blocks on its disk; None: it stores none there
+    hidden: TensorSpec | None  # one row of the hidden states it takes; None: the first stage
     device: str
 
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """The stage before, which owns ``upstream_key``, will come, although nothing is to be loaded.
+    """Admit the stage before, which owns ``upstream_key``, although nothing is loaded.
 
-    Not answered: whatever is asked next is answered after it was done.
+    There is no reply: the reply to the next message is sent after this one has been carried out.
     """
 
     upstream_key: str
@@ -143,9 +143,9 @@ class Expect:
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open the data link to the next stage at ``address``, which owns ``key``; without one, in the open.
+    """Open the data link to the next stage at ``address``, which owns ``key``; without a key, unencrypted.
 
-    ``fallback``: the address to use where what should carry the link is not to be had; empty: there is none.
+    ``fallback``: the address to use where the transport of ``address`` is unavailable; empty: there is none.
     """
 
     address: str
@@ -155,14 +155,14 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """The data link to the next stage stands. ``note``: why it is not carried as was preferred; empty: it is."""
+    """The data link to the next stage is open. ``note``: why it lacks the preferred transport; empty: it has it."""
 
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """Send the hidden states of prompts to the next stage by ``codec`` (``core.wire_codec``)."""
+    """Send the hidden states of prompts to the next stage in ``codec`` (``core.wire_codec``)."""
 
     codec: str
 
@@ -173,12 +173,12 @@ class Compress:
 
 @dataclass(frozen=True, slots=True)
 class ClockAsk:
-    """What time is it there?"""
+    """Reply with the time of the worker's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClockTell:
-    """Seconds on the worker's monotonic clock: when the question had arrived, and when this was said."""
+    """Seconds on the worker's monotonic clock: when ClockAsk was received, and when this was sent."""
 
     received: float
     told: float
@@ -186,7 +186,7 @@ class ClockTell:
 
 @dataclass(frozen=True, slots=True)
 class Echo:
-    """Answer with so many bytes, whatever came with this. For whoever measures the link."""
+    """Reply with ``reply_bytes`` bytes, whatever came with this; for link measurements."""
 
     reply_bytes: int
 
@@ -197,27 +197,27 @@ class Echo:
 
 @dataclass(frozen=True, slots=True)
 class Echoed:
-    """The bytes that were asked for."""
+    """The reply to Echo; the bytes are in the frame's parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureNext:
-    """How quick is the data link to the next stage?"""
+    """Measure the data link to the next stage, and reply with its figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """That link's figures; ``down`` is towards the next stage."""
+    """The figures of the link to the next stage; ``down`` is towards that stage."""
 
     figures: LinkMeasurement
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One micro-batch on its way down the pipeline, with what the stages before report of it.
+    """One micro-batch on its way down the pipeline, with the figures of the stages before.
 
-    ``tensor`` is ``None`` for a plan without slices, which only frees. ``packing``: which of its rows are packed, and
-    how; ``None``: none is.
+    ``tensor`` is ``None`` for a plan without slices, which only frees. ``packing``: which rows are packed, and how;
+    ``None``: none are.
     """
 
     plan: StepPlan
@@ -235,7 +235,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the last stage made of a plan."""
+    """The last stage's result of a plan."""
 
     result: StepResult
 

@@ -1,22 +1,21 @@
-"""Which word may follow which on a link: a table, and a small machine that walks it.
+"""The state machine of a link: which message may follow which.
 
-Everything that affects the state is in ``_TABLE``; the machine does not know whether it is the end
-that opened the link (its words go "down") or the one that answered ("up"). Both ends walk the same
-table, so a word that is illegal to send is also illegal to receive.
+All transitions are in ``_TABLE``. Messages of the end that opened the link go "down", those of the other end "up". Both
+ends use the same table, so a message that is illegal to send is also illegal to receive.
 
     control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Progress*, Ready-> READY
                    READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
                    READY -Compress-> READY                            (every worker but the last)
-                   READY -ClockAsk-> TIMING -ClockTell-> READY        (some times, before the first step)
-                   READY -Echo-> ECHOING -Echoed-> READY              (so are these)
+                   READY -ClockAsk-> TIMING -ClockTell-> READY        (repeatedly, before the first step)
+                   READY -Echo-> ECHOING -Echoed-> READY              (likewise)
                    READY -MeasureNext-> MEASURING -Measured-> READY
                    READY -Step, Result-> READY                        (first worker; last worker)
     data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
-                   FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (some times, before the first step)
+                   FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (repeatedly, before the first step)
     anywhere later -Refuse or Fault-> OVER
 
-Whoever only looks at the links of a pipeline asks all that of a worker that has loaded nothing: from FREE back to FREE,
-with Expect in place of Load.
+A coordinator that only measures links sends the same to workers that have loaded nothing: from FREE back to FREE, with
+Expect in place of Load.
 """
 
 from enum import Enum
@@ -27,7 +26,7 @@ from splitinfer.wire.messages import Message
 
 
 class State(Enum):
-    """Where a link is in its life."""
+    """The states of a link."""
 
     NEW = "new"
     GREETED = "greeted"
@@ -49,12 +48,12 @@ class State(Enum):
 Move = tuple[State, str, str]  # state, direction, kind
 
 
-def _aside(state: State, question: str, asked: State, answer: str) -> dict[Move, State]:
-    """A question that leaves everything as it was."""
+def _exchange(state: State, request: str, waiting: State, reply: str) -> dict[Move, State]:
+    """The transitions of a request whose reply leads back to the same state."""
     return {
-        (state, "down", question): asked,
-        (asked, "up", answer): state,
-        (asked, "up", "fault"): State.OVER,
+        (state, "down", request): waiting,
+        (waiting, "up", reply): state,
+        (waiting, "up", "fault"): State.OVER,
     }
 
 
@@ -76,43 +75,43 @@ _TABLE: dict[Move, State] = {
     (State.READY, "down", "step"): State.READY,
     (State.READY, "up", "result"): State.READY,
     (State.READY, "up", "fault"): State.OVER,
-    **_aside(State.READY, "connect", State.JOINING, "connected"),
-    **_aside(State.READY, "clockask", State.TIMING, "clocktell"),
-    **_aside(State.READY, "echo", State.ECHOING, "echoed"),
-    **_aside(State.READY, "measurenext", State.MEASURING, "measured"),
-    **_aside(State.FREE, "connect", State.FREE_JOINING, "connected"),
-    **_aside(State.FREE, "clockask", State.FREE_TIMING, "clocktell"),
-    **_aside(State.FREE, "echo", State.FREE_ECHOING, "echoed"),
-    **_aside(State.FREE, "measurenext", State.FREE_MEASURING, "measured"),
+    **_exchange(State.READY, "connect", State.JOINING, "connected"),
+    **_exchange(State.READY, "clockask", State.TIMING, "clocktell"),
+    **_exchange(State.READY, "echo", State.ECHOING, "echoed"),
+    **_exchange(State.READY, "measurenext", State.MEASURING, "measured"),
+    **_exchange(State.FREE, "connect", State.FREE_JOINING, "connected"),
+    **_exchange(State.FREE, "clockask", State.FREE_TIMING, "clocktell"),
+    **_exchange(State.FREE, "echo", State.FREE_ECHOING, "echoed"),
+    **_exchange(State.FREE, "measurenext", State.FREE_MEASURING, "measured"),
 }
 
 
 class Session:
-    """One end of a link. ``opened``: whether this end opened it."""
+    """The state of one end of a link. ``opened``: whether this end opened it."""
 
     def __init__(self, *, opened: bool) -> None:
         self._out, self._in = ("down", "up") if opened else ("up", "down")
         self.state = State.NEW
 
     def sending(self, message: Message) -> None:
-        """Walk the table with a word of ours.
+        """Make the transition of a message that is about to be sent.
 
         Raises:
-            ProtocolError: it may not be said now (an error of ours).
+            ProtocolError: it is not allowed now (an error of this end).
         """
-        self._walk(self._out, kind_of(message))
+        self._move(self._out, kind_of(message))
 
     def received(self, message: Message) -> None:
-        """Walk the table with a word of the peer's.
+        """Make the transition of a message that was received.
 
         Raises:
-            ProtocolError: it may not be said now (an error of theirs).
+            ProtocolError: it is not allowed now (an error of the peer).
         """
-        self._walk(self._in, kind_of(message))
+        self._move(self._in, kind_of(message))
 
-    def _walk(self, direction: str, kind: str) -> None:
+    def _move(self, direction: str, kind: str) -> None:
         following = _TABLE.get((self.state, direction, kind))
         if following is None:
-            who = "the peer sent" if direction == self._in else "about to send"
-            raise ProtocolError(f"{who} a {kind} message, which cannot follow in state '{self.state.value}'")
+            prefix = "the peer sent" if direction == self._in else "about to send"
+            raise ProtocolError(f"{prefix} a {kind} message, which cannot follow in state '{self.state.value}'")
         self.state = following

@@ -87,7 +87,7 @@ def test_nothing_is_left_behind():
         use()
     until(lambda: set(threading.enumerate()) <= threads, "no thread is left", 5)
     until(lambda: psutil.Process().num_fds() <= descriptors, "no descriptor is left", 5)
-    assert not [t.name for t in threading.enumerate() if t.name.split()[0] in {"engine", "door", "transports"}]
+    assert not [t.name for t in threading.enumerate() if t.name.split()[0] in {"engine", "acceptor", "transports"}]
     assert not psutil.Process().children()
 
 

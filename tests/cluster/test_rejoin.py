@@ -32,13 +32,13 @@ def workers() -> dict[str, psutil.Process]:
 @pytest.mark.parametrize("victim", ["b", "c"])
 def test_a_frozen_local_worker_is_replaced_unasked(victim: str, monkeypatch: pytest.MonkeyPatch):
     greeted: list[tuple[str, str]] = []
-    reach = WorkerGroup.reach
+    connect = WorkerGroup.connect
 
     def note(self: WorkerGroup, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
         greeted.append((spec.name, address))
-        reach(self, stage, spec, address, timeout)
+        connect(self, stage, spec, address, timeout)
 
-    monkeypatch.setattr(WorkerGroup, "reach", note)
+    monkeypatch.setattr(WorkerGroup, "connect", note)
     with LLM(THREE) as llm:
         expected = llm.generate("The king", PARAMS)[0].token_ids
         before, met = workers(), dict(greeted)

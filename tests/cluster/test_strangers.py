@@ -48,7 +48,7 @@ def victim(expected: list[int]) -> Iterator[RunningWorker]:
         with Peer(running.address) as silent:  # it beats, and says nothing for as long as these tests take
             yield running
             assert "lost" in silent.ending
-        assert len(re.findall(r"dropped tcp://\S+: it said nothing for 10 s", running.err)) == 1
+        assert len(re.findall(r"dropped tcp://\S+: it sent no message for 10 s", running.err)) == 1
         assert peers.generate(running.address) == expected
 
 

@@ -108,7 +108,7 @@ def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
             patch.setattr(
                 "splitinfer.engine.coordinator.worker_group.address_for_others", lambda _: "tcp://127.0.0.1:9"
             )
-            patch.setattr("splitinfer.engine.coordinator.worker_group._ANSWER_SECONDS", 30.0)
+            patch.setattr("splitinfer.engine.coordinator.worker_group._REPLY_SECONDS", 30.0)
             looked = look_at_layout(found, 5, lambda _: None).looked
     assert [link.figures is not None for link in looked.links] == [True, False, True]
     assert "tcp://127.0.0.1:9" in looked.links[1].problem

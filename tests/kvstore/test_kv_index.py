@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
-from splitinfer.kvstore.index import FileName, KeptFile, covering, lineage, parse, surplus
+from splitinfer.kvstore.index import FileName, StoredFile, covering, lineage, parse, surplus
 
 keys = st.binary(min_size=KEY_BYTES, max_size=KEY_BYTES)
 ranges = st.tuples(st.integers(0, 9), st.integers(1, 6)).map(lambda both: (both[0], both[0] + both[1]))
@@ -93,9 +93,9 @@ def test_the_fewest_files_that_hold_the_layers_are_chosen(layers: list[tuple[int
 
 
 @st.composite
-def shelves(draw: st.DrawFn) -> list[KeptFile]:
+def shelves(draw: st.DrawFn) -> list[StoredFile]:
     """Trees of blocks in two groups, of one or two ranges of layers each; some have lost what they come after."""
-    files: list[KeptFile] = []
+    files: list[StoredFile] = []
     for group in ("one", "two"):
         tree: list[tuple[Key, int]] = [(b"root" * 4, 0)]
         for i in range(draw(st.integers(0, 7))):
@@ -105,13 +105,13 @@ def shelves(draw: st.DrawFn) -> list[KeptFile]:
             for layers in draw(st.sampled_from([[(0, 4)], [(0, 4), (4, 8)], [(4, 8)], []])):
                 name = FileName(key, parent, start, start + 4, *layers)
                 used = float(draw(st.integers(0, 5)))
-                files.append(KeptFile(group, name, draw(st.integers(1, 9)), used))
+                files.append(StoredFile(group, name, draw(st.integers(1, 9)), used))
     return draw(st.permutations(files))
 
 
-def after(files: Sequence[KeptFile], one: KeptFile) -> list[KeptFile]:
+def after(files: Sequence[StoredFile], one: StoredFile) -> list[StoredFile]:
     """The files of the blocks that come after one's, and its own."""
-    keys, found = {one.name.key}, list[KeptFile]()
+    keys, found = {one.name.key}, list[StoredFile]()
     for file in sorted(files, key=lambda file: file.name.start):
         if file.group == one.group and (file.name.key in keys or file.name.parent in keys):
             keys.add(file.name.key)
@@ -119,14 +119,14 @@ def after(files: Sequence[KeptFile], one: KeptFile) -> list[KeptFile]:
     return found
 
 
-def last_use(files: Sequence[KeptFile], one: KeptFile) -> float:
+def last_use(files: Sequence[StoredFile], one: StoredFile) -> float:
     return max(file.used for file in after(files, one))
 
 
 @settings(max_examples=100, deadline=None)
 @given(shelves(), st.integers(0, 60))
 @example([], 0)
-def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[KeptFile], cap: int):
+def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[StoredFile], cap: int):
     going = surplus(files, cap)
     rest = sum(file.nbytes for file in files) - sum(file.nbytes for file in going)
     assert len(set(going)) == len(going)
@@ -137,7 +137,7 @@ def test_the_rest_is_within_the_cap_and_no_more_goes_than_must(files: list[KeptF
 
 @settings(max_examples=100, deadline=None)
 @given(shelves())
-def test_a_block_goes_after_all_that_come_after_it(files: list[KeptFile]):
+def test_a_block_goes_after_all_that_come_after_it(files: list[StoredFile]):
     order = surplus(files, 0)
     assert len(order) == len(files)
     for i, file in enumerate(order):
@@ -147,7 +147,7 @@ def test_a_block_goes_after_all_that_come_after_it(files: list[KeptFile]):
 
 @settings(max_examples=100, deadline=None)
 @given(shelves(), st.integers(0, 60))
-def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[KeptFile], cap: int):
+def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[StoredFile], cap: int):
     going = surplus(files, cap)
     staying = [file for file in files if file not in going]
     assert max((last_use(files, file) for file in going), default=0) <= min(
@@ -157,7 +157,7 @@ def test_none_goes_while_one_that_was_used_longer_ago_stays(files: list[KeptFile
 
 @settings(max_examples=100, deadline=None)
 @given(shelves(), st.sampled_from(["one", "two"]), st.integers(1, 7))
-def test_a_lineage_is_a_block_and_what_it_comes_after(files: list[KeptFile], group: str, number: int):
+def test_a_lineage_is_a_block_and_what_it_comes_after(files: list[StoredFile], group: str, number: int):
     key = bytes([number]) * KEY_BYTES
     assert lineage(files, group, key) == {
         file for file in files if file.group == group and any(one.name.key == key for one in after(files, file))
@@ -166,29 +166,29 @@ def test_a_lineage_is_a_block_and_what_it_comes_after(files: list[KeptFile], gro
 
 def test_names_that_lead_in_a_circle_have_an_end():
     names = [FileName(bytes([i]) * 16, bytes([(i + 1) % 3]) * 16, 0, 4, 0, 4) for i in range(3)]
-    files = [KeptFile("group", name, 1, 0.0) for name in names]
+    files = [StoredFile("group", name, 1, 0.0) for name in names]
     assert lineage(files, "group", names[0].key) == set(files)
     assert len(surplus(files, 1)) == 2
 
 
 def test_below_the_cap_nothing_goes():
-    files = [KeptFile("group", name, 10, 0.0) for name in named([(0, 4), (4, 8)])]
+    files = [StoredFile("group", name, 10, 0.0) for name in named([(0, 4), (4, 8)])]
     assert surplus(files, 20) == []
     assert len(surplus(files, 19)) == 1
 
 
 def test_blocks_of_one_key_in_two_groups_are_strangers():
     """The use of one does not keep what comes before the other."""
-    parents = [KeptFile(group, FileName(b"p" * 16, b"r" * 16, 0, 4, 0, 4), 1, 1.0) for group in "ab"]
-    child = KeptFile("a", FileName(b"c" * 16, b"p" * 16, 4, 8, 0, 4), 1, 2.0)
+    parents = [StoredFile(group, FileName(b"p" * 16, b"r" * 16, 0, 4, 0, 4), 1, 1.0) for group in "ab"]
+    child = StoredFile("a", FileName(b"c" * 16, b"p" * 16, 4, 8, 0, 4), 1, 2.0)
     assert surplus([*parents, child], 2) == [parents[1]]
 
 
 def test_a_very_long_conversation_goes_from_its_end():
     pick = Random(1)
-    files, previous = list[KeptFile](), b"r" * 16
+    files, previous = list[StoredFile](), b"r" * 16
     for i in range(20_000):
         key = pick.randbytes(16)
-        files.append(KeptFile("group", FileName(key, previous, i * 4, i * 4 + 4, 0, 4), 1, pick.random()))
+        files.append(StoredFile("group", FileName(key, previous, i * 4, i * 4 + 4, 0, 4), 1, pick.random()))
         previous = key
     assert [file.name.start for file in surplus(files, 0)] == [i * 4 for i in reversed(range(20_000))]

@@ -208,7 +208,7 @@ def test_the_last_used_are_offered_first(open_store: Open, path: Path, monkeypat
     assert holds(store, records[2]), "what is read is used"
     assert store.flush(30)
     assert store.offer() == keys_of([records[i] for i in (2, 0, 3, 1)])
-    monkeypatch.setattr(module, "_MOST_OFFERED", 2)
+    monkeypatch.setattr(module, "_MAX_OFFERED", 2)
     assert store.offer() == keys_of([records[2], records[0]])
 
 
@@ -277,7 +277,7 @@ def test_what_is_written_while_the_folder_is_looked_at_is_not_forgotten(
     monkeypatch.setattr(Folder, "files", slow_files)
     monkeypatch.setattr(Folder, "write", late_write)
     store.put(record, buffers(record))
-    store._orders.put(added.set)
+    store._commands.put(added.set)
     store.offer()
     assert store.flush(30)
     assert store.written() == (record.key,)
@@ -441,7 +441,7 @@ def test_where_nothing_can_be_kept_nothing_is(open_store: Open, tmp_path: Path, 
 
 
 def test_what_waits_is_bounded(open_store: Open, gate: Gate, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_MOST_BEHIND", 5000)
+    monkeypatch.setattr(module, "_MAX_QUEUED_BYTES", 5000)
     store, records = open_store(), [block(i) for i in range(5)]
     gate.opened.clear()
     for record in records[:4]:
@@ -509,7 +509,7 @@ def test_files_of_other_groups_and_processes_count_and_go_too(
     put(store, block(0))
     put(other, *(block(10 + i) for i in range(8)))
     assert total(path) > 16_000
-    monkeypatch.setattr(module, "_LOOK_EVERY", -1.0)  # now, and not within a minute
+    monkeypatch.setattr(module, "_SCAN_EVERY", -1.0)  # now, and not within a minute
     put(store, block(1))
     assert total(path) <= 10_000 + HEADERS
     assert holds(store, block(1))

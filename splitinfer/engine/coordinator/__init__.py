@@ -1,1 +1,1 @@
-"""The coordinator's side: the engine's loop, the pipeline of stages, the group of workers, requests."""
+"""The coordinator: the engine's loop, the pipeline of stages, the group of workers, requests, metrics."""

@@ -1,10 +1,10 @@
 """Workers that the coordinator starts itself: ``address: local``.
 
-The child listens on a free port of the loopback interface and says which on its standard output. Its
-standard input is a pipe that nobody writes to: when the coordinator ends, however it ends, the pipe
-closes and the child goes too. Its own session keeps Ctrl-C in the terminal from reaching it first.
+The child listens on a free port of the loopback interface and prints the address on its standard output. Its
+standard input is a pipe that is never written to: when the coordinator ends, however it ends, the pipe closes and the
+child exits too. The child has a session of its own, so Ctrl-C in the terminal does not reach it first.
 
-A child takes a second or two to come up, and so does its parent; ``start_early`` lets both do so at once.
+A child takes a second or two to start, and so does its parent; ``start_early`` lets both start at once.
 """
 
 import atexit
@@ -20,14 +20,13 @@ from splitinfer.core.layout import Layout
 from splitinfer.errors import WorkerUnreachable
 from splitinfer.kvstore.store import Disk
 
-START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to come up, on a machine that is busy or cold
+START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to start, on a machine that is busy or cold
 
-
-_early: dict[str, "LocalWorker"] = {}  # started, and not yet asked for
+_early: dict[str, "LocalWorker"] = {}  # started, not yet taken
 
 
 def start_early(layout: Layout, disk: Disk | None) -> None:
-    """Start a layout's local workers before anybody needs them; who needs them gets them from ``take``."""
+    """Start a layout's local workers before they are needed; ``take`` returns them."""
     for spec in layout.stages[1:]:
         if spec.is_local:
             _early[spec.name] = LocalWorker(spec.name, disk)
@@ -35,13 +34,13 @@ def start_early(layout: Layout, disk: Disk | None) -> None:
 
 
 def end_early() -> None:
-    """End those that nobody has asked for: a child that is still coming up would not see that its parent is gone."""
+    """End those never taken: a child that is still starting would not notice that its parent is gone."""
     while _early:
         _early.popitem()[1].kill()
 
 
 def take(name: str, disk: Disk | None) -> "LocalWorker":
-    """The worker of that name that was started early, once; else a new one."""
+    """Return the worker of that name that was started early, once; otherwise a new one."""
     early = _early.pop(name, None)
     if early is not None and early.disk == disk:
         return early
@@ -51,13 +50,13 @@ def take(name: str, disk: Disk | None) -> "LocalWorker":
 
 
 class LocalWorker:
-    """One child process, starting as soon as it is made."""
+    """One child process; it starts when this is constructed."""
 
     def __init__(self, name: str, disk: Disk | None = None) -> None:
         self.name, self.disk = name, disk
         self._address: str | None = None
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-worker-")  # noqa: SIM115 - lives as long as the child
-        command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child", *_kept_at(disk)]
+        command = [sys.executable, "-m", "splitinfer", "worker", "--name", name, "--child", *_kv_options(disk)]
         self._process = cleanup.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, start_new_session=True, text=True
         )
@@ -73,10 +72,10 @@ class LocalWorker:
         return self._process.poll() is None
 
     def address(self) -> str:
-        """Where it listens; waits until it says so.
+        """The address it listens on; waits until the child has printed it.
 
         Raises:
-            WorkerUnreachable: it ended instead, with its last words, or says nothing.
+            WorkerUnreachable: the child ended instead (the text ends with its last line), or printed nothing in time.
         """
         if self._address is not None:
             return self._address
@@ -90,9 +89,9 @@ class LocalWorker:
             self._address = str(json.loads(line)["address"])
             return self._address
         except (ValueError, KeyError, TypeError):
-            raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_words()}") from None
+            raise WorkerUnreachable(f"the local worker {self.name} did not start: {self._last_line()}") from None
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=1.0)
         self._log.seek(0)
@@ -100,17 +99,17 @@ class LocalWorker:
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
     def ends_within(self, seconds: float) -> bool:
-        """Whether the process is gone by then: its connections end a moment before it does."""
+        """Wait at most ``seconds`` for the process to end, a moment after its connections; whether it has."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=seconds)
         return not self.is_alive
 
     def stop(self) -> None:
-        """Let the child go, and make sure that it does: at most 2 seconds."""
+        """End the child, by force if it does not end by itself. At most 2 seconds."""
         self._end(patience=1.5)
 
     def kill(self) -> None:
-        """End a child that hears nothing any more, at once."""
+        """End at once a child that no longer responds."""
         self._end(patience=0.0)
 
     def _end(self, patience: float) -> None:
@@ -119,13 +118,13 @@ class LocalWorker:
         self._process.stdin.close()
         if not self.ends_within(patience):
             self._process.kill()
-            self.ends_within(0.5)  # a large one may take longer to give its memory back; nobody needs to wait for it
+            self.ends_within(0.5)  # a large one may take longer to free its memory; no need to wait for that
         self._process.stdout.close()
         self._log.close()
 
 
-def _kept_at(disk: Disk | None) -> list[str]:
-    """The options that say where KV is kept."""
+def _kv_options(disk: Disk | None) -> list[str]:
+    """The command line options that say where KV is stored."""
     if disk is None:
         return ["--kv-dir", "none"]
     return ["--kv-dir", str(disk.path), "--kv-disk-gb", str(disk.cap_bytes / 1e9)]

@@ -1,12 +1,12 @@
-"""What the pipeline did, from the figures that every step brings back anyway.
+"""What the pipeline did, from the figures that every step returns with its result.
 
-``Totals`` are counters since the start. A ``Record`` knows the order of things: it puts each step's times on the
-coordinator's clock (``core.metrics.clocks``), says what every gap between two steps was for (``core.metrics.gaps``),
-and how long tokens took. It looks at a *window*: since the start, or since it was last reset.
+``Totals`` are counters since the start. ``PipelineMetrics`` look at a *window*: since the start, or since the last
+reset. They put each step's times on the coordinator's clock (``core.metrics.clocks``), attribute every gap between two
+steps to a cause (``core.metrics.gaps``), and count how long tokens took.
 
-The first stage's gap needs to know what its step had waited for. The loop says when it finds nothing to plan
-(``blocked``); of what comes then, the first thing is taken for the cause that a plan was possible again, because
-the loop tries anew after each.
+For the first stage's gap it must be known what its step had waited for. The loop reports when it finds nothing to plan
+(``blocked``); the first event after that (``heard``) counts as what made a plan possible again, because the loop tries
+anew after each event.
 """
 
 import threading
@@ -21,13 +21,13 @@ from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
 
-_FAR = 1e12  # seconds; no clock says more
+_FAR = 1e12  # seconds; no clock reads more
 
 
 @dataclass(slots=True)
 class StageTotals:
-    """One stage's sums: seconds computing, steps, bytes of hidden states sent on, rows of them that the link's codec
-    could not hold, and bytes of stored KV copied, in ``copying`` seconds."""
+    """One stage's sums: seconds computing, steps, bytes of hidden states sent, rows of them that the link's codec could
+    not represent, and bytes of stored KV copied, in ``copying`` seconds."""
 
     busy: float = 0.0
     steps: int = 0
@@ -39,11 +39,11 @@ class StageTotals:
 
 @dataclass(slots=True)
 class Totals:
-    """Everything since the start; ``active`` is the seconds in which any request was under way.
+    """Counters since the start. ``active``: seconds in which any request was under way.
 
-    ``away``: seconds between a step's end on the coordinator's own layers and the arrival of its result,
-    added up over the steps. With one stream, what is left of it after the other stages' ``busy`` is the
-    links'; what is left of ``active`` after it and the own ``busy`` is the loop's.
+    ``away``: seconds between a step's end on the coordinator's own layers and the arrival of its result, summed over
+    the steps. With one stream, ``away`` minus the other stages' ``busy`` is the links' share; ``active`` minus ``away``
+    and the coordinator's own ``busy`` is the loop's.
     """
 
     stages: list[StageTotals]
@@ -58,9 +58,9 @@ class Totals:
     _active_since: float | None = None
 
     def step(self, result: StepResult, now: float) -> None:
-        """Add one step, whose result has just come."""
+        """Add one step, whose result has just arrived."""
         for figures in result.figures:
-            if figures.stage == 0:  # its clock is ours
+            if figures.stage == 0:  # on the clock of this process
                 self.away += now - figures.ended
             if 0 <= figures.stage < len(self.stages):
                 stage = self.stages[figures.stage]
@@ -72,13 +72,13 @@ class Totals:
                 stage.copying += figures.copying
 
     def is_active(self, active: bool, now: float) -> None:
-        """Say whether any request is under way."""
+        """Set whether any request is under way."""
         if self._active_since is not None:
             self.active += now - self._active_since
         self._active_since = now if active else None
 
     def as_dict(self, names: Sequence[str], now: float) -> dict[str, Any]:
-        """Plain numbers for ``LLM.stats``."""
+        """The counters as plain numbers, for ``LLM.stats``."""
         since = self._active_since  # read once: the engine's thread may change it
         active = self.active + (now - since if since is not None else 0.0)
         sent = sum(stage.bytes_sent for stage in self.stages)
@@ -108,31 +108,31 @@ class Totals:
         }
 
 
-# -- the record ------------------------------------------------------------------------------------
+# -- the window ------------------------------------------------------------------------------------
 
 
-class _News(NamedTuple):
-    """A result, or something else, that came to the loop: made, sent, heard, in seconds on the coordinator's clock."""
+class _Trigger(NamedTuple):
+    """The event that made a step possible: made, sent and heard at these seconds on the coordinator's clock."""
 
     made: float
     sent: float
     heard: float
 
 
-_NOT_WAITED_FOR = _News(ALWAYS, ALWAYS, ALWAYS)
+_NOT_WAITED_FOR = _Trigger(ALWAYS, ALWAYS, ALWAYS)
 
 
-class _Flight(NamedTuple):
-    """A plan under way, its kind if that is to be drawn, and what it had waited for."""
+class _StepInFlight(NamedTuple):
+    """A plan under way, its kind (empty without a trace), and what it had waited for."""
 
     plan: StepPlan
     kind: str
-    news: _News
+    trigger: _Trigger
 
 
 @dataclass(slots=True)
-class _Reader:
-    """How far a request is: its prompt's length, its last token or submission, the positions computed for it."""
+class _RequestProgress:
+    """How far a request is: its prompt's length, the time of its last token (or its submission), positions computed."""
 
     num_prompt_tokens: int
     last: float
@@ -142,7 +142,7 @@ class _Reader:
 
 @dataclass(slots=True)
 class _Window:
-    """What is counted since ``since``."""
+    """What has been counted since ``since``."""
 
     since: float
     stages: list[StageGaps]
@@ -159,7 +159,7 @@ class _Window:
 
 
 class PipelineMetrics:
-    """The last window. The engine's thread writes, any thread may read (``snapshot``). Times in seconds."""
+    """Figures of the current window, times in seconds. The engine's thread writes, any thread may call ``snapshot``."""
 
     def __init__(self, names: Sequence[str], now: float, trace: Trace | None = None) -> None:
         self._names, self._trace = tuple(names), trace
@@ -167,51 +167,51 @@ class PipelineMetrics:
         self._activity = Activity()
         self._clocks = Clocks(())
         self._is_whole = True
-        self._flights: deque[_Flight] = deque()
-        self._readers: dict[int, _Reader] = {}
-        self._news: _News | None = _NOT_WAITED_FOR  # None: nothing could be planned, and nothing has come since
+        self._in_flight: deque[_StepInFlight] = deque()
+        self._requests: dict[int, _RequestProgress] = {}
+        self._trigger: _Trigger | None = _NOT_WAITED_FOR  # None: nothing could be planned, and no event has come since
         self._window = _Window.of(len(names), now)
 
     # -- requests ----------------------------------------------------------------------------
 
     def submitted(self, seq_id: int, num_prompt_tokens: int, at: float, now: float) -> None:
-        """A request has come in, which was submitted ``at``."""
+        """A request was submitted at ``at``, and has reached the loop."""
         with self._lock:
-            self._readers[seq_id] = _Reader(num_prompt_tokens, at)
+            self._requests[seq_id] = _RequestProgress(num_prompt_tokens, at)
             if self._is_whole:
                 self._activity.begin(now)
 
     def token(self, seq_id: int, now: float) -> None:
-        """A request got a token."""
-        reader = self._readers[seq_id]
+        """A request received a token."""
+        request = self._requests[seq_id]
         with self._lock:
-            times = self._window.itl if reader.has_token else self._window.ttft
-            times.add(now - reader.last)
-        reader.last, reader.has_token = now, True
+            times = self._window.itl if request.has_token else self._window.ttft
+            times.add(now - request.last)
+        request.last, request.has_token = now, True
 
     def ended(self, seq_id: int, now: float) -> None:
-        """A request is over."""
+        """A request has ended."""
         with self._lock:
-            self._readers.pop(seq_id, None)
-            if not self._readers:
+            self._requests.pop(seq_id, None)
+            if not self._requests:
                 self._activity.stop(now)
 
     # -- steps -------------------------------------------------------------------------------
 
     def blocked(self) -> None:
         """Nothing can be planned now."""
-        self._news = None
+        self._trigger = None
 
     def heard(self, at: float) -> None:
-        """Something came to the loop that may let it plan again."""
-        if self._news is None:
-            self._news = _News(at, at, at)
+        """An event reached the loop that may let it plan again."""
+        if self._trigger is None:
+            self._trigger = _Trigger(at, at, at)
 
     def launched(self, plan: StepPlan) -> None:
-        """The first stage begins a step."""
+        """The first stage has begun a step."""
         kind = self._kind(plan) if self._trace is not None else ""
-        self._flights.append(_Flight(plan, kind, self._news or _NOT_WAITED_FOR))
-        self._news = _NOT_WAITED_FOR
+        self._in_flight.append(_StepInFlight(plan, kind, self._trigger or _NOT_WAITED_FOR))
+        self._trigger = _NOT_WAITED_FOR
 
     def _kind(self, plan: StepPlan) -> str:
         num_decodes = sum(map(self._decodes, plan.slices))
@@ -220,17 +220,18 @@ class PipelineMetrics:
         return "decode" if num_decodes == len(plan.slices) else "mixed"
 
     def _decodes(self, part: Slice) -> bool:
-        reader = self._readers.get(part.seq_id)
+        request = self._requests.get(part.seq_id)
         is_decode = len(part.token_ids) == 1 or bool(part.num_drafts)
-        return reader is not None and is_decode and part.start >= reader.num_prompt_tokens
+        return request is not None and is_decode and part.start >= request.num_prompt_tokens
 
     def returned(self, result: StepResult, heard: float) -> None:
-        """A result has come; before its requests are told, because who has ended by then did not want it."""
-        if not self._flights or self._flights[0].plan.step != result.step:
-            return  # of no plan of ours; the scheduler says so
-        flight = self._flights.popleft()
+        """A result has arrived. Call before its tokens reach their requests: rows of a request that had ended before
+        are not useful."""
+        if not self._in_flight or self._in_flight[0].plan.step != result.step:
+            return  # no plan of ours; the scheduler reports that
+        step = self._in_flight.popleft()
         sampled = {each.seq_id: len(each.tokens) for each in result.sampled}
-        useful = sum(self._new_rows(part, sampled.get(part.seq_id, 0)) for part in flight.plan.slices)
+        useful = sum(self._new_rows(part, sampled.get(part.seq_id, 0)) for part in step.plan.slices)
         if not _is_plausible(result.figures, len(self._names)):
             self.heard(heard)
             return
@@ -240,37 +241,36 @@ class PipelineMetrics:
             made, sent = (self._clocks.here(last.stage, time) for time in (last.ended, last.sent))
         else:
             made = sent = heard = last.ended
-        visits = self._visits(flight, result.figures, useful)
+        visits = self._visits(step, result.figures, useful)
         with self._lock:
-            self._count(flight, visits, useful)
-        if self._news is None:
-            self._news = _News(made, sent, heard)
+            self._count(step, visits, useful)
+        if self._trigger is None:
+            self._trigger = _Trigger(made, sent, heard)
         if self._trace is not None:
             sizes = [each.bytes_sent for each in result.figures]
-            plan = flight.plan
-            self._trace.step(
-                TracedStep(
-                    plan.step, flight.kind, len(plan.slices), plan.num_tokens, useful, visits, sizes, sent, heard
-                )
+            plan = step.plan
+            traced = TracedStep(
+                plan.step, step.kind, len(plan.slices), plan.num_tokens, useful, visits, sizes, sent, heard
             )
+            self._trace.step(traced)
 
     def _new_rows(self, part: Slice, num_sampled: int) -> int:
-        """Rows that were wanted when they came, and had not been computed before; of drafts, the right ones."""
-        reader = self._readers.get(part.seq_id)
-        if reader is None:
+        """Rows that the request still wanted and that had not been computed before; of drafts, the accepted ones."""
+        request = self._requests.get(part.seq_id)
+        if request is None:
             return 0
-        end, before = part.end, reader.computed
+        end, before = part.end, request.computed
         if part.num_drafts:
             end += num_sampled - part.num_logits
         if end <= before:
             return 0
-        reader.computed = end
+        request.computed = end
         return end - max(part.start, before)
 
-    def _visits(self, flight: _Flight, figures: Sequence[StageFigures], useful: int) -> list[Visit]:
-        here, tokens, news = self._clocks.here, flight.plan.num_tokens, flight.news
+    def _visits(self, step: _StepInFlight, figures: Sequence[StageFigures], useful: int) -> list[Visit]:
+        here, tokens, trigger = self._clocks.here, step.plan.num_tokens, step.trigger
         first = figures[0]
-        visits = [Visit(news.made, news.sent, news.heard, first.started, first.ended, tokens, useful)]
+        visits = [Visit(trigger.made, trigger.sent, trigger.heard, first.started, first.ended, tokens, useful)]
         sent = first.sent
         for i, each in enumerate(figures[1:], 1):
             received, start, end = here(i, each.received), here(i, each.started), here(i, each.ended)
@@ -278,41 +278,41 @@ class PipelineMetrics:
             sent = here(i, each.sent)
         return visits
 
-    def _count(self, flight: _Flight, visits: Sequence[Visit], useful: int) -> None:
+    def _count(self, step: _StepInFlight, visits: Sequence[Visit], useful: int) -> None:
         window = self._window
         for stage, visit in zip(window.stages, visits, strict=True):
             stage.add(visit, self._activity)
         self._activity.forget(min(stage.until for stage in window.stages))
         if visits[-1].end > window.since:
             window.steps += 1
-            window.tokens += flight.plan.num_tokens
+            window.tokens += step.plan.num_tokens
             window.useful += useful
 
     # -- all stages --------------------------------------------------------------------------
 
     def opened(self, clocks: Clocks, now: float) -> None:
-        """All stages are there for the first time: the first window begins."""
+        """All stages are connected for the first time: the first window begins."""
         self.resumed(clocks, now)
         with self._lock:
             self._window = _Window.of(len(self._names), now)
 
     def resumed(self, clocks: Clocks, now: float) -> None:
-        """All stages are there."""
+        """All stages are connected."""
         with self._lock:
             self._clocks, self._is_whole = clocks, True
-            self._news = _NOT_WAITED_FOR
-            if self._readers:
+            self._trigger = _NOT_WAITED_FOR
+            if self._requests:
                 self._activity.begin(now)
 
     def lost(self, now: float) -> None:
-        """A stage is gone, and what was under way with it; until all are back, nobody could do anything."""
+        """A stage is lost, and the steps under way with it; until all are back, no time counts as active."""
         with self._lock:
-            self._flights.clear()
+            self._in_flight.clear()
             self._is_whole = False
             self._activity.stop(now)
 
     def snapshot(self, now: float, *, reset: bool = False) -> dict[str, Any]:
-        """The window as plain numbers; with ``reset`` another one begins."""
+        """The window as plain numbers; with ``reset`` a new one begins."""
         with self._lock:
             window = self._window
             found = {
@@ -349,7 +349,7 @@ def _clock_dict(reading: ClockReading) -> dict[str, float]:
 
 
 def _is_plausible(figures: Sequence[StageFigures], num_stages: int) -> bool:
-    """Whether every stage reports, in order and with times that can be added: workers are not trusted."""
+    """Whether every stage reported, in order and with finite times: workers are not trusted."""
     return len(figures) == num_stages and all(
         each.stage == i and sum(map(abs, (each.started, each.ended, each.received, each.sent, each.copying))) < _FAR
         for i, each in enumerate(figures)

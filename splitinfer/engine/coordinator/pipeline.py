@@ -1,15 +1,15 @@
-"""The coordinator's view of all stages: open them, send a step through them, hear what came of it.
+"""The coordinator's view of all stages: opens them, sends a step through them, receives its result.
 
-Opening: start the local workers, say hello to all, order all to load (the coordinator loads its own
-layers at the same time), wait until all are ready, join each worker to the next, choose how hidden states cross the
-links, read their clocks. Then a step goes
+Opening: start the local workers, connect to all, send each a Load (the coordinator loads its own layers at the same
+time), wait until all are ready, connect each worker to the next, choose the codec of every link, read the workers'
+clocks. Then a step goes
 
     stage 0 (here) --Step + hidden--> worker 1 --Step + hidden--> worker 2 --Result--> here
 
-Opening it again after a loss is the same thing with what is still there: the own layers stay loaded, so
-do those of the workers that live. Local workers that died are started anew, and so are those that froze:
-a process of ours that stands still is killed, not asked. That comes first, because a new process takes
-longer than all the rest.
+Opening again after a loss is the same with what is still there: the coordinator's own layers stay loaded, and so do
+those of the remaining workers. Local workers that died are started anew, and so are those that froze: a child that does
+not respond is killed without being asked to stop. That comes first, because a new process takes longer than all the
+rest.
 """
 
 import threading
@@ -37,13 +37,13 @@ from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Load, Progress, Ready, Result
 from transports import LinkClosed, TransportError
 
-_DYING = 0.05  # seconds a process may outlive its connections
-_GOSSIP = 0.1  # seconds by which a neighbour may tell of a loss before it is seen here
+_EXIT_SECONDS = 0.05  # a process may outlive its connections by so much
+_NOTICE_SECONDS = 0.1  # a neighbour may report a loss so much earlier than it is noticed here
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
-    """What to open: the layout, and what every stage has to be told."""
+    """What to open: the layout, and what every stage needs to know."""
 
     layout: Layout
     model: str
@@ -51,48 +51,52 @@ class PipelineConfig:
     vocab_size: int
     kv_tokens: int
     connect_timeout: float  # seconds to reach a worker
-    disk: Disk | None = None  # where this machine keeps KV
+    disk: Disk | None = None  # where this machine stores KV
     kv_root: Key = b""  # what the keys of KV on disk begin with
     keys: Keys | None = None  # for encrypted links
 
 
 class Pipeline:
-    """All stages. ``put`` gets an ``Event`` for everything a worker says once the pipeline is open."""
+    """All stages of one layout.
 
-    def __init__(self, order: PipelineConfig, put: Callable[[Event], None], notice: Notice) -> None:
-        self._order, self._put, self._notice = order, put, notice
+    ``put`` receives an ``Event`` for every message of a worker, and for every link's end, once the pipeline is open.
+    ``notice`` receives a stage's number and its progress while it loads.
+    """
+
+    def __init__(self, config: PipelineConfig, put: Callable[[Event], None], notice: Notice) -> None:
+        self._config, self._put, self._notice = config, put, notice
         self._locals: dict[str, LocalWorker] = {}
-        self._worker_group = self._new_crew()
+        self._worker_group = self._new_group()
         self._own: LoadedStage | None = None
-        self._lost: WorkerHandle | None = None  # what the last loss was about
-        self._stuck: WorkerHandle | None = None  # beats, but its engine stands still
+        self._lost: WorkerHandle | None = None  # the worker lost last
+        self._stuck: WorkerHandle | None = None  # sends heartbeats, but its engine makes no progress
         self._closing = threading.Lock()
         self.ready: tuple[Ready, ...] = ()
-        self.codecs: tuple[str, ...] | None = None  # of each link; None: not yet chosen
+        self.codecs: tuple[str, ...] | None = None  # one for each link; None: not yet chosen
         self.clocks = Clocks(())
 
-    def _new_crew(self) -> WorkerGroup:
-        keys = self._order.keys
+    def _new_group(self) -> WorkerGroup:
+        keys = self._config.keys
         return WorkerGroup(self._put, self._notice) if keys is None else WorkerGroup(self._put, self._notice, keys.own)
 
     # -- opening -----------------------------------------------------------------------------
 
     def open(self, connect_timeout: float | None = None) -> None:
-        """Bring all stages up, all sequences forgotten. On the thread that will run the steps, because
-        MLX's work stays on it. ``connect_timeout``: seconds to reach a worker, if not the order's.
+        """Load and connect all stages, with no sequences. Call on the thread that will run the steps, because MLX's
+        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's.
 
         Raises:
-            PeerError, ModelError: with one sentence; the links are closed again.
+            PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
         """
         self.regroup("the pipeline is being opened again")
         worker_group = self._worker_group
         try:
-            self._reach_workers(worker_group, connect_timeout or self._order.connect_timeout)
-            worker_group.load([self._load_order(handle.stage) for handle in worker_group.workers])
+            self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
+            worker_group.load([self._load_command(handle.stage) for handle in worker_group.workers])
             own = self._load_own()
             self.ready = (own.offer(), *worker_group.await_ready())
             worker_group.connect_stages()
-            self._compress(own, worker_group)
+            self._set_codecs(own, worker_group)
             self.clocks = Clocks(worker_group.read_clocks())
         except TransportError as error:
             worker_group.close("the pipeline could not be opened")
@@ -102,10 +106,10 @@ class Pipeline:
             raise
         worker_group.start_delivery()
 
-    def _compress(self, own: LoadedStage, worker_group: WorkerGroup) -> None:
-        """Tell all stages how hidden states cross the links."""
+    def _set_codecs(self, own: LoadedStage, worker_group: WorkerGroup) -> None:
+        """Choose the codec of each link, once, and send it to the stages."""
         if self.codecs is None:
-            wanted = [spec.codec for spec in self._order.layout.stages[1:]]
+            wanted = [spec.codec for spec in self._config.layout.stages[1:]]
             rows = [ready.hidden for ready in self.ready[1:]]
             self.codecs = codecs_of(wanted, rows, lambda: [link.down for link in worker_group.measure_links()])
             for stage, codec in enumerate(self.codecs, 1):
@@ -116,9 +120,9 @@ class Pipeline:
             worker_group.set_codecs(self.codecs[1:])
 
     def regroup(self, reason: str) -> None:
-        """Part with the workers as they are: a new process for each local one that is none any more or
-        stands still, a goodbye to the others, which stay loaded."""
-        worker_group, self._worker_group = self._worker_group, self._new_crew()
+        """Close the links to the workers and begin a new group: local workers that died or froze are started anew, the
+        others stay loaded."""
+        worker_group, self._worker_group = self._worker_group, self._new_group()
         self._kill_lost(worker_group)
         self._stuck = None
         self._start_locals()
@@ -132,13 +136,13 @@ class Pipeline:
                 worker.kill()
 
     def _is_lost(self, handle: WorkerHandle, worker: LocalWorker) -> bool:
-        """Whether a local worker is past being asked. One that only told of another's loss is not."""
+        """Whether a local worker has died or frozen. One that only reported another's loss has not."""
         if handle is self._stuck or handle.is_silent:
             return True
-        return handle.link.closed is not None and worker.ends_within(_DYING)
+        return handle.link.closed is not None and worker.ends_within(_EXIT_SECONDS)
 
     def _reach_workers(self, worker_group: WorkerGroup, timeout: float) -> None:
-        for stage, spec in list(enumerate(self._order.layout.stages))[1:]:
+        for stage, spec in list(enumerate(self._config.layout.stages))[1:]:
             if spec.is_local:
                 self._reach_local(worker_group, stage, spec, timeout)
             else:
@@ -151,65 +155,65 @@ class Pipeline:
                 raise WorkerUnreachable(f"the local worker {spec.name} was stopped while the pipeline was being opened")
             worker_group.connect(stage, spec, worker.address(), timeout)
         except WorkerUnreachable:
-            worker = self._locals.pop(spec.name, None)  # it is ours to end; the next attempt starts another
-            if worker is not None:  # else the pipeline was closed meanwhile, and the worker with it
+            worker = self._locals.pop(spec.name, None)  # the next attempt starts another
+            if worker is not None:  # otherwise the pipeline was closed meanwhile, and the worker with it
                 worker.kill()
             raise
 
     def _start_locals(self) -> None:
-        """Start those that do not run; all begin before the first is waited for."""
-        for name in (spec.name for spec in self._order.layout.stages[1:] if spec.is_local):
+        """Start the local workers that do not run; all are started before the first is waited for."""
+        for name in (spec.name for spec in self._config.layout.stages[1:] if spec.is_local):
             if name in self._locals and not self._locals[name].is_alive:
                 self._locals.pop(name).stop()
             if name not in self._locals:
-                self._locals[name] = take(name, self._order.disk)
+                self._locals[name] = take(name, self._config.disk)
 
     def _load_own(self) -> LoadedStage:
         if self._own is None:
-            name = self._order.layout.stages[0].name
-            self._own = load(self._load_order(0), name, self._own_progress, self._order.disk)
+            name = self._config.layout.stages[0].name
+            self._own = load(self._load_command(0), name, self._own_progress, self._config.disk)
         return self._own
 
-    def _load_order(self, stage: int) -> Load:
-        stages, order = self._order.layout.stages, self._order
+    def _load_command(self, stage: int) -> Load:
+        config, stages = self._config, self._config.layout.stages
         return Load(
-            model=order.model,
-            dtype=order.layout.dtype,
+            model=config.model,
+            dtype=config.layout.dtype,
             stage=stage,
             bounds=(0, *(spec.end for spec in stages)),
-            fingerprint=order.fingerprint,
-            vocab_size=order.vocab_size,
-            kv_tokens=order.kv_tokens,
-            kv_root=order.kv_root,
-            kv_format=order.layout.kv_format,
+            fingerprint=config.fingerprint,
+            vocab_size=config.vocab_size,
+            kv_tokens=config.kv_tokens,
+            kv_root=config.kv_root,
+            kv_format=config.layout.kv_format,
             upstream_key=self._upstream_key(stage),
         )
 
     def _upstream_key(self, stage: int) -> str:
-        stages, keys = self._order.layout.stages, self._order.keys
+        stages, keys = self._config.layout.stages, self._config.keys
         return "" if keys is None or stage == 0 else upstream_key(stages[stage - 1], stages[stage], keys.own)
 
     def _own_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""
         self._notice(0, progress)
         if not self._worker_group.is_whole:
-            self._worker_group.await_ready()  # raises when it comes to that worker's last word
+            self._worker_group.await_ready()  # raises when it reaches that worker's last message
 
     # -- running -----------------------------------------------------------------------------
 
     @property
     def layout(self) -> Layout:
-        """Who holds what."""
-        return self._order.layout
+        """Which stage holds which layers."""
+        return self._config.layout
 
     @property
     def num_stages(self) -> int:
-        """Stages, the coordinator's own among them."""
-        return self._order.layout.num_stages
+        """The number of stages, the coordinator's own included."""
+        return self._config.layout.num_stages
 
     @property
     def rewind(self) -> int | None:
-        """How many tokens every stage's caches can go back."""
+        """How many tokens every stage's caches can be rewound; ``None``: any number."""
         return least_rewind(ready.rewind for ready in self.ready)
 
     @property
@@ -218,24 +222,24 @@ class Pipeline:
         return all(ready.kept is not None for ready in self.ready)
 
     def kept(self) -> tuple[DiskBlock, ...]:
-        """What is on every stage's disk since the pipeline was opened."""
+        """The blocks that were on every stage's disk when the pipeline was opened."""
         if self._own is None or not self.is_on_disk:
             return ()
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
         return self._own.kept(key for key in self.ready[0].kept or () if key in everywhere)
 
     def launch(self, plan: StepPlan) -> Launched:
-        """Begin a step on the coordinator's own layers."""
+        """Launch a step on the coordinator's own layers."""
         assert self._own is not None
         return self._own.runner.launch(plan, None)
 
     def finish(self, launched: Launched) -> Finished:
-        """Wait for the own layers."""
+        """Wait for a step on the coordinator's own layers."""
         assert self._own is not None
         return self._own.runner.finish(launched)
 
     def send(self, done: Finished) -> StepResult | None:
-        """Send a step on; with one stage alone, its result.
+        """Send a step to the next stage; where there is only one stage, return the result.
 
         Raises:
             WorkerLost: the step cannot be sent.
@@ -246,7 +250,7 @@ class Pipeline:
         try:
             send_step(handle.link, handle.session, (), done)
         except LinkClosed:
-            return None  # why it ended is the next thing to be heard of it, and may be another's fault
+            return None  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:
             self._lost = handle
             raise handle.lost(str(error)) from error
@@ -256,18 +260,18 @@ class Pipeline:
         return None
 
     def receive(self, event: Event) -> StepResult | None:
-        """What a worker said: a result, or nothing of interest.
+        """Read a worker's message: the result it carries, or ``None``.
 
         Raises:
             WorkerLost, ProtocolError: the pipeline cannot go on.
         """
         handle, item, _ = event
         if handle not in self._worker_group.workers:
-            return None  # the last words of an earlier crew
+            return None  # late, from an earlier group
         try:
             message = handle.receive(item)
         except WorkerLost as loss:
-            self._lost = handle if isinstance(item, LinkClosed) else self._missed_by(handle)
+            self._lost = handle if isinstance(item, LinkClosed) else self._also_lost(handle)
             if self._lost is None or self._lost is handle:
                 raise
             raise self._lost.lost(_reason(self._lost)) from loss
@@ -277,10 +281,10 @@ class Pipeline:
             return message.result
         return None
 
-    def _missed_by(self, messenger: WorkerHandle) -> WorkerHandle | None:
-        """Another worker that is gone, where the messenger's last words tell only what followed from it."""
-        give_up = time.monotonic() + _GOSSIP
-        others = [handle for handle in self._worker_group.workers if handle is not messenger]
+    def _also_lost(self, reporter: WorkerHandle) -> WorkerHandle | None:
+        """Another worker that is gone, so that the reporter's fault only follows from it."""
+        give_up = time.monotonic() + _NOTICE_SECONDS
+        others = [handle for handle in self._worker_group.workers if handle is not reporter]
         while others:
             for handle in others:
                 if handle.link.closed is not None or handle.is_silent:
@@ -291,19 +295,19 @@ class Pipeline:
         return None
 
     def stuck_worker(self, seconds: float) -> WorkerLost:
-        """The error for a step that does not come back, naming the first worker that has done fewer than
-        the stage before it."""
+        """The error for a step that does not return; it names the first worker that has done fewer steps than the stage
+        before it."""
         workers = self._worker_group.workers
         done = [handle.link.peer_progress for handle in workers]
-        late = next((i for i in range(1, len(workers)) if done[i] < done[i - 1]), 0)
-        handle = self._lost = self._stuck = workers[late]
+        slow = next((i for i in range(1, len(workers)) if done[i] < done[i - 1]), 0)
+        handle = self._lost = self._stuck = workers[slow]
         return WorkerLost(f"worker {handle.spec.name} ({handle.address}) has made no progress for {seconds:.0f} s")
 
     @property
     def remedy(self) -> str:
-        """What brings the worker back that was lost last."""
+        """What brings back the worker that was lost last, as part of a sentence."""
         if self._lost is None:
-            return "it lives, and is being asked again"
+            return "it is still running, and is being connected again"
         if self._lost.spec.is_local:
             return "it is being started again"
         return f"start it there again with: {start_command(self._lost.address)}"
@@ -311,8 +315,8 @@ class Pipeline:
     # -- closing -----------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Say goodbye to all and end the local workers. At most about 2 seconds."""
-        with self._closing:  # who comes second waits, or the process could end before its children
+        """Close all links and end the local workers. At most about 2 seconds."""
+        with self._closing:  # a second caller waits, or the process could end before its children
             self._kill_lost(self._worker_group)
             self._worker_group.close(reason)
             for worker in list(self._locals.values()):
@@ -324,5 +328,5 @@ class Pipeline:
 
 
 def _reason(handle: WorkerHandle) -> str:
-    """Why a worker counts as gone."""
+    """Why a worker is considered gone."""
     return handle.link.closed.reason if handle.link.closed is not None else f"silent for {handle.link.silent_for:.1f} s"

@@ -1,8 +1,8 @@
-"""A request's text side: what its reader sees of the tokens that the scheduler reports.
+"""A request's text: what its reader sees of the tokens that the scheduler reports.
 
-Text is decoded as tokens come and never shows half a character; a stop string is found even when it
-lies across tokens, so text that may become one is held back. Everything is handed to the reader through
-a queue, because the engine's thread must not wait for anybody.
+Text is decoded as tokens come and never contains half a character. A stop string is found even when it lies across
+tokens, so text that may become one is held back. The reader receives everything through a queue, because the engine's
+thread must not wait for it.
 """
 
 import queue
@@ -16,14 +16,14 @@ from splitinfer.core.stops import StopMatcher
 
 
 class Detokenizing(Protocol):
-    """What turns ids into text, one at a time."""
+    """Turns ids into text, one at a time."""
 
     def add(self, token_id: int) -> str:
-        """The text that is now certain."""
+        """Take the next token; return the text that is now certain."""
         ...
 
     def flush(self) -> str:
-        """What is left at the end."""
+        """Return the text still held back."""
         ...
 
 
@@ -38,7 +38,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StreamEvent:
-    """What became known of a request. The last one has a ``finish_reason``; its text may be empty.
+    """New tokens and text of a request. The last event has a ``finish_reason``; its text may be empty.
 
     ``time`` is in seconds since submission.
     """
@@ -53,8 +53,8 @@ class StreamEvent:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """Everything a request gave. ``token_times``: seconds since submission, one per token; [0] is TTFT.
-    ``queue_seconds``: of that, until its prompt began to be read; ``None`` if it never was.
+    """Everything a request produced. ``token_times``: seconds since submission, one per token; [0] is TTFT.
+    ``queue_seconds``: seconds from submission to its first step; ``None`` if there was none.
 
     ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither
     special tokens nor the stop string.
@@ -71,7 +71,7 @@ class RequestOutput:
     queue_seconds: float | None = None
 
     def add(self, event: StreamEvent) -> None:
-        """Take one event in."""
+        """Append one event."""
         self.token_ids += event.token_ids
         self.text += event.text
         self.token_times += [event.time] * len(event.token_ids)
@@ -82,7 +82,7 @@ class RequestOutput:
 
 
 class RequestState:
-    """A request inside the engine. ``sequence`` belongs to the scheduler; ``events`` to the reader."""
+    """A request inside the engine. ``sequence`` belongs to the scheduler, ``events`` to the reader."""
 
     def __init__(self, sequence: Sequence, detokenizer: Detokenizing | None, clock: Callable[[], float]) -> None:
         self.sequence = sequence
@@ -99,12 +99,12 @@ class RequestState:
 
     @property
     def queue_seconds(self) -> float | None:
-        """Seconds from its submission until its prompt began to be read."""
+        """Seconds from its submission to its first step; ``None`` before that."""
         begun = self.sequence.begun_at
         return None if begun is None else begun - self._submitted
 
     def take(self, token: SampledToken, reason: FinishReason | None) -> FinishReason | None:
-        """Pass a token on. Says how the request ends with it: as the scheduler said, or by a stop string."""
+        """Pass a token to the reader. Returns why the request ends with it: ``reason``, or a stop string."""
         is_end_token = token.token_id in self.sequence.end_tokens
         new = self._detokenizer.add(token.token_id) if self._detokenizer is not None and not is_end_token else ""
         update = self._stops.feed(new)
@@ -117,14 +117,14 @@ class RequestState:
         return reason
 
     def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason]:
-        """At the end nothing is held back, unless what was held back completes a stop string."""
+        """The text to show at the end: all that was held back, unless that completes a stop string."""
         update = self._stops.feed(self._detokenizer.flush() if self._detokenizer is not None else "")
         if update.stopped is not None:
             return text + update.text, FinishReason.STOP
         return text + update.text + self._stops.flush(), reason
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """End without a token: aborted, or the pipeline is gone. What was held back is shown."""
+        """End without a token: the request was aborted, or the pipeline failed. Text that was held back is shown."""
         text, reason = self._rest("", reason)
         self._emit((), text, reason, (), error)
 
@@ -136,8 +136,9 @@ class RequestState:
         logprobs: tuple[TokenLogprobs, ...],
         error: str | None = None,
     ) -> None:
-        word = None if reason is None else reason.value
-        self.events.put(StreamEvent(token_ids, text, self._clock() - self._submitted, word, logprobs, error))
+        finish_reason = None if reason is None else reason.value
+        time = self._clock() - self._submitted
+        self.events.put(StreamEvent(token_ids, text, time, finish_reason, logprobs, error))
 
 
 def _logprobs(token: SampledToken) -> tuple[TokenLogprobs, ...]:

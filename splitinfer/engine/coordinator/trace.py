@@ -1,16 +1,17 @@
-"""A picture of the steps: a file for ui.perfetto.dev or chrome://tracing.
+"""Writes the steps to a trace file, for ui.perfetto.dev or chrome://tracing.
 
-It is a JSON array of trace events, one to a line, in which the closing bracket may be missing, so it can be opened
-while it grows and after a crash. There is a track for each stage and one for each link, in the order of a step's way,
-all on the coordinator's clock. Events on a track never overlap, or viewers would draw one below the other:
+The file is a JSON array of trace events, one to a line, in which the closing bracket may be missing, so it can be
+opened while it grows and after a crash. There is a track for each stage and one for each link, in the order in which a
+step passes them, all on the coordinator's clock. Events on a track never overlap, or viewers would draw one below the
+other:
 
     front            [ step 1 ][ step 2 ]
     front to back              [1]        [2]
     back                          [ step 1 ][ step 2 ]
     back to front                           [1]        [2]
 
-A link carries its frames in order, so a frame's event begins when the frame before it has arrived; ``way_ms`` is the
-time since it was sent itself. ``waited_us`` is how long a step lay in front of a stage.
+A link delivers its frames in order, so a frame's event begins when the frame before it has arrived; ``way_ms`` is the
+time since it was sent itself. ``waited_us`` is how long a step waited in a stage's inbox.
 """
 
 import logging
@@ -33,9 +34,9 @@ _PROCESS = 1
 
 @dataclass(frozen=True, slots=True)
 class TracedStep:
-    """One step on its way through all stages and back; seconds on the coordinator's clock.
+    """One step through all stages and back; seconds on the coordinator's clock.
 
-    ``visits`` and ``bytes_sent``: one for each stage. ``sent`` and ``heard``: of the result.
+    ``visits`` and ``bytes_sent``: one for each stage. ``sent`` and ``heard``: when the result was sent and received.
     """
 
     number: int
@@ -50,7 +51,7 @@ class TracedStep:
 
 
 class Trace:
-    """Writes ``path`` step by step, from one thread; may be closed from another.
+    """Writes the steps to ``path``, from one thread; may be closed from another.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -61,7 +62,7 @@ class Trace:
         self._lock = threading.Lock()
         self._zero = time.monotonic_ns()
         self._num_bytes = 0
-        self._until: list[int] = []  # nanoseconds since the beginning, by track: where its last event ends
+        self._until: list[int] = []  # by track: where its last event ends, in nanoseconds since the beginning
         try:
             self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - lives as long as this
         except OSError as error:
@@ -70,7 +71,7 @@ class Trace:
         self._write(b"[\n" + _encoded(_meta("process_name", 0, name="splitinfer")))
 
     def begin(self, names: Sequence[str]) -> None:
-        """Name the tracks: stage, link, stage, link ... A stage alone has no link."""
+        """Name the tracks: stage, link, stage, link ... A single stage has no link."""
         tracks = []
         for here, there in zip(names, (*names[1:], names[0]), strict=True):
             tracks += [here] if len(names) == 1 else [here, f"{here} to {there}"]
@@ -78,7 +79,7 @@ class Trace:
         self._write(b"".join(b",\n" + _encoded(line) for line in _name_tracks(tracks)))
 
     def step(self, step: TracedStep) -> None:
-        """Draw one step."""
+        """Write one step."""
         if self._file.closed:
             return
         lines = [*self._stages(step), *(self._links(step) if len(step.visits) > 1 else ())]
@@ -121,7 +122,7 @@ class Trace:
                 self._put(data)
 
     def _put(self, data: bytes) -> None:
-        """Write whole lines at once, so that a process that dies leaves no half of one."""
+        """Write whole lines at once, so that a process that dies leaves no partial line."""
         try:
             self._file.write(data)
         except OSError as error:

@@ -1,8 +1,7 @@
-"""The workers of one session: reached, greeted, ordered to load, joined to each other.
+"""The workers of one session: connects to them, loads them, connects them to each other, measures their links.
 
-A crew is fail-stop: the first worker that is lost ends it, with one error that names the worker. A
-pipeline that goes on after that makes a new crew; what the old one's links still deliver belongs to
-nobody.
+A group is fail-stop: the first lost worker ends it, with one error that names the worker. A pipeline that continues
+after that makes a new group; what the old one's links still deliver is ignored.
 """
 
 import math
@@ -58,13 +57,13 @@ from transports import (
 )
 from transports.emulated import address_for_others
 
-Notice = Callable[[int, Progress], None]  # stage number, how far it is
-Answer = TypeVar("Answer", bound=Message)
+Notice = Callable[[int, Progress], None]  # stage number, its progress
+Reply = TypeVar("Reply", bound=Message)
 
-_CLOCK_SECONDS, _CLOCK_QUESTIONS = 0.003, 8  # to read one worker's clock; at least one question is asked
-_ANSWER_SECONDS = 60.0  # for an idle engine to answer what takes less than a second; a dead link ends in three
-_LONGEST_NOTE = 300  # characters of what a worker says for a person
-_STANDS_STILL = 2.0  # seconds of silence; heartbeats come five times a second, whatever the engine does
+_CLOCK_SECONDS, _CLOCK_EXCHANGES = 0.003, 8  # to read one worker's clock; at least one exchange is made
+_REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
+_MAX_NOTE = 300  # characters of a worker's note for a person
+_SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
 
 
 def _no_key() -> KeyPair:
@@ -80,17 +79,17 @@ class WorkerHandle:
     address: str
     link: Link
     session: Session = field(default_factory=lambda: Session(opened=True))
-    welcome: Welcome | None = None  # what it said of itself
-    silence_at_end: float | None = None  # seconds since anything was heard of it when its link ended
+    welcome: Welcome | None = None  # its versions, device and free memory
+    silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
 
     @property
     def is_silent(self) -> bool:
-        """Whether the process at the other end seems to stand still: no word of it, not even a goodbye."""
+        """Whether the process at the other end seems frozen: nothing is received from it, not even a goodbye."""
         silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
-        return silence >= _STANDS_STILL
+        return silence >= _SILENCE
 
     def lost(self, reason: str) -> WorkerLost:
-        """The error for this worker being gone."""
+        """The error for the loss of this worker."""
         return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
 
     def send(self, message: Message, *parts: memoryview) -> None:
@@ -102,9 +101,9 @@ class WorkerHandle:
         """Read one message.
 
         Raises:
-            WorkerLost: the link ended, or the worker said it cannot go on.
-            Refused: the worker said no.
-            ProtocolError: it said something that may not follow.
+            WorkerLost: the link ended, or the worker sent a Fault.
+            Refused: the worker sent a Refuse.
+            ProtocolError: the message is not allowed in this state.
         """
         if isinstance(item, LinkClosed):
             raise self.lost(item.reason)
@@ -118,7 +117,7 @@ class WorkerHandle:
 
 
 class Event(NamedTuple):
-    """Something a worker said, or its link's end, and when that had arrived, in seconds on the monotonic clock."""
+    """A worker's frame, or the end of its link, and when it arrived, in seconds on the monotonic clock."""
 
     worker: WorkerHandle
     item: Frame | LinkClosed
@@ -126,25 +125,25 @@ class Event(NamedTuple):
 
 
 class WorkerGroup:
-    """Links to the workers ``at``: (stage number, its spec, its address), in the order of the stages.
+    """Links to the workers, in the order of the stages.
 
-    ``put`` gets an ``Event`` for everything a worker says once ``hand_over`` was called. ``own``: this machine's key
-    pair, where a worker has one.
+    ``put`` receives an ``Event`` for every frame and link's end once ``start_delivery`` was called. ``notice`` receives
+    a stage's number and its progress. ``own``: returns this machine's key pair, where a worker has a key.
     """
 
     def __init__(self, put: Callable[[Event], None], notice: Notice, own: Callable[[], KeyPair] = _no_key) -> None:
         self._put, self._notice, self._own = put, notice, own
         self._session_id = uuid.uuid4().hex
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
-        self._handing_over = threading.Lock()
+        self._delivery_lock = threading.Lock()
         self.workers: list[WorkerHandle] = []
 
     def connect(self, stage: int, spec: StageSpec, address: str, timeout: float) -> None:
-        """Connect to one worker and be welcomed, within ``timeout`` seconds each.
+        """Connect to one worker and complete the handshake, within ``timeout`` seconds each.
 
         Raises:
-            WorkerUnreachable: nobody there, or no answer.
-            Refused: it said no.
+            WorkerUnreachable: nothing listens there, or no answer came.
+            Refused: the worker refused.
         """
         link, note = _connect(spec, address, timeout, options_to(spec.key, self._own))
         self._note(stage, note)
@@ -153,7 +152,7 @@ class WorkerGroup:
             worker.send(Hello("coordinator", machine_name(), self._session_id, own_versions()))
             answer = worker.receive(link.recv(timeout=timeout))
         except (TransportError, PeerError) as error:
-            link.abort("the greeting failed")
+            link.abort("the handshake failed")
             if isinstance(error, PeerError):
                 raise
             raise WorkerUnreachable(f"worker {spec.name} ({address}) did not answer: {error}") from error
@@ -162,14 +161,16 @@ class WorkerGroup:
         link.deliver_to(lambda item: self._deliver(worker, item))
         self.workers.append(worker)
 
-    def load(self, orders: Sequence[Load]) -> None:
-        """Order every worker to load its part; they do so at the same time."""
-        for worker, load in zip(self.workers, orders, strict=True):
+    def load(self, commands: Sequence[Load]) -> None:
+        """Send every worker its Load; all load at the same time."""
+        for worker, load in zip(self.workers, commands, strict=True):
             worker.send(load)
 
     def prepare_to_measure(self) -> list[ClockReading]:
-        """In place of ``order`` and ``await_ready``, where nothing is to be loaded: every worker is told who will bring
-        it what it measures its link with, and its clock is read."""
+        """Prepare workers for link measurements without loading, in place of ``load`` and ``await_ready``.
+
+        Sends every worker the key of the stage before it; returns the workers' clocks.
+        """
         for before, worker in zip((None, *self.workers), self.workers, strict=False):
             worker.send(Expect(upstream_key(before.spec if before else None, worker.spec, self._own)))
         return self.read_clocks()
@@ -180,7 +181,7 @@ class WorkerGroup:
         return all(worker.link.closed is None for worker in self.workers)
 
     def await_ready(self) -> list[Ready]:
-        """Wait until all have loaded, passing on what they report.
+        """Wait until all have loaded; their progress goes to ``notice``.
 
         Raises:
             PeerError: a worker refused, failed or is gone.
@@ -195,7 +196,7 @@ class WorkerGroup:
         return [ready[worker.stage] for worker in self.workers]
 
     def connect_stages(self) -> None:
-        """Every worker but the last opens its data link to the next."""
+        """Have every worker but the last open its data link to the next."""
         for worker, following in zip(self.workers, self.workers[1:], strict=False):
             address, fallback = following.spec.link_transport.addresses(following.address)
             fallback = address_for_others(fallback) if fallback else ""
@@ -208,36 +209,36 @@ class WorkerGroup:
                 self._note(worker.stage + 1, message.note)
 
     def _note(self, stage: int, note: str) -> None:
-        """Say what is to be known about the link that leads to a stage."""
+        """Report a note about the link to a stage."""
         if note:
-            self._notice(stage, Progress("link", 0, 0, note[:_LONGEST_NOTE]))
+            self._notice(stage, Progress("link", 0, 0, note[:_MAX_NOTE]))
 
     def set_codecs(self, codecs: Sequence[str]) -> None:
-        """Tell every worker but the last how to send on the hidden states of prompts."""
+        """Set the codec in which every worker but the last sends the hidden states of prompts."""
         for worker, codec_name in zip(self.workers, codecs, strict=False):
             worker.send(Compress(codec_name))
 
     def read_clocks(self) -> list[ClockReading]:
-        """Ask every worker for the time: for a few milliseconds each, or one question where that takes longer."""
+        """Read every worker's clock: a few milliseconds each, or one exchange where that takes longer."""
         return [self._read_clock(worker) for worker in self.workers]
 
     def _read_clock(self, worker: WorkerHandle) -> ClockReading:
         readings: list[ClockReading] = []
         give_up = time.monotonic() + _CLOCK_SECONDS
-        while not readings or (len(readings) < _CLOCK_QUESTIONS and time.monotonic() < give_up):
-            readings.append(self._ask_clock(worker))
+        while not readings or (len(readings) < _CLOCK_EXCHANGES and time.monotonic() < give_up):
+            readings.append(self._exchange_clock(worker))
         return best(readings)
 
-    def _ask_clock(self, worker: WorkerHandle) -> ClockReading:
+    def _exchange_clock(self, worker: WorkerHandle) -> ClockReading:
         asked = time.monotonic()
         worker.send(ClockAsk())
-        told, event = self._answer(ClockTell)
-        if not math.isfinite(told.received) or not math.isfinite(told.told):
-            raise ProtocolError(f"worker {worker.spec.name} told a time that is none")
-        return exchange(asked, told.received, told.told, event.at)
+        reply, event = self._reply(ClockTell)
+        if not math.isfinite(reply.received) or not math.isfinite(reply.told):
+            raise ProtocolError(f"worker {worker.spec.name} sent an invalid time")
+        return exchange(asked, reply.received, reply.told, event.at)
 
     def measure_links(self) -> list[LinkMeasurement]:
-        """How quick the links between the stages are, from the one to the first worker on: some 0.3 s each.
+        """Measure the links between the stages, beginning with the one to the first worker; some 0.3 s each.
 
         Raises:
             PeerError, TransportError: a worker is gone.
@@ -245,43 +246,43 @@ class WorkerGroup:
         return [*map(self.measure_link, self.workers[:1]), *map(self.measure_next, self.workers[:-1])]
 
     def measure_link(self, worker: WorkerHandle) -> LinkMeasurement:
-        """How quick this machine's own link to a worker is."""
-        return link_probe.measure(lambda exchange: self._ask_echo(worker, exchange))
+        """Measure this machine's own link to a worker."""
+        return link_probe.measure(lambda exchange: self._exchange_echo(worker, exchange))
 
-    def _ask_echo(self, worker: WorkerHandle, exchange: Exchange) -> float:
+    def _exchange_echo(self, worker: WorkerHandle, exchange: Exchange) -> float:
         asked = time.monotonic()
         worker.send(Echo(exchange.back), *link_probe.payload(exchange.there))
-        _, event = self._answer(Echoed)
+        _, event = self._reply(Echoed)
         assert isinstance(event.item, Frame)
         link_probe.check_reply(exchange, event.item)
         return event.at - asked
 
     def measure_next(self, worker: WorkerHandle) -> LinkMeasurement:
-        """How quick a worker's link to the next is."""
+        """Measure a worker's link to the next worker."""
         worker.send(MeasureNext())
-        return self._answer(Measured)[0].figures
+        return self._reply(Measured)[0].figures
 
-    def _answer(self, kind: type[Answer]) -> tuple[Answer, Event]:
-        """What the worker says that was asked; meanwhile another's end is heard, too."""
+    def _reply(self, kind: type[Reply]) -> tuple[Reply, Event]:
+        """Wait for a reply of this kind. Raises, too, if another worker is lost meanwhile."""
         assert self._opening is not None
         while True:
             try:
-                event = self._opening.get(timeout=_ANSWER_SECONDS)
+                event = self._opening.get(timeout=_REPLY_SECONDS)
             except queue.Empty:
-                raise WorkerLost(f"a worker has not answered for {_ANSWER_SECONDS:.0f} s") from None
+                raise WorkerLost(f"a worker has not answered for {_REPLY_SECONDS:.0f} s") from None
             message = event.worker.receive(event.item)
             if isinstance(message, kind):
                 return message, event
 
     def start_delivery(self) -> None:
-        """From now on everything goes to ``put``; what came in between goes first."""
-        with self._handing_over:
+        """Deliver all events to ``put`` from now on, beginning with those that have arrived already."""
+        with self._delivery_lock:
             while self._opening is not None and not self._opening.empty():
                 self._put(self._opening.get())
             self._opening = None
 
     def close(self, reason: str) -> None:
-        """Say goodbye to all, the last stage first, so that nobody takes its neighbour's end for a loss."""
+        """Close all links, the last stage first, so that no worker takes its neighbour's end for a loss."""
         for worker in reversed(self.workers):
             worker.link.close(reason)
 
@@ -294,13 +295,13 @@ class WorkerGroup:
         if isinstance(item, LinkClosed):
             worker.silence_at_end = worker.link.silent_for
         event = Event(worker, item, time.monotonic())
-        with self._handing_over:
+        with self._delivery_lock:
             put = self._put if self._opening is None else self._opening.put
             put(event)
 
 
 def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: LinkRefused) -> str:
-    """What a person can do about a handshake that failed."""
+    """What to do about an encrypted handshake that failed, as a sentence."""
     where = f"worker {spec.name} ({address})"
     if options.security is None:
         return (
@@ -308,13 +309,13 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
             f"as `key:` of stage {spec.name}"
         )
     return (
-        f"{where} cannot be reached with encryption: {error}. If it has not been told of this machine, run there: "
+        f"{where} cannot be reached with encryption: {error}. If it does not admit this machine's key, run there: "
         f"splitinfer pair {options.security.own.public}; if it runs with --insecure, its stage must have no key"
     )
 
 
 def start_command(address: str) -> str:
-    """What a person types on a worker's machine so that it waits at this address."""
+    """The command to run on a worker's machine so that it listens at this address."""
     return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
 
 

@@ -1,1 +1,1 @@
-"""Drafters: whoever guesses the next tokens, on the coordinator."""
+"""Drafters: they propose the next tokens, on the coordinator."""

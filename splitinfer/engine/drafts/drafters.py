@@ -1,11 +1,12 @@
-"""Who guesses the next tokens: one small interface, on the coordinator, on the engine's thread.
+"""The interface of drafters, which run on the coordinator, on the engine's thread; and n-gram lookup.
 
-    prepare     read its prompt, while nobody needs the coordinator
-    drafts      guess after guess that follow a sequence's stream: its tokens, and the drafts under way
-    forget      it has ended
+    prepare     compute a part of a prompt, while the coordinator is idle
+    drafts      yield tokens that may follow a sequence's stream: its tokens, and the drafts under way
+    forget      drop the state of a sequence that has ended
 
-A drafter may be wrong as often as it likes: the last stage takes drafts only where they are what the model itself
-gives. It is told the whole stream every time, and follows rollbacks by comparing it with what it had.
+A drafter cannot change the output, however often it is wrong: the last stage accepts a draft only where it equals the
+token that the model itself gives. It is given the whole stream every time, and finds rollbacks by comparing it with the
+one before.
 """
 
 from collections.abc import Iterator
@@ -19,29 +20,28 @@ NGRAM = "ngram"
 
 
 class Drafter(Protocol):
-    """What the engine needs of one. Guesses are pulled one by one, so that a result can end them in between."""
+    """What the engine needs of a drafter. Drafts are pulled one by one, so that a result can stop them in between."""
 
     @property
     def name(self) -> str:
-        """What it is called in figures."""
+        """Its name in figures."""
         ...
 
     def prepare(self, seq: Sequence) -> bool:
-        """Do a part of what has to be done before a sequence's first guess; whether there was anything to do."""
+        """Do a part of what must be done before a sequence's first draft; whether there was anything to do."""
         ...
 
     def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Up to ``count`` guesses that follow ``seq.stream``, which does not change meanwhile; fewer where it has no
-        more."""
+        """Yield at most ``count`` drafts that follow ``seq.stream``, which does not change meanwhile."""
         ...
 
     def forget(self, seq_id: int) -> None:
-        """The sequence has ended."""
+        """Drop a sequence's state."""
         ...
 
 
 class NGramDrafter:
-    """Looks up what followed before (``core.speculation.ngram``). Costs next to nothing."""
+    """Drafts what followed the same tokens before (``core.speculation.ngram``). Costs next to nothing."""
 
     name = NGRAM
 
@@ -49,11 +49,11 @@ class NGramDrafter:
         self._indices: dict[int, NGramIndex] = {}
 
     def prepare(self, seq: Sequence) -> bool:
-        """Reading on costs nothing that could be done earlier."""
+        """Nothing to do: the index is extended as drafts are pulled."""
         return False
 
     def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Guesses until an ending is new."""
+        """Yield drafts until the last tokens have not occurred before."""
         index = self._indices.setdefault(seq.seq_id, NGramIndex())
         ahead = [*seq.ahead, *seq.drafted]
         for _ in range(count):
@@ -64,5 +64,5 @@ class NGramDrafter:
             yield Draft(token_id)
 
     def forget(self, seq_id: int) -> None:
-        """Its index goes."""
+        """Drop the sequence's index."""
         self._indices.pop(seq_id, None)

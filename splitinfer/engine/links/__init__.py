@@ -1,1 +1,1 @@
-"""Links between stages: which transport carries them, what they were measured to do, which codec they get."""
+"""Links between stages: their transport, their measurement, their codec."""

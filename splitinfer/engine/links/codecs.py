@@ -1,7 +1,7 @@
-"""Which codec each link gets, when a pipeline is opened: what the layout says, and for ``auto`` what is faster.
+"""Chooses each link's codec when a pipeline is opened: the layout's, and for ``auto`` the faster one.
 
-Once chosen it stays for the pipeline's life, also when a lost worker comes back on another link: what is computed
-again must see the same rounding.
+The choice stays as long as the pipeline, even when a lost worker comes back on another link: what is computed again
+must see the same rounding.
 """
 
 import logging
@@ -24,15 +24,15 @@ _ROWS, _TRIALS = 256, 3  # packed and unpacked to see how long it takes
 
 
 def codecs_of(wanted: Seq[str], rows: Seq[TensorSpec | None], bandwidths: Callable[[], Seq[float]]) -> tuple[str, ...]:
-    """The codec of each link, for rows of hidden states like ``rows``; ``bandwidths``: measures the links, bytes a
-    second, and is asked only if one is to be chosen."""
+    """The codec of each link, for rows of hidden states like ``rows``. ``bandwidths`` measures the links, in bytes per
+    second; it is called only if ``auto`` is among the ``wanted``."""
     if AUTO in wanted:
         wanted = choose(wanted, [_is_worth(*link) for link in zip(wanted, rows, bandwidths(), strict=True)])
     return tuple(_of_use(codec, row) for codec, row in zip(wanted, rows, strict=True))
 
 
 def _of_use(codec: str, row: TensorSpec | None) -> str:
-    """``codec``, unless it would make nothing smaller."""
+    """``codec``, or NONE where it would make rows no smaller."""
     if codec == NONE or row is None or packs(codec, prod(row.shape), row.dtype):
         return codec
     log.info("codec %s makes hidden states of %s no smaller; they go as they are", codec, row.dtype)
@@ -54,12 +54,12 @@ def _is_worth(wanted: str, row: TensorSpec | None, bytes_per_second: float) -> b
 
 
 def seconds_per_row(codec: str, row: TensorSpec, num_rows: int = _ROWS) -> float:
-    """What packing and unpacking a row takes here, of ``num_rows`` at once; the median of some trials."""
+    """Seconds for packing and unpacking a row on this machine, ``num_rows`` at once; the median of some trials."""
     dtype = dtype_of(row.dtype)
     rows = mx.random.normal((num_rows, prod(row.shape))).astype(dtype)
     mx.eval(rows)
     found = []
-    for _ in range(_TRIALS + 1):  # the first makes kernels
+    for _ in range(_TRIALS + 1):  # the first compiles kernels
         began = time.perf_counter()
         mx.eval(unpack(codec, pack(codec, rows)[1], dtype))
         found.append(time.perf_counter() - began)

@@ -1,8 +1,9 @@
-"""Asking and answering the questions of ``core.metrics.link_measurement`` on links that are open.
+"""The exchanges of ``core.metrics.link_measurement`` on open links: sends echoes, and replies to them.
 
-Whoever asks is an engine in the middle of a conversation, and hears all its links in one inbox. The coordinator waits
-there for its answer (``WorkerGroup``); a worker answers its own coordinator later, so what comes from the next stage
-meanwhile is kept apart for it (``NextStage``)."""
+The engine that measures receives from all its links in one inbox. The coordinator waits there for the replies
+(``WorkerGroup``). A worker cannot: its inbox also holds other links' events, which come later, so the replies of the
+next stage go to a queue of their own (``NextStage``).
+"""
 
 import queue
 import random
@@ -16,11 +17,11 @@ from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire.messages import Echo, Echoed, Fault
 from transports import Frame, LinkClosed
 
-PATIENCE = 10.0  # seconds for one answer; a link that is dead ends sooner, and by itself
+PATIENCE = 10.0  # seconds for one reply; a dead link ends sooner, and by itself
 
 
 def measure(ask: Callable[[Exchange], float]) -> LinkMeasurement:
-    """A link's figures. ``ask`` makes one exchange and gives its seconds."""
+    """Measure a link. ``ask`` makes one exchange and returns its seconds."""
     asking = probe()
     exchange = next(asking)
     while True:
@@ -33,20 +34,20 @@ def measure(ask: Callable[[Exchange], float]) -> LinkMeasurement:
 
 @cache
 def _noise() -> memoryview:
-    """Bytes that no layer on the way makes fewer, and the only ones that are ever sent: echoes take no memory."""
+    """Random bytes, which no layer below can compress. All echoes send these, so they take no memory of their own."""
     return memoryview(random.Random(0).randbytes(MOST_BYTES))
 
 
 def payload(num_bytes: int) -> tuple[memoryview, ...]:
-    """A frame's parts with so many bytes. They never change, so a frame may be sent without copying them."""
+    """The parts of a frame with ``num_bytes`` bytes. These never change, so they may be sent without a copy."""
     return (_noise()[:num_bytes],) if num_bytes else ()
 
 
 def reply_to(echo: Echo, frame: Frame) -> tuple[memoryview, ...]:
-    """What a stage answers with.
+    """The parts of the reply to an echo.
 
     Raises:
-        ProtocolError: the question had more bytes than one has.
+        ProtocolError: the echo carries more bytes than is allowed.
     """
     if _num_bytes(frame) > MOST_BYTES or len(frame.parts) > 1:
         raise ProtocolError(f"an echo came with {_num_bytes(frame):,} bytes in {len(frame.parts)} payloads")
@@ -54,7 +55,7 @@ def reply_to(echo: Echo, frame: Frame) -> tuple[memoryview, ...]:
 
 
 def check_reply(exchange: Exchange, frame: Frame) -> None:
-    """Raises ProtocolError: other bytes came than were asked for."""
+    """Raises ProtocolError if the reply has another number of bytes than was asked for."""
     if _num_bytes(frame) != exchange.back:
         raise ProtocolError(f"{exchange.back:,} bytes were to be echoed, and {_num_bytes(frame):,} came")
 
@@ -64,46 +65,46 @@ def _num_bytes(frame: Frame) -> int:
 
 
 class NextStage:
-    """A worker's data link. What comes on it goes to ``deliver``, but answers to ``measure`` do not."""
+    """A worker's data link to the next stage. What arrives on it goes to ``deliver``, except replies to ``measure``."""
 
     def __init__(self, connection: Connection, deliver: Callable[[Frame | LinkClosed], None]) -> None:
         self._connection, self._deliver = connection, deliver
-        self._answers: queue.SimpleQueue[tuple[Frame | LinkClosed, float]] | None = None
+        self._replies: queue.SimpleQueue[tuple[Frame | LinkClosed, float]] | None = None
         self.link, self.session = connection.link, connection.session
         self.link.deliver_to(self._arrived)
 
     def measure(self) -> LinkMeasurement:
-        """How quick the link is. On the thread that sends on it.
+        """Measure the link. Call on the thread that sends on it.
 
         Raises:
             PeerError, TransportError: the next stage is gone, or does not answer.
         """
-        self._answers = queue.SimpleQueue()
+        self._replies = queue.SimpleQueue()
         try:
             return measure(self._ask)
         finally:
-            self._answers = None
+            self._replies = None
 
     def _arrived(self, item: Frame | LinkClosed) -> None:
-        answers = self._answers
-        if answers is None:
+        replies = self._replies
+        if replies is None:
             self._deliver(item)
         else:
-            answers.put((item, time.monotonic()))
+            replies.put((item, time.monotonic()))
 
     def _ask(self, exchange: Exchange) -> float:
-        assert self._answers is not None
+        assert self._replies is not None
         asked = time.monotonic()
         self._connection.send(Echo(exchange.back), *payload(exchange.there))
         try:
-            item, heard = self._answers.get(timeout=PATIENCE)
+            item, heard = self._replies.get(timeout=PATIENCE)
         except queue.Empty:
             raise PeerError(f"{self._connection.name} has not answered for {PATIENCE:.0f} s") from None
         if isinstance(item, LinkClosed):
             raise PeerError(f"{self._connection.name} is gone: {item.reason}")
-        answer = self._connection.receive(item)
-        if isinstance(answer, Fault):
-            raise PeerError(f"{self._connection.name} cannot go on: {answer.reason}")
-        assert isinstance(answer, Echoed)
+        reply = self._connection.receive(item)
+        if isinstance(reply, Fault):
+            raise PeerError(f"{self._connection.name} cannot go on: {reply.reason}")
+        assert isinstance(reply, Echoed)
         check_reply(exchange, item)
         return heard - asked

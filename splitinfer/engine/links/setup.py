@@ -1,4 +1,4 @@
-"""A link to another stage, carried as its layout says, or, if it may be, by tcp."""
+"""Connects to another stage by the transport of the layout, or by tcp where that is unavailable and allowed."""
 
 import logging
 from typing import NamedTuple
@@ -9,17 +9,17 @@ log = logging.getLogger(__name__)
 
 
 class Reached(NamedTuple):
-    """A link; ``note`` is why it is not carried as was preferred, empty if it is."""
+    """A link. ``note``: why it does not use the preferred transport; empty if it does."""
 
     link: Link
     note: str = ""
 
 
 def reach(address: str, fallback: str, timeout: float, options: LinkOptions) -> Reached:
-    """A link to ``address``, or to ``fallback`` (unless empty) where what should carry it is not to be had.
+    """Connect to ``address``, or to ``fallback`` (unless empty) where the transport of ``address`` is unavailable.
 
     Raises:
-        TransportError: as ``transports.connect`` does; TransportUnavailable only without a fallback.
+        TransportError: as ``transports.connect``; TransportUnavailable only without a fallback.
     """
     try:
         return Reached(connect(address, timeout=timeout, options=options))

@@ -1,2 +1,1 @@
-"""One stage, the same on the coordinator and on every worker: loading it, running plans on it, sampling, its KV on
-disk."""
+"""One stage, the same on the coordinator and on every worker: loading, running plans, sampling, KV on disk."""

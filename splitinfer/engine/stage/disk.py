@@ -1,8 +1,8 @@
-"""A stage's blocks between memory and disk: arrays to bytes and back, and what the coordinator hears of it.
+"""A stage's blocks between memory and disk: arrays to bytes and back, and the keys reported to the coordinator.
 
-The group of files a stage reads and writes is named by everything its KV depends on: what the coordinator says of the
-model and the formats, and what this machine makes of it (dtype, device, BLAS). So a change of any of these finds an
-empty folder, and nothing has to be compared.
+The group of files that a stage reads and writes is named after everything its KV depends on: the model and the formats,
+which the coordinator sends, and this machine's dtype, device and BLAS. So after a change of any of these the folder is
+empty, and nothing has to be compared.
 """
 
 import hashlib
@@ -22,35 +22,35 @@ from splitinfer.wire.messages import Load
 log = logging.getLogger(__name__)
 
 
-def group_of(order: Load, dtype: str | None) -> str:
+def group_of(command: Load, dtype: str | None) -> str:
     """The name of the group of files for a stage that computes in ``dtype`` (``None``: as the weights are)."""
     arithmetic = f"{dtype} {device_name()} {'openblas' if has_openblas() else ''}"
-    return hashlib.blake2b(order.kv_root + arithmetic.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(command.kv_root + arithmetic.encode(), digest_size=8).hexdigest()
 
 
 class StageDisk:
-    """The files of a stage whose own caches are at ``places``, and whose blocks look like ``sample``."""
+    """The block files of a stage whose own caches are at ``places``, and whose blocks are shaped like ``sample``."""
 
     def __init__(self, store: KVStore, places: list[int], sample: KVBlock) -> None:
         self._store, self._places, self._sample = store, places, sample
 
     @classmethod
-    def open(cls, disk: Disk, order: Load, dtype: str | None, places: list[int], sample: KVBlock) -> "StageDisk":
-        """The files for a stage that was loaded by ``order``."""
-        about = {"model": order.model, "dtype": dtype or "as the weights", "device": device_name()}
-        store = KVStore(disk, group_of(order, dtype), (order.start, order.end), about)
+    def open(cls, disk: Disk, command: Load, dtype: str | None, places: list[int], sample: KVBlock) -> "StageDisk":
+        """The block files of the stage that ``command`` loads."""
+        about = {"model": command.model, "dtype": dtype or "as the weights", "device": device_name()}
+        store = KVStore(disk, group_of(command, dtype), (command.start, command.end), about)
         return cls(store, places, sample)
 
     def offer(self) -> tuple[Key, ...]:
-        """The keys of what is here."""
+        """The keys of the stored blocks."""
         return self._store.offer()
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-        """The tokens of these blocks, as far as their files can be read."""
+        """These blocks with their tokens, as far as their files can be read."""
         return tuple(record.kept for record in self._store.headers(keys))
 
     def write(self, save: Save, block: KVBlock) -> None:
-        """Write a block that has been computed, behind."""
+        """Write a computed block, in the background."""
         parts = parts_of(block, self._places)
         if parts is None:
             return
@@ -58,7 +58,7 @@ class StageDisk:
         self._store.put(record, [to_buffer(array) for part in parts for array in part.arrays])
 
     def read(self, fetch: Fetch) -> KVBlock | None:
-        """A block; ``None`` where it is not, or not what the plan says."""
+        """Read a block; ``None`` if it is not stored, or is not what the plan says."""
         found = self._store.get(fetch.key)
         if found is None:
             return None
@@ -70,21 +70,21 @@ class StageDisk:
             return None
 
     def touch(self, keys: list[Key]) -> None:
-        """These were of use just now."""
+        """Mark these blocks as used now."""
         if keys:
             self._store.touch(keys)
 
     def erase(self, keys: tuple[Key, ...]) -> None:
-        """Nobody will ask for these again."""
+        """Remove blocks that will not be fetched again."""
         if keys:
             self._store.erase(keys)
 
     def written(self) -> tuple[Key, ...]:
-        """What has come to the disk since this was asked last."""
+        """The keys of the blocks written since the last call."""
         return self._store.written()
 
     def close(self, seconds: float) -> None:
-        """Write what is still to be written, for so long."""
+        """Write the blocks still in the queue, for at most ``seconds``."""
         self._store.close(seconds)
 
 
@@ -93,7 +93,7 @@ def _described(part: BlockPart) -> Part:
 
 
 def _parts(file: Found) -> Iterable[BlockPart]:
-    """A file's parts as arrays. Slots are checked by whoever looks for them."""
+    """A file's parts as arrays. Slots are checked by the caller."""
     buffers = iter(file.buffers)
     for part in file.record.parts:
         arrays = tuple(array_of(spec, next(buffers)) for spec in part.arrays)

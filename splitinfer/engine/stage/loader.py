@@ -1,7 +1,8 @@
-"""From a ``Load`` order to a stage that runs: the same steps on the coordinator and on a worker.
+"""Carries out a ``Load`` command: the same steps on the coordinator and on a worker.
 
-open -> survey -> compare fingerprints -> does it fit? -> fetch files -> read weights. What it needs and
-what is free is reported before anything is read.
+    open -> compare fingerprints -> survey -> check memory -> fetch files -> read weights
+
+The memory that is needed and that is free is reported before anything is read.
 """
 
 import gc
@@ -29,90 +30,86 @@ from splitinfer.wire.messages import Load, Progress, Ready
 
 log = logging.getLogger(__name__)
 
-_MOST_OFF = 0.7  # relative error by few bits of KV; more, and something else is wrong
-_WRITE = 1.0  # seconds for KV still to be written to disk, when the stage goes
+_MAX_ERROR = 0.7  # relative, by quantized KV; a larger one is not rounding
+_WRITE_SECONDS = 1.0  # for KV still to be written to disk, when the stage is closed
 
 Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, and what it is. ``disk``: where it keeps KV, if it does."""
+    """A stage in memory, and the command that loaded it. ``disk``: its KV on disk, if it stores any."""
 
-    order: Load
+    command: Load
     runner: StageRunner
     ready: Ready
     disk: StageDisk | None
 
     def offer(self) -> Ready:
-        """What it is and has at the moment, with nobody's KV in memory."""
+        """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
         kept = None if self.disk is None else self.disk.offer()
         return replace(self.ready, free_bytes=free_bytes(), kept=kept)
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
-        """The tokens of these blocks, as far as they are on this stage's disk."""
+        """These blocks with their tokens, as far as they are on this stage's disk."""
         return () if self.disk is None else self.disk.kept(keys)
 
     def close(self) -> None:
-        """Write the KV that is still to be written, for as long as somebody who ends a process would wait."""
+        """Write the KV that is still to be written, for at most a second, because the process is about to end."""
         if self.disk is not None:
-            self.disk.close(_WRITE)
+            self.disk.close(_WRITE_SECONDS)
 
-    def serves(self, order: Load) -> bool:
-        """Whether this carries the order out as it is: the same but for KV, and room for as much of that; who brings
-        the hidden states is another matter."""
-        same = replace(self.order, kv_tokens=order.kv_tokens, upstream_key=order.upstream_key)
-        return order.kv_tokens <= self.order.kv_tokens and same == order
+    def serves(self, command: Load) -> bool:
+        """Whether this stage can serve ``command`` without reloading: it differs at most in ``upstream_key``, and in a
+        ``kv_tokens`` for which there is room."""
+        same = replace(self.command, kv_tokens=command.kv_tokens, upstream_key=command.upstream_key)
+        return command.kv_tokens <= self.command.kv_tokens and same == command
 
 
-def load(order: Load, name: str, report: Report, disk: Disk | None = None) -> LoadedStage:
-    """Carry out a Load order. ``name`` is the stage's, for messages; ``disk`` is for KV, if the order asks for it.
+def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> LoadedStage:
+    """Load a stage. ``name``: the stage's, for messages. ``disk``: where to store KV, if the command asks for that.
 
     Raises:
-        ModelError: the model is not here, is another one, cannot be cut there, or does not fit.
+        ModelError: the model is not here, has other weights, cannot be cut there, or does not fit.
     """
-    checkpoint = open_model(order.model)
-    difference = order.fingerprint.difference(checkpoint.fingerprint())
+    checkpoint = open_model(command.model)
+    difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
-        raise ModelError(f"{name} has other weights for {order.model} than the coordinator: {difference}")
-    dtype = resolve_dtype(order.dtype, gpu=on_gpu())
-    found = survey(checkpoint, order.start, order.end, dtype, format_of(order.kv_format))
-    free = check_fit(found.need, order.kv_tokens, f"stage {name} (layers {order.start} to {order.end - 1})")
-    report(Progress("survey", 0, found.need.weights, found.need.sentence(order.kv_tokens, free)))
-    fetch(
-        order.model, checkpoint, found.files, lambda done, total, file: report(Progress("download", done, total, file))
-    )
-    set_limits(found.need, order.kv_tokens)
-    return _read(order, checkpoint, found, dtype, report, disk if order.kv_root else None)
+        raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
+    dtype = resolve_dtype(command.dtype, gpu=on_gpu())
+    found = survey(checkpoint, command.start, command.end, dtype, format_of(command.kv_format))
+    free = check_fit(found.need, command.kv_tokens, f"stage {name} (layers {command.start} to {command.end - 1})")
+    report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free)))
+    fetch(command.model, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
+    set_limits(found.need, command.kv_tokens)
+    return _read(command, checkpoint, found, dtype, report, disk if command.kv_root else None)
 
 
 def _read(
-    order: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None, report: Report, disk: Disk | None
+    command: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None, report: Report, disk: Disk | None
 ) -> LoadedStage:
-    model = load_stage(
-        checkpoint, found, order.start, order.end, dtype, lambda done, total: report(Progress("load", done, total))
-    )
+    model = load_stage(checkpoint, found, command.start, command.end, dtype, lambda *at: report(Progress("load", *at)))
     use_transposed_products(model.whole)
-    kv_format = format_of(order.kv_format)
+    kv_format = format_of(command.kv_format)
     if kv_format is not None:
-        off = off_by(model, kv_format)
-        log.info("with KV as %s the stage's output differs by %.2g", kv_format.name, off)
-        if not off <= _MOST_OFF:
+        error = off_by(model, kv_format)
+        log.info("with KV as %s the stage's output differs by %.2g", kv_format.name, error)
+        if not error <= _MAX_ERROR:
             raise ModelError(
-                f"KV as {kv_format.name} changes what layers {order.start} to {order.end - 1} compute by "
-                f"{100 * off:.0f} %, which is more than rounding; use another kv_format"
+                f"KV as {kv_format.name} changes what layers {command.start} to {command.end - 1} compute by "
+                f"{100 * error:.0f} %, which is more than rounding; use another kv_format"
             )
     need, trial = found.need, try_blocks(model)
     if trial.sample is None:
-        log.info("no KV is kept for other requests: %s", trial.why_not)
+        log.info("no KV is cached for other requests: %s", trial.why_not)
     on_disk = (
-        StageDisk.open(disk, order, dtype, model.own_places, trial.sample)
+        StageDisk.open(disk, command, dtype, model.own_places, trial.sample)
         if disk is not None and trial.sample is not None
         else None
     )
     ready = Ready(
-        stage=order.stage,
+        stage=command.stage,
         weight_bytes=need.weights,
         kv_bytes_per_token=need.kv_per_token,
         kv_bytes_fixed=need.kv_fixed,
@@ -124,16 +121,17 @@ def _read(
         hidden=_row(model),
         device=device_name(),
     )
-    runner = StageRunner(model, order.stage, order.vocab_size, on_disk)
+    runner = StageRunner(model, command.stage, command.vocab_size, on_disk)
     runner.prepare()
-    # Modules and layers stay. A full collection of garbage, in the middle of some step, takes 60 ms to look
-    # at them again, and none without.
+    # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
+    # them, and next to nothing once they are frozen.
     gc.collect()
     gc.freeze()
-    return LoadedStage(order, runner, ready, on_disk)
+    return LoadedStage(command, runner, ready, on_disk)
 
 
 def _row(model: StageModel) -> TensorSpec | None:
+    """One row of the hidden states that the stage takes; ``None`` for the first stage."""
     if model.hidden_spec is None:
         return None
     width, dtype = model.hidden_spec

@@ -1,11 +1,10 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-Work is split in two, because MLX is asynchronous: ``launch`` builds the graph and hands it to the
-device, ``finish`` waits for it. Between the two the loop may launch the next step, so the device
-never waits for Python.
+A step is split in two, because MLX is asynchronous: ``launch`` builds the graph and hands it to the device, ``finish``
+waits for it. Between the two the loop may launch the next step, so the device never waits for Python.
 
-Drafts are verified on the last stage, which therefore knows first that some are void: slices behind a wrong draft
-are not computed there, and answered with no tokens.
+Drafts are verified on the last stage, which is therefore the first to know that some slices are void: those behind a
+wrong draft are not computed there, and their results have no tokens.
 """
 
 import logging
@@ -47,8 +46,8 @@ def launches_ahead() -> bool:
 
 @dataclass(slots=True)
 class _History:
-    """A sequence's tokens on the last stage, where penalties look back on them, and what was sampled to follow them.
-    Positions before ``num_prompt`` are its prompt's."""
+    """A sequence's tokens, for penalties and for verification, and the token sampled last. Positions before
+    ``num_prompt`` are its prompt's."""
 
     params: SamplingParams
     seed: int
@@ -57,7 +56,7 @@ class _History:
     next: int | None = None
 
     def rows(self, part: Slice) -> Iterator[Row]:
-        """The rows of a slice that want logits, after its tokens have been taken in."""
+        """Append a slice's tokens; yield its rows that need logits."""
         self.tokens[part.start :] = part.token_ids
         for position in range(part.end - part.num_logits + 1, part.end + 1):
             recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
@@ -68,32 +67,32 @@ class _History:
         return part.is_void(len(self.tokens), self.next)
 
     def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
-        """Of the tokens sampled for a slice those that count; wrong drafts are forgotten."""
-        counts = tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
-        if counts:
-            del self.tokens[part.end - part.num_logits + len(counts) :]
-            self.next = counts[-1].token_id
-        return counts
+        """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""
+        accepted = tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
+        if accepted:
+            del self.tokens[part.end - part.num_logits + len(accepted) :]
+            self.next = accepted[-1].token_id
+        return accepted
 
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """Stored KV, copied for sequences that begin with it."""
+    """The cost of copying stored KV for sequences that begin with it."""
 
     num_bytes: int = 0
     seconds: float = 0.0
 
     @classmethod
     def now(cls, arrays: list[mx.array]) -> "_Copied":
-        """Copy, and wait for it: rare, short, and otherwise nobody could say what it costs."""
+        """Copy, and wait for it: it is rare and short, and its cost could not be measured otherwise."""
         began = time.monotonic()
         mx.eval(arrays)
         return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
 
 
 @dataclass(slots=True)
-class _TakenIn:
-    """What a plan said but for its slices, carried out."""
+class _Applied:
+    """What carrying out a plan's commands other than its slices has left."""
 
     pending: list[mx.array]  # arrays to be computed with the step
     copied: _Copied
@@ -107,20 +106,20 @@ class Launched:
     """A step under way on the device."""
 
     plan: StepPlan
-    slices: tuple[Slice, ...]  # those that are computed
+    slices: tuple[Slice, ...]  # those that are computed here
     started: float
     hidden: mx.array | None
     packed: PackedRows | None
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
-    last_write: mx.array | None  # one element of the last cache written: there when the step is done
-    taken_in: _TakenIn
+    last_write: mx.array | None  # one element of the last cache written: evaluated when the step is done
+    applied: _Applied
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step done: [T, d] hidden states on an earlier stage, sampled tokens on the last one. ``packed``: those rows of
-    the hidden states that are to cross the link in fewer bytes."""
+    """A completed step: [T, d] hidden states on an earlier stage, sampled tokens on the last one. ``packed``: the rows
+    of the hidden states that cross the link in fewer bytes."""
 
     plan: StepPlan
     figures: StageFigures
@@ -129,7 +128,7 @@ class Finished:
     sampled: tuple[SampledSlice, ...]
 
     def reduced_to(self, plan: StepPlan) -> "Finished":
-        """The same step with fewer slices."""
+        """The same step with only the slices of ``plan``."""
         if plan is self.plan:
             return self
         rows, at = list[int](), 0
@@ -151,12 +150,12 @@ class StageRunner:
         self._sampler = Sampler(vocab_size)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, _History] = {}
-        self._keys: dict[int, Key] = {}  # of the blocks that are on disk, too
+        self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
         self._idle_since = time.monotonic()
         self._codec = NONE
 
     def use_codec(self, codec: str) -> None:
-        """How prompts' rows go to the next stage from now on (``core.wire_codec``)."""
+        """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
         self._codec = codec
 
     @property
@@ -165,11 +164,11 @@ class StageRunner:
         return self._pool
 
     def prepare(self) -> None:
-        """Find out how steps of many sequences run here, so that the first of them need not."""
+        """Choose how steps of many sequences are computed here, so that the first such step is not delayed by it."""
         log.info("many sequences run by %s", self._step.way.value)
 
     def reset(self) -> None:
-        """Forget every sequence, and how rows go to the next stage."""
+        """Forget every sequence and block, and the codec to the next stage."""
         self._codec = NONE
         self._pool.clear()
         self._histories.clear()
@@ -177,24 +176,24 @@ class StageRunner:
         self._idle_since = time.monotonic()
 
     def launch(self, plan: StepPlan, hidden: mx.array | None) -> Launched:
-        """Begin a step. ``hidden``: [T, d] of all its slices in order; ``None`` on the first stage.
+        """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
 
         Raises:
-            ProtocolError: a plan that does not fit what this stage has.
+            ProtocolError: the plan does not fit this stage.
         """
         started = time.monotonic()
         self._check(plan, hidden)
-        taken_in = self._take_in(plan)
+        applied = self._apply(plan)
         slices, hidden = self._without_void(plan, hidden)
         parts = []
         for part in slices:
             caches = self._pool.at(part.seq_id, part.start)
             if part.num_drafts:
-                taken_in.pending += self._pool.remember(part.seq_id)
+                applied.pending += self._pool.remember(part.seq_id)
             parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits))
         outputs = self._step.run(parts, [t for part in slices for t in part.token_ids], hidden) if parts else []
-        # A state that is not on the way to the output would let the graph grow from step to step.
-        pending = [*taken_in.pending, *arrays_to_evaluate(parts)]
+        # A state that the output does not depend on would otherwise let the graph grow from step to step.
+        pending = [*applied.pending, *arrays_to_evaluate(parts)]
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
         rows: tuple[Row, ...] = ()
         choices: tuple[Choice, ...] = ()
@@ -207,10 +206,10 @@ class StageRunner:
         mx.async_eval(  # type: ignore[no-untyped-call]
             *_arrays(joined, packed, choices), *pending, *([] if last_write is None else [last_write])
         )
-        return Launched(plan, slices, started, joined, packed, rows, choices, last_write, taken_in)
+        return Launched(plan, slices, started, joined, packed, rows, choices, last_write, applied)
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
-        """The prompts' rows of a step, in fewer bytes, if the link to the next stage wants that."""
+        """The prompts' rows of a step, packed, if the link to the next stage has a codec."""
         if self._codec == NONE or self._model.is_last or hidden is None:
             return None
         rows, at = list[int](), 0
@@ -222,11 +221,12 @@ class StageRunner:
         return PackedRows.of(self._codec, hidden, rows) if rows else None
 
     def needs_verdict(self, plan: StepPlan) -> bool:
-        """Whether a step under way has to be finished before this one is launched, because it says what is void."""
+        """Whether the step under way must be finished before this one is launched, because it decides which slices are
+        void."""
         return self._model.is_last and any(part.begins_with_draft for part in plan.slices)
 
     def _without_void(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
-        """The slices to be computed, and their rows."""
+        """The slices to compute, and their rows."""
         if not self.needs_verdict(plan):
             return plan.slices, hidden
         keep, rows, at = list[Slice](), list[int](), 0
@@ -241,19 +241,19 @@ class StageRunner:
         return tuple(keep), hidden
 
     def _check(self, plan: StepPlan, hidden: mx.array | None) -> None:
-        """Refuse a plan that cannot be carried out here."""
+        """Raise ProtocolError for a plan that cannot be carried out here."""
         rows, wanted = 0 if hidden is None else hidden.shape[0], 0 if self._model.is_first else plan.num_tokens
         if rows != wanted:
             raise ProtocolError(
                 f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
             )
         known = range(self._num_ids if self._num_ids is not None else 2**31)
-        stray = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
-        if stray is not None:
-            raise ProtocolError(f"step {plan.step} has token id {stray}, and the model has {len(known):,}")
+        unknown = next((t for part in plan.slices for t in part.token_ids if t not in known), None)
+        if unknown is not None:
+            raise ProtocolError(f"step {plan.step} has token id {unknown}, and the model has {len(known):,}")
 
-    def _take_in(self, plan: StepPlan) -> _TakenIn:
-        """Everything a plan says but its slices."""
+    def _apply(self, plan: StepPlan) -> _Applied:
+        """Carry out a plan's commands other than its slices: save, free, drop, fetch, open, erase."""
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
         for seq_id in plan.freed:
             self._pool.free(seq_id)
@@ -275,10 +275,10 @@ class StageRunner:
             begun = {block_id for new in plan.new for block_id in new.blocks}
             self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
         pending = [array for _, block in saved for array in block.arrays()]
-        return _TakenIn(pending, _Copied.now(copied), for_disk, fetching, lacking)
+        return _Applied(pending, _Copied.now(copied), for_disk, fetching, lacking)
 
     def _fetch(self, fetch: Fetch) -> bool:
-        """Read a block from disk; whether it could be."""
+        """Read a block from disk into the pool; whether that succeeded."""
         block = None if self._disk is None else self._disk.read(fetch)
         if block is None:
             return False
@@ -291,15 +291,15 @@ class StageRunner:
         outputs = _arrays(launched.hidden, launched.packed, launched.choices)
         mx.eval(*outputs, *([] if launched.last_write is None else [launched.last_write]))
         tokens = read(launched.choices, launched.rows)
-        # A step launched before the one before it was done began, for the device, when that was done.
+        # A step launched while the one before it ran began, on the device, when that one ended.
         started, ended = max(launched.started, self._idle_since), time.monotonic()
         rows = sum(len(part.token_ids) for part in launched.slices)
-        figures = self._figures(launched.taken_in, started, ended, rows)
+        figures = self._figures(launched.applied, started, ended, rows)
         self._idle_since = ended
         return Finished(launched.plan, figures, launched.hidden, launched.packed, self._verdicts(launched, tokens))
 
     def _verdicts(self, launched: Launched, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
-        """What each slice that wanted tokens gets: on the last stage. Void ones get none."""
+        """The tokens of each slice with logits, on the last stage; void slices get none."""
         if not self._model.is_last:
             return ()
         at, verdicts = 0, []
@@ -315,14 +315,14 @@ class StageRunner:
         history = self._histories.get(part.seq_id)
         return tuple(sampled) if history is None else history.verdict(part, sampled)
 
-    def _figures(self, taken_in: _TakenIn, started: float, ended: float, rows: int) -> StageFigures:
-        """What a step that is done cost, and what the disk says; it gets what has been computed for it."""
+    def _figures(self, applied: _Applied, started: float, ended: float, rows: int) -> StageFigures:
+        """Write the step's blocks to disk; return what the step cost, and the keys of blocks written."""
         written: tuple[Key, ...] = ()
         if self._disk is not None:
-            for save, block in taken_in.for_disk:
+            for save, block in applied.for_disk:
                 self._disk.write(save, block)
             written = self._disk.written()
-        copied = taken_in.copied
+        copied = applied.copied
         return StageFigures(
             self._stage,
             started,
@@ -330,15 +330,15 @@ class StageRunner:
             bytes_copied=copied.num_bytes,
             copying=copied.seconds,
             rows=rows,
-            fetching=taken_in.fetching,
-            lacking=taken_in.lacking,
+            fetching=applied.fetching,
+            lacking=applied.lacking,
             written=written,
         )
 
 
 def _corner(array: mx.array) -> mx.array:
-    """One new element that depends on all of ``array``. Holding the array itself would make the next
-    step copy it instead of writing in place."""
+    """One new element that depends on all of ``array``. Holding the array itself would make the next step copy it
+    instead of writing in place."""
     piece = array[tuple(slice(0, 1) for _ in array.shape)]
     return piece + piece
 

@@ -1,14 +1,13 @@
-"""Logits to tokens, keyed by position.
+"""Samples tokens from logits, keyed by position.
 
-Sampling adds Gumbel noise to the scaled log probabilities and takes the largest (the Gumbel-max
-trick), which draws from their softmax. The noise of a row comes from the key of the position it fills
-(``core.rng``) and is drawn at the *tokenizer's* vocabulary size, so neither the other rows of the
-batch, nor the cut, nor a model's padding of its vocabulary can change it. Filters are mlx-lm's own
-functions in mlx-lm's order.
+Sampling adds Gumbel noise to the scaled log probabilities and takes the largest (the Gumbel-max trick), which draws
+from their softmax. The noise of a row comes from the key of the position it fills (``core.rng``) and is drawn at the
+*tokenizer's* vocabulary size, so neither the other rows of the batch, nor the cut, nor a model's padding of its
+vocabulary can change it. Filters are mlx-lm's own functions in mlx-lm's order.
 
-What follows the head is a dozen small operations on one row a sequence. On a GPU each would be a launch of its
-own, so there they are compiled into one call. MLX's CPU backend has no launches to save, and its compiler takes
-seconds for the first token of each kind; there they stay as they are.
+What follows the head is a dozen small operations on one row for each sequence. On a GPU each would be a launch of its
+own, so there they are compiled into one call. MLX's CPU backend has no launches to save, and its compiler takes seconds
+for the first token of each kind; there they are not compiled.
 """
 
 from collections import OrderedDict, defaultdict
@@ -26,13 +25,13 @@ from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
 
 _Tail = Callable[[mx.array, mx.array | None], tuple[mx.array, mx.array]]
-_COLDEST = 1e-6  # greedy but for ties; colder ones would leave the range of float32
-_MAX_TAILS = 64  # settings whose compiled functions are kept
+_MIN_TEMPERATURE = 1e-6  # greedy but for ties; a lower one would leave the range of float32
+_MAX_TAILS = 64  # settings whose compiled functions are cached
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What decides one row's token: ``position`` is the one it fills, ``recent`` the tokens before it."""
+    """What one row's token depends on: ``position`` is the one it fills, ``recent`` the tokens before it."""
 
     params: SamplingParams
     seed: int
@@ -42,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rows chosen alike, still to be evaluated: [n] tokens, and [n, vocabulary] log probabilities if asked for."""
+    """Rows with equal settings, not yet evaluated: [n] tokens, and [n, vocabulary] log probabilities if asked for."""
 
     rows: tuple[int, ...]
     tokens: mx.array
@@ -50,7 +49,7 @@ class Choice:
 
 
 class Sampler:
-    """``vocab_size``: the number of values noise is drawn for. ``compiled``: by default where a GPU computes."""
+    """Chooses tokens. ``vocab_size``: the number of values noise is drawn for. ``compiled``: by default on a GPU."""
 
     def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
         self._vocab_size = vocab_size
@@ -59,7 +58,7 @@ class Sampler:
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
 
     def choose(self, logits: mx.array, rows: Sequence[Row]) -> list[Choice]:
-        """Build the graph that chooses a token for each of [n, vocabulary] logits; computes nothing yet."""
+        """Build the graph that chooses a token for each row of [n, vocabulary] logits, without evaluating it."""
         alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for i, row in enumerate(rows):
             alike[_settings(row.params)].append(i)
@@ -67,13 +66,13 @@ class Sampler:
 
     def _choose_alike(self, logits: mx.array, rows: Sequence[Row], indices: list[int]) -> Choice:
         picked = logits if len(indices) == len(rows) else logits[mx.array(indices)]
-        mine = [rows[i] for i in indices]
-        params = mine[0].params
+        own_rows = [rows[i] for i in indices]
+        params = own_rows[0].params
         if params.repetition_penalty != 1.0:
-            picked = _penalized(picked, mine)
+            picked = _penalized(picked, own_rows)
         keys = None
         if params.temperature > 0:
-            keys = mx.array([position_key(row.seed, row.position) for row in mine], dtype=mx.uint32)
+            keys = mx.array([position_key(row.seed, row.position) for row in own_rows], dtype=mx.uint32)
         tokens, logprobs = self._tail(params)(picked, keys)
         return Choice(tuple(indices), tokens, None if params.logprobs is None else logprobs)
 
@@ -94,14 +93,13 @@ class Sampler:
             if keys is None:
                 return mx.argmax(logprobs, axis=-1), logprobs
             noise = self._fit(self._noise(keys), logprobs.shape[-1])
-            return mx.argmax(
-                _filtered(logprobs, params) * (1.0 / max(params.temperature, _COLDEST)) + noise, axis=-1
-            ), logprobs
+            scaled = _filtered(logprobs, params) * (1.0 / max(params.temperature, _MIN_TEMPERATURE))
+            return mx.argmax(scaled + noise, axis=-1), logprobs
 
         return tail
 
     def _fit(self, noise: mx.array, width: int) -> mx.array:
-        """Noise for a model whose vocabulary is padded (never chosen there) or narrower than the tokenizer's."""
+        """Fit noise to a vocabulary that is padded (the padding is never chosen) or smaller than the tokenizer's."""
         if width <= self._vocab_size:
             return noise[:, :width]
         never = mx.full((noise.shape[0], width - self._vocab_size), -mx.inf)
@@ -109,7 +107,7 @@ class Sampler:
 
 
 def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
-    """The chosen tokens, in the order of the rows. Waits for the arrays."""
+    """Evaluate the choices; return the chosen tokens in the order of the rows."""
     tokens: dict[int, SampledToken] = {}
     for choice in choices:
         for at, (row, token) in enumerate(zip(choice.rows, _ints(choice.tokens), strict=True)):
@@ -133,7 +131,7 @@ def _ints(array: mx.array) -> list[int]:
 
 
 def _settings(params: SamplingParams) -> tuple[object, ...]:
-    """Rows that agree in this go through one call."""
+    """Rows with equal settings are chosen in one call."""
     p = params
     return (p.temperature, p.top_p, p.min_p, p.top_k, p.repetition_penalty, p.logprobs)
 
@@ -149,9 +147,9 @@ def _filtered(logprobs: mx.array, params: SamplingParams) -> mx.array:
 
 
 def _penalized(logits: mx.array, rows: list[Row]) -> mx.array:
-    """mlx-lm's repetition penalty, row by row, because each looks back on other tokens.
+    """Apply mlx-lm's repetition penalty, row by row, because each has other recent tokens.
 
-    Ids without a logit are left out: MLX does not check where it reads, and plans come from a peer.
+    Ids without a logit are left out: MLX does not check bounds, and plans come from a peer.
     """
     penalty = make_repetition_penalty(rows[0].params.repetition_penalty, REPETITION_CONTEXT)
     recent = [[token for token in row.recent if 0 <= token < logits.shape[-1]] for row in rows]

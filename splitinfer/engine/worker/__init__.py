@@ -1,1 +1,1 @@
-"""The worker's side: its loop, the handshake on its port, and which keys may use it."""
+"""The worker: its loop, the handshake on its port, access control by keys."""

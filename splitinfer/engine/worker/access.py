@@ -1,8 +1,8 @@
-"""Who may come to an encrypted worker: coordinators whose keys are known, and for one session the stage before.
+"""Access control of an encrypted worker: it admits coordinators whose keys it knows, and the stage before.
 
-The coordinator, which was admitted, tells each worker the key of the stage that will bring it hidden states. So
-workers need not know each other, and that key is good for nothing else. A worker on the coordinator's own machine comes
-with that machine's key.
+An admitted coordinator sends each worker the key of the stage that will send it hidden states. So workers need not know
+each other's keys; that key holds for one session, and allows nothing else. A worker on the coordinator's own machine
+connects with that machine's key.
 """
 
 import threading
@@ -14,23 +14,24 @@ from transports import KeyPair, LinkOptions, Security
 
 
 class Keys(Protocol):
-    """This machine's key pair, and whose keys it knows."""
+    """This machine's key pair, and the keys that it admits."""
 
     def own(self) -> KeyPair:
-        """The pair."""
+        """This machine's key pair."""
         ...
 
     def admits(self, key: str) -> bool:
-        """Whether a key is known."""
+        """Whether a key is among the admitted ones."""
         ...
 
-    def tell_stranger(self, key: str) -> None:
-        """One came whose key is not."""
+    def log_unknown(self, key: str) -> None:
+        """Log that a peer with an unknown key was refused."""
         ...
 
 
 class AccessControl:
-    """``keys``: ``None`` where links are not encrypted, and anybody may come."""
+    """Decides what a peer may do by its key. ``keys``: ``None`` where links are not encrypted, and every peer may
+    connect."""
 
     def __init__(self, keys: Keys | None) -> None:
         self._keys = keys
@@ -38,40 +39,44 @@ class AccessControl:
         self._upstream = ""
 
     def expect(self, upstream: str) -> None:
-        """The key of the stage before, as long as this session lasts; empty: none comes."""
+        """Set the key of the stage before, for this session; empty: no such stage connects."""
         with self._lock:
             self._upstream = upstream
 
     def may_coordinate(self, key: str | None) -> bool:
-        """Whether whoever proved to own ``key`` may give orders."""
+        """Whether the owner of ``key`` may be this worker's coordinator."""
         return self._keys is None or (key is not None and self._keys.admits(key))
 
-    def may_bring(self, key: str | None) -> bool:
-        """Whether it may bring hidden states."""
+    def may_send_hidden_states(self, key: str | None) -> bool:
+        """Whether the owner of ``key`` may send hidden states."""
         with self._lock:
             return self._keys is None or (bool(key) and key == self._upstream)
 
     @property
     def options(self) -> LinkOptions:
-        """For listening."""
-        return LinkOptions() if self._keys is None else LinkOptions(security=Security(self._keys.own(), None, self._in))
+        """The options to listen with."""
+        return (
+            LinkOptions()
+            if self._keys is None
+            else LinkOptions(security=Security(self._keys.own(), None, self._admits))
+        )
 
-    def _in(self, key: str) -> bool:
+    def _admits(self, key: str) -> bool:
         assert self._keys is not None
-        if self.may_bring(key) or self._keys.admits(key):
+        if self.may_send_hidden_states(key) or self._keys.admits(key):
             return True
-        self._keys.tell_stranger(key)
+        self._keys.log_unknown(key)
         return False
 
 
 def upstream_key(before: StageSpec | None, stage: StageSpec, own: Callable[[], KeyPair]) -> str:
-    """The key with which the worker ``before`` comes to ``stage``; empty where it comes in the open, or it is the
-    coordinator that comes."""
+    """The key with which the worker ``before`` connects to ``stage``; empty where that link is not encrypted, or where
+    the stage before is the coordinator."""
     if before is None or before.address is None or stage.key is None:
         return ""
     return before.key or own().public
 
 
 def options_to(key: str | None, own: Callable[[], KeyPair]) -> LinkOptions:
-    """For connecting to the owner of ``key``; without one, in the open."""
+    """The options to connect to the owner of ``key``; without a key, unencrypted."""
     return LinkOptions(security=Security(own(), key)) if key else LinkOptions()

@@ -1,9 +1,9 @@
-"""Who may come in: the first words on every link to a worker, while its engine is busy with others.
+"""Authenticates peers that connect to a worker's port, while its engine may be busy.
 
-A worker serves one coordinator at a time. The door answers at once, from the link's own thread, because
-the engine may be loading for minutes: another version hears which, a second coordinator hears whom the
-worker is busy with, and a peer that says nothing, or nonsense, is dropped with one line in the log. Only
-links that were let in reach the engine.
+A worker serves one coordinator at a time. The acceptor replies at once, from the link's own thread, because the engine
+may be loading for minutes. A peer with another version is refused with the difference, and a second coordinator with
+the name of the first. A peer that sends nothing, or no valid Hello, is dropped with one line in the log. Only links
+whose handshake succeeded reach the engine.
 """
 
 import logging
@@ -23,14 +23,14 @@ from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerC
 
 log = logging.getLogger(__name__)
 
-_SILENCE = 10.0  # seconds a peer may take for its first word
-_NAME_LENGTH = 60  # characters of a peer's name that are worth repeating
-_REASON_LENGTH = 600
+_HELLO_SECONDS = 10.0  # for a peer to send its first message
+_NAME_LENGTH = 60  # characters of a peer's name that are logged
+_REASON_LENGTH = 600  # characters of a reason that are logged or sent
 
 
 @dataclass(slots=True)
 class Connection:
-    """A link that was let in, its role and the state of the conversation on it."""
+    """An accepted link, the peer's role, and the protocol's state on it."""
 
     link: Link
     role: str
@@ -54,7 +54,7 @@ Deliver = Callable[[Connection, Frame | LinkClosed], None]
 
 
 def one_line(text: str, length: int = _REASON_LENGTH) -> str:
-    """What a peer had a hand in, fit for a log: printable, on one line, not too long."""
+    """Text of a peer made safe for a log: printable, on one line, at most ``length`` characters."""
     clean = "".join(c if c.isprintable() else " " for c in text[: length + 1])
     return clean if len(clean) <= length else clean[: length - 3] + "..."
 
@@ -66,7 +66,7 @@ class _Pending:
 
 
 class Acceptor:
-    """Accepts links in a thread of its own and hands those let in to ``deliver``, frame by frame."""
+    """Accepts links in a thread of its own; what arrives on links that passed the handshake goes to ``deliver``."""
 
     def __init__(self, listener: Listener, deliver: Deliver, name: str, access: AccessControl) -> None:
         self._listener, self._deliver, self._name, self._access = listener, deliver, name, access
@@ -74,25 +74,25 @@ class Acceptor:
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
         self._owner: Connection | None = None
-        self._thread = threading.Thread(target=self._accept_all, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._accept_all, name="acceptor", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop accepting, and drop who is inside."""
+        """Stop listening; this ends all accepted links."""
         self._listener.close()
         self._thread.join(timeout=1.0)
 
     def _accept_all(self) -> None:
         while True:
             try:
-                self._greet(self._listener.accept(timeout=1.0))
+                self._expect_hello(self._listener.accept(timeout=1.0))
             except LinkTimeout:
                 pass
             except ListenerClosed:
                 return
             self._drop_silent()
 
-    def _greet(self, link: Link) -> None:
+    def _expect_hello(self, link: Link) -> None:
         pending = _Pending(link)
         with self._lock:
             self._pending.append(pending)
@@ -111,7 +111,7 @@ class Acceptor:
         link.deliver_to(on_item)
 
     def _receive_first(self, link: Link, frame: Frame) -> list[Connection]:
-        """The visitor, if let in."""
+        """Reply to a link's first frame. Returns a list with the connection, empty if it was refused."""
         session = Session(opened=False)
         try:
             hello = codec.decode(frame.header)
@@ -133,7 +133,7 @@ class Acceptor:
             link.close(reason)
         except TransportError as error:
             log.warning("lost %s: %s", link.address, error)
-        except Exception:  # this is the network's thread, which serves the other links, too
+        except Exception:  # on the transport's thread, which serves the other links, too
             log.exception("dropped %s", link.address)
             link.abort()
         return []
@@ -142,16 +142,16 @@ class Acceptor:
         difference = self._versions.difference(hello.versions)
         if difference:
             return f"the worker runs another version ({difference}); install the same on both"
-        may = self._access.may_bring if hello.role == "upstream" else self._access.may_coordinate
-        if not may(connection.link.peer_key):
+        is_allowed = self._access.may_send_hidden_states if hello.role == "upstream" else self._access.may_coordinate
+        if not is_allowed(connection.link.peer_key):
             return "that key is not admitted here"
         with self._lock:
             busy = self._owner is not None and self._owner.link.closed is None
             if hello.role == "upstream":
-                mine = busy and self._owner is not None and self._owner.session_id == hello.session
-                return None if mine else "this worker does not belong to that pipeline"
+                belongs = busy and self._owner is not None and self._owner.session_id == hello.session
+                return None if belongs else "this worker does not belong to that pipeline"
             if hello.role != "coordinator":
-                return f"nobody here takes the role {hello.role!r:.40}"
+                return f"a worker accepts no peer in the role {hello.role!r:.40}"
             if busy and self._owner is not None:
                 owner = f"{self._owner.name} ({self._owner.link.address})"
                 return f"the worker is busy with {owner}; try again when it is done"
@@ -161,8 +161,8 @@ class Acceptor:
     def _drop_silent(self) -> None:
         now = time.monotonic()
         with self._lock:
-            late = [s for s in self._pending if now - s.since > _SILENCE]
-            self._pending = [s for s in self._pending if s not in late]
+            late = [each for each in self._pending if now - each.since > _HELLO_SECONDS]
+            self._pending = [each for each in self._pending if each not in late]
         for pending in late:
-            log.warning("dropped %s: it said nothing for %.0f s", pending.link.address, _SILENCE)
-            pending.link.abort("you said nothing")
+            log.warning("dropped %s: it sent no message for %.0f s", pending.link.address, _HELLO_SECONDS)
+            pending.link.abort("no message came in time")

@@ -1,18 +1,18 @@
-"""The loop on the other machines: obeys one coordinator after another.
+"""The loop on the other machines: serves one coordinator after another.
 
-One thread, the engine, owns MLX: it loads the stage and runs the steps. Links deliver into its inbox
-from their own threads, so the next step is received while this one is computed; and the next step is
-launched before this one is sent on, so neither the device nor the link waits for the other.
+One thread, the engine, owns MLX: it loads the stage and runs the steps. Links deliver into its inbox from their own
+threads, so the next step is received while this one is computed; and the next step is launched before this one is sent
+on, so neither the device nor the link waits for the other.
 
     inbox -> Load      -> survey, fetch, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
-          -> Echo, MeasureNext -> Echoed, Measured: how quick the links are
+          -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
           -> Step      -> launch ... finish -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
-A worker never dies of what a peer sends: an error ends that coordinator's session with one sentence on
-both sides. The weights stay in memory, so the same coordinator coming back finds them loaded.
+Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. The
+weights stay in memory, so a coordinator that connects again finds them loaded.
 """
 
 import logging
@@ -69,13 +69,15 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
 _STOP = "stop"
-_LONGEST_PATH = 4096  # characters of a model's name
+_MAX_PATH = 4096  # characters of a model's name
 
-Event = tuple[Connection, Frame | LinkClosed, float]  # and when it had arrived, in seconds
+Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
 
 
 @dataclass(slots=True)
-class _UnderWay:
+class _StepInFlight:
+    """A step under way on the device, its message, and when that was received, in seconds."""
+
     launched: Launched
     step: Step
     received: float
@@ -86,9 +88,12 @@ class _Abandoned(Exception):
 
 
 class Worker:
-    """Serves on ``listener`` until ``stop``. ``model`` overrides the coordinator's name for the model,
-    for a folder that lies elsewhere on this machine. ``disk``: where KV is kept for coordinators that want it.
-    ``keys``: for encrypted links; ``admission``: who may come by ``listener``."""
+    """Serves on ``listener`` until ``stop``.
+
+    ``model`` overrides the coordinator's name for the model, for a folder that lies elsewhere on this machine.
+    ``disk``: where KV is stored for coordinators that ask for it. ``keys``: for encrypted links to the next stage.
+    ``access``: which peers may connect to ``listener``.
+    """
 
     def __init__(
         self,
@@ -109,7 +114,7 @@ class Worker:
         self._upstream: Connection | None = None
         self._downstream: NextStage | None = None
         self._stage: LoadedStage | None = None
-        self._under_way: _UnderWay | None = None
+        self._in_flight: _StepInFlight | None = None
         self._num_steps = 0
         self._pace = Pace()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
@@ -117,7 +122,7 @@ class Worker:
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access)
 
     def stop(self, timeout: float) -> bool:
-        """End: finish the step under way, say goodbye. Whether that was done within ``timeout`` seconds."""
+        """Finish the step under way, close all links, end. Whether that was done within ``timeout`` seconds."""
         self._inbox.put(_STOP)
         ended = join(self._thread, timeout)
         self._acceptor.close()
@@ -136,20 +141,20 @@ class Worker:
             try:
                 following = self._handle(*event) if isinstance(event, tuple) else None
                 if following is not None or not isinstance(event, tuple):
-                    self._pass_on_what_is_under_way()
-                self._under_way = following or self._under_way
+                    self._finish_in_flight()
+                self._in_flight = following or self._in_flight
                 self._expecting = following is not None
                 if not launches_ahead():
-                    self._pass_on_what_is_under_way()
+                    self._finish_in_flight()
             except _Abandoned:
-                self._end("the coordinator is gone")
+                self._end_session("the coordinator is gone")
             except (SplitinferError, TransportError) as error:
-                self._give_up(str(error))
+                self._fail(str(error))
             except Exception as error:
                 log.exception("the stage failed")
-                self._give_up(f"{self.name} failed ({type(error).__name__}: {error})")
+                self._fail(f"{self.name} failed ({type(error).__name__}: {error})")
             if event is _STOP:
-                self._end("the worker was stopped")
+                self._end_session("the worker was stopped")
                 if self._stage is not None:
                     self._stage.close()
                 return
@@ -158,40 +163,43 @@ class Worker:
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | str | None:
-        """What comes next; ``None`` if that is only the end of the step under way."""
+        """Wait for the next event; ``None`` if the step under way should be finished before one arrives."""
         timeout = None
-        if self._under_way is not None:
-            timeout = self._pace.spare(time.monotonic() - self._under_way.launched.started)
+        if self._in_flight is not None:
+            timeout = self._pace.spare(time.monotonic() - self._in_flight.launched.started)
         try:
             return self._inbox.get(timeout, expecting=self._expecting)
         except queue.Empty:
             return None
 
-    def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> _UnderWay | None:
-        """Act on one event; a step launched is returned, to be passed on when it is done."""
+    def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> _StepInFlight | None:
+        """Act on one event. Returns the step it launched, which is sent on when it is done."""
         if isinstance(item, LinkClosed):
-            self._left(connection, item)
+            self._on_closed(connection, item)
             return None
-        if not self._belongs(connection):
+        if not self._is_in_session(connection):
             return None
         message = connection.receive(item)
         if connection.role == "upstream" and not isinstance(message, Step | Echo):
-            raise ProtocolError(f"the stage before brings hidden states, and {connection.name} gave an order")
+            kind = codec.kind_of(message)
+            raise ProtocolError(
+                f"the stage before sends hidden states only, and {connection.name} sent a {kind} message"
+            )
         match message:
             case Step():
                 return self._launch(message, item, received)
             case Load():
                 self._load(connection, message)
             case Connect():
-                self._join(connection, message)
+                self._connect_next(connection, message)
             case Compress():
                 self._loaded().runner.use_codec(message.codec)
             case _:
-                self._tell(connection, message, item, received)
+                self._reply(connection, message, item, received)
         return None
 
-    def _tell(self, connection: Connection, message: Message, frame: Frame, received: float) -> None:
-        """Answer what changes nothing here."""
+    def _reply(self, connection: Connection, message: Message, frame: Frame, received: float) -> None:
+        """Reply to a message that leaves the stage as it is."""
         match message:
             case ClockAsk():
                 connection.send(ClockTell(received, time.monotonic()))
@@ -202,12 +210,13 @@ class Worker:
             case Expect():
                 self._access.expect(message.upstream_key)
 
-    def _belongs(self, connection: Connection) -> bool:
-        """Take a new visitor in; frames of those who were here before it are late and mean nothing."""
+    def _is_in_session(self, connection: Connection) -> bool:
+        """Whether a connection belongs to the session; a new coordinator's begins one. Frames of earlier ones are late,
+        and ignored."""
         if connection.link.closed is not None:
             return False
         if connection.role == "coordinator" and connection is not self._owner:
-            self._end("another coordinator came")
+            self._end_session("another coordinator connected")
             self._owner = connection
             log.info("serving %s (%s)", connection.name, connection.link.address)
         if connection.role == "upstream":
@@ -224,12 +233,12 @@ class Worker:
         except (PeerError, TransportError) as error:
             raise PeerError(f"{self.name} could not measure the link to the next stage: {error}") from error
 
-    # -- what the coordinator orders ---------------------------------------------------------
+    # -- the coordinator's commands ----------------------------------------------------------
 
-    def _load(self, connection: Connection, order: Load) -> None:
+    def _load(self, connection: Connection, command: Load) -> None:
         if self._model is not None:
-            order = replace(order, model=self._model)
-        _check_order(order)
+            command = replace(command, model=self._model)
+        _check_load(command)
 
         def report(progress: Progress) -> None:
             if connection.link.closed is not None:
@@ -237,27 +246,27 @@ class Worker:
             connection.send(progress)
 
         try:
-            if self._stage is None or not self._stage.serves(order):
-                self._let_go()
-                self._stage = load(order, self.name, report, self._disk)
-            self._access.expect(order.upstream_key)
+            if self._stage is None or not self._stage.serves(command):
+                self._unload()
+                self._stage = load(command, self.name, report, self._disk)
+            self._access.expect(command.upstream_key)
             ready = self._stage.offer()
         except SplitinferError as error:
             log.warning("refused %s: %s", connection.name, error)
             connection.send(Refuse(str(error)))
             connection.link.close(str(error))
             return
-        log.info("holding layers %d to %d of %s", order.start, order.end - 1, order.model)
+        log.info("holding layers %d to %d of %s", command.start, command.end - 1, command.model)
         connection.send(ready)
 
-    def _let_go(self) -> None:
-        """Give the stage's memory back."""
+    def _unload(self) -> None:
+        """Free the stage's memory."""
         if self._stage is not None:
             self._stage.close()
         self._stage = None
         mx.clear_cache()
 
-    def _join(self, connection: Connection, message: Connect) -> None:
+    def _connect_next(self, connection: Connection, message: Connect) -> None:
         """Open the data link to the next stage."""
         session = Session(opened=True)
         hello = Hello("upstream", self.name, connection.session_id, own_versions())
@@ -271,17 +280,17 @@ class Worker:
             raise PeerError(f"{self.name} cannot reach {message.address}: {error.reason}") from error
         try:
             link.send(Frame(codec.encode(hello)))
-            answer = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
-            session.received(answer)
-            if isinstance(answer, Refuse):
-                raise PeerError(f"{self.name} was refused by the next stage at {message.address}: {answer.reason}")
+            reply = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
+            session.received(reply)
+            if isinstance(reply, Refuse):
+                raise PeerError(f"{self.name} was refused by the next stage at {message.address}: {reply.reason}")
         except BaseException:
             link.abort()
             raise
-        assert isinstance(answer, Welcome)
+        assert isinstance(reply, Welcome)
         if self._downstream is not None:
             self._downstream.link.close("another next stage was named")
-        next_stage = Connection(link, "downstream", answer.name, connection.session_id, session)
+        next_stage = Connection(link, "downstream", reply.name, connection.session_id, session)
         self._downstream = NextStage(next_stage, lambda item: self._deliver(next_stage, item))
         connection.send(Connected(note))
 
@@ -291,63 +300,63 @@ class Worker:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def _launch(self, step: Step, frame: Frame, received: float) -> _UnderWay:
+    def _launch(self, step: Step, frame: Frame, received: float) -> _StepInFlight:
         stage = self._loaded()
         if (step.tensor is not None) != bool(frame.parts):
             raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
         if step.tensor is not None and len(step.tensor.shape) != 2:
             raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
-        room = stage.order.kv_tokens
+        room = stage.command.kv_tokens
         if any(part.end > room for part in step.plan.slices):
             raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
         if stage.runner.needs_verdict(step.plan):
-            self._pass_on_what_is_under_way()
+            self._finish_in_flight()
         parts = [memoryview(part) for part in frame.parts]
         hidden = None if step.tensor is None else from_parts(step.tensor, step.packing, parts)
-        return _UnderWay(stage.runner.launch(step.plan, hidden), step, received)
+        return _StepInFlight(stage.runner.launch(step.plan, hidden), step, received)
 
     def _loaded(self) -> LoadedStage:
         if self._stage is None:
             raise ProtocolError("a step came before the stage was loaded")
         return self._stage
 
-    def _pass_on_what_is_under_way(self) -> None:
-        if self._under_way is not None:
-            self._pass_on(self._under_way)
-            self._pace.took(time.monotonic() - self._under_way.launched.started)
-            self._under_way = None
+    def _finish_in_flight(self) -> None:
+        if self._in_flight is not None:
+            self._finish(self._in_flight)
+            self._pace.took(time.monotonic() - self._in_flight.launched.started)
+            self._in_flight = None
 
-    def _pass_on(self, under_way: _UnderWay) -> None:
-        """Wait for a step and send what came of it to the next stage, or to the coordinator."""
+    def _finish(self, step_in_flight: _StepInFlight) -> None:
+        """Wait for a step; send its hidden states to the next stage, or its result to the coordinator."""
         assert self._stage is not None
         assert self._owner is not None
-        done = self._stage.runner.finish(under_way.launched)
+        done = self._stage.runner.finish(step_in_flight.launched)
         self._num_steps += 1
         self._owner.link.beat(self._num_steps)
-        if self._stage.order.is_last:
-            own = replace(done.figures, received=under_way.received, sent=time.monotonic())
-            self._owner.send(Result(StepResult(done.plan.step, done.sampled, (*under_way.step.figures, own))))
+        if self._stage.command.is_last:
+            own = replace(done.figures, received=step_in_flight.received, sent=time.monotonic())
+            self._owner.send(Result(StepResult(done.plan.step, done.sampled, (*step_in_flight.step.figures, own))))
         elif self._downstream is None:
-            raise ProtocolError("a step came before the next stage was joined")
+            raise ProtocolError("a step came before the next stage was connected")
         else:
             try:
-                there = self._downstream
-                send_step(there.link, there.session, under_way.step.figures, done, under_way.received)
+                following = self._downstream
+                send_step(following.link, following.session, step_in_flight.step.figures, done, step_in_flight.received)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()
 
     # -- endings -----------------------------------------------------------------------------
 
-    def _left(self, connection: Connection, ending: LinkClosed) -> None:
+    def _on_closed(self, connection: Connection, ending: LinkClosed) -> None:
         if connection is self._owner:
-            log.info("%s is gone: %s", connection.name, ending.reason or "it said goodbye")
-            self._end("the coordinator is gone")
+            log.info("%s is gone: %s", connection.name, ending.reason or "it closed the link")
+            self._end_session("the coordinator is gone")
         elif self._owner is not None and connection.session_id == self._owner.session_id:
-            self._give_up(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
+            self._fail(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
 
-    def _give_up(self, reason: str) -> None:
-        """End the session with one sentence on both sides."""
+    def _fail(self, reason: str) -> None:
+        """End the session, with one sentence on both sides."""
         reason = one_line(reason)
         log.warning("session ended: %s", reason)
         owner = self._owner
@@ -355,38 +364,42 @@ class Worker:
             try:
                 owner.send(Fault(reason))
             except (TransportError, ProtocolError) as error:
-                log.info("the coordinator could not be told: %s", error)
+                log.info("the reason could not be sent to the coordinator: %s", error)
             owner.link.close(reason)
-        self._end(reason)
+        self._end_session(reason)
 
-    def _end(self, reason: str) -> None:
+    def _end_session(self, reason: str) -> None:
         """Forget the session; keep the weights for the next one."""
         for connection in (self._upstream, self._owner):
             if connection is not None:
                 connection.link.close(reason)
         if self._downstream is not None:
             self._downstream.link.close(reason)
-        self._owner = self._upstream = self._downstream = self._under_way = None
+        self._owner = self._upstream = self._downstream = self._in_flight = None
         self._access.expect("")
         if self._stage is not None:
             self._stage.runner.reset()
 
 
-def _check_order(order: Load) -> None:
-    """Refuse what no coordinator of ours orders."""
-    if order.dtype not in DTYPES:
-        raise ProtocolError(f"a load order names the dtype {order.dtype!r:.40}; known are {', '.join(DTYPES)}")
-    if order.vocab_size < 1 or order.kv_tokens < 1 or len(order.model) > _LONGEST_PATH:
+def _check_load(command: Load) -> None:
+    """Raise ProtocolError for values that no coordinator of this project sends."""
+    if command.dtype not in DTYPES:
+        raise ProtocolError(f"a load message names the dtype {command.dtype!r:.40}; known are {', '.join(DTYPES)}")
+    if command.vocab_size < 1 or command.kv_tokens < 1 or len(command.model) > _MAX_PATH:
         raise ProtocolError(
-            f"a load order has a vocabulary of {order.vocab_size}, {order.kv_tokens} tokens of KV "
-            f"and a model's name of {len(order.model)} characters"
+            f"a load message has a vocabulary of {command.vocab_size}, {command.kv_tokens} tokens of KV "
+            f"and a model's name of {len(command.model)} characters"
         )
 
 
 def send_step(
     link: Link, session: Session, earlier: tuple[StageFigures, ...], done: Finished, received: float = 0.0
 ) -> None:
-    """Send hidden states and their plan to the next stage, with what this stage reports of itself."""
+    """Send a completed step to the next stage: its plan, its hidden states, the figures of all stages so far.
+
+    Raises:
+        LinkClosed, TransportError: it cannot be sent.
+    """
     out = to_parts(done.hidden, done.packed)
     bytes_sent = sum(part.nbytes for part in out.parts)
     figures = replace(

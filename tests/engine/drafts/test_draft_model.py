@@ -92,7 +92,7 @@ def test_a_long_prompt_is_read_in_parts(model: DraftModel) -> None:
 def test_memory_is_kept_for_a_few(model: DraftModel) -> None:
     for seq_id in range(200, 230):
         guesses(model, Sequence(seq_id, list(PROMPT), GREEDY, 0), 1)
-    assert len(model._held) <= 8
+    assert len(model._entries) <= 8
 
 
 def test_a_draft_that_cannot_go_back_is_refused(tiny_folder: Callable[..., Path]) -> None:

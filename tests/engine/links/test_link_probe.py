@@ -164,7 +164,7 @@ def test_the_stage_before_gives_no_orders(two: list[str]) -> None:
         before.send(Connect(two[1], ""))
         answer = coordinator.receive(coordinator.link.recv(5))
     assert isinstance(answer, Fault)
-    assert "before gave an order" in answer.reason
+    assert "before sent a connect message" in answer.reason
 
 
 class Impostor:
