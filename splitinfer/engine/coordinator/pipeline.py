@@ -28,10 +28,10 @@ from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.worker_group import Event, Notice, WorkerGroup, WorkerHandle, start_command
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.links.codecs import codecs_of
+from splitinfer.engine.links.keys import Keys, upstream_key
+from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Finished, Launched
-from splitinfer.engine.worker.access import Keys, upstream_key
-from splitinfer.engine.worker.worker import send_step
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Load, Progress, Ready, Result

@@ -17,9 +17,9 @@ from splitinfer.core.layout import StageSpec
 from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
 from splitinfer.engine.links import probe as link_probe
+from splitinfer.engine.links.keys import options_to, upstream_key
 from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
-from splitinfer.engine.worker.access import options_to, upstream_key
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (

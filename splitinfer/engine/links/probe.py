@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 
 from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkMeasurement, probe
-from splitinfer.engine.worker.handshake import Connection
+from splitinfer.engine.links.connection import Connection
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire.messages import Echo, Echoed, Fault
 from transports import Frame, LinkClosed

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.errors import ProtocolError
 from splitinfer.models.memory import free_bytes
 from splitinfer.wire import codec
-from splitinfer.wire.messages import Hello, Message, Refuse, Welcome
+from splitinfer.wire.messages import Hello, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerClosed, TransportError
 
@@ -26,28 +27,6 @@ log = logging.getLogger(__name__)
 _HELLO_SECONDS = 10.0  # for a peer to send its first message
 _NAME_LENGTH = 60  # characters of a peer's name that are logged
 _REASON_LENGTH = 600  # characters of a reason that are logged or sent
-
-
-@dataclass(slots=True)
-class Connection:
-    """An accepted link, the peer's role, and the protocol's state on it."""
-
-    link: Link
-    role: str
-    name: str
-    session_id: str
-    session: Session
-
-    def send(self, message: Message, *parts: memoryview) -> None:
-        """Send one message. Raises LinkClosed, ProtocolError."""
-        self.session.sending(message)
-        self.link.send(Frame(codec.encode(message), parts))
-
-    def receive(self, frame: Frame) -> Message:
-        """Read one message. Raises ProtocolError."""
-        message = codec.decode(frame.header)
-        self.session.received(message)
-        return message
 
 
 Deliver = Callable[[Connection, Frame | LinkClosed], None]

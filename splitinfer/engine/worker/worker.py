@@ -26,20 +26,23 @@ import mlx.core as mx
 from splitinfer.core.layout import DTYPES
 from splitinfer.core.liveness import Pace
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
-from splitinfer.core.plan import StageFigures, StepResult
+from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
+from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
+from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.runner import Finished, Launched, launches_ahead
+from splitinfer.engine.stage.runner import Launched, launches_ahead
 from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
-from splitinfer.engine.worker.access import AccessControl, Keys, options_to
-from splitinfer.engine.worker.handshake import Acceptor, Connection, one_line
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.handshake import Acceptor, one_line
 from splitinfer.errors import PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.hidden_states import from_parts, to_parts
+from splitinfer.models.hidden_states import from_parts
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
@@ -63,7 +66,7 @@ from splitinfer.wire.messages import (
     Welcome,
 )  # fmt: skip
 from splitinfer.wire.session import Session
-from transports import Frame, KeyPair, Link, LinkClosed, Listener, TransportError, TransportUnavailable
+from transports import Frame, KeyPair, LinkClosed, Listener, TransportError, TransportUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -390,21 +393,3 @@ def _check_load(command: Load) -> None:
             f"a load message has a vocabulary of {command.vocab_size}, {command.kv_tokens} tokens of KV "
             f"and a model's name of {len(command.model)} characters"
         )
-
-
-def send_step(
-    link: Link, session: Session, earlier: tuple[StageFigures, ...], done: Finished, received: float = 0.0
-) -> None:
-    """Send a completed step to the next stage: its plan, its hidden states, the figures of all stages so far.
-
-    Raises:
-        LinkClosed, TransportError: it cannot be sent.
-    """
-    out = to_parts(done.hidden, done.packed)
-    bytes_sent = sum(part.nbytes for part in out.parts)
-    figures = replace(
-        done.figures, received=received, bytes_sent=bytes_sent, sent=time.monotonic(), unfit=out.num_unfit
-    )
-    message = Step(done.plan, out.spec, (*earlier, figures), out.packing)
-    session.sending(message)
-    link.send(Frame(codec.encode(message), out.parts))

@@ -12,9 +12,9 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, Exchange, LinkM
 from splitinfer.engine.coordinator import pipeline
 from splitinfer.engine.coordinator.worker_group import WorkerGroup
 from splitinfer.engine.links import probe as link_probe
+from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.probe import NextStage, check_reply, payload, reply_to
 from splitinfer.engine.versions import own_versions
-from splitinfer.engine.worker.handshake import Connection
 from splitinfer.errors import PeerError, ProtocolError
 from splitinfer.wire import codec
 from splitinfer.wire.messages import Connect, Connected, Echo, Echoed, Expect, Fault, Hello, MeasureNext, Welcome
