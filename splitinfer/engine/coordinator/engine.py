@@ -1,19 +1,19 @@
-"""The coordinator's loop: plan, run, learn. One thread, which alone touches MLX.
+"""The coordinator's loop: receive, plan, draft, run, learn. One thread, the only one that touches MLX.
 
-    take what came in        submissions, aborts, results
-    plan                     the scheduler writes the next step, if a stage can take it
-    draft                    if the scheduler wishes for drafts, guess what comes next
-    run                      launch it on the own layers; pass the step before it on to the next stage
-    learn                    a result gives tokens; tokens go to their readers
+    receive     submissions, aborts, results of steps
+    plan        the scheduler writes the next step, if a stage can take it
+    draft       if the scheduler wishes for drafts, the drafter makes them
+    run         launch the step on this machine's layers; send the step before it to the next stage
+    learn       a result brings tokens; tokens go to their readers
 
-When a worker is lost, the loop opens the pipeline again as soon as that can be done, and computes what
-the stages held from the tokens, which are all here: readers see a pause. Only when nobody comes back in
-time, or the same loss comes again and again, does every request end, with one sentence.
+When a worker is lost, the loop opens the pipeline again as soon as it can, and has the stages compute what they held
+from the tokens, which are all here: readers see a pause. Every request ends, with one sentence, only when the worker
+does not come back in time or the same loss is repeated.
 
-Between two guesses, and before a block of them is sent, the loop listens: a result may have made them void.
+Between two draft tokens, and before a block of them is sent, the loop looks for results: one may have made them void.
 
-Launching a step before waiting for the one before it keeps the device fed; ``max_in_flight`` plans keep
-every stage fed.
+Launching a step before waiting for the one before it keeps the device busy; ``max_in_flight`` plans keep every stage
+busy.
 """
 
 import logging
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 Call = Callable[[], None]
 
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
-_RECONNECT = 1.0  # seconds one attempt to reach a worker takes, so that aborts are heard in between
+_RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that aborts are handled in between
 _RETRY_EVERY = 0.25  # seconds between attempts
 _SAVE = 0.7  # seconds for the KV of the last answers to be saved, at the end
 _ABORT = 0.5  # seconds for aborts to be carried out, between two steps
@@ -108,7 +108,7 @@ class Engine:
             raise self._requests.failure
 
     def submit(self, state: RequestState) -> None:
-        """Hand a request in; its events begin to come.
+        """Submit a request; its events begin to arrive.
 
         Raises:
             QueueFull: too many wait already.
@@ -173,7 +173,7 @@ class Engine:
 
     @property
     def scheduler(self) -> Scheduler:
-        """There once the stages are ready."""
+        """The scheduler. It exists once the stages are loaded."""
         assert self._scheduler is not None
         return self._scheduler
 
@@ -195,7 +195,7 @@ class Engine:
                     self._rejoin(loss)
         except _Stop:
             self._requests.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
-            self._save_what_is_left()
+            self._save_last_kv()
         except SplitinferError as error:
             self._requests.failure = error
         except Exception as error:
@@ -210,8 +210,8 @@ class Engine:
             )
 
     def _turn(self) -> None:
-        """Take in, plan, run, learn: one step goes out at most."""
-        self._take_events()
+        """One turn of the loop; at most one step is launched."""
+        self._receive()
         self._expire()
         self._draft()
         plan = self.scheduler.schedule(time.monotonic())
@@ -223,62 +223,62 @@ class Engine:
             self.totals.computed_tokens += plan.num_tokens
             self._watch.waiting(time.monotonic())
             launched = self.pipeline.launch(plan)
-        self._pass_on(self._under_way)
+        self._finish_and_send(self._under_way)
         self._under_way = launched
         if not launches_ahead():
-            self._pass_on_what_is_under_way()
+            self._send_step_under_way()
 
-    def _pass_on_what_is_under_way(self) -> None:
+    def _send_step_under_way(self) -> None:
         step, self._under_way = self._under_way, None
-        self._pass_on(step)
+        self._finish_and_send(step)
 
-    def _pass_on(self, step: Launched | None) -> None:
-        """Wait for a step on the own layers and send on what is still wanted of it."""
+    def _finish_and_send(self, step: Launched | None) -> None:
+        """Wait for a step on this machine's layers, and send the slices that are not void to the next stage."""
         if step is None:
             return
         done = self.pipeline.finish(step)
         self._pace.took(time.monotonic() - step.started)
         if any(part.begins_with_draft for part in done.plan.slices):
-            self._listen()
+            self._receive_without_waiting()
             done = done.reduced_to(self.scheduler.still_wanted(done.plan))
         self._learn(self.pipeline.send(done), time.monotonic())
 
     # -- drafts ------------------------------------------------------------------------------
 
     def _draft(self) -> None:
-        """Guess what the scheduler wishes for, as long as that makes sense."""
+        """Make the drafts that the scheduler wishes for, until a result makes the wish void."""
         wish = self.scheduler.wish() if self.drafter is not None else None
         if wish is None or self.drafter is None or self.scheduler.speculation is None:
             return
-        self._pass_on_what_is_under_way()  # or it would wait for the guesses
+        self._send_step_under_way()  # or it would wait until the drafts are made
         speculation, began, made = self.scheduler.speculation, time.monotonic(), 0
         while wish.stands and self.drafter.prepare(wish.seq):
-            self._listen()
+            self._receive_without_waiting()
             began = time.monotonic()
         for draft in self.drafter.drafts(wish.seq, wish.count) if wish.stands else ():
             made += 1
             if not speculation.add(wish, draft):
                 break
-            self._listen()
+            self._receive_without_waiting()
             if not wish.stands:
                 break
         speculation.took(made, time.monotonic() - began)
         self.scheduler.take(wish)
 
-    def _listen(self) -> None:
-        """Take in what has come, without waiting."""
+    def _receive_without_waiting(self) -> None:
+        """Handle all events that have arrived."""
         while (event := self._next_event(0.0, for_ever=False)) is not None:
-            self._take(event)
+            self._handle(event)
 
     def _prepare_drafts(self) -> bool:
-        """While there is nothing else to do: whether there was something to prepare."""
+        """Have the drafter read ahead while there is nothing else to do. Returns whether it did."""
         if self.drafter is None or not self._inbox.is_empty:
             return False
         seq = self.scheduler.drafts_next
         return seq is not None and self.drafter.prepare(seq)
 
-    def _take_events(self) -> None:
-        """Everything that has come; waits for the first only when there is nothing else to do."""
+    def _receive(self) -> None:
+        """Handle all events that have arrived; wait for the first only if there is nothing else to do."""
         can_schedule = self.scheduler.can_schedule or (self.drafter is not None and self.scheduler.wish() is not None)
         nothing_to_do = self._under_way is None and not can_schedule
         if nothing_to_do:
@@ -286,10 +286,10 @@ class Engine:
             nothing_to_do = not self._prepare_drafts()
         spare = 0.0 if self._under_way is None or can_schedule else self._spare(self._under_way)
         while (event := self._next_event(spare, for_ever=nothing_to_do)) is not None:
-            self._take(event)
+            self._handle(event)
             nothing_to_do, spare = False, 0.0
 
-    def _take(self, event: Event | Call) -> None:
+    def _handle(self, event: Event | Call) -> None:
         if isinstance(event, tuple):
             self._learn(self.pipeline.receive(event), event.at)
         else:
@@ -315,7 +315,7 @@ class Engine:
         return self._scheduler is not None and self._scheduler.num_in_flight > 0
 
     def _until_next_look(self) -> float:
-        """Seconds until a step may be stuck, or a request's time over."""
+        """Seconds until a step may be stuck, or a request's deadline."""
         deadline = None if self._scheduler is None else self.scheduler.next_deadline
         return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
 
@@ -341,10 +341,10 @@ class Engine:
     # -- a worker is lost --------------------------------------------------------------------
 
     def _rejoin(self, loss: WorkerLost) -> None:
-        """Wait for all stages to be back, then have them compute what they held.
+        """Wait until all stages are back, then have them compute what they held.
 
         Raises:
-            WorkerLost: it took too long, or it is no use.
+            WorkerLost: it took too long, or the same loss was repeated without a token in between.
         """
         if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
             raise loss
@@ -353,19 +353,19 @@ class Engine:
         self.metrics.lost(time.monotonic())
         self._watch.reset()
         self.pipeline.regroup(str(loss))
-        patience, reason = RejoinDeadline(self._rejoin_timeout), self._try_again()
+        patience, reason = RejoinDeadline(self._rejoin_timeout), self._reopen()
         while reason is not None:
-            self._take_calls()
+            self._handle_calls()
             self._expire()
             if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
                 raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
-            reason = self._try_again()
+            reason = self._reopen()
         self.scheduler.replay(self.pipeline.kept())
         self.metrics.resumed(self.pipeline.clocks, time.monotonic())
         self.totals.rejoins += 1
         log.warning("all stages are back; going on where it stopped")
 
-    def _try_again(self) -> str | None:
+    def _reopen(self) -> str | None:
         """Open the pipeline again; the reason if that cannot be done yet."""
         try:
             self.pipeline.open(connect_timeout=_RECONNECT)
@@ -373,8 +373,8 @@ class Engine:
             return str(error)
         return None
 
-    def _take_calls(self) -> None:
-        """Submissions and aborts go on while a stage is away; what its links still say means nothing."""
+    def _handle_calls(self) -> None:
+        """Handle submissions and aborts while a stage is away; messages of its links are ignored."""
         give_up = time.monotonic() + _RETRY_EVERY
         while (left := give_up - time.monotonic()) > 0:
             try:
@@ -386,8 +386,8 @@ class Engine:
 
     # -- the end -----------------------------------------------------------------------------
 
-    def _save_what_is_left(self) -> None:
-        """Where KV is kept on disk, that of the last answers goes there, too, for as long as a person would wait."""
+    def _save_last_kv(self) -> None:
+        """Save the KV of the last answers, where KV is kept on disk, within what a person would wait."""
         if self._scheduler is None or not self.scheduler.config.blocks.on_disk:
             return
         give_up = time.monotonic() + _SAVE
