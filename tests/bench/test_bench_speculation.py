@@ -1,4 +1,4 @@
-"""`splitinfer bench --mode spec`: as a process on tiny models, and its figures from made-up trials."""
+"""`splitinfer bench --mode speculation`: as a process on tiny models, and its figures from made-up trials."""
 
 import io
 import json
@@ -40,7 +40,7 @@ def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
 
 
 def bench(*options: str, seconds: float = 100) -> dict[str, Any]:
-    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "spec", "--trials", "1", *options]
+    command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "speculation", "--trials", "1", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -93,8 +93,8 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
         (("--acceptance", "0.5,2"), "numbers from 0 to 1"),
         (("--link-preset", "pigeon"), "no link preset 'pigeon'"),
     ):
-        command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "spec", "--layout", "demo.yaml", *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "speculation", "--layout", "demo.yaml"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
         assert done.returncode != 0
         assert words in " ".join(done.stderr.split())
 
@@ -133,6 +133,7 @@ def case() -> Case:
 
 def test_figures_of_a_case() -> None:
     found = case_document(case(), 2)
+    assert found["contenders"] == found["systems"]
     assert found["systems"][IN_FLIGHT]["speed_up"]["median"] == pytest.approx(2.0)
     assert found["systems"][IN_FLIGHT]["thrown_away"] == pytest.approx(1 - 18 / 40)
     assert found["systems"][IN_FLIGHT]["by_place"] == [[6, 4], [18, 14]]

@@ -35,7 +35,10 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
         "serve", tiny_folder("llama"), tmp_path, "--trials", "1", "--prompt-tokens", "120", "--streams", "2",
         "--requests", "4", "--scale", "0.02", "--plot", str(picture),
     )  # fmt: skip
-    systems = found["stall"]["trials"][0]["systems"]  # type: ignore[index]
+    assert found["deprecated"] == {"contenders": "systems"}
+    stall = found["stall"]["trials"][0]  # type: ignore[index]
+    systems = stall["systems"]
+    assert stall["contenders"] == systems
     assert set(systems) == {
         "stall_free", "stall_free, no objective", "prefill_first", "mlx-lm BatchGenerator"
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What kept KV is worth, and what keeping it costs: ``splitinfer bench --mode kept``.
+"""What kept KV is worth, and what keeping it costs: ``splitinfer bench --mode prefix``.
 
     second turn    a conversation of so many tokens, answered, and 32 tokens more: the time to the first token, beside
                    that of a prompt of the same length which nobody has seen

@@ -1,4 +1,4 @@
-"""What ``splitinfer bench --mode spec`` was asked to measure."""
+"""What ``splitinfer bench --mode speculation`` was asked to measure."""
 
 from dataclasses import dataclass
 from pathlib import Path

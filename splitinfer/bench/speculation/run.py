@@ -1,4 +1,4 @@
-"""What speculation in flight is worth: ``splitinfer bench --mode spec``.
+"""What speculation in flight is worth: ``splitinfer bench --mode speculation``.
 
 Contenders, trial by trial in turns, one stream: the same stages without drafts, with synchronous blocks of several
 lengths, and with blocks in flight as the controller chooses them; plain mlx-lm in one process, and its own speculative
@@ -16,6 +16,7 @@ from typing import Any
 from splitinfer.bench.inputs import check_context, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.deprecated_keys import DEPRECATED
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm
 from splitinfer.bench.shared.texts import passages
@@ -48,7 +49,7 @@ _WIDTH = 130  # columns, where there is no terminal
 _TEACHER_TEXT, _TEACHER_TEXTS = 400, 12  # tokens of a passage that both models read, and passages
 
 
-def measure_spec(options: SpeculationOptions) -> int:
+def measure_speculation(options: SpeculationOptions) -> int:
     """Measure, then print tables and, as the last line, the document; the exit code.
 
     Raises:
@@ -70,7 +71,7 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
     link = _link(options.link_preset)
     on, processors = machine.describe(), machine.free_processors()
     if name == NO_DRAFT:
-        raise ConfigError("--mode spec measures drafts, and --draft none leaves nobody who drafts")
+        raise ConfigError("--mode speculation measures drafts, and --draft none leaves nobody who drafts")
     checkpoint = open_model(options.model or layout.model or "demo")
     check_context(checkpoint, PROMPT_TOKENS + max(options.decode_tokens, SETTLE), "--decode-tokens")
     replay = Replay(vocabulary(checkpoint)) if name == REPLAY else None
@@ -110,6 +111,7 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
     )
     points = [i / 50 for i in range(50)]
     return {
+        "deprecated": DEPRECATED,
         "measured_on": {**on, "pinned": pinned, "link": None if link is None else asdict(link)},
         "layout": {"name": llm.layout.name, "layers": now.layers},
         "drafter": name,

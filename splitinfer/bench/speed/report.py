@@ -3,7 +3,8 @@
 figures       what each figure is, by its path; * stands for a name or a number
 measured_on   machine, versions, BLAS of every process, who was pinned where
 layout, model, workload
-systems    by name: decode, prefill and throughput, each figure a summary with the values of all trials
+systems       by name: decode, prefill and throughput, each figure a summary with the values of all trials
+deprecated    old keys, which stand beside their present names for one release
 ratios        by pair: trial by trial, the first to the second
 same_tokens   in how many trials a system gave the pipeline's tokens
 notes         what to mind when reading the figures
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from splitinfer.bench.shared.deprecated_keys import DEPRECATED, with_old_keys
 from splitinfer.bench.shared.graph_size import GraphSize
 from splitinfer.bench.shared.measure import (
     Run,
@@ -37,7 +39,7 @@ from splitinfer.bench.shared.workload import KINDS, Kind
 
 PIPELINE, WHOLE, BASELINE, BASELINE_BEST = "pipeline", "whole", "baseline", "baseline_best"
 BASELINE_ALL, PEERS = "baseline_all_processors", "mlx_lm_pipeline"
-FORMAT = 2
+FORMAT = 3
 _PAIRS = (
     (PIPELINE, BASELINE), (PIPELINE, BASELINE_BEST), (PIPELINE, BASELINE_ALL), (PIPELINE, PEERS), (PIPELINE, WHOLE),
     (WHOLE, BASELINE), (WHOLE, BASELINE_BEST), (PEERS, BASELINE),
@@ -133,6 +135,7 @@ def document(found: Findings) -> dict[str, Any]:
     written = {
         "tool": "splitinfer bench",
         "format": FORMAT,
+        "deprecated": DEPRECATED,
         "figures": FIGURES,
         "measured_on": found.measured_on,
         "layout": found.layout,
@@ -148,7 +151,7 @@ def document(found: Findings) -> dict[str, Any]:
             for trial, run in enumerate(runs)
         ],
     }
-    rounded: dict[str, Any] = _rounded(written)
+    rounded: dict[str, Any] = _rounded(with_old_keys(written))
     return rounded
 
 
