@@ -1,4 +1,4 @@
-"""`splitinfer bench`: measuring."""
+"""`splitinfer bench`: its options, and the measurement that ``--mode`` chooses."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -61,13 +61,13 @@ def bench(
         ),
     ] = Mode.SPEED.value,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="How often everything is measured.")] = 5,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of trials.")] = 5,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt.")] = 2048,
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", min=4, help="Tokens of the single stream.")] = 64,
     token_budget: Budget = None,
     baseline: Annotated[bool, typer.Option(help="Measure plain mlx-lm in one process, too.")] = True,
     whole: Annotated[bool, typer.Option("--whole", help="Measure splitinfer with one stage, too.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Where the random prompts come from.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random prompts.")] = 1,
     link_preset: Annotated[
         str | None, typer.Option("--link-preset", help="Emulate every link between stages: 1gbe, wifi, ...")
     ] = None,
@@ -96,7 +96,7 @@ def bench(
         Path | None, typer.Option("--text", help="With speculation and a draft model, kv and wire: a text to read.")
     ] = None,
     texts: Annotated[
-        int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves the question out.")
+        int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves fidelity out.")
     ] = 12,
     plot: Annotated[
         Path | None,
@@ -104,14 +104,14 @@ def bench(
     ] = None,
     lengths: Lengths = None,
     scale: Scale = 1.0,
-    requests: Annotated[int, typer.Option("--requests", min=2, help="With serve: how many come.")] = 40,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="With serve: number of requests.")] = 40,
     rate: Annotated[
         float | None,
         typer.Option(
             "--rate",
             min=1e-6,
             callback=finite,
-            help="With serve: how many come in a second; what suits the machine if not given.",
+            help="With serve: requests a second; what suits the machine if not given.",
         ),
     ] = None,
     kv_gb: KVMemory = None,
@@ -180,7 +180,7 @@ def bench(
 
 
 def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
-    """Without a layout, and without MLX's BLAS."""
+    """Measure links, which takes neither a layout nor MLX's BLAS."""
     set_up(verbose)
     from splitinfer.bench.link.run import LinkBenchOptions, measure_links
 
@@ -188,7 +188,7 @@ def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """The n of a comma-separated list, each once; none for 0."""
+    """The numbers of a comma-separated list, each once and without 0."""
     try:
         counts = tuple(dict.fromkeys(int(each) for each in text.split(",")))
         if min(counts) < 0:
