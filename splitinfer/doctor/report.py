@@ -1,4 +1,4 @@
-"""All that was found, as a document for a program and as text for a person."""
+"""The doctor's findings, as a JSON document and as text."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _PLAIN_WIDTH = 140  # columns where there is no terminal to say how many
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """A layout's links, what goes over them, and advice on each that carries hidden states and could be measured."""
+    """A layout's links, the hidden states on them, and advice on each measured link that carries hidden states."""
 
     name: str
     hidden: Hidden
@@ -32,7 +32,7 @@ class LayoutReport:
 
     @property
     def token_seconds(self) -> float | None:
-        """What the links add to a generated token, where all are known."""
+        """Seconds that the links add to a generated token; ``None`` unless all were measured."""
         if not self.looked.is_whole:
             return None
         back = self.looked.links[-1].figures  # with two stages it is the same link
@@ -42,18 +42,18 @@ class LayoutReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything."""
+    """The findings on this machine, on RDMA, and on a layout's links if there is one."""
 
     machine: Machine
     rdma: tuple[Finding, ...]
     layout: LayoutReport | None = None
 
 
-# -- for a program -----------------------------------------------------------------------------------------------------
+# -- as a document -----------------------------------------------------------------------------------------------------
 
 
 def as_document(report: Report) -> dict[str, Any]:
-    """What JSON can hold: bandwidth too high to be told is null."""
+    """The report as JSON can hold it: a bandwidth too high to measure is null."""
     found: dict[str, Any] = {
         "machine": asdict(report.machine),
         "rdma": {"verdict": asdict(verdict(report.rdma)), "findings": [asdict(each) for each in report.rdma]},
@@ -83,11 +83,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# -- for a person ------------------------------------------------------------------------------------------------------
+# -- as text -----------------------------------------------------------------------------------------------------------
 
 
 def show(report: Report, *, as_json: bool) -> None:
-    """On standard output: text, or one JSON document."""
+    """Print the report to standard output: as text, or as one JSON document."""
     out = Console(highlight=False)
     if as_json:
         out.file.write(dumps(as_document(report), indent=2) + "\n")
@@ -176,12 +176,12 @@ def _worker(worker: WorkerSeen) -> Text:
     where = f"{worker.name} ({worker.address})"
     if worker.welcome is None:
         return Text(f"✗ {where}: {worker.problem}", style="red")
-    said = f"✓ {where}: {worker.welcome.name}, {worker.welcome.device}, {size(worker.welcome.free_bytes)} free"
+    line = f"✓ {where}: {worker.welcome.name}, {worker.welcome.device}, {size(worker.welcome.free_bytes)} free"
     if worker.clock is not None:
-        said += f", clock {_time(worker.clock.offset, signed=True)} ± {_time(worker.clock.uncertainty)} from ours"
+        line += f", clock {_time(worker.clock.offset, signed=True)} ± {_time(worker.clock.uncertainty)} from ours"
     if worker.problem:
-        said += f"; {worker.problem}"
-    return Text(said)
+        line += f"; {worker.problem}"
+    return Text(line)
 
 
 def _links(layout: LayoutReport) -> Table:
