@@ -27,7 +27,7 @@ from splitinfer.bench.speculation.report import (
     link_effects,
     rig_at,
 )
-from splitinfer.bench.speculation.tables import spec_tables
+from splitinfer.bench.speculation.tables import speculation_tables
 from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
 from splitinfer.errors import ConfigError
 
@@ -199,7 +199,7 @@ def test_tables_are_for_people() -> None:
         "best_cuts": best_cuts(r, Cut((8, 8), 1.0), 2), "links": link_effects(r, {"3ms": 0.003}, 2),
     }  # fmt: skip
     console = Console(width=130, record=True, file=io.StringIO())
-    console.print(*spec_tables(found))
+    console.print(*speculation_tables(found))
     text = console.export_text()
     for words in ("in flight to synchronous 3", "2.00", "70.0 %", "8 requests at once", "3ms"):
         assert words in text
