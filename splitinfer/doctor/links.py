@@ -50,7 +50,7 @@ class LinkSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SurveyResult:
     """The workers and links of a layout, as they were found."""
 
     workers: tuple[WorkerSeen, ...]
@@ -77,13 +77,13 @@ class LinkSurvey:
         for worker in self._locals.values():
             worker.stop()
 
-    def look(self) -> Looked:
+    def run(self) -> SurveyResult:
         """Connect to all workers and measure every link that can be measured."""
         stages = self._layout.stages
         links = [self._link(stage) for stage in range(1, len(stages))]
         if len(stages) > 2:
             links.append(self._results())
-        return Looked(tuple(self._seen[stage] for stage in range(1, len(stages))), tuple(links))
+        return SurveyResult(tuple(self._seen[stage] for stage in range(1, len(stages))), tuple(links))
 
     def _link(self, stage: int) -> LinkSeen:
         """The link by which a stage receives its hidden states."""

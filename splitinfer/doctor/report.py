@@ -12,7 +12,7 @@ from rich.text import Text
 from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import NONE
 from splitinfer.doctor.advice import Hidden, LinkAdvice, pipeline_seconds
-from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
+from splitinfer.doctor.links import LinkSeen, SurveyResult, WorkerSeen
 from splitinfer.doctor.machine import Machine
 from splitinfer.doctor.rdma import Finding, State, verdict
 from splitinfer.models.memory import size
@@ -27,15 +27,15 @@ class LayoutReport:
 
     name: str
     hidden: Hidden
-    looked: Looked
+    result: SurveyResult
     advice: tuple[LinkAdvice | None, ...]  # one for each link
 
     @property
     def token_seconds(self) -> float | None:
         """Seconds that the links add to a generated token; ``None`` unless all were measured."""
-        if not self.looked.is_whole:
+        if not self.result.is_whole:
             return None
-        back = self.looked.links[-1].figures  # with two stages it is the same link
+        back = self.result.links[-1].figures  # with two stages it is the same link
         assert back is not None
         return pipeline_seconds([each for each in self.advice if each is not None], back.latency_p50)
 
@@ -65,11 +65,11 @@ def as_document(report: Report) -> dict[str, Any]:
 
 
 def _layout_document(layout: LayoutReport) -> dict[str, Any]:
-    links = zip(layout.looked.links, layout.advice, strict=True)
+    links = zip(layout.result.links, layout.advice, strict=True)
     return {
         "name": layout.name,
         "hidden": {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes},
-        "workers": [asdict(worker) for worker in layout.looked.workers],
+        "workers": [asdict(worker) for worker in layout.result.workers],
         "links": [{**asdict(link), "advice": None if advice is None else asdict(advice)} for link, advice in links],
         "token_seconds": layout.token_seconds,
     }
@@ -159,17 +159,17 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
     )
     return [
         _title(f"Layout {layout.name}"),
-        *map(_worker, layout.looked.workers),
+        *map(_worker, layout.result.workers),
         _title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
         _links(layout),
-        *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.looked)],
-        *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.looked.links if link.note],
+        *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.result)],
+        *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.result.links if link.note],
         *[Text(sentence) for sentence in _sentences(layout)],
     ]
 
 
-def _failed(looked: Looked) -> list[LinkSeen]:
-    return [link for link in looked.links if link.figures is None]
+def _failed(result: SurveyResult) -> list[LinkSeen]:
+    return [link for link in result.links if link.figures is None]
 
 
 def _worker(worker: WorkerSeen) -> Text:
@@ -191,7 +191,7 @@ def _links(layout: LayoutReport) -> Table:
         ("down", "right"), ("up", "right"), ("a token", "right"),
     ):  # fmt: skip
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for link, advice in zip(layout.looked.links, layout.advice, strict=True):
+    for link, advice in zip(layout.result.links, layout.advice, strict=True):
         if link.figures is not None:
             f = link.figures
             table.add_row(
@@ -204,7 +204,7 @@ def _links(layout: LayoutReport) -> Table:
 def _sentences(layout: LayoutReport) -> list[str]:
     found = [
         _advice(link, advice)
-        for link, advice in zip(layout.looked.links, layout.advice, strict=True)
+        for link, advice in zip(layout.result.links, layout.advice, strict=True)
         if advice is not None
     ]
     if layout.token_seconds is not None:
