@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         found.append(params)
         return 0
 
-    def run_chat(_llm: Any, sampling: ResolvedSampling) -> int:
+    def run_chat(_llm: Any, sampling: ResolvedSampling, _offers: Any) -> int:
         found.append(sampling.params)
         return 0
 

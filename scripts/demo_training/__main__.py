@@ -1,4 +1,4 @@
-"""The command: ``scripts/train_demo_model CORPUS OUT``."""
+"""The command line: ``scripts/train_demo_model CORPUS OUT``."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -18,15 +18,15 @@ from demo_training.tokenizer import check_same_tokenizer, read_tokenizer, train_
 from demo_training.training import Budget, Recipe, Say
 from splitinfer.errors import ConfigError
 
-DEFAULT_MINUTES, DEFAULT_DRAFT_MINUTES = 38.0, 8.0  # what the shipped pair had, on two processors
+DEFAULT_MINUTES, DEFAULT_DRAFT_MINUTES = 38.0, 8.0  # as for the shipped pair, on two processors
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
 @app.command()
 def train_demo_model(
-    corpus: Annotated[Path, typer.Argument(help="A folder of .txt files (UTF-8), looked through at any depth.")],
-    out: Annotated[Path | None, typer.Argument(help="Where OUT/target and OUT/draft go.")] = None,
+    corpus: Annotated[Path, typer.Argument(help="A folder with .txt files (UTF-8) at any depth.")],
+    out: Annotated[Path | None, typer.Argument(help="The folder for OUT/target and OUT/draft.")] = None,
     minutes: Annotated[float | None, typer.Option(min=0.01, help="Train the target so long [38, or --steps].")] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="... or for so many steps.")] = None,
     draft_minutes: Annotated[float | None, typer.Option(min=0.01, help="[8, or the steps]")] = None,
@@ -43,7 +43,7 @@ def train_demo_model(
     draft_kv_heads: int = 1,
     tokenizer: Annotated[Path | None, typer.Option(help="Reuse this tokenizer.json, or a model folder's.")] = None,
     vocab: Annotated[int, typer.Option(help="Tokens of a new tokenizer.")] = 2048,
-    held_share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Hold out this share of each file's end.")] = 0.03,
+    held_share: Annotated[float, typer.Option(min=0.0, max=1.0, help="Hold out this share at each file's end.")] = 0.03,
     held_book: Annotated[list[str] | None, typer.Option(help="Hold out this whole file (no .txt) instead.")] = None,
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 2e-3,
     draft_lr: float = 3e-3,
@@ -53,20 +53,21 @@ def train_demo_model(
     seed: int = 0,
     keep_target: Annotated[bool, typer.Option("--keep-target", help="Train only the draft of OUT/target.")] = False,
     evaluate_only: Annotated[
-        tuple[Path, Path] | None, typer.Option(metavar="TARGET DRAFT", help="Train nothing; judge these two folders.")
+        tuple[Path, Path] | None,
+        typer.Option(metavar="TARGET DRAFT", help="Train nothing; evaluate these two folders."),
     ] = None,
 ) -> None:
-    """Train a target and a draft model on a folder of text, and judge them on text they have not seen.
+    """Train a target and a draft model on a folder of text, and evaluate them on held-out text.
 
-    Ctrl-C ends the training early; what is trained by then is saved and judged. The last line of
-    stdout is one JSON document.
+    Ctrl-C ends the training early; the models are saved and evaluated as they are. The last line of standard output
+    is one JSON document.
     """
     books = read_books(corpus, held_share=held_share, held_books=held_book or ())
     if evaluate_only:
-        judge_only(*evaluate_only, books, length)
+        evaluate(*evaluate_only, books, length)
         return
     if out is None:
-        raise ConfigError("OUT is missing: say where the two models go.")
+        raise ConfigError("OUT is missing: give the folder for the two models.")
     target_budget = pick_budget(steps, minutes, default=DEFAULT_MINUTES)
     if draft_steps is None and draft_minutes is None:
         draft_steps = steps
@@ -89,7 +90,7 @@ def train_demo_model(
 
 
 def make_pair(out: Path, plans: Plans, books: Books, tokenizer: Path | None, vocab: int) -> None:
-    """Tokenizer, training, judgement, report."""
+    """Make the tokenizer, train and evaluate the models, and report."""
     say: Say = Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print
     for shape, _ in plans.values():
         shape.check()
@@ -105,7 +106,8 @@ def make_pair(out: Path, plans: Plans, books: Books, tokenizer: Path | None, voc
     report({**figures, "trained": trained, "out": str(out)}, books.how)
 
 
-def judge_only(target: Path, draft: Path, books: Books, length: int) -> None:
+def evaluate(target: Path, draft: Path, books: Books, length: int) -> None:
+    """Evaluate two model folders on the held-out text, and report."""
     check_same_tokenizer(target, draft)
     corpus = encode(books, read_tokenizer(target), length=length, judge_only=True)
     report(judge_pair(target, draft, corpus, length), books.how)

@@ -1,9 +1,8 @@
-"""The text: read, cut into what is trained on and what is held out, and turned into token ids.
+"""Reads the text, splits it into training and held-out text, and encodes both.
 
-By default the last 3 % of every file's characters are held out, cut back to a line end; with ``--held-book`` whole
-files, and then nothing else. Neither the models nor a tokenizer made here see any of it. The tail of a book whose
-beginning was read is easier than a book never opened, so a figure means little without saying which of the two it is;
-the report does say.
+By default the last 3 % of every file's characters are held out, from a line end on; with ``--held-book`` only whole
+files are. Neither the models nor a tokenizer made here are trained on held-out text. The tail of a book whose beginning
+was trained on is easier than an unseen book, so figures of the two must not be compared; the report names which it is.
 
     file    |  training text                              |  held  |
             0                                        ~0.97 n       n     (n characters)
@@ -25,7 +24,7 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Books:
-    """Text cut in two, one item per file; a file wholly held out has no training text, and the reverse."""
+    """Training and held-out text, one item per file that has any."""
 
     train: list[str]
     held: list[str]
@@ -34,7 +33,7 @@ class Books:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The same as token ids, texts separated by END."""
+    """Training and held-out text as token ids, texts separated by END."""
 
     train: Tokens
     held: Tokens
@@ -42,7 +41,7 @@ class Corpus:
 
 
 def read_books(folder: Path, *, held_share: float = 0.03, held_books: Sequence[str] = ()) -> Books:
-    """Read every .txt under a folder and set the held-out part of each aside."""
+    """Read every .txt file under a folder, and split each into training and held-out text."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder.")
     paths = sorted(path for path in folder.rglob("*.txt") if path.is_file())
@@ -65,20 +64,24 @@ def read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): convert it or take it away.") from error
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start}): convert it or remove it.") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def cut(text: str, held_share: float) -> tuple[str, str]:
-    """Training text and held-out tail; the cut falls just after a line end where there is one before it."""
+    """Training text and held-out tail, split just after a line end where there is one."""
     at = round(len(text) * (1 - held_share))
     at = (text.rfind("\n", 0, at) + 1 or at) if at < len(text) else at
     return text[:at], text[at:]
 
 
 def encode(books: Books, tokenizer: Tokenizer, *, length: int, judge_only: bool = False) -> Corpus:
-    """Turn the books into ids, and refuse them where there is not one window on either side."""
+    """Encode the books; ``length``: tokens of a window.
+
+    Raises:
+        ConfigError: there is not one window of training or of held-out text.
+    """
     train = np.empty(0, np.int32) if judge_only else to_ids(books.train, tokenizer)
     held = to_ids(books.held, tokenizer)
     least = min(len(held), len(held) if judge_only else len(train))
@@ -98,7 +101,7 @@ def to_ids(texts: Sequence[str], tokenizer: Tokenizer) -> Tokens:
 
 
 def windows(ids: Tokens, length: int, *, most: int) -> Tokens:
-    """[count, length + 1]: non-overlapping in what they predict; if there are too many, evenly spread ones."""
+    """Windows of ``ids``, [count, length + 1], whose predictions do not overlap; at most ``most``, evenly spaced."""
     count = (len(ids) - 1) // length
     chosen = np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(int)
     return np.stack([ids[i * length : i * length + length + 1] for i in chosen])

@@ -1,4 +1,4 @@
-"""Model folders as mlx-lm reads them: config, tokenizer, and weights in float16."""
+"""Writes model folders as mlx-lm reads them: config, tokenizer, and weights in float16."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from demo_training.tokenizer import END
 from splitinfer.errors import ConfigError
 
 WEIGHTS = "model.safetensors"
-# Nothing between a person's words and the answer: what was generated is then what the next turn's prompt says.
+# Nothing stands between the user's text and the answer, so the next turn's prompt begins with the generated tokens.
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.95}  # so small a model repeats itself when greedy
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['content'] }}{% if m['role'] != 'user' and not loop.last %}\n\n{% endif %}{% endfor %}"
@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def check_writable(out: Path) -> None:
-    """Find out before the training, not after it."""
+    """Refuse a folder that cannot be written, before the training."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / ".probe").touch()
@@ -30,12 +30,12 @@ def check_writable(out: Path) -> None:
 
 
 def open_folder(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> None:
-    """Make a model folder and put everything but the weights in it."""
+    """Make a model folder with everything but the weights."""
     names = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": END, "eos_token": END}
     tokenizer_config = {**names, "model_max_length": MAX_POSITIONS, "chat_template": CHAT_TEMPLATE}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / WEIGHTS).unlink(missing_ok=True)  # of another run: they would not fit the new config
+        (folder / WEIGHTS).unlink(missing_ok=True)  # those of another run would not fit the new config
         (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
         (folder / "generation_config.json").write_text(json.dumps(SAMPLING, indent=1) + "\n")
         (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer_config, indent=1) + "\n")
@@ -45,9 +45,9 @@ def open_folder(folder: Path, config: dict[str, Any], tokenizer: Tokenizer) -> N
 
 
 def save_weights(model: Model, folder: Path) -> None:
-    """Float16, whole or not at all: a reader, or a power cut, meets the old weights or the new ones."""
+    """Write the weights in float16, atomically: after a crash the folder has the old weights or the new ones."""
     weights = {name: w.astype(mx.float16) for name, w in named(model).items()}
-    partial = folder / f".partial-{WEIGHTS}"  # mlx-lm reads "model*.safetensors", and so never this one
+    partial = folder / f".partial-{WEIGHTS}"  # not among the "model*.safetensors" that mlx-lm reads
     try:
         mx.save_safetensors(str(partial), weights, metadata={"format": "mlx"})
         partial.replace(folder / WEIGHTS)

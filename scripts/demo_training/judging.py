@@ -1,10 +1,9 @@
-"""What a model is worth, on text that it has not seen.
+"""Evaluates models on held-out text.
 
 Bits per byte = nats per token / ln 2 / bytes per token, the last measured on the held-out text; unlike nats per token
 it compares models with different tokenizers. Draft agreement is the share of held-out positions where the draft's
-likeliest next token is also the target's, both reading the true text: the share of greedy drafts that would stand.
-Both come from the saved folders, so they judge what a person will load. The text is read in windows of ``--length``
-tokens, each from no context.
+likeliest next token is also the target's, both given the true text: the share of greedy drafts that would be accepted.
+Both are computed from the saved folders. The text is read in windows of ``--length`` tokens, each without context.
 """
 
 import math
@@ -21,12 +20,12 @@ from demo_training.corpus import Corpus, Tokens, windows
 from demo_training.model import Model, named, number
 from splitinfer.errors import ConfigError
 
-MOST_WINDOWS = 512  # ... and at the end, spread over all of the held-out text
+MOST_WINDOWS = 512  # in an evaluation, spread over all of the held-out text
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """One model on the held-out text."""
+    """The figures of one model on the held-out text."""
 
     parameters: int
     nats_per_token: float
@@ -34,7 +33,7 @@ class Judgement:
 
 
 def judge(model: Model, held: Tokens, *, batch: int = 8) -> tuple[float, Tokens]:
-    """Nats per token over the windows, and the likeliest next token at each of their positions."""
+    """Nats per token over the windows, and the likeliest next token at each position."""
     nats, likeliest = 0.0, []
     for at in range(0, len(held), batch):
         tokens = mx.array(held[at : at + batch])
@@ -46,7 +45,7 @@ def judge(model: Model, held: Tokens, *, batch: int = 8) -> tuple[float, Tokens]
 
 
 def judge_folder(folder: Path, corpus: Corpus, length: int) -> tuple[Judgement, Tokens]:
-    """Judge saved weights, in float32: float16 matrices are slow on a CPU and the figure is the same."""
+    """Evaluate saved weights, in float32: float16 matrices are slow on a CPU, and the figures are the same."""
     try:
         model = load(str(folder))[0]
     except (OSError, ValueError, KeyError) as error:
@@ -58,10 +57,10 @@ def judge_folder(folder: Path, corpus: Corpus, length: int) -> tuple[Judgement, 
 
 
 def judge_pair(target: Path, draft: Path | None, corpus: Corpus, length: int) -> dict[str, Any]:
-    """The figures of the last line: each model's, and the share of positions on which the two agree."""
+    """The figures of the report: each model's, and the share of positions at which the two agree."""
     judgement, greedy = judge_folder(target, corpus, length)
     figures: dict[str, Any] = {"target": asdict(judgement), "draft": None, "draft_agreement": None}
     if draft is not None:
-        judgement, guess = judge_folder(draft, corpus, length)
-        figures |= {"draft": asdict(judgement), "draft_agreement": float((greedy == guess).mean())}
+        judgement, drafted = judge_folder(draft, corpus, length)
+        figures |= {"draft": asdict(judgement), "draft_agreement": float((greedy == drafted).mean())}
     return figures | {"judged_tokens": greedy.size, "bytes_per_token": corpus.bytes_per_token}

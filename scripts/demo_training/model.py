@@ -1,4 +1,4 @@
-"""The model that is trained: mlx-lm's own ``llama``, so what is trained is exactly what is loaded later."""
+"""The model that is trained: mlx-lm's own ``llama``, so training and loading share one implementation."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ from splitinfer.errors import ConfigError
 
 MAX_POSITIONS = 4096
 
-Model = Any  # mlx-lm carries no types
+Model = Any  # mlx-lm has no types
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class Shape:
     kv_heads: int
 
     def check(self) -> None:
+        """Refuse sizes that make no model.
+
+        Raises:
+            ConfigError: one is below 1, or heads do not divide evenly.
+        """
         if min(asdict(self).values()) < 1:
             raise ConfigError(f"every size of a model must be at least 1, not {asdict(self)}.")
         if self.hidden % (2 * self.heads):
@@ -55,7 +60,7 @@ class Shape:
 
 
 def build(config: dict[str, Any], seed: int) -> Model:
-    """An untrained model: small normal matrices, smaller still where a layer adds to the residual stream."""
+    """An untrained model: small normal matrices, smaller ones where a layer adds to the residual stream."""
     mx.random.seed(seed)
     model = llama.Model(llama.ModelArgs.from_dict(config))
     residual_std = 0.02 / math.sqrt(2 * config["num_hidden_layers"])
@@ -72,7 +77,7 @@ def build(config: dict[str, Any], seed: int) -> Model:
 
 
 def named(model: Model) -> dict[str, mx.array]:
-    """Every weight under the name it is saved by."""
+    """Every weight by the name that it is saved under."""
     return dict(tree_flatten(model.parameters()))
 
 

@@ -1,4 +1,4 @@
-"""The two models of a pair, trained one after the other into their folders, until done or interrupted."""
+"""Trains the models of a pair one after the other into their folders, until done or interrupted."""
 
 import signal
 import threading
@@ -18,7 +18,7 @@ Plans = dict[str, tuple[Shape, Recipe]]  # by the name of the folder, in the ord
 
 
 def train_pair(out: Path, plans: Plans, corpus: Corpus, tokenizer: Tokenizer, say: Say) -> dict[str, Outcome]:
-    """Train what ``plans`` names, in its order; an interrupt ends it, with what is trained so far saved."""
+    """Train the models of ``plans`` in its order; an interrupt ends the training, with the models saved as they are."""
     outcomes: dict[str, Outcome] = {}
     device = "the GPU" if on_gpu() else "the CPU"
     with first_interrupt_stops() as stop:
@@ -40,7 +40,7 @@ def train_folder(
 
 @contextmanager
 def first_interrupt_stops() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C asks the training to end after its step; a second one breaks off as usual."""
+    """The first Ctrl-C asks the training to end after its step; a second one interrupts as usual."""
     asked = threading.Event()
     usual = signal.getsignal(signal.SIGINT)
 

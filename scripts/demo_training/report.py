@@ -1,4 +1,4 @@
-"""What comes out: a table for a person, then one line of JSON for a program."""
+"""Reports the figures: a table, then one line of JSON."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from splitinfer.core.json_text import dumps
 
 
 def report(figures: dict[str, Any], how: str) -> None:
-    """A table for a person, then one line for a program."""
+    """Print the table, then the JSON line. ``how``: what was held out."""
     Console().print(figures_table(figures, how))
     typer.echo(dumps({"held_out": how, **figures}))
 

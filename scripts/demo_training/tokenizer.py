@@ -1,4 +1,4 @@
-"""The tokenizer of the pair: a byte-level BPE, so that every text can be written with it."""
+"""The tokenizer of the pair: a byte-level BPE, which can encode every text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,12 +7,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from splitinfer.errors import ConfigError
 
-END = "<|end|>"  # between texts, and what a model says when it has finished
+END = "<|end|>"  # between texts, and at the end of an answer
 SPECIAL_TOKENS = [END, "<|user|>", "<|tale|>"]
 
 
 def train_tokenizer(texts: Sequence[str], vocab: int) -> Tokenizer:
-    """A byte-level BPE: every text can be written with it, and END has id 0."""
+    """Train a byte-level BPE with ``vocab`` tokens; END has id 0."""
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     if vocab < len(SPECIAL_TOKENS) + len(alphabet):
         least = len(SPECIAL_TOKENS) + len(alphabet)
@@ -23,7 +23,7 @@ def train_tokenizer(texts: Sequence[str], vocab: int) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=vocab, special_tokens=SPECIAL_TOKENS, initial_alphabet=alphabet, show_progress=False
     )
-    # By lines: the trainer counts words, and one string per book would leave it a single processor.
+    # By lines, because the trainer processes strings in parallel and there are few books.
     lines = (line for text in texts for line in text.splitlines(keepends=True))
     tokenizer.train_from_iterator(lines, trainer)
     return tokenizer
@@ -39,4 +39,4 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 def check_same_tokenizer(target: Path, draft: Path) -> None:
     if read_tokenizer(target).get_vocab() != read_tokenizer(draft).get_vocab():
-        raise ConfigError(f"{target} and {draft} do not share a tokenizer, so the draft cannot speak for the target.")
+        raise ConfigError(f"{target} and {draft} do not share a tokenizer, so the draft cannot draft for the target.")

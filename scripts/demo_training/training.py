@@ -1,9 +1,9 @@
-"""One model's training, from drawn weights to the end of its budget.
+"""Trains one model, from random weights to the end of its budget.
 
 The optimizer. AdamW, with weight decay on the matrices only (a norm's gain has no reason to shrink), gradients clipped
 to norm 1. The learning rate climbs linearly over the first steps and then follows half a cosine down to 5 % of its
-peak. The cosine runs over the spent share of the budget, in steps or in minutes, whichever is further on: a slow
-machine takes fewer steps and still ends at a low rate.
+peak. The cosine runs over the spent share of the budget, in steps or in minutes, whichever is larger: a slow machine
+takes fewer steps and still ends at a low rate.
 
 Arithmetic. The weights and the optimizer's state are float32; a step computes with a bfloat16 copy on a GPU and in
 float32 on a CPU, where bfloat16 has no fast path.
@@ -28,7 +28,7 @@ from demo_training.model import Model, number, on_gpu
 WARMUP_STEPS = 100
 FLOOR = 0.05  # of the peak learning rate, at the end of the cosine
 SECONDS_BETWEEN_CHECKPOINTS = 120.0
-PROBE_WINDOWS = 16  # held-out windows looked at while training
+PROBE_WINDOWS = 16  # held-out windows evaluated while training
 
 Say = Callable[[str], None]
 
@@ -41,7 +41,7 @@ class Budget:
     minutes: float | None = None
 
     def spent(self, step: int, seconds: float) -> float:
-        """The share of it that is gone; 1 or more ends the training."""
+        """The share of the budget that is spent; 1 or more ends the training."""
         by_step = step / self.steps if self.steps else 0.0
         by_clock = seconds / 60 / self.minutes if self.minutes else 0.0
         return max(by_step, by_clock)
@@ -52,7 +52,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one model is trained."""
+    """How one model is trained: ``batch`` windows of ``length`` tokens in a step, computed in ``dtype``."""
 
     budget: Budget
     peak_lr: float
@@ -64,7 +64,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one training run did."""
+    """The figures of one training run."""
 
     steps: int
     tokens: int
@@ -104,7 +104,7 @@ def make_step(model: Model, optimizer: Any, dtype: mx.Dtype) -> Callable[[mx.arr
         return loss
 
     optimizer.init(model.trainable_parameters())
-    if not on_gpu():  # no faster there, and it would need a C++ compiler at hand
+    if not on_gpu():  # no faster on a CPU, where it needs a C++ compiler
         return step
     state = [model.state, optimizer.state]
     return mx.compile(step, inputs=state, outputs=state)
@@ -124,7 +124,7 @@ def train(
     say: Say,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Train until the budget is spent or ``should_stop``, a step at least; ``save`` now and then, and at the end."""
+    """Train until the budget is spent or ``should_stop``, at least one step; ``save`` at intervals and at the end."""
     optimizer = make_optimizer(recipe.peak_lr)
     run = make_step(model, optimizer, recipe.dtype)
     rng = np.random.default_rng(recipe.seed)
@@ -135,7 +135,7 @@ def train(
         optimizer.learning_rate = learning_rate(recipe.peak_lr, step=step, warmup=recipe.budget.warmup(), spent=spent)
         previous, loss = loss, run(draw_batch(rng, corpus.train, recipe))
         mx.async_eval(loss, model.parameters(), optimizer.state)  # type: ignore[no-untyped-call]
-        mx.eval(previous)  # one step stays in flight: the GPU need not wait for the next batch
+        mx.eval(previous)  # one step stays in flight, so that the GPU need not wait for the next batch
         step += 1
         if time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS:
             save()

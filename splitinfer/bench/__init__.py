@@ -1,24 +1,17 @@
-"""How fast a layout is, beside plain mlx-lm doing the same work in one process.
+"""Measures a layout, beside plain mlx-lm doing the same work in one process.
 
-workload    what is run, from a seed                    pure
-measure     medians, spread, ratios, time by cause      pure
-throughput  many sequences: the window in which all decode, and its figures    pure
-report      one JSON document                           pure
-tables      ... for people                              pure
-systems  those who run it: an LLM, or mlx-lm
-child       a process that obeys line by line
-baseline    plain mlx-lm, in such a process
-peers       mlx-lm's own pipeline, in several
-nodes       how large the graph of a step is
-kept, spec, serve, quantised_kv, wire, links    the other modes
-machine     what it is measured on; processes pinned to processors
-blas        which BLAS computes, on Linux
-run         the conductor
-model       random models of a given shape (scripts/make_bench_model)
+speed          one stream, long prompts, and the throughput of many sequences
+speculation    drafts in flight
+prefix         the prefix cache, in memory and on disk
+serving        policies and objectives, while requests arrive
+kv             quantised KV
+wire           codecs for hidden states
+link           links, beside bare ZeroMQ
+shared         the systems that are compared, workloads, child processes, and the arithmetic of measurements
+inputs         checks of what was given, before anything is loaded
 
-The method. Everybody does the same tasks, in turns (A B A B ...), so that what else the machine does falls
-on all of them; one computes while the others sleep. Every process has its own processor, where the system
-can do that. Prompts are random and new for every trial, so nothing is reused. Each system is warmed up
-first. The first token is no part of a decode rate, an end token ends nothing, and the likeliest token is
-taken.
+The method. All systems do the same tasks, in turns (A B A B ...), so that other load on the machine falls on all of
+them; one computes while the others sleep. Every process has its own processor, where the system can pin. Prompts are
+random and new for every trial, so nothing is reused. Each system is warmed up first. Decoding is greedy, decode rates
+leave the first token out, and an end token ends nothing.
 """

@@ -1,4 +1,4 @@
-"""Cheap looks at what a measurement was given, before anything is loaded: loading takes a minute."""
+"""Cheap checks of a measurement's inputs, before anything is loaded: loading takes a minute."""
 
 from pathlib import Path
 
@@ -7,15 +7,15 @@ from splitinfer.models.checkpoint import Checkpoint
 
 
 def check_text(path: Path | None) -> None:
-    """Refuse a text that has nothing in it.
+    """Refuse a text without words.
 
     Raises:
-        ConfigError: it is no file, cannot be read, or holds only white space.
+        ConfigError: the text is no file, cannot be read, or holds only white space.
     """
     if path is None:
         return
     try:
-        if path.exists() and not path.is_file():  # it may have no end, or be there only once
+        if path.exists() and not path.is_file():  # a pipe or device may have no end, or be readable only once
             raise ConfigError(f"text {path} cannot be read: it is not a file")
         with path.open(encoding="utf-8", errors="replace") as file:
             has_words = any(line.strip() for line in file)
@@ -26,10 +26,10 @@ def check_text(path: Path | None) -> None:
 
 
 def check_context(checkpoint: Checkpoint, needed: int, options: str) -> None:
-    """Refuse tasks of more tokens than the model was made for. ``options``: what makes them shorter.
+    """Refuse tasks that exceed the model's context. ``options``: those that make the tasks shorter.
 
     Raises:
-        ConfigError: they are.
+        ConfigError: ``needed`` tokens do not fit.
     """
     if needed > checkpoint.context_length:
         raise ConfigError(

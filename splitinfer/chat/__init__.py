@@ -1,10 +1,11 @@
 """The REPL: a conversation in a terminal, or over the lines of a pipe.
 
-commands        what a typed text means          pure
-conversation    turns; what to drop; JSON        pure
-figures         status line and tables           pure
-chat            one input carried out on an LLM
-screens         where things are shown and typed: a terminal, or plain lines
+commands        parses what is typed                        pure
+conversation    turns, which of them to drop, their JSON    pure
+formatting      status line and tables                      pure
+word_wrap       wraps text that is streamed                 pure
+chat            carries out one input on an LLM
+screens         input and output: a terminal, or plain lines
 """
 
 import sys
@@ -17,10 +18,10 @@ from splitinfer.llm import LLM
 
 
 def run_chat(llm: LLM, params: SamplingParams | ResolvedSampling, offers: Offers) -> int:
-    """Chat until the person leaves; the exit code. ``offers``: how a screen gets the process's signals.
+    """Chat until the user leaves, and return the exit code. ``offers``: how a screen gets the process's signals.
 
-    On a terminal with line editing and a status line. Elsewhere every line of standard input is a turn or a
-    command, answers go to standard output, and the code is 1 if any line could not be carried out.
+    A terminal has line editing and a status line. Elsewhere every line of standard input is a turn or a command,
+    answers go to standard output, and the code is 1 if any line could not be carried out.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         screen = LineScreen(sys.stdin)

@@ -1,4 +1,4 @@
-"""Inputs carried out on an LLM, one after another. What things look like is the screen's matter."""
+"""Carries out a chat's inputs on an LLM, one after another. A ``Screen`` reads them and shows the answers."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from splitinfer.chat import formatting as figures
-from splitinfer.chat.commands import Command, Slip, help_text, parse
+from splitinfer.chat import formatting
+from splitinfer.chat.commands import Command, InvalidInput, help_text, parse
 from splitinfer.chat.conversation import Conversation, clean, fit, from_json, room_for_answer, to_json
 from splitinfer.core.sampling_defaults import RECOMMENDABLE, ResolvedSampling
 from splitinfer.core.sequence import SamplingParams
@@ -15,30 +15,30 @@ from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import RequestError, SplitinferError
 from splitinfer.llm import LLM, Request
 
-SESSION = "chat"  # under this name the stages' memory keeps the conversation's KV
+SESSION = "chat"  # the session whose KV the stages' prefix cache holds
 
 
 class Screen(Protocol):
-    """Where a person, or a pipe, types and reads."""
+    """Where inputs come from and answers go: a terminal or a pipe."""
 
     def read(self) -> str | None:
         """The next input; ``None`` when there is no more."""
         ...
 
     def answering(self, abort: Callable[[], None]) -> AbstractContextManager[Callable[[str], None]]:
-        """Around an answer; gives what writes its text. Ctrl-C may call ``abort`` meanwhile."""
+        """The context of one answer, with a function that writes its text; Ctrl-C may call ``abort`` meanwhile."""
         ...
 
     def say(self, text: str) -> None:
-        """Show something that is no answer."""
+        """Show a text that is no answer."""
         ...
 
     def set_status(self, phrases: list[str]) -> None:
-        """What the last answer took."""
+        """Set the figures of the last answer."""
         ...
 
     def greet(self, text: str) -> None:
-        """Once, before the first input."""
+        """Show the greeting, once, before the first input."""
         ...
 
 
@@ -50,15 +50,15 @@ class Chat:
         self.sampling = params if isinstance(params, ResolvedSampling) else ResolvedSampling.of(params)
         self.has_refused = False
         self._llm, self._screen = llm, screen
-        self._held = 0  # tokens of the conversation whose KV the stages keep
-        self._looked: figures.Stats | None = None  # the counters at the last /layout
+        self._held = 0  # tokens of the conversation whose KV is cached on the stages
+        self._last_layout: formatting.Stats | None = None  # the counters at the last /layout
         self._commands: dict[str, Callable[[str], None]] = {
             "help": lambda _: screen.say(help_text()),
             "reset": self._reset,
             "temp": self._temp,
             "set": self._set,
             "system": self._system,
-            "stats": lambda _: screen.say(figures.stats_table(llm.layout, llm.stats())),
+            "stats": lambda _: screen.say(formatting.stats_table(llm.layout, llm.stats())),
             "layout": self._layout,
             "save": self._save,
             "load": self._load,
@@ -70,8 +70,8 @@ class Chat:
         return self.sampling.params
 
     def run(self) -> int:
-        """Take inputs until there are no more, /quit, or the pipeline is gone; the exit code."""
-        self._screen.greet(figures.greeting(self._llm.layout, self._llm.context_length))
+        """Take inputs until they end, /quit, or the loss of the pipeline; return the exit code."""
+        self._screen.greet(formatting.greeting(self._llm.layout, self._llm.context_length))
         try:
             while (text := self._screen.read()) is not None:
                 if not self._take(text):
@@ -84,12 +84,12 @@ class Chat:
         return 0
 
     def _take(self, text: str) -> bool:
-        """One input. False ends the chat."""
+        """Carry out one input. False ends the chat."""
         meant = parse(clean(text))
         match meant:
             case None:
                 pass
-            case Slip(sentence):
+            case InvalidInput(sentence):
                 self._refuse(sentence)
             case Command("quit"):
                 return False
@@ -106,10 +106,10 @@ class Chat:
     # -- turns -------------------------------------------------------------------------------
 
     def _turn(self, asked: str) -> None:
-        """Ask and stream the answer; what could not be asked leaves the conversation as it was.
+        """Submit a request and stream the answer; a refused request leaves the conversation unchanged.
 
         Raises:
-            SplitinferError: the pipeline is gone.
+            SplitinferError: the pipeline was lost.
         """
         before = self._llm.stats()
         try:
@@ -124,9 +124,9 @@ class Chat:
         if output.error is not None:
             raise SplitinferError(output.error)
         if output.token_ids:
-            self._held = figures.held(output, self._llm.stats())
-        self._keep(asked, output)
-        self._screen.set_status(figures.status(output, before, self._llm.stats()))
+            self._held = formatting.held(output, self._llm.stats())
+        self._record(asked, output)
+        self._screen.set_status(formatting.status(output, before, self._llm.stats()))
 
     def _ask(self, asked: str) -> Request:
         context = self._context
@@ -135,16 +135,16 @@ class Chat:
         request = self._llm.submit(fitted.tokens, self.params, session=SESSION)
         if fitted.num_dropped:
             self.conversation = fitted.conversation
-            self._screen.say(figures.dropped(fitted.num_dropped, context))
+            self._screen.say(formatting.dropped(fitted.num_dropped, context))
         return request
 
     @property
     def _context(self) -> int:
-        """Tokens of a conversation: the model's context, or less if memory was asked for less."""
+        """Tokens of a conversation: the model's context, or fewer if KV memory was limited to fewer."""
         return self._llm.context_length
 
-    def _keep(self, asked: str, output: RequestOutput) -> None:
-        """An answer that was stopped is kept as far as it came; one that had not begun leaves no turn."""
+    def _record(self, asked: str, output: RequestOutput) -> None:
+        """Add the turn: an aborted answer as far as it came, none if it had not begun."""
         if output.finish_reason == "abort":
             self._screen.say("[stopped]" if output.text else "[stopped before it began; the turn is forgotten]")
             if not output.text:
@@ -166,7 +166,7 @@ class Chat:
     def _set(self, text: str) -> None:
         name, _, value = text.partition(" ")
         if not text:
-            self._screen.say(figures.sampling_table(self.sampling))
+            self._screen.say(formatting.sampling_table(self.sampling))
         elif name not in RECOMMENDABLE:
             self._refuse(f"there is no value {name!r} to set; there are {', '.join(RECOMMENDABLE)}")
         elif not value:
@@ -175,7 +175,7 @@ class Chat:
             self._screen.say(f"{name} is {getattr(self.params, name):g} ({self.sampling.origins[name]})")
 
     def _change(self, name: str, value: str) -> bool:
-        """Set one sampling value; says why where that cannot be."""
+        """Set one sampling value; false, with the reason shown, where it is invalid."""
         try:
             self.sampling = self.sampling.with_value(name, value)
         except ValueError as error:
@@ -191,8 +191,8 @@ class Chat:
 
     def _layout(self, _: str) -> None:
         now = self._llm.stats()
-        self._screen.say(figures.layout_table(self._llm.layout, now, self._looked, self._held))
-        self._looked = now
+        self._screen.say(formatting.layout_table(self._llm.layout, now, self._last_layout, self._held))
+        self._last_layout = now
 
     def _save(self, name: str) -> None:
         try:

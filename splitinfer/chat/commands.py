@@ -1,4 +1,4 @@
-"""What a typed text means: something to say to the model, a command, or a slip."""
+"""Parses typed text into a turn for the model, a command, or an invalid input."""
 
 import difflib
 import re
@@ -26,7 +26,7 @@ COMMANDS = {
     "quit": Usage("", "leave; so does Ctrl-D"),
 }
 
-_ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset"}  # what other programs call them
+_ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset"}  # the names of other programs
 
 KEYS = """\
 Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C ends an answer.
@@ -35,30 +35,30 @@ A text that begins with / is taken for a command; put a space before it to send 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A turn."""
+    """A turn: text for the model."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One of ``COMMANDS`` and what followed it."""
+    """One of ``COMMANDS``, with its argument."""
 
     name: str
     argument: str
 
 
 @dataclass(frozen=True, slots=True)
-class Slip:
-    """Neither; one sentence says why."""
+class InvalidInput:
+    """A command that does not exist or lacks its argument; one sentence gives the reason."""
 
     sentence: str
 
 
-def parse(text: str) -> Say | Command | Slip | None:
-    """What ``text`` means; ``None`` if there is nothing in it.
+def parse(text: str) -> Say | Command | InvalidInput | None:
+    """The meaning of ``text``; ``None`` if it is blank.
 
-    Only a single word after the slash makes a command: paths and code comments are things to say.
+    Only a single word after the slash makes a command: paths and code comments are turns.
     """
     if not text.strip():
         return None
@@ -67,17 +67,17 @@ def parse(text: str) -> Say | Command | Slip | None:
         return Say(text)
     name, argument = match[1].lower(), (match[2] or "").strip()
     if name not in COMMANDS:
-        return Slip(_unknown(name))
+        return InvalidInput(_unknown(name))
     usage = COMMANDS[name]
     if argument and not usage.argument:
-        return Slip(f"/{name} takes nothing after it")
+        return InvalidInput(f"/{name} takes nothing after it")
     if not argument and usage.argument == "FILE":
-        return Slip(f"/{name} needs a file name: /{name} {usage.argument}")
+        return InvalidInput(f"/{name} needs a file name: /{name} {usage.argument}")
     return Command(name, argument)
 
 
 def help_text() -> str:
-    """What /help shows."""
+    """The text that /help shows."""
     heads = {name: f"/{name} {usage.argument}".strip() for name, usage in COMMANDS.items()}
     width = max(map(len, heads.values()))
     return "\n".join([*(f"{heads[name]:{width}}  {usage.help}" for name, usage in COMMANDS.items()), "", KEYS])

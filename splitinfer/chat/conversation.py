@@ -1,4 +1,4 @@
-"""A conversation as values: turns, what to drop when they outgrow the context, and their JSON.
+"""A conversation as values: its turns, which of them to drop when they outgrow the context, and their JSON.
 
 system | turn 0: user, assistant | turn 1: user, assistant | ... | the user's new text
          ^ dropped first
@@ -19,7 +19,7 @@ Encode = Callable[[list[Message]], list[int]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user said and what the model answered, with the tokens that it was generated as, if known."""
+    """The user's text and the model's answer, with the token ids that were generated, if known."""
 
     user: str
     assistant: str
@@ -34,7 +34,7 @@ class Conversation:
     turns: tuple[Turn, ...] = ()
 
     def messages(self, asked: str | None = None) -> list[Message]:
-        """As a chat template takes them; ``asked`` is the user's next text."""
+        """The messages that a chat template takes; ``asked`` is the user's next text."""
         messages = [] if self.system is None else [_message("system", self.system)]
         for turn in self.turns:
             messages += [_message("user", turn.user), _message("assistant", turn.assistant, turn.token_ids)]
@@ -43,17 +43,17 @@ class Conversation:
         return messages
 
     def with_turn(self, user: str, assistant: str, token_ids: Sequence[int] = ()) -> Self:
-        """One turn more."""
+        """This conversation with one more turn."""
         return replace(self, turns=(*self.turns, Turn(user, assistant, tuple(token_ids))))
 
     def without_oldest(self, count: int) -> Self:
-        """The same without its first ``count`` turns."""
+        """This conversation without its first ``count`` turns."""
         return replace(self, turns=self.turns[count:])
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A conversation that fits the context, the prompt's tokens, and how many turns that cost."""
+    """A conversation that fits the context, the prompt's tokens, and how many turns were dropped for it."""
 
     conversation: Conversation
     tokens: list[int]
@@ -68,9 +68,9 @@ def room_for_answer(max_tokens: int, context: int) -> int:
 def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int, room: int) -> Fitted:
     """Drop the oldest turns until the prompt and ``room`` tokens fit ``context``.
 
-    Whatever is dropped changes how the prompt begins, so that all of it has to be computed again. Hence
-    more is dropped than needs be, down to three quarters, and the next turns have a prefix to reuse.
-    The new text itself is never cut: if it alone is too long, the result is too long.
+    Dropping a turn changes the prompt's prefix, so all of the prompt has to be computed again. Hence more is dropped
+    than necessary, down to three quarters, and the next turns have a prefix to reuse. The new text itself is never
+    cut: if it alone is too long, so is the result.
     """
     most = context - room
     whole = encode(conversation.messages(asked))
@@ -92,16 +92,16 @@ def fit(conversation: Conversation, asked: str, encode: Encode, *, context: int,
 
 
 def to_json(conversation: Conversation) -> str:
-    """A list of messages, each with ``role`` and ``content``; answers with their ``token_ids``, so that whoever goes on
-    finds the KV that is kept of them."""
+    """A list of messages, each with ``role`` and ``content``; answers with their ``token_ids``, by which a later chat
+    finds their KV in the prefix cache."""
     return dumps(conversation.messages(), indent=1) + "\n"
 
 
 def from_json(text: str) -> Conversation:
-    """The conversation that ``to_json`` wrote, or that another program did in that form.
+    """The conversation in a text that ``to_json``, or another program, wrote in that form.
 
     Raises:
-        ValueError: it is something else; one sentence says what.
+        ValueError: the text is something else; one sentence says what.
     """
     try:
         document = json.loads(text)
@@ -126,7 +126,7 @@ def _message(role: str, content: str, token_ids: Sequence[int] = ()) -> Message:
 
 
 def _ids(message: Any) -> tuple[int, ...]:
-    """The tokens that a message says it was generated as; none if that is anything else than a list of ids."""
+    """The ``token_ids`` of a message; none if they are anything but a list of ids."""
     ids = message.get("token_ids")
     if not isinstance(ids, list) or not all(type(one) is int and 0 <= one < 2**31 for one in ids):
         return ()

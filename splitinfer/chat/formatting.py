@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: the status line after an answer, and the tables of /stats and /layout."""
+"""Formats statistics for reading: the status line after an answer, and the tables of /stats, /layout and /set."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ Stats = Mapping[str, Any]  # what LLM.stats returns
 
 
 def status(output: RequestOutput, before: Stats, after: Stats) -> list[str]:
-    """What one answer took, in short phrases; ``before`` and ``after`` are the counters around it.
+    """The figures of one answer in short phrases; ``before`` and ``after`` are the counters around it.
 
-    Also while it is under way: ``output`` so far, the counters now.
+    While the answer is running, they are those of ``output`` so far and of the counters now.
     """
     times = output.token_times
     phrases = []
@@ -49,14 +49,14 @@ def _busy(before: Stats, after: Stats) -> str:
 
 
 def _shares(before: Stats, after: Stats) -> list[float]:
-    """The share of the time at work in between that each stage computed."""
+    """For each stage, the share of the active time between two readings in which it computed."""
     active = after["active_seconds"] - before["active_seconds"]
     both = zip(before["stages"], after["stages"], strict=True)
     return [(now["busy_seconds"] - was["busy_seconds"]) / active if active > 0 else 0.0 for was, now in both]
 
 
 def _drafts(stats: Stats) -> tuple[int, int]:
-    """Drafts that came to a verdict, and those that were right."""
+    """The number of draft tokens that were verified, and of those that were accepted."""
     found = stats.get("speculation")
     return (sum(found["tried_at"]), found["accepted"]) if found else (0, 0)
 
@@ -66,7 +66,7 @@ def _sent(stats: Stats) -> float:
 
 
 def stats_table(layout: Layout, stats: Stats) -> str:
-    """What /stats shows."""
+    """The text that /stats shows."""
     rows = [("stage", "layers", "device", "weights", "busy", "steps", "sent")]
     for spec, stage in zip(layout.stages, stats["stages"], strict=True):
         device, weights = stage.get("device", ""), stage.get("weight_bytes")
@@ -94,8 +94,8 @@ def stats_table(layout: Layout, stats: Stats) -> str:
 
 
 def held(output: RequestOutput, stats: Stats) -> int:
-    """Tokens whose KV the stages keep after an answer: the last one was not computed, and where a link packs prompts
-    the answer's is good for nothing else."""
+    """Tokens whose KV the stages can reuse after an answer: the last token was not computed, and where a link packs
+    prompts, the answer's KV differs from that of the same tokens in a prompt."""
     answer = 0 if any(map(_packs, stats["stages"])) else len(output.token_ids) - 1
     return output.num_prompt_tokens + answer
 
@@ -105,7 +105,7 @@ def _packs(stage: Mapping[str, Any]) -> bool:
 
 
 def _packed(stats: Stats) -> list[str]:
-    """Which links pack, and what they could not."""
+    """A line for each link that packs prompts, with the number of rows that its codec could not hold."""
     lines = []
     for before, stage in pairwise(stats["stages"]):
         if _packs(before):
@@ -115,9 +115,9 @@ def _packed(stats: Stats) -> list[str]:
 
 
 def layout_table(layout: Layout, now: Stats, before: Stats | None, held: int, width: int = 80) -> str:
-    """What /layout shows: who holds what and how busy it is. ``before``: the counters at the last look.
+    """The text that /layout shows: what each stage holds and how busy it is. ``before``: the counters at the last look.
 
-    ``held``: tokens whose KV the stages keep. Names and addresses that are too long go on below themselves.
+    ``held``: tokens whose KV is cached. Names and addresses that are too long are wrapped in their columns.
     """
     lately = 0.0 if before is None else now["active_seconds"] - before["active_seconds"]
     columns = _layout_columns(layout, now, before if lately > 0 else None, held)
@@ -134,7 +134,7 @@ def layout_table(layout: Layout, now: Stats, before: Stats | None, held: int, wi
 
 
 def _layout_columns(layout: Layout, now: Stats, before: Stats | None, held: int) -> dict[str, list[str]]:
-    """By heading, a cell for each stage; what no stage tells is no column."""
+    """By heading, a cell for each stage; a column for which no stage has a value is left out."""
     stages = now["stages"]
     columns = {
         "stage": [spec.name for spec in layout.stages],
@@ -158,7 +158,7 @@ def _size(num_bytes: float | None, times: int = 1) -> str:
 
 
 def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
-    """Columns side by side in so many cells: names and places on as many lines as they need, figures on one."""
+    """Columns side by side, ``width`` cells in all: names and places wrap, figures do not."""
     drawn = Table(box=None, pad_edge=False, header_style="", padding=(0, 1))
     for heading in columns:
         if heading in ("stage", "where"):
@@ -167,13 +167,13 @@ def _drawn(columns: Mapping[str, Sequence[str]], width: int) -> str:
             drawn.add_column(heading, justify="left" if heading == "layers" else "right", no_wrap=True)
     for row in zip(*columns.values(), strict=True):
         drawn.add_row(*map(Text, row))
-    paper = io.StringIO()
-    Console(file=paper, width=width, force_terminal=False, color_system=None).print(drawn)
-    return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
+    buffer = io.StringIO()
+    Console(file=buffer, width=width, force_terminal=False, color_system=None).print(drawn)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines())
 
 
 def sampling_table(sampling: ResolvedSampling) -> str:
-    """What /set shows: the values in force, and where each comes from."""
+    """The text that /set shows: the values in force, and where each comes from."""
     rows = [("", "value", "from")]
     rows += [(name, f"{getattr(sampling.params, name):g}", origin) for name, origin in sampling.origins.items()]
     return table(rows)
@@ -186,13 +186,13 @@ def greeting(layout: Layout, context: int) -> str:
 
 
 def dropped(count: int, context: int) -> str:
-    """Says which turns are gone, and what they did not fit."""
+    """The sentence about turns that were dropped to fit the context."""
     what = "the oldest turn was" if count == 1 else f"the {count:,} oldest turns were"
     return f"{what} dropped: the conversation had outgrown the {context:,} tokens of context"
 
 
 def layers(spec: StageSpec) -> str:
-    """First and last layer.
+    """A stage's first and last layer.
 
     >>> layers(StageSpec("back", 6, 12, "local"))
     '6-11'
@@ -201,7 +201,7 @@ def layers(spec: StageSpec) -> str:
 
 
 def where(spec: StageSpec) -> str:
-    """A stage's place in words."""
+    """The place of a stage in words."""
     if spec.address is None:
         return "here"
     return "local worker" if spec.is_local else spec.address

@@ -1,4 +1,4 @@
-"""The two screens: a terminal with line editing (prompt_toolkit), and plain lines for scripts.
+"""The two implementations of ``Screen``: a terminal with line editing (prompt_toolkit), and plain lines for scripts.
 
 Answers go to standard output, everything else to standard error.
 """
@@ -27,23 +27,24 @@ from prompt_toolkit.styles import Style
 from rich.console import Console
 from rich.text import Text
 
-from splitinfer.chat import formatting as figures
+from splitinfer.chat import formatting
 from splitinfer.chat.commands import COMMANDS
 from splitinfer.chat.word_wrap import WordWrap
 
 Offers = Callable[[Callable[[int], bool]], AbstractContextManager[None]]
-"""Offers signals to a function while what it returns is open: true takes one, else it ends the process."""
+"""Passes the process's signals to a function while the returned context is open; where the function returns false,
+the signal ends the process."""
 
-HOLD_ON = 3  # the Ctrl-C, during one answer, that ends the program though the engine has not stopped
+CTRL_C_LIMIT = 3  # presses during one answer that end the program though the engine has not stopped
 WAITING = "…"
 
 _ERASE = "\r\x1b[K"
 _CONTROLS = {c: None for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t"}
-_LOOK = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
+_STYLE = Style.from_dict({"bottom-toolbar": "noreverse ansibrightblack", "prompt": "bold"})
 
 
 class LineScreen:
-    """Every line that is read is one input."""
+    """Plain lines: each line that is read is one input."""
 
     def __init__(self, lines: TextIO) -> None:
         if isinstance(lines, io.TextIOWrapper):
@@ -67,14 +68,14 @@ class LineScreen:
         """A pipe has no status line."""
 
     def greet(self, text: str) -> None:
-        """Nor does it need a word of welcome."""
+        """A pipe has no greeting."""
 
 
 class TerminalScreen:
-    """Line editing with history, and Ctrl-C that ends answers instead of the program.
+    """A terminal: line editing with history, and Ctrl-C that ends answers instead of the program.
 
-    While it is open it has SIGINT to itself: a Ctrl-C between an answer and the prompt must not end the
-    program either. ``offers``: how it gets the process's signals.
+    While it is open it handles SIGINT, because a Ctrl-C between an answer and the prompt must not end the program
+    either. ``offers``: how it gets the process's signals.
     """
 
     def __init__(self, history: Path | None, offers: Offers = lambda _: nullcontext()) -> None:
@@ -85,14 +86,14 @@ class TerminalScreen:
             [("class:prompt", "> ")],
             prompt_continuation="  ",
             multiline=True,
-            history=InMemoryHistory() if history is None else _Patient(str(history)),
+            history=InMemoryHistory() if history is None else _LenientHistory(str(history)),
             key_bindings=self._keys(),
             bottom_toolbar=self._toolbar,
             completer=WordCompleter([f"/{name}" for name in COMMANDS], sentence=True),
             complete_while_typing=False,
             complete_style=CompleteStyle.READLINE_LIKE,
             reserve_space_for_menu=0,
-            style=_LOOK,
+            style=_STYLE,
         )
         self._signals = _Signals(self._prompt)
         self._offered = offers(self._signals.take)
@@ -143,7 +144,7 @@ class TerminalScreen:
 
     def _toolbar(self) -> str | None:
         width = self._prompt.output.get_size().columns
-        return self._hint or figures.wrap(self._status, width) or "/help lists the commands"
+        return self._hint or formatting.wrap(self._status, width) or "/help lists the commands"
 
     def _keys(self) -> KeyBindings:
         keys = KeyBindings()
@@ -167,7 +168,7 @@ class TerminalScreen:
 
 
 def enter(buffer: Buffer) -> None:
-    """What Enter does: a backslash at the end of the line becomes a new line, anything that says something is sent."""
+    """The effect of Enter: a backslash at the end of the line becomes a new line, other text is sent unless blank."""
     if not buffer.text.strip():
         return
     if buffer.document.current_line_before_cursor.endswith("\\"):
@@ -178,10 +179,10 @@ def enter(buffer: Buffer) -> None:
 
 
 class _Signals:
-    """What signals do to a terminal's screen. They are taken by a thread of their own.
+    """Handles signals for a terminal's screen, on the thread that receives them.
 
-    SIGINT goes to the answer under way, and nowhere if there is none. Any other ends the program, and the prompt
-    first, which puts the terminal in order.
+    SIGINT aborts the running answer, if there is one. Any other signal ends the program, and the prompt first, which
+    restores the terminal.
     """
 
     def __init__(self, prompt: PromptSession[str]) -> None:
@@ -191,22 +192,22 @@ class _Signals:
         self._is_ending = threading.Event()
 
     def take(self, number: int) -> bool:
-        """Whether a signal was meant for the screen, and not for the program."""
+        """Handle a signal; false if it is to end the program."""
         if number == signal.SIGINT:
             self._count += 1
             if self._abort is not None:
                 self._abort()
-            if self._count < HOLD_ON:
+            if self._count < CTRL_C_LIMIT:
                 return True
         self._is_ending.set()
         loop = self._prompt.app.loop
         if loop is not None:
-            with suppress(RuntimeError):  # it has just been closed
+            with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(self.leave_if_due)
         return False
 
     def leave_if_due(self) -> None:
-        """End the prompt if the program ends. In the prompt's own loop, or before it runs."""
+        """End the prompt if the program ends. Runs in the prompt's loop, or before it."""
         app = self._prompt.app
         if self._is_ending.is_set() and app.is_running and not app.is_done:
             app.exit(exception=EOFError)
@@ -221,12 +222,12 @@ class _Signals:
             self.forget()
 
     def forget(self) -> None:
-        """Begin to count anew."""
+        """Reset the count, and let SIGINT abort nothing."""
         self._count, self._abort = 0, None
 
 
-class _Patient(FileHistory):
-    """A history that does without its file when that cannot be read or written."""
+class _LenientHistory(FileHistory):
+    """A history that works without its file where that cannot be read or written."""
 
     def load_history_strings(self) -> Iterable[str]:
         with suppress(OSError):
@@ -264,7 +265,7 @@ def _no_echo() -> Iterator[None]:
 
 
 def _text(text: str) -> Text:
-    """To be shown; without what would command the terminal, which names and messages from files may hold."""
+    """``text`` without control characters, which names and messages from files may hold."""
     return Text(text.translate(_CONTROLS))
 
 

@@ -1,4 +1,4 @@
-"""Words that reach a terminal's edge move to the next line, though their beginning is shown already.
+"""Wraps streamed text: a word that reaches the terminal's edge moves to the next line, though its beginning is shown.
 
 |... I am a great deal more tha|   the next token is "n": go back over "tha", erase it,
 |... I am a great deal more    |   and write it again below
@@ -11,7 +11,7 @@ _TAB = 8
 
 
 class WordWrap:
-    """Text in, the same text with line breaks and erasures out. ``width``: cells to use, one less than there are.
+    """Turns text into the same text with line breaks and erasures. ``width``: cells to use, one less than there are.
 
     The last cell stays free because terminals differ in where the cursor is once it is filled.
     """
@@ -19,13 +19,13 @@ class WordWrap:
     def __init__(self, width: int) -> None:
         self._width = max(2, width)
         self._column = 0
-        self._word = ""  # what a break would take along: letters since the last space or wide character
+        self._word = ""  # letters since the last space or wide character; a break moves them
 
     def feed(self, text: str) -> str:
-        """What to write for ``text``."""
-        return "".join(map(self._one, text))
+        """The text to write for ``text``."""
+        return "".join(map(self._feed_char, text))
 
-    def _one(self, char: str) -> str:
+    def _feed_char(self, char: str) -> str:
         if char == "\n":
             return self._break("\n")
         cells = _TAB - self._column % _TAB if char == "\t" else cell_len(char)
@@ -40,8 +40,8 @@ class WordWrap:
             return self._break("\n")  # the break stands for the space
         word, moved = self._word, cell_len(self._word)
         if cells > 1 or moved in (0, self._column):  # a break is allowed here, or the word fills the line
-            return self._break("\n") + self._one(char)
-        return self._break(f"\x1b[{moved}D\x1b[K\n") + "".join(map(self._one, word + char))
+            return self._break("\n") + self._feed_char(char)
+        return self._break(f"\x1b[{moved}D\x1b[K\n") + "".join(map(self._feed_char, word + char))
 
     def _break(self, written: str) -> str:
         self._column, self._word = 0, ""

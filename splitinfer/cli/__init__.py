@@ -1,8 +1,8 @@
-"""The command line: parse, build settings, call one function; errors become one sentence.
+"""The command line: parses options, builds settings and calls one function; errors become one sentence.
 
-Exit codes: 0 done, 1 it could not be done (the sentence says why), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM
-(after the answer under way, if that ends soon: `show.DRAIN_SECONDS`). A signal that comes before `main` has taken
-signals over, in the first tenth of a second, ends the process the system's way: -2 or -15.
+Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM (after the
+running answer, if that ends within `draining.DRAIN_SECONDS`). A signal that arrives before `main` has installed its
+handlers, in the first tenth of a second, ends the process by the system's default: -2 or -15.
 Answers go to standard output; everything else goes to standard error.
 """
 
@@ -19,7 +19,7 @@ from splitinfer.cli.pipeline import chat, coord, worker
 from splitinfer.cli.simulation import simulate
 from splitinfer.shutdown import shutdown
 
-_SWITCH = 0.0005  # seconds a thread that brings a frame may wait for Python's lock; by default as long as 5 ms
+_SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Python's lock; 5 ms by default
 
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (coord, chat, worker, pair, doctor, bench, simulate):
@@ -56,6 +56,6 @@ def main() -> NoReturn:
     sys.setswitchinterval(_SWITCH)
     try:
         app()
-    except SystemExit as ending:  # typer's way out
+    except SystemExit as ending:  # how typer ends a command
         shutdown.exit(ending.code if isinstance(ending.code, int) else int(ending.code is not None))
     shutdown.exit(0)

@@ -1,4 +1,4 @@
-"""One prompt from the command line: stream the answer, or print it as one JSON document."""
+"""Answers one prompt from the command line: streams the text, or prints one JSON document."""
 
 import sys
 from typing import Any
@@ -18,13 +18,13 @@ from splitinfer.llm import LLM, Request
 
 
 def answer(llm: LLM, text: str, params: SamplingParams, *, raw: bool, as_json: bool, status: bool) -> int:
-    """Answer ``text`` on standard output; the exit code.
+    """Write the answer to ``text`` to standard output and return the exit code.
 
-    ``raw`` continues the text as it is, else it goes through the model's chat template. ``status`` keeps a
-    line of figures below the answer, live on a terminal.
+    ``raw`` continues the text as it is, else it goes through the model's chat template. ``status`` adds a line of
+    figures below the answer, live on a terminal.
 
     Raises:
-        WorkerLost: the pipeline could not go on; what came before is on standard output.
+        WorkerLost: the pipeline could not go on; the answer so far is on standard output.
     """
     prompt = llm.encode(text) if raw else llm.encode_chat([{"role": "user", "content": text}])
     before = llm.stats()

@@ -1,4 +1,4 @@
-"""`splitinfer bench`: measuring."""
+"""`splitinfer bench`: its options, and the measurement that ``--mode`` chooses."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -24,12 +24,22 @@ class Mode(StrEnum):
     """What `bench` measures."""
 
     SPEED = "speed"
-    KEPT = "kept"
-    SPEC = "spec"
+    PREFIX = "prefix"
+    SPECULATION = "speculation"
     SERVE = "serve"
     KV = "kv"
     WIRE = "wire"
     LINK = "link"
+
+
+_OLD_MODES = {"kept": Mode.PREFIX, "spec": Mode.SPECULATION}  # accepted with a warning, for one release
+
+
+def _known_mode(name: str) -> str:
+    """The callback of --mode, which also takes the old names that its help does not list."""
+    if name not in (*Mode, *_OLD_MODES):
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(Mode)}")
+    return name
 
 
 def bench(
@@ -39,22 +49,25 @@ def bench(
     ] = None,
     model: ModelOption = None,
     mode: Annotated[
-        Mode,
+        str,
         typer.Option(
             "--mode",
-            help="speed: decode, prompts, many at once. kept: what KV that is kept is worth. spec: drafts. "
-            "serve: policies, while requests come. kv: KV in few bits. wire: hidden states in few bytes. "
-            "link: round trips beside bare ZeroMQ.",
+            metavar=f"[{'|'.join(Mode)}]",
+            callback=_known_mode,
+            autocompletion=lambda: [each.value for each in Mode],
+            help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
+            "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
+            "states. link: round trips beside bare ZeroMQ.",
         ),
-    ] = Mode.SPEED,
+    ] = Mode.SPEED.value,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="How often everything is measured.")] = 5,
+    trials: Annotated[int, typer.Option("--trials", min=1, help="Number of trials.")] = 5,
     prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=1, help="Length of the long prompt.")] = 2048,
     decode_tokens: Annotated[int, typer.Option("--decode-tokens", min=4, help="Tokens of the single stream.")] = 64,
     token_budget: Budget = None,
     baseline: Annotated[bool, typer.Option(help="Measure plain mlx-lm in one process, too.")] = True,
     whole: Annotated[bool, typer.Option("--whole", help="Measure splitinfer with one stage, too.")] = False,
-    seed: Annotated[int, typer.Option("--seed", help="Where the random prompts come from.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random prompts.")] = 1,
     link_preset: Annotated[
         str | None, typer.Option("--link-preset", help="Emulate every link between stages: 1gbe, wifi, ...")
     ] = None,
@@ -72,32 +85,33 @@ def bench(
     draft: Annotated[
         str | None,
         typer.Option(
-            "--draft", help="With spec: 'replay', which is right as often as --acceptance says; or as for coord."
+            "--draft",
+            help="With speculation: 'replay', which is right as often as --acceptance says; or as for coord.",
         ),
     ] = None,
     acceptance: Annotated[
         str, typer.Option("--acceptance", help="With replay: the shares of drafts that are right, as in 0,0.6,0.8.")
     ] = "0,0.6,0.8,0.9",
     text: Annotated[
-        Path | None, typer.Option("--text", help="With spec and a draft model, kv and wire: a text to read.")
+        Path | None, typer.Option("--text", help="With speculation and a draft model, kv and wire: a text to read.")
     ] = None,
     texts: Annotated[
-        int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves the question out.")
+        int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves fidelity out.")
     ] = 12,
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", help="With spec and serve: draw the figures to this file (.png, .svg)."),
+        typer.Option("--plot", help="With speculation and serve: draw the figures to this file (.png, .svg)."),
     ] = None,
     lengths: Lengths = None,
     scale: Scale = 1.0,
-    requests: Annotated[int, typer.Option("--requests", min=2, help="With serve: how many come.")] = 40,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="With serve: number of requests.")] = 40,
     rate: Annotated[
         float | None,
         typer.Option(
             "--rate",
             min=1e-6,
             callback=finite,
-            help="With serve: how many come in a second; what suits the machine if not given.",
+            help="With serve: requests a second; what suits the machine if not given.",
         ),
     ] = None,
     kv_gb: KVMemory = None,
@@ -107,41 +121,46 @@ def bench(
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
     counts = _counts(streams)
-    if mode is Mode.LINK:
+    chosen = _OLD_MODES.get(mode) or Mode(mode)
+    if chosen is Mode.LINK:
         _bench_links(as_json, trials, verbose)
     if layout is None:
-        raise typer.BadParameter(f"--mode {mode} needs a layout: --layout FILE")
+        raise typer.BadParameter(f"--mode {chosen} needs a layout: --layout FILE")
     from splitinfer.bench.shared.blas import prefer_openblas
 
-    prefer_openblas()  # starts anew, so before anything else
+    prefer_openblas()  # may start this program anew, so before anything else
     set_up(verbose)
-    if mode is Mode.KEPT:
+    if mode in _OLD_MODES:
+        typer.echo(
+            f"splitinfer: --mode {mode} is called --mode {chosen} now; the next release drops the old name", err=True
+        )
+    if chosen is Mode.PREFIX:
         from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 
-        kept = PrefixOptions(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
-        finish(lambda: measure_prefix(kept), verbose)
-    if mode is Mode.SPEC:
+        prefix = PrefixOptions(layout, model, as_json, trials, prompt_tokens, token_budget, seed)
+        finish(lambda: measure_prefix(prefix), verbose)
+    if chosen is Mode.SPECULATION:
         from splitinfer.bench.speculation.options import SpeculationOptions
-        from splitinfer.bench.speculation.run import measure_spec
+        from splitinfer.bench.speculation.run import measure_speculation
 
-        spec = SpeculationOptions(
+        speculation = SpeculationOptions(
             layout, model, as_json, trials, decode_tokens, seed, link_preset, baseline, connect_timeout, draft,
             _shares(acceptance), text=text, plot=plot,
         )  # fmt: skip
-        finish(lambda: measure_spec(spec), verbose)
-    if mode is Mode.KV:
+        finish(lambda: measure_speculation(speculation), verbose)
+    if chosen is Mode.KV:
         from splitinfer.bench.kv.run import KVOptions, measure_kv
 
         kv = KVOptions(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
         finish(lambda: measure_kv(kv), verbose)
-    if mode is Mode.WIRE:
+    if chosen is Mode.WIRE:
         from splitinfer.bench.wire.run import WireOptions, measure_wire
 
         wire = WireOptions(
             layout, model, as_json, trials, prompt_tokens, token_budget, seed, connect_timeout, text, texts
         )
         finish(lambda: measure_wire(wire), verbose)
-    if mode is Mode.SERVE:
+    if chosen is Mode.SERVE:
         from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
 
         serve = ServingBenchOptions(
@@ -161,7 +180,7 @@ def bench(
 
 
 def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
-    """Without a layout, and without MLX's BLAS."""
+    """Measure links, which takes neither a layout nor MLX's BLAS."""
     set_up(verbose)
     from splitinfer.bench.link.run import LinkBenchOptions, measure_links
 
@@ -169,7 +188,7 @@ def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
 
 
 def _counts(text: str) -> tuple[int, ...]:
-    """The n of a comma-separated list, each once; none for 0."""
+    """The numbers of a comma-separated list, each once and without 0."""
     try:
         counts = tuple(dict.fromkeys(int(each) for each in text.split(",")))
         if min(counts) < 0:

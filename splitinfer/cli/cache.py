@@ -1,4 +1,4 @@
-"""`splitinfer cache`: the KV on this machine's disk, for a person."""
+"""`splitinfer cache`: lists, removes and cleans up the KV stored on this machine's disk."""
 
 import sys
 from pathlib import Path
@@ -8,9 +8,7 @@ import typer
 
 from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
 
-cache_app = typer.Typer(
-    no_args_is_help=True, help="List, remove and clean up the KV that is kept on this machine's disk."
-)
+cache_app = typer.Typer(no_args_is_help=True, help="List, remove and clean up the KV stored on this machine's disk.")
 
 _Folder = Annotated[
     Path | None, typer.Option("--kv-dir", help="The folder; the one in your cache folder if not given.")
@@ -19,7 +17,7 @@ _Folder = Annotated[
 
 @cache_app.command("ls")
 def ls(kv_dir: _Folder = None) -> None:
-    """List what is kept, by model and layers, the last used first."""
+    """List the stored KV by model and layers, the last used first."""
     from rich.console import Console
     from rich.table import Table
 
@@ -28,7 +26,7 @@ def ls(kv_dir: _Folder = None) -> None:
     folder = kv_dir or default_folder()
     found = look(folder)
     if not found:
-        typer.echo(f"no KV is kept in {folder}")
+        typer.echo(f"no KV is stored in {folder}")
         return
     table = Table("model", "layers", "blocks", "tokens", "size", "last used", "computed in", box=None)
     table.add_column("group", no_wrap=True)
@@ -54,14 +52,14 @@ def rm(
 
     folder = kv_dir or default_folder()
     if (model is None) != every:
-        raise typer.BadParameter("say which model, or --all" if model is None else "give a model or --all, not both")
+        raise typer.BadParameter("name a model, or give --all" if model is None else "give a model or --all, not both")
     names = (
         {None}
         if every
         else {one.group for one in look(folder) if model in (one.model, Path(one.model).name, one.group)}
     )
     if not names:
-        typer.echo(f"no KV of {model} is kept in {folder}; `splitinfer cache ls` lists what is", err=True)
+        typer.echo(f"no KV of {model} is stored in {folder}; `splitinfer cache ls` lists what is", err=True)
         raise typer.Exit(1)
     removed = [remove(folder, name) for name in names]
     typer.echo(f"removed {sum(n for n, _ in removed):,} files, {_size(sum(size for _, size in removed))}")

@@ -1,4 +1,4 @@
-"""`splitinfer doctor`: what this machine and the links have, and what is missing."""
+"""`splitinfer doctor`: reports what this machine and a layout's links offer, and what is missing."""
 
 from typing import Annotated
 
@@ -10,14 +10,14 @@ from splitinfer.cli.running import finish, set_up
 
 def doctor(
     layout: Annotated[
-        str | None, typer.Option("--layout", help="Also measure the links of this layout; its workers must be waiting.")
+        str | None, typer.Option("--layout", help="Also measure the links of this layout; its workers must be running.")
     ] = None,
     model: ModelOption = None,
     connect_timeout: Timeout = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print it all as one JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Say what this machine has, whether RDMA over Thunderbolt can work, and how quick a layout's links are."""
+    """Report what this machine has, whether RDMA over Thunderbolt can work, and how fast a layout's links are."""
     set_up(verbose)
 
     def run() -> int:
@@ -28,7 +28,7 @@ def doctor(
         found = None if layout is None else find_layout(layout)
         if found is not None and model is not None:
             found = found.with_model(model)
-        with errors.status("looking") as status:
+        with errors.status("inspecting this machine") as status:
             return run_doctor(
                 found,
                 connect_timeout=connect_timeout,

@@ -1,7 +1,8 @@
-"""A model opened at the command line, and how a signal closes it.
+"""Opens a model for the command line, and closes it when a signal arrives.
 
-SIGTERM drains a coordinator: the answer under way may end, nothing new begins, then everything is closed and every
-worker hears a goodbye. A second SIGTERM, or Ctrl-C, does not wait. While the stages load, there is nothing to wait for.
+SIGTERM drains a coordinator: the running answer may end, no request is admitted, then everything is closed and every
+worker is sent a goodbye. A second SIGTERM, or Ctrl-C, does not wait. While the stages load, there is nothing to wait
+for.
 """
 
 import threading
@@ -13,10 +14,10 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.shutdown import Closing, Shutdown
 
 DRAIN_SECONDS = 5.0
-"""What an answer may still take after SIGTERM. The end of a paragraph fits in; and with the two seconds of
-closing it stays below the ten after which the most impatient of those who send it (containers) kill."""
+"""Seconds that an answer may still take after SIGTERM. The end of a paragraph fits in, and with the two seconds of
+closing it stays below the ten after which container runtimes send SIGKILL."""
 
-_LEAVE = 0.5  # seconds to print the end of a drained answer; who waits for input instead does not hear of it
+_LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that waits for input does not set ``left``
 _CLOSE_SECONDS = 4.0  # twice what closing takes at most
 
 
@@ -32,7 +33,7 @@ def open_llm(layout: str, model: str | None, settings: Settings, shutdown: Shutd
 
 
 def _closing(llm: LLM, left: threading.Event) -> Closing:
-    """How a signal closes an LLM. ``left``: whoever reads the answers has read and printed them."""
+    """How a signal closes an LLM. ``left``: set once the answers have been read and printed."""
 
     def drain() -> None:
         llm._engine.drain(DRAIN_SECONDS)

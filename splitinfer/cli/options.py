@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
     from splitinfer.llm import Settings
 
-_MOST_GB = 1e9  # for whoever says "inf"
-_SERVING = "Serving: who goes first, prompts or answers"
-_SAMPLING = "Sampling: what is not given is as the model's generation_config.json recommends"
+_MOST_GB = 1e9  # stands for "inf"
+_SERVING = "Serving: whether prompts or answers go first"
+_SAMPLING = "Sampling: the model's generation_config.json recommends what is not given"
 
 
 def finite(value: float | None) -> float | None:
-    """The callback of options that are numbers: "nan" passes every bound, and "inf" most."""
+    """Refuses numbers that are not finite, as an option's callback: "nan" passes every bound, and "inf" most."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"it must be a finite number, not {value}")
     return value
 
 
 def _gigabytes_or_all(value: float | None) -> float | None:
-    """The same for memory, of which "inf" is all there is."""
+    """The same for memory, where "inf" stands for all there is."""
     return value if value == math.inf else finite(value)
 
 
@@ -100,19 +100,21 @@ DraftName = Annotated[
     str | None,
     typer.Option(
         "--draft",
-        help="Who guesses tokens ahead: a small model of the same tokenizer, 'ngram', 'none'; or the layout's.",
+        help="What drafts tokens: a small model of the same tokenizer, 'ngram' or 'none'; the layout's if not given.",
     ),
 ]
 CodecName = Annotated[
     str | None,
     typer.Option(
-        "--codec", help="How prompts' hidden states cross every link: none, fp16, fp8, int8, auto; or the layout's."
+        "--codec",
+        help="Codec of prompts' hidden states on every link: none, fp16, fp8, int8, auto; the layout's if not given.",
     ),
 ]
 KVFormatName = Annotated[
     str | None,
     typer.Option(
-        "--kv-format", help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); or the layout's."
+        "--kv-format",
+        help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); the layout's if not given.",
     ),
 ]
 Timeout = Annotated[
@@ -128,13 +130,13 @@ Rejoin = Annotated[
     ),
 ]
 Tracing = Annotated[
-    Path | None, typer.Option("--trace", help="Write a picture of every step to this file, for ui.perfetto.dev.")
+    Path | None, typer.Option("--trace", help="Write a timeline of every step to this file, for ui.perfetto.dev.")
 ]
 KVDir = Annotated[
     str | None,
     typer.Option(
         "--kv-dir",
-        help="Folder where KV is kept for later; in your cache folder if not given; 'none': in memory only.",
+        help="Folder where KV is stored for later runs; in your cache folder if not given; 'none': in memory only.",
     ),
 ]
 KVDirSize = Annotated[
@@ -154,7 +156,7 @@ Policy = Annotated[
         "--policy",
         rich_help_panel=_SERVING,
         help="stall_free: answers never wait for prompts. prefill_first: prompts go first. watermark: prompts until "
-        "memory is full, then answers. decode_first: nobody joins until all are answered.",
+        "memory is full, then answers. decode_first: no request is admitted until all are answered.",
     ),
 ]
 ItlSlo = Annotated[
@@ -173,7 +175,7 @@ PrefillShare = Annotated[
         min=LEAST_SHARE,
         max=1,
         rich_help_panel=_SERVING,
-        help="The dial: 1 reads prompts soonest, less keeps answers under way steadier.",
+        help="1 reads prompts soonest, less keeps running answers steadier.",
     ),
 ]
 MaxRunning = Annotated[
@@ -208,7 +210,11 @@ KVLow = Annotated[
 ]
 MinDwell = Annotated[
     int | None,
-    typer.Option("--min-dwell", rich_help_panel=_SERVING, help="Steps that watermark goes one way, at least."),
+    typer.Option(
+        "--min-dwell",
+        rich_help_panel=_SERVING,
+        help="Steps that watermark stays with prompts or with answers, at least.",
+    ),
 ]
 
 
@@ -216,7 +222,7 @@ Lengths = Annotated[
     Path | None,
     typer.Option(
         "--lengths",
-        help="A CSV of requests: num_prompt_tokens, num_output_tokens, perhaps arrived_at; like chats if not given.",
+        help="A CSV of requests: num_prompt_tokens, num_output_tokens, optionally arrived_at; like chats if not given.",
     ),
 ]
 Scale = Annotated[
@@ -232,7 +238,7 @@ Scale = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineOptions:
-    """What every command that runs a pipeline for a person takes."""
+    """The options of every command that runs a pipeline."""
 
     layout: LayoutOption
     model: ModelOption = None
@@ -295,7 +301,7 @@ def sampling(
     stop: list[str] | None = None,
     logprobs: int | None = None,
 ) -> SamplingChoice:
-    """How answers are sampled, as far as it was said; ``usual_temp`` where the model says nothing either."""
+    """The sampling that the options ask for; ``usual_temp`` where the model recommends no temperature either."""
     given = {
         "temperature": temp,
         "top_p": options.top_p,
@@ -317,7 +323,7 @@ def sampling(
 
 
 def settings_of(options: PipelineOptions) -> "Settings":
-    """The settings of a pipeline; its local workers come up while this process does."""
+    """The settings of a pipeline. Its local workers are started, so that they come up while this process does."""
     disk = disk_of(options.kv_dir, options.kv_disk_gb)
     serving_options = _serving_options(options)
     start_workers(options.layout, disk)
@@ -350,7 +356,7 @@ def _gigabytes(count: float) -> int:
 
 
 def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
-    """Where KV is kept on disk; ``None``: nowhere."""
+    """The KV store on disk that the options name; ``None`` if there is to be none."""
     from splitinfer.kvstore.store import Disk
 
     if kv_dir == "none":
@@ -360,7 +366,7 @@ def disk_of(kv_dir: str | None, gigabytes: float) -> "Disk | None":
 
 
 def start_workers(layout: str, disk: "Disk | None") -> None:
-    """Let local workers come up while this process does; what is wrong with the layout is said later."""
+    """Start the local workers early, while this process comes up; an invalid layout is reported later."""
     from splitinfer.config import find_layout
     from splitinfer.engine.coordinator.local_workers import start_early
 

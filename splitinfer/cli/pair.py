@@ -1,4 +1,4 @@
-"""`splitinfer pair`: whom this machine admits, and how others know it."""
+"""`splitinfer pair`: this machine's key, and the coordinators' keys that its workers admit."""
 
 from typing import Annotated
 
@@ -11,10 +11,10 @@ def pair(
     key: Annotated[
         str | None, typer.Argument(help="A coordinator's key, as `splitinfer pair` prints it there.")
     ] = None,
-    name: Annotated[str, typer.Option("--name", help="What to call its owner.")] = "",
-    remove: Annotated[bool, typer.Option("--remove", help="Admit it no more.")] = False,
+    name: Annotated[str, typer.Option("--name", help="A name for its owner.")] = "",
+    remove: Annotated[bool, typer.Option("--remove", help="Stop admitting it.")] = False,
 ) -> None:
-    """Admit a coordinator to this machine's workers; without a key, print this machine's own and whom it admits."""
+    """Admit a coordinator to this machine's workers; without a key, print this machine's own and the admitted ones."""
     set_up(verbose=False)
     finish(lambda: _pair(key, name, remove=remove), verbose=False)
 
@@ -25,7 +25,7 @@ def _pair(key: str | None, name: str, *, remove: bool) -> int:
     keyring = Keyring()
     if key is None:
         public = keyring.own().public
-        typer.echo(f"this machine's key: {public}\nto let it in, run on a worker's machine: splitinfer pair {public}")
+        typer.echo(f"this machine's key: {public}\nto admit it, run on a worker's machine: splitinfer pair {public}")
         for known in keyring.known():
             typer.echo(f"admitted here: {known.key} {known.name}".rstrip())
         return 0

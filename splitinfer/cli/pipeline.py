@@ -47,7 +47,7 @@ def coord(
         int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
     ] = None,
 ) -> None:
-    """Hold the first layers, reach the workers, then chat or answer."""
+    """Hold the first layers, connect to the workers, then chat or answer."""
     choice = sampling(options, temp, usual_temp=0.0, max_tokens=max_tokens, stop=stop, logprobs=logprobs)
     set_up(options.verbose)
     settings = settings_of(options)
@@ -87,15 +87,13 @@ def worker(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 takes a free one.")] = DEFAULT_PORT,
     model: Annotated[
         str | None,
-        typer.Option("--model", help="Where the model lies on this machine, if not where the coordinator says."),
+        typer.Option("--model", help="The model's folder on this machine, if it is not where the coordinator has it."),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", help="What to call this worker; the machine's name if not given.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="This worker's name; the machine's if not given.")] = None,
     kv_dir: KVDir = None,
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Admit anybody, and encrypt nothing, also beyond this machine.")
+        bool, typer.Option("--insecure", help="Admit every coordinator and encrypt nothing, also beyond this machine.")
     ] = False,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     verbose: Verbose = False,

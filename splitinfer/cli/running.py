@@ -1,4 +1,4 @@
-"""How a command runs: its log, its exit code, and one sentence for whatever went wrong."""
+"""Runs a command: sets up its log, and turns its result or error into an exit code and one sentence."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ from splitinfer.shutdown import shutdown
 
 
 def set_up(verbose: bool, *, info: bool = False) -> None:
-    """Log to standard error. ``info``: the log is what the command shows."""
+    """Log to standard error. ``info``: the log is the command's output, so it has more."""
     level = logging.DEBUG if verbose else logging.INFO if info else logging.WARNING
     logging.basicConfig(
         level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines(among_answers=not info)]
@@ -24,9 +24,9 @@ def set_up(verbose: bool, *, info: bool = False) -> None:
 
 
 class _Lines(logging.Handler):
-    """The log on standard error: whatever that is at the moment, because a live display takes its place.
+    """Writes to the present ``sys.stderr``, which a live display replaces.
 
-    ``among_answers``: standard output is an answer; on a terminal, a line of the log begins below its last words.
+    ``among_answers``: standard output is an answer; on a terminal, a line of the log begins below it.
     """
 
     def __init__(self, *, among_answers: bool) -> None:
@@ -37,20 +37,20 @@ class _Lines(logging.Handler):
         try:
             sys.stderr.write(f"{self._before}{self.format(record)}\n")
             sys.stderr.flush()
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # standard error is closed
             self.handleError(record)
 
 
 def finish(run: Callable[[], int], verbose: bool) -> NoReturn:
-    """Run a command to its exit code, with one sentence for whatever went wrong."""
+    """Run a command and end the process with its exit code; an error becomes one sentence."""
     try:
         code = run()
     except KeyboardInterrupt:  # asyncio's own handler has SIGINT for the moment in which a prompt ends
         code = 130
-    except BrokenPipeError:  # whoever read standard output has seen enough
+    except BrokenPipeError:  # the reader of standard output has closed it
         code = 0
     except SplitinferError as error:
-        code = 1 if shutdown.has_begun else _say(error, verbose)
+        code = 1 if shutdown.has_begun else _report(error, verbose)
     except Exception:
         if not shutdown.has_begun:  # else it was closed under the command, on purpose
             raise
@@ -58,8 +58,8 @@ def finish(run: Callable[[], int], verbose: bool) -> NoReturn:
     shutdown.exit(code)
 
 
-def _say(error: Exception, verbose: bool) -> int:
+def _report(error: Exception, verbose: bool) -> int:
     if verbose:
-        logging.getLogger(__name__).error("here is where it happened", exc_info=error)
+        logging.getLogger(__name__).error("traceback of the error", exc_info=error)
     typer.echo(f"splitinfer: {error}", err=True)
     return 1

@@ -1,4 +1,4 @@
-"""Running a worker process: listen, say where, serve, and stop when the process is told to end."""
+"""Runs a worker process: listens, prints its address, serves coordinators, and stops when the process is to end."""
 
 import ipaddress
 import json
@@ -31,38 +31,38 @@ def serve(
     disk: Disk | None,
     insecure: bool = False,
 ) -> int:
-    """Serve coordinators until ``shutdown`` begins; the process's exit code.
+    """Serve coordinators until ``shutdown`` begins, and return the process's exit code.
 
-    Beyond loopback links are encrypted and only known coordinators are admitted, unless ``insecure``.
+    Beyond loopback, links are encrypted and only known coordinators are admitted, unless ``insecure``.
 
     ``child``: started by a coordinator on this machine, which reads the address from standard output.
-    ``disk``: where KV is kept for coordinators that want it.
+    ``disk``: the KV store for coordinators that use one.
 
     Raises:
         ConfigError: the address cannot be listened on.
     """
-    keys = None if insecure else Keyring()  # for links to others, also where its own port is open
+    keys = None if insecure else Keyring()  # for links to other workers, also where the own port is open
     is_open = keys is None or _is_loopback(host)
     access = AccessControl(None if is_open else keys)
-    listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # plain links come by the same port
+    listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # the same port accepts plain TCP links
     address = "tcp://" + listener.address.partition("://")[2]
     worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access)
     if child:
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
     if keys is not None and not is_open:
-        _introduce(worker.name, address, keys)
+        _log_pairing(worker.name, address, keys)
     elif not _is_loopback(host):
-        log.warning("--insecure: whoever reaches %s can use this worker, and read what crosses the link", address)
+        log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
-    told, stopped = threading.Event(), threading.Event()
+    asked, stopped = threading.Event(), threading.Event()
 
     def stop() -> None:
-        told.set()
+        asked.set()
         stopped.wait()
 
     with shutdown.closed_by(Closing(stop, _END_SECONDS, stop, _END_SECONDS)):
         try:
-            while not told.wait(timeout=0.5):
+            while not asked.wait(timeout=0.5):
                 if not worker.is_alive:
                     return 1
         finally:
@@ -72,8 +72,8 @@ def serve(
     return 0
 
 
-def _introduce(name: str, address: str, keys: Keyring) -> None:
-    """The line for the layout, and what is still to be done here."""
+def _log_pairing(name: str, address: str, keys: Keyring) -> None:
+    """Log the stage's line for the layout, and which coordinators are admitted."""
     port = address.rpartition(":")[2]
     log.info(
         "this worker's stage in the layout: {name: %s, layers: ..., address: tcp://%s:%s, key: %s}",
@@ -81,7 +81,9 @@ def _introduce(name: str, address: str, keys: Keyring) -> None:
     )  # fmt: skip
     count = len(keys.known())
     if count == 0:
-        log.warning("nobody is admitted yet: on the coordinator's machine, `splitinfer pair` prints what to run here")
+        log.warning(
+            "no coordinator is admitted yet: on the coordinator's machine, `splitinfer pair` prints what to run here"
+        )
     else:
         log.info("admitted: %d known %s", count, "key" if count == 1 else "keys")
 

@@ -1,4 +1,4 @@
-"""`splitinfer simulate`: what a pipeline would do, without one."""
+"""`splitinfer simulate`: runs the scheduler in virtual time, without a pipeline."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ def simulate(
     ],
     lengths: Lengths = None,
     scale: Scale = 1.0,
-    requests: Annotated[int, typer.Option("--requests", min=2, help="How many come.")] = 256,
+    requests: Annotated[int, typer.Option("--requests", min=2, help="Number of requests.")] = 256,
     rate: Annotated[
         str | None, typer.Option("--rate", help="Requests a second, as in 0.5,1,2; as recorded if not given.")
     ] = None,
@@ -30,18 +30,22 @@ def simulate(
         str,
         typer.Option("--objective", help="With --find-capacity: gaps between tokens, as multiples of the usual one."),
     ] = "5,25",
-    policies: Annotated[str, typer.Option("--policies", help="Some of them, or 'all'.")] = "stall_free,prefill_first",
+    policies: Annotated[
+        str, typer.Option("--policies", help="Names with commas between them, or 'all'.")
+    ] = "stall_free,prefill_first",
     budgets: Annotated[str, typer.Option("--budgets", help="Tokens in a step, as in 128,256,512.")] = "512",
     all_cuts: Annotated[bool, typer.Option("--cuts", help="Every cut of the layers, not only the machine's.")] = False,
-    hop_ms: Annotated[float | None, typer.Option("--hop-ms", min=0, help="Other links than the machine's.")] = None,
+    hop_ms: Annotated[
+        float | None, typer.Option("--hop-ms", min=0, help="Milliseconds of a hop, instead of the machine's.")
+    ] = None,
     kv_tokens: Annotated[int | None, typer.Option("--kv-tokens", min=1, help="Tokens of KV that fit.")] = None,
     acceptance: Annotated[
-        float | None, typer.Option("--acceptance", min=0, max=1, help="Draft, and be right as often as that.")
+        float | None, typer.Option("--acceptance", min=0, max=1, help="Draft, and have this share of drafts accepted.")
     ] = None,
     itl_slo_ms: ItlSlo = None,
     prefill_share: PrefillShare = None,
     max_running: MaxRunning = None,
-    seed: Annotated[int, typer.Option("--seed", help="Who comes when.")] = 1,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the arrivals.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
     verbose: Verbose = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``splitinfer simulate`` for a person: what was asked, as tables. Nothing is measured here."""
+"""``splitinfer simulate``: runs the search and shows what it found as tables. Nothing is measured here."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _WIDTH = 130
 
 
 def run_simulation(asked: Search, *, as_json: bool) -> int:
-    """Search, then print tables and, as the last line, the document; the exit code."""
+    """Search, print tables and, as the last line, the document; return the exit code."""
     found = search(asked)
     print_found(found, _tables(found), as_json=as_json, least_width=_WIDTH)
     return 0

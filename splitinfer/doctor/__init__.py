@@ -1,5 +1,5 @@
-"""`splitinfer doctor`: what this machine has, whether RDMA over Thunderbolt can work, and how quick the links are.
+"""`splitinfer doctor`: reports what this machine has, whether RDMA over Thunderbolt can work, and how fast links are.
 
-Commands are asked (``commands``), what they say is read (``reading``, pure) and judged (``rdma``, pure); links are
-opened and measured (``links``) and advised on (``advice``, pure); all of it is shown (``report``).
+The system's commands are run (``commands``), their output is parsed (``parsing``, pure) and judged (``rdma``, pure).
+Links are opened and measured (``links``), with advice on each (``advice``, pure). ``report`` shows the result.
 """

@@ -1,4 +1,4 @@
-"""How wide a model's hidden states are, without fetching anything, and what packing them takes here."""
+"""The size of a model's hidden states, without downloads, and the time that packing them takes on this machine."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import read_config
 from splitinfer.models.memory import on_gpu
 
-USUAL = 4096
+USUAL = 4096  # values of a token, where the model is unknown
 
 
 def hidden_of(layout: Layout) -> Hidden:
-    """Of the layout's model if its configuration is on this machine; else what is usual."""
+    """The hidden states of the layout's model if its configuration is on this machine; else a usual size."""
     dtype = _dtype(layout.dtype)
     values = None if layout.model is None else _values(layout.model)
     if values is None:
@@ -27,7 +27,7 @@ def hidden_of(layout: Layout) -> Hidden:
 
 
 def codecs_of(hidden: Hidden) -> list[Codec]:
-    """Those that make such rows smaller, timed; the other end is taken to be as quick as this machine."""
+    """The codecs that make such rows smaller, timed here; the other end is assumed to be as fast as this machine."""
     if hidden.values > MOST_WIDTH:
         return []
     row = TensorSpec(hidden.dtype, (hidden.values,))
@@ -49,7 +49,7 @@ def _values(model: str) -> int | None:
 
 
 def _folder(model: str) -> Path | None:
-    """Where the model's configuration lies, if it does on this machine."""
+    """The folder of the model's configuration, if it is on this machine."""
     if model in DEMO_MODELS:
         return DEMO_MODELS[model]
     path = Path(model).expanduser()
@@ -60,7 +60,7 @@ def _folder(model: str) -> Path | None:
 
 
 def _dtype(dtype: str) -> str:
-    """On a processor "auto" is float32, elsewhere the model's own, which is bfloat16 nearly always."""
+    """On a CPU "auto" is float32; elsewhere it is the model's own, which is nearly always bfloat16."""
     if dtype != "auto":
         return dtype
     return "bfloat16" if on_gpu() else "float32"

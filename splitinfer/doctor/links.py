@@ -1,11 +1,12 @@
-"""Every link of a layout: opened, measured with nothing loaded, and closed again.
+"""Opens, measures and closes every link of a layout, with no model loaded.
 
     coordinator ----> worker 1 ----> worker 2 ... ----> worker n      hidden states
          ^-----------------------------------------------'            results: the last worker's link to the coordinator
 
-Each is looked at in a session of its own, so that one that fails says nothing of the others: the worker hears a
-coordinator that greets it, asks, and goes. Between two workers, the first is asked to open the link and to measure it;
-the coordinator speaks to both over tcp then, whatever carries the link itself: groups of RDMA are not made in vain.
+Each link is measured in a session of its own, so that a failing one does not affect the others: the coordinator
+connects, sends its requests and disconnects. Between two workers, the first is asked to open the link and to measure
+it; the coordinator then reaches both over tcp, whatever the link's transport, so that no RDMA group is set up for
+nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
-    """A worker, by its stage: what it said of itself, or why it cannot be reached."""
+    """A worker, by its stage: its ``Welcome``, or why it cannot be reached."""
 
     name: str
     address: str
@@ -45,47 +46,47 @@ class LinkSeen:
     carries: str
     figures: LinkMeasurement | None
     problem: str = ""
-    note: str = ""  # why it is not carried as was preferred
+    note: str = ""  # why it does not use the preferred transport
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """All of a layout."""
+class SurveyResult:
+    """The workers and links of a layout, as they were found."""
 
     workers: tuple[WorkerSeen, ...]
     links: tuple[LinkSeen, ...]
 
     @property
     def is_whole(self) -> bool:
-        """Whether every link could be measured."""
+        """Whether every link was measured."""
         return all(link.figures is not None for link in self.links)
 
 
-class Visit:
-    """A layout's workers, visited one link after the other. Leaving the ``with`` block ends those it started."""
+class LinkSurvey:
+    """Measures a layout's links one after the other. Leaving the ``with`` block ends the local workers it started."""
 
     def __init__(self, layout: Layout, own: Callable[[], KeyPair], timeout: float, notice: Progress) -> None:
         self._layout, self._own, self._timeout, self._notice = layout, own, timeout, notice
         self._locals = {spec.name: LocalWorker(spec.name) for spec in layout.stages[1:] if spec.is_local}
         self._seen: dict[int, WorkerSeen] = {}
 
-    def __enter__(self) -> "Visit":
+    def __enter__(self) -> "LinkSurvey":
         return self
 
     def __exit__(self, *_: object) -> None:
         for worker in self._locals.values():
             worker.stop()
 
-    def look(self) -> Looked:
-        """Reach all, then measure all that can be."""
+    def run(self) -> SurveyResult:
+        """Connect to all workers and measure every link that can be measured."""
         stages = self._layout.stages
         links = [self._link(stage) for stage in range(1, len(stages))]
         if len(stages) > 2:
             links.append(self._results())
-        return Looked(tuple(self._seen[stage] for stage in range(1, len(stages))), tuple(links))
+        return SurveyResult(tuple(self._seen[stage] for stage in range(1, len(stages))), tuple(links))
 
     def _link(self, stage: int) -> LinkSeen:
-        """The one by which a stage gets its hidden states."""
+        """The link by which a stage receives its hidden states."""
         before, spec = self._layout.stages[stage - 1 : stage + 1]
         seen = LinkSeen(before.name, spec.name, _transport(spec), "hidden states", None)
         if stage == 1:
@@ -100,12 +101,12 @@ class Visit:
     def _measured(
         self, link: LinkSeen, needed: Sequence[int], measure: Callable[[WorkerGroup], LinkMeasurement]
     ) -> LinkSeen:
-        """The link with its figures. The workers ``needed`` for it are greeted, and seen for the first time perhaps."""
+        """The link with its figures, or the problem. ``needed``: the stages whose workers take part."""
         self._notice(f"{link.source} to {link.target}")
         notes: list[str] = []
         worker_group = WorkerGroup(lambda _: None, lambda _, progress: notes.append(progress.text), self._own)
         try:
-            if problem := self._greet(worker_group, needed):
+            if problem := self._connect(worker_group, needed):
                 return replace(link, problem=problem)
             for stage, clock in zip(needed, worker_group.prepare_to_measure(), strict=True):
                 self._seen[stage] = replace(self._seen[stage], clock=clock)
@@ -116,8 +117,8 @@ class Visit:
         finally:
             worker_group.close("the links were measured")
 
-    def _greet(self, worker_group: WorkerGroup, needed: Sequence[int]) -> str:
-        """Reach these workers; why one of them cannot be. Who could not be before is not tried again."""
+    def _connect(self, worker_group: WorkerGroup, needed: Sequence[int]) -> str:
+        """Connect to these workers; the first problem, or "". One that could not be reached before is not retried."""
         problems = []
         for stage in needed:
             if stage not in self._seen or not self._seen[stage].problem:
@@ -134,7 +135,7 @@ class Visit:
             worker_group.connect(
                 stage, replace(spec, link_transport=OVER_TCP) if over_tcp else spec, address, self._timeout
             )
-            worker_group.workers[-1].spec = spec  # by which the stage before is to come
+            worker_group.workers[-1].spec = spec  # how the stage before it connects
         except PeerError as error:
             return WorkerSeen(spec.name, address, None, None, str(error))
         return WorkerSeen(spec.name, address, worker_group.workers[-1].welcome, None)
@@ -150,7 +151,7 @@ def _measure_between(worker_group: WorkerGroup) -> LinkMeasurement:
 
 
 def _transport(spec: StageSpec) -> str:
-    """How a stage is reached, in a word."""
+    """The transport to a stage, in a word."""
     if spec.link_transport.transport != TCP:
         return f"rdma ({spec.link_transport.backend})"
     if spec.is_local:

@@ -1,4 +1,4 @@
-"""This machine, as far as it matters to a stage."""
+"""Describes this machine, as far as it matters to a stage."""
 
 import os
 import platform
@@ -9,8 +9,8 @@ from pathlib import Path
 import mlx.core as mx
 import psutil
 
-from splitinfer.doctor import parsing as reading
-from splitinfer.doctor.commands import Said
+from splitinfer.doctor import parsing
+from splitinfer.doctor.commands import Output
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.models.batch_invariance import preloaded_blas
@@ -22,8 +22,11 @@ WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every row
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """``working_set``: bytes that Metal recommends for the GPU, where it says; ``wired_limit_mb``: what ``sysctl`` has,
-    0 for macOS's own choice; ``blas``: what multiplies matrices on Linux's processors."""
+    """This machine. Memory and disk are in bytes.
+
+    ``working_set``: bytes that Metal recommends for the GPU, where it does; ``wired_limit_mb``: the value of
+    ``sysctl``, 0 for macOS's own choice; ``blas``: the library that multiplies matrices on Linux's CPUs.
+    """
 
     name: str
     system: str
@@ -42,14 +45,14 @@ class Machine:
     kv_disk_free: int | None
 
 
-def describe(said: dict[str, Said]) -> Machine:
-    """What ``said`` and this process tell."""
+def describe(outputs: dict[str, Output]) -> Machine:
+    """The machine, from the outputs of ``commands.COMMANDS`` and from this process."""
     info = mx.device_info()
     working_set = info.get("max_recommended_working_set_size")
     folder = default_folder()
     return Machine(
         name=machine_name(),
-        system=_system(said),
+        system=_system(outputs),
         chip=str(info.get("device_name") or platform.processor() or platform.machine()),
         processors=os.cpu_count() or 1,
         memory=int(psutil.virtual_memory().total),
@@ -57,7 +60,7 @@ def describe(said: dict[str, Said]) -> Machine:
         backend=_backend(),
         device=device_name(),
         working_set=working_set if isinstance(working_set, int) else None,
-        wired_limit_mb=None if (text := said["wired_limit"].text) is None else reading.wired_limit(text),
+        wired_limit_mb=None if (text := outputs["wired_limit"].text) is None else parsing.wired_limit(text),
         blas=_blas(),
         versions=own_versions(),
         python=platform.python_version(),
@@ -66,8 +69,8 @@ def describe(said: dict[str, Said]) -> Machine:
     )
 
 
-def _system(said: dict[str, Said]) -> str:
-    found = reading.version(said["macos"].text or "")
+def _system(outputs: dict[str, Output]) -> str:
+    found = parsing.version(outputs["macos"].text or "")
     if found is not None:
         return f"macOS {'.'.join(map(str, found))}"
     return f"{platform.system()} {platform.release()}"
@@ -80,7 +83,7 @@ def _backend() -> str:
 
 
 def _blas() -> str | None:
-    """In words; ``None`` where that is no question."""
+    """The BLAS in words; ``None`` where MLX uses none or the system does not tell."""
     if on_gpu() or platform.system() != "Linux":
         return None
     try:
@@ -91,7 +94,7 @@ def _blas() -> str | None:
 
 
 def _disk_free(folder: Path) -> int | None:
-    """Bytes free where KV would be kept; the folder may not be there yet."""
+    """Bytes free where KV would be stored; the folder need not exist yet."""
     for place in (folder, *folder.parents):
         try:
             return shutil.disk_usage(place).free

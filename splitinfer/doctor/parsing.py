@@ -1,4 +1,4 @@
-"""What macOS's commands print, read. Nothing here raises: what cannot be read is ``None``, or is left out."""
+"""Parses the output of macOS's commands. Nothing here raises: what cannot be parsed is ``None``, or is left out."""
 
 import json
 import re
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_DEPTH = 20  # of devices behind devices
+_DEPTH = 20  # devices behind devices, at most
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A Thunderbolt port. ``gigabits``: what the link carries, or, with nothing in it, could; ``mac``: the name of the
-    Mac at the other end of its cable."""
+    """A Thunderbolt port. ``gigabits``: of the link in a second, or the most possible with nothing connected; ``mac``:
+    the name of the Mac at the other end of its cable."""
 
     receptacle: str
     gigabits: float | None
@@ -22,7 +22,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A network interface; ``members`` are those that a bridge holds."""
+    """A network interface; ``members`` are the interfaces of a bridge."""
 
     is_up: bool
     ipv4: tuple[str, ...] = ()
@@ -30,7 +30,7 @@ class Interface:
 
 
 def version(text: str) -> tuple[int, ...] | None:
-    """The first version number in ``sw_vers``.
+    """The first version number in the output of ``sw_vers``.
 
     >>> version("26.2.1"), version("ProductVersion:  15.7"), version("none")
     ((26, 2, 1), (15, 7), None)
@@ -40,13 +40,13 @@ def version(text: str) -> tuple[int, ...] | None:
 
 
 def wired_limit(text: str) -> int | None:
-    """Megabytes that the GPU may wire, of ``sysctl iogpu.wired_limit_mb``; 0 leaves it to macOS."""
+    """Megabytes that the GPU may wire, from ``sysctl iogpu.wired_limit_mb``; 0 leaves it to macOS."""
     found = re.search(r"\b(\d{1,12})\s*$", text.strip())
     return int(found[1]) if found else None
 
 
 def rdma_is_enabled(text: str) -> bool | None:
-    """What ``rdma_ctl status`` says."""
+    """Whether ``rdma_ctl status`` reports RDMA as enabled."""
     words = set(re.findall(r"[a-z]+", text.lower()))
     if {"enabled", "disabled"} <= words or "not" in words:
         return None
@@ -54,7 +54,7 @@ def rdma_is_enabled(text: str) -> bool | None:
 
 
 def interfaces(text: str) -> dict[str, Interface]:
-    """What ``ifconfig`` lists."""
+    """The interfaces that ``ifconfig`` lists, by name."""
     found: dict[str, Interface] = {}
     for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
         head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
@@ -66,12 +66,12 @@ def interfaces(text: str) -> dict[str, Interface]:
 
 
 def hardware_ports(text: str) -> dict[str, str]:
-    """The interface of each port, of ``networksetup -listallhardwareports``."""
+    """The interface of each port, from ``networksetup -listallhardwareports``."""
     return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
 
 
 def thunderbolt_ports(text: str) -> tuple[Port, ...] | None:
-    """This machine's ports, of ``system_profiler SPThunderboltDataType -json``; ``None``: it is none of its output."""
+    """This machine's ports, from ``system_profiler SPThunderboltDataType -json``; ``None``: it is some other text."""
     try:
         whole = json.loads(text)
     except (ValueError, RecursionError):
@@ -93,7 +93,7 @@ def _ports_of(bus: Mapping[str, Any]) -> Iterator[Port]:
 
 
 def _macs_of(node: Mapping[str, Any], depth: int) -> Iterator[str]:
-    """Those that are hosts themselves: they have a domain of their own, which devices have not."""
+    """The names of connected hosts: unlike devices, they have a domain of their own."""
     items = node.get("_items")
     for item in items if isinstance(items, list) and depth else []:
         if isinstance(item, dict):

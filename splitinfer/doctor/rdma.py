@@ -1,8 +1,8 @@
-"""Whether RDMA over Thunderbolt can work here, and what to do if not: one finding for each thing that it needs.
+"""Judges whether RDMA over Thunderbolt can work here: one finding, with a remedy, for each of its requirements.
 
-It needs macOS 26.2 on Thunderbolt 5, at both ends of a cable; to be switched on once, from Recovery; a port that has
-come up; an IPv4 address on that port's interface, which must not be in the Thunderbolt bridge; and an MLX that was
-built with JACCL. Whatever cannot be seen is unknown, and says why.
+It needs macOS 26.2 on Thunderbolt 5, at both ends of a cable; to be enabled once, from Recovery; an active port; an
+IPv4 address on that port's interface, which must not be in the Thunderbolt bridge; and an MLX that was built with
+JACCL. A requirement that cannot be checked is unknown, and its finding gives the reason.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from splitinfer.doctor import parsing as reading
-from splitinfer.doctor.commands import Said
+from splitinfer.doctor import parsing
+from splitinfer.doctor.commands import Output
 from splitinfer.doctor.parsing import Interface, Port
 from transports.rdma.probe import parse_devices, parse_states
 
@@ -21,12 +21,12 @@ _ENABLE = (
     "start this Mac in Recovery, open its Terminal, run `rdma_ctl enable`, restart (not possible over the network)"
 )
 _CABLE = "connect the two Macs with a Thunderbolt 5 cable, port to port"
-_NO_DEVICES = "No IB devices found"  # what ibv_devinfo complains of, and fails
+_NO_DEVICES = "No IB devices found"  # the error of ibv_devinfo without devices
 T = TypeVar("T")
 
 
 class State(StrEnum):
-    """Whether something that is needed is there."""
+    """Whether a requirement is met."""
 
     OK = "ok"
     MISSING = "missing"
@@ -35,7 +35,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence on one thing, and what to do about it."""
+    """One sentence on one requirement, and what to do where it is not met."""
 
     about: str
     state: State
@@ -45,23 +45,23 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All that is judged: the commands' answers, by name, and what this process knows of itself."""
+    """The evidence: the commands' outputs, by name, and what this process knows of itself."""
 
-    said: Mapping[str, Said]
+    outputs: Mapping[str, Output]
     system: str  # "Darwin", "Linux" ...
     has_jaccl: bool
     environment: Mapping[str, str]
 
 
 def findings(seen: Seen) -> list[Finding]:
-    """In the order in which a person would put them right."""
+    """One finding for each requirement, in the order in which a user would mend them."""
     if seen.system != "Darwin":
-        text = f"RDMA over Thunderbolt is a thing of macOS, and this is {seen.system}"
+        text = f"RDMA over Thunderbolt needs macOS, and this is {seen.system}"
         return [Finding("system", State.MISSING, text, "links between other machines are tcp://")]
-    ports = _parsed(seen, "thunderbolt", reading.thunderbolt_ports)
-    has_none = _NO_DEVICES in seen.said["states"].why
+    ports = _parsed(seen, "thunderbolt", parsing.thunderbolt_ports)
+    has_none = _NO_DEVICES in seen.outputs["states"].why
     states = {} if has_none else _parsed(seen, "states", parse_states)
-    interfaces = _parsed(seen, "interfaces", reading.interfaces)
+    interfaces = _parsed(seen, "interfaces", parsing.interfaces)
     return [
         _macos(seen),
         _ports(seen, ports),
@@ -77,7 +77,7 @@ def findings(seen: Seen) -> list[Finding]:
 
 
 def verdict(found: Sequence[Finding]) -> Finding:
-    """What all of them come to."""
+    """The findings summed up as one."""
     missing = [each.about for each in found if each.state is State.MISSING]
     unknown = [each.about for each in found if each.state is State.UNKNOWN]
     if missing:
@@ -88,17 +88,17 @@ def verdict(found: Sequence[Finding]) -> Finding:
 
 
 def _parsed(seen: Seen, name: str, read: Callable[[str], T]) -> T | None:
-    text = seen.said[name].text
+    text = seen.outputs[name].text
     return None if text is None else read(text)
 
 
 def _unknown(about: str, seen: Seen, name: str) -> Finding:
-    """A command did not say, or nothing that can be read."""
-    return Finding(about, State.UNKNOWN, seen.said[name].why or f"{name} says nothing that can be read")
+    """The finding where a command failed, or its output cannot be parsed."""
+    return Finding(about, State.UNKNOWN, seen.outputs[name].why or f"the output of {name} cannot be read")
 
 
 def _macos(seen: Seen) -> Finding:
-    found = _parsed(seen, "macos", reading.version)
+    found = _parsed(seen, "macos", parsing.version)
     if found is None:
         return _unknown("macOS", seen, "macos")
     here, least = ".".join(map(str, found)), ".".join(map(str, LEAST_MACOS))
@@ -115,7 +115,7 @@ def _ports(seen: Seen, ports: Sequence[Port] | None) -> Finding:
         return Finding(about, State.MISSING, "this machine has no Thunderbolt port")
     speeds = [port.gigabits for port in ports if port.gigabits is not None]
     if not speeds:
-        return Finding(about, State.UNKNOWN, f"{len(ports)} ports, none of which says how quick it is")
+        return Finding(about, State.UNKNOWN, f"{len(ports)} ports, none of which reports its speed")
     if max(speeds) >= LEAST_GIGABITS:
         return Finding(about, State.OK, f"{_ports_in_words(len(ports))} of up to {max(speeds):g} Gb/s")
     if any(not port.is_connected for port in ports):
@@ -139,7 +139,7 @@ def _cable(seen: Seen, ports: Sequence[Port] | None) -> Finding:
     best = max(macs, key=lambda port: port.gigabits or 0.0)
     where = f"{best.mac} at receptacle {best.receptacle}"
     if best.gigabits is None:
-        return Finding(about, State.UNKNOWN, f"{where}, at a speed that is not said")
+        return Finding(about, State.UNKNOWN, f"{where}, at an unknown speed")
     if best.gigabits >= LEAST_GIGABITS:
         return Finding(about, State.OK, f"{where}, {best.gigabits:g} Gb/s")
     text = f"{where} makes {best.gigabits:g} Gb/s: the cable or the other Mac is not Thunderbolt 5"
@@ -148,10 +148,10 @@ def _cable(seen: Seen, ports: Sequence[Port] | None) -> Finding:
 
 def _enabled(seen: Seen) -> Finding:
     about = "rdma_ctl"
-    said = seen.said["rdma"]
-    if said.text is None and said.why.startswith("there is no"):
-        return Finding(about, State.MISSING, f"{said.why}: it came with macOS 26.2", "update macOS")
-    is_enabled = _parsed(seen, "rdma", reading.rdma_is_enabled)
+    output = seen.outputs["rdma"]
+    if output.text is None and output.why.startswith("there is no"):
+        return Finding(about, State.MISSING, f"{output.why}: it came with macOS 26.2", "update macOS")
+    is_enabled = _parsed(seen, "rdma", parsing.rdma_is_enabled)
     if is_enabled is None:
         return _unknown(about, seen, "rdma")
     if is_enabled:
@@ -196,7 +196,7 @@ def _bridge(seen: Seen, interfaces: Mapping[str, Interface] | None) -> Finding:
     about = "Thunderbolt bridge"
     if interfaces is None:
         return _unknown(about, seen, "interfaces")
-    names = _parsed(seen, "hardware_ports", reading.hardware_ports) or {}
+    names = _parsed(seen, "hardware_ports", parsing.hardware_ports) or {}
     bridge = names.get("Thunderbolt Bridge", "bridge0")
     if bridge not in interfaces:
         return Finding(about, State.OK, "there is none")
@@ -211,7 +211,7 @@ def _bridge(seen: Seen, interfaces: Mapping[str, Interface] | None) -> Finding:
 
 
 def _is_thunderbolt(interface: str, names: Mapping[str, str]) -> bool:
-    """Whether it is a Thunderbolt port; where nothing says what it is, it may be."""
+    """Whether an interface is a Thunderbolt port; one of unknown kind is taken for one."""
     known = {device: port for port, device in names.items()}
     return known.get(interface, "Thunderbolt").startswith("Thunderbolt")
 
@@ -222,7 +222,7 @@ def _address(seen: Seen, states: Mapping[str, str] | None, interfaces: Mapping[s
         return _unknown(about, seen, "interfaces" if interfaces is None else "states")
     ports = [name.removeprefix("rdma_") for name in _active_devices(states) or states]
     if not ports:
-        return Finding(about, State.UNKNOWN, "no RDMA device says which interface needs one")
+        return Finding(about, State.UNKNOWN, "without an RDMA device it is unknown which interface needs one")
     have = [f"{port} {interfaces[port].ipv4[0]}" for port in ports if port in interfaces and interfaces[port].ipv4]
     if have:
         return Finding(about, State.OK, ", ".join(have))

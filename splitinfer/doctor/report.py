@@ -1,4 +1,4 @@
-"""All that was found, as a document for a program and as text for a person."""
+"""The doctor's findings, as a JSON document and as text."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ from rich.text import Text
 from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import NONE
 from splitinfer.doctor.advice import Hidden, LinkAdvice, pipeline_seconds
-from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
+from splitinfer.doctor.links import LinkSeen, SurveyResult, WorkerSeen
 from splitinfer.doctor.machine import Machine
 from splitinfer.doctor.rdma import Finding, State, verdict
 from splitinfer.models.memory import size
@@ -23,37 +23,37 @@ _PLAIN_WIDTH = 140  # columns where there is no terminal to say how many
 
 @dataclass(frozen=True, slots=True)
 class LayoutReport:
-    """A layout's links, what goes over them, and advice on each that carries hidden states and could be measured."""
+    """A layout's links, the hidden states on them, and advice on each measured link that carries hidden states."""
 
     name: str
     hidden: Hidden
-    looked: Looked
+    result: SurveyResult
     advice: tuple[LinkAdvice | None, ...]  # one for each link
 
     @property
     def token_seconds(self) -> float | None:
-        """What the links add to a generated token, where all are known."""
-        if not self.looked.is_whole:
+        """Seconds that the links add to a generated token; ``None`` unless all were measured."""
+        if not self.result.is_whole:
             return None
-        back = self.looked.links[-1].figures  # with two stages it is the same link
+        back = self.result.links[-1].figures  # with two stages it is the same link
         assert back is not None
         return pipeline_seconds([each for each in self.advice if each is not None], back.latency_p50)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything."""
+    """The findings on this machine, on RDMA, and on a layout's links if there is one."""
 
     machine: Machine
     rdma: tuple[Finding, ...]
     layout: LayoutReport | None = None
 
 
-# -- for a program -----------------------------------------------------------------------------------------------------
+# -- as a document -----------------------------------------------------------------------------------------------------
 
 
 def as_document(report: Report) -> dict[str, Any]:
-    """What JSON can hold: bandwidth too high to be told is null."""
+    """The report as JSON can hold it: a bandwidth too high to measure is null."""
     found: dict[str, Any] = {
         "machine": asdict(report.machine),
         "rdma": {"verdict": asdict(verdict(report.rdma)), "findings": [asdict(each) for each in report.rdma]},
@@ -65,11 +65,11 @@ def as_document(report: Report) -> dict[str, Any]:
 
 
 def _layout_document(layout: LayoutReport) -> dict[str, Any]:
-    links = zip(layout.looked.links, layout.advice, strict=True)
+    links = zip(layout.result.links, layout.advice, strict=True)
     return {
         "name": layout.name,
         "hidden": {**asdict(layout.hidden), "num_bytes": layout.hidden.num_bytes},
-        "workers": [asdict(worker) for worker in layout.looked.workers],
+        "workers": [asdict(worker) for worker in layout.result.workers],
         "links": [{**asdict(link), "advice": None if advice is None else asdict(advice)} for link, advice in links],
         "token_seconds": layout.token_seconds,
     }
@@ -83,11 +83,11 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# -- for a person ------------------------------------------------------------------------------------------------------
+# -- as text -----------------------------------------------------------------------------------------------------------
 
 
 def show(report: Report, *, as_json: bool) -> None:
-    """On standard output: text, or one JSON document."""
+    """Print the report to standard output: as text, or as one JSON document."""
     out = Console(highlight=False)
     if as_json:
         out.file.write(dumps(as_document(report), indent=2) + "\n")
@@ -159,29 +159,29 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
     )
     return [
         _title(f"Layout {layout.name}"),
-        *map(_worker, layout.looked.workers),
+        *map(_worker, layout.result.workers),
         _title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
         _links(layout),
-        *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.looked)],
-        *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.looked.links if link.note],
+        *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.result)],
+        *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.result.links if link.note],
         *[Text(sentence) for sentence in _sentences(layout)],
     ]
 
 
-def _failed(looked: Looked) -> list[LinkSeen]:
-    return [link for link in looked.links if link.figures is None]
+def _failed(result: SurveyResult) -> list[LinkSeen]:
+    return [link for link in result.links if link.figures is None]
 
 
 def _worker(worker: WorkerSeen) -> Text:
     where = f"{worker.name} ({worker.address})"
     if worker.welcome is None:
         return Text(f"✗ {where}: {worker.problem}", style="red")
-    said = f"✓ {where}: {worker.welcome.name}, {worker.welcome.device}, {size(worker.welcome.free_bytes)} free"
+    line = f"✓ {where}: {worker.welcome.name}, {worker.welcome.device}, {size(worker.welcome.free_bytes)} free"
     if worker.clock is not None:
-        said += f", clock {_time(worker.clock.offset, signed=True)} ± {_time(worker.clock.uncertainty)} from ours"
+        line += f", clock {_time(worker.clock.offset, signed=True)} ± {_time(worker.clock.uncertainty)} from ours"
     if worker.problem:
-        said += f"; {worker.problem}"
-    return Text(said)
+        line += f"; {worker.problem}"
+    return Text(line)
 
 
 def _links(layout: LayoutReport) -> Table:
@@ -191,7 +191,7 @@ def _links(layout: LayoutReport) -> Table:
         ("down", "right"), ("up", "right"), ("a token", "right"),
     ):  # fmt: skip
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for link, advice in zip(layout.looked.links, layout.advice, strict=True):
+    for link, advice in zip(layout.result.links, layout.advice, strict=True):
         if link.figures is not None:
             f = link.figures
             table.add_row(
@@ -204,7 +204,7 @@ def _links(layout: LayoutReport) -> Table:
 def _sentences(layout: LayoutReport) -> list[str]:
     found = [
         _advice(link, advice)
-        for link, advice in zip(layout.looked.links, layout.advice, strict=True)
+        for link, advice in zip(layout.result.links, layout.advice, strict=True)
         if advice is not None
     ]
     if layout.token_seconds is not None:

@@ -1,16 +1,30 @@
 """``splitinfer bench`` as a process that measures on less text than it does for people."""
 
+import importlib
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from effort import thorough
+HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
+sys.path.insert(0, str(TESTS))
+
+from effort import thorough  # noqa: E402
 
 
-def command(arguments: Sequence[str], module: str, constants: Mapping[str, int]) -> list[str]:
-    """The command line of ``splitinfer bench``, with other values for some of a module's constants; under --all with
-    its own."""
+def command(arguments: Sequence[str], constants: Mapping[str, int]) -> list[str]:
+    """The command line of ``splitinfer bench``, with other values for some constants, named with their modules below
+    ``splitinfer.bench``; under --all with their own. A constant that is not there ends the process."""
     if thorough(False, True):
         return [sys.executable, "-m", "splitinfer", "bench", *arguments]
-    changes = "; ".join(f"changed.{name} = {value}" for name, value in constants.items())
-    code = f"import {module} as changed; from splitinfer.cli import main; {changes}; main()"
-    return [sys.executable, "-c", code, "bench", *arguments]
+    code = f"import brief; brief.run({dict(constants)!r})"
+    return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}", "bench", *arguments]
+
+
+def run(constants: Mapping[str, int]) -> None:
+    """Run the command line of this process with other values for constants."""
+    for dotted, value in constants.items():
+        path, _, name = f"splitinfer.bench.{dotted}".rpartition(".")
+        module = importlib.import_module(path)
+        getattr(module, name)
+        setattr(module, name, value)
+    importlib.import_module("splitinfer.cli").main()

@@ -28,8 +28,8 @@ SIZES = (
     "--streams", "3", "--stream-prompt-tokens", "16", "--stream-tokens", "20",
 )  # fmt: skip
 TOP = {
-    "tool", "format", "figures", "measured_on", "layout", "model", "workload", "systems", "ratios", "same_tokens",
-    "notes", "trials",
+    "tool", "format", "deprecated", "figures", "measured_on", "layout", "model", "workload", "systems", "contenders",
+    "ratios", "same_tokens", "notes", "trials",
 }  # fmt: skip
 
 

@@ -69,9 +69,9 @@ def test_an_end_that_dies_is_said(pair: Pair) -> None:
 
 def test_orders_that_cannot_be_obeyed() -> None:
     end = End()
-    assert "nobody to ping" in end.obey({"ping": 1, "rounds": 1})["error"]
-    assert "AddressError" in end.obey({"listen": "smoke://hill", "curve": False, "checksum": True})["error"]
-    assert end.obey({"listen": BARE, "curve": False, "checksum": True})["address"].startswith("bare:tcp://127.0.0.1:")
+    assert "no link to ping" in end.handle({"ping": 1, "rounds": 1})["error"]
+    assert "AddressError" in end.handle({"listen": "smoke://hill", "curve": False, "checksum": True})["error"]
+    assert end.handle({"listen": BARE, "curve": False, "checksum": True})["address"].startswith("bare:tcp://127.0.0.1:")
 
 
 def test_every_other_mode_needs_a_layout() -> None:

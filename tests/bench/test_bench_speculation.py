@@ -1,4 +1,4 @@
-"""`splitinfer bench --mode spec`: as a process on tiny models, and its figures from made-up trials."""
+"""`splitinfer bench --mode speculation`: as a process on tiny models, and its figures from made-up trials."""
 
 import io
 import json
@@ -28,11 +28,19 @@ from splitinfer.bench.speculation.report import (
     link_effects,
     rig_at,
 )
-from splitinfer.bench.speculation.tables import spec_tables
+from splitinfer.bench.speculation.tables import speculation_tables
 from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
 from splitinfer.errors import ConfigError
 
 KERNELS = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.15, 6: 1.4, 8: 1.35, 12: 1.6, 16: 1.7}
+
+
+FEWER = {
+    "speculation.run._TEACHER_TEXTS": 3,
+    "speculation.trials._CROWD": 4,
+    "speculation.trials.SETTLE": 20,
+    "speculation.trials._WARM_UP": 12,
+}
 
 
 def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
@@ -42,7 +50,9 @@ def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
 
 def bench(*options: str, seconds: float = 250) -> dict[str, Any]:
     few = {"_TEACHER_TEXTS": 3, "_CROWD": 4, "_SETTLE": 20, "_WARM_UP": 12}
-    command = brief.command(["--mode", "spec", "--trials", "1", *options], "splitinfer.bench.speculation.run", few)
+    command = brief.command(
+        ["--mode", "speculation", "--trials", "1", *options], "splitinfer.bench.speculation.run", few
+    )
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -97,8 +107,8 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
         (("--acceptance", "0.5,2"), "numbers from 0 to 1"),
         (("--link-preset", "pigeon"), "no link preset 'pigeon'"),
     ):
-        command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "spec", "--layout", "demo.yaml", *options]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        command = [sys.executable, "-m", "splitinfer", "bench", "--mode", "speculation", "--layout", "demo.yaml"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=60)
         assert done.returncode != 0
         assert words in " ".join(done.stderr.split())
 
@@ -137,6 +147,7 @@ def case() -> Case:
 
 def test_figures_of_a_case() -> None:
     found = case_document(case(), 2)
+    assert found["contenders"] == found["systems"]
     assert found["systems"][IN_FLIGHT]["speed_up"]["median"] == pytest.approx(2.0)
     assert found["systems"][IN_FLIGHT]["thrown_away"] == pytest.approx(1 - 18 / 40)
     assert found["systems"][IN_FLIGHT]["by_place"] == [[6, 4], [18, 14]]
@@ -202,7 +213,7 @@ def test_tables_are_for_people() -> None:
         "best_cuts": best_cuts(r, Cut((8, 8), 1.0), 2), "links": link_effects(r, {"3ms": 0.003}, 2),
     }  # fmt: skip
     console = Console(width=130, record=True, file=io.StringIO())
-    console.print(*spec_tables(found))
+    console.print(*speculation_tables(found))
     text = console.export_text()
     for words in ("in flight to synchronous 3", "2.00", "70.0 %", "8 requests at once", "3ms"):
         assert words in text

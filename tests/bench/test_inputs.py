@@ -16,7 +16,7 @@ from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.texts import passages
 from splitinfer.bench.speculation import plot
-from splitinfer.bench.speculation.run import SpeculationOptions, measure_spec
+from splitinfer.bench.speculation.run import SpeculationOptions, measure_speculation
 from splitinfer.bench.wire.run import WireOptions, measure_wire
 from splitinfer.cli import app
 from splitinfer.errors import ConfigError
@@ -40,7 +40,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec_text(path: Path) -> int:
-    return measure_spec(replace(SPEC, text=path))
+    return measure_speculation(replace(SPEC, text=path))
 
 
 def kv_text(path: Path) -> int:
@@ -64,7 +64,7 @@ def test_a_text_that_cannot_be_read(measure: Callable[[Path], int], tmp_path: Pa
 
 
 def spec_plot(path: Path) -> int:
-    return measure_spec(replace(SPEC, plot=path))
+    return measure_speculation(replace(SPEC, plot=path))
 
 
 def serve_plot(path: Path) -> int:
@@ -85,7 +85,7 @@ def test_a_plot_that_cannot_be_written(measure: Callable[[Path], int], tmp_path:
 @pytest.mark.parametrize(
     ("measure", "needed"),
     [
-        (lambda: measure_spec(replace(SPEC, decode_tokens=5000)), "5,048"),
+        (lambda: measure_speculation(replace(SPEC, decode_tokens=5000)), "5,048"),
         (lambda: measure_kv(replace(KV, prompt_tokens=4090)), "4,098"),
         (lambda: measure_wire(replace(WIRE, prompt_tokens=4096)), "4,097"),
         (lambda: measure_prefix(replace(KEPT, prompt_tokens=4090)), "4,130"),
@@ -103,7 +103,7 @@ def test_a_conversation_is_longer_than_its_answer():
 
 def test_drafts_are_measured_with_somebody_who_drafts():
     with pytest.raises(ConfigError, match="--draft none"):
-        measure_spec(replace(SPEC, drafter="none"))
+        measure_speculation(replace(SPEC, drafter="none"))
 
 
 def test_lengths_are_read_first(tmp_path: Path):

@@ -18,9 +18,9 @@ from splitinfer.sim.files import read_machine
 from splitinfer.sim.workload import Arrival
 
 FEWER = {
-    "serve": ("splitinfer.bench.serving.run", {"_WARM_UP": 10, "_BEFORE": 15}),
-    "wire": ("splitinfer.bench.wire.run", {"_LENGTH": 200}),
-    "kv": ("splitinfer.bench.kv.run", {"_TEXTS": 3}),
+    "serve": {"serving.run._WARM_UP": 10, "serving.run._BEFORE": 15},
+    "wire": {"wire.run._LENGTH": 200},
+    "kv": {"kv.run._TEXTS": 3},
 }
 pytestmark = pytest.mark.timeout(300)  # while the machine is busy; each takes 20 s alone
 
@@ -30,7 +30,7 @@ def bench(mode: str, folder: Path, tmp_path: Path, *options: str) -> tuple[dict[
     layout["stages"][1]["address"] = "local"  # type: ignore[index]
     path = tmp_path / "two.yaml"
     path.write_text(yaml.safe_dump(layout))
-    command = brief.command(["--mode", mode, "--layout", str(path), *options], *FEWER[mode])
+    command = brief.command(["--mode", mode, "--layout", str(path), *options], FEWER[mode])
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.strip().splitlines()[-1]), done.stdout
@@ -42,7 +42,10 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
         "serve", tiny_folder("llama"), tmp_path, "--trials", "1", "--prompt-tokens", "120", "--streams", "2",
         "--requests", "4", "--scale", "0.02", "--plot", str(picture),
     )  # fmt: skip
-    systems = found["stall"]["trials"][0]["systems"]  # type: ignore[index]
+    assert found["deprecated"] == {"contenders": "systems"}
+    stall = found["stall"]["trials"][0]  # type: ignore[index]
+    systems = stall["systems"]
+    assert stall["contenders"] == systems
     assert set(systems) == {
         "stall_free", "stall_free, no objective", "prefill_first", "mlx-lm BatchGenerator"
     }  # fmt: skip

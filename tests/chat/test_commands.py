@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.chat.commands import COMMANDS, Command, Say, Slip, help_text, parse
+from splitinfer.chat.commands import COMMANDS, Command, InvalidInput, Say, help_text, parse
 
 
 @pytest.mark.parametrize(
@@ -23,12 +23,12 @@ from splitinfer.chat.commands import COMMANDS, Command, Say, Slip, help_text, pa
         ("/temp", Command("temp", "")),
         ("/system Be\nbrief.", Command("system", "Be\nbrief.")),
         ("/save my talk.json ", Command("save", "my talk.json")),
-        ("/rest", Slip("there is no command /rest; did you mean /reset?")),
-        ("/exit", Slip("there is no command /exit; did you mean /quit?")),
-        ("/xyzzy", Slip("there is no command /xyzzy; /help lists the commands")),
-        ("/", Slip("there is no command /; /help lists the commands")),
-        ("/save", Slip("/save needs a file name: /save FILE")),
-        ("/quit now", Slip("/quit takes nothing after it")),
+        ("/rest", InvalidInput("there is no command /rest; did you mean /reset?")),
+        ("/exit", InvalidInput("there is no command /exit; did you mean /quit?")),
+        ("/xyzzy", InvalidInput("there is no command /xyzzy; /help lists the commands")),
+        ("/", InvalidInput("there is no command /; /help lists the commands")),
+        ("/save", InvalidInput("/save needs a file name: /save FILE")),
+        ("/quit now", InvalidInput("/quit takes nothing after it")),
     ],
 )
 def test_parse(text: str, meant: object):

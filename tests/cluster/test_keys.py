@@ -61,7 +61,7 @@ def expected() -> list[int]:
 def test_from_the_first_start_to_an_answer(tmp_path: Path, expected: list[int]) -> None:
     """As a person does it: start the worker, copy its line, be refused, run what the sentence says, go on."""
     with beyond_loopback(tmp_path, "mini") as mini:
-        mini.sees("nobody is admitted yet: on the coordinator's machine, `splitinfer pair`")
+        mini.sees("no coordinator is admitted yet: on the coordinator's machine, `splitinfer pair`")
         with pytest.raises(Refused, match=r"run there: splitinfer pair ([0-9a-f]{64})") as refused:
             LLM(layout(mini))
         mine = re.search(r"splitinfer pair ([0-9a-f]{64})", str(refused.value))
@@ -145,7 +145,7 @@ def test_a_killed_worker_comes_back_with_its_key(tmp_path: Path, expected: list[
 
 def test_insecure_is_possible_and_said(tmp_path: Path, expected: list[int]) -> None:
     with beyond_loopback(tmp_path, "mini", "--insecure") as mini:
-        mini.sees("--insecure: whoever reaches tcp://.* can use this worker")
+        mini.sees("--insecure: any host that reaches tcp://.* can use this worker")
         with LLM(layout(mini, with_keys=False)) as llm:
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
         there = layout(mini, with_keys=False)

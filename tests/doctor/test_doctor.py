@@ -16,9 +16,9 @@ from splitinfer.core.metrics.clocks import ClockReading
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.doctor.advice import Hidden
 from splitinfer.doctor.hidden_states import codecs_of, hidden_of
-from splitinfer.doctor.links import LinkSeen, Looked, WorkerSeen
+from splitinfer.doctor.links import LinkSeen, SurveyResult, WorkerSeen
 from splitinfer.doctor.report import LayoutReport, as_document
-from splitinfer.doctor.run import look, look_at_layout, run_doctor
+from splitinfer.doctor.run import inspect, run_doctor, survey_layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
@@ -109,10 +109,10 @@ def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
                 "splitinfer.engine.coordinator.worker_group.address_for_others", lambda _: "tcp://127.0.0.1:9"
             )
             patch.setattr("splitinfer.engine.coordinator.worker_group._REPLY_SECONDS", 30.0)
-            looked = look_at_layout(found, 5, lambda _: None).looked
-    assert [link.figures is not None for link in looked.links] == [True, False, True]
-    assert "tcp://127.0.0.1:9" in looked.links[1].problem
-    assert not looked.is_whole
+            result = survey_layout(found, 5, lambda _: None).result
+    assert [link.figures is not None for link in result.links] == [True, False, True]
+    assert "tcp://127.0.0.1:9" in result.links[1].problem
+    assert not result.is_whole
 
 
 def test_another_version_is_one_sentence() -> None:
@@ -121,18 +121,18 @@ def test_another_version_is_one_sentence() -> None:
         patch.setattr(acceptor, "own_versions", lambda: older)
         with stages.worker("inproc") as there:
             layout = Layout.from_dict(stages.layout("demo", [6, 6], [there]))
-            looked = look_at_layout(layout, 5, lambda _: None).looked
-    (seen,) = looked.workers
+            result = survey_layout(layout, 5, lambda _: None).result
+    (seen,) = result.workers
     assert "the worker runs another version (protocol" in seen.problem
-    assert looked.links[0].problem == seen.problem
+    assert result.links[0].problem == seen.problem
 
 
 def test_figures_are_those_of_the_wire(tmp_path: Path) -> None:
     wire = LinkProfile(latency=0.02, bytes_per_second=1e6)
     with stages.worker("inproc") as first, stages.worker("inproc") as second, installed(wire):
         layout = Layout.from_dict(stages.layout("no such model", [1, 1, 1], [first, second]))
-        report = look_at_layout(layout, 5, lambda _: None)
-    for link in report.looked.links:
+        report = survey_layout(layout, 5, lambda _: None)
+    for link in report.result.links:
         assert link.figures is not None
         assert 0.02 <= link.figures.latency_p50 < 0.03
         assert 0.7e6 < link.figures.down < 1.3e6
@@ -153,9 +153,9 @@ def test_links_over_rdma_and_what_takes_its_place(tmp_path: Path) -> None:
             {"name": "w1", "layers": 1, "address": first.address, "transport": "rdma", "backend": "ring"},
             {"name": "w2", "layers": 1, "address": second.address, "transport": "auto"},
         ]
-        report = look_at_layout(Layout.from_dict({"stages": stage_list}), 20, lambda _: None)
-    assert report.looked.is_whole, report.looked
-    down, between, back = report.looked.links
+        report = survey_layout(Layout.from_dict({"stages": stage_list}), 20, lambda _: None)
+    assert report.result.is_whole, report.result
+    down, between, back = report.result.links
     assert (down.transport, down.note) == ("rdma (ring)", "")
     if not mx.distributed.is_available("jaccl"):
         assert (between.transport, back.transport) == ("tcp", "tcp")
@@ -171,13 +171,13 @@ def test_links_with_keys(tmp_path: Path) -> None:
             for name, each in (("w1", mini), ("w2", air))
         ]
         layout = Layout.from_dict({"stages": stage_list})
-        refused = look_at_layout(layout, 2, lambda _: None)
-        assert all("run there: splitinfer pair" in each.problem for each in refused.looked.workers)
+        refused = survey_layout(layout, 2, lambda _: None)
+        assert all("run there: splitinfer pair" in each.problem for each in refused.result.workers)
         for name in ("mini", "air"):
             keyring(tmp_path, name).admit(Keyring().own().public, "studio")
-        report = look_at_layout(layout, 5, lambda _: None)
-        assert report.looked.is_whole, report.looked
-        assert {link.transport for link in report.looked.links} == {"tcp (encrypted)"}
+        report = survey_layout(layout, 5, lambda _: None)
+        assert report.result.is_whole, report.result
+        assert {link.transport for link in report.result.links} == {"tcp (encrypted)"}
 
 
 def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
         there.process.suspend()
         try:
             layout = Layout.from_dict(yaml.safe_load(write(tmp_path, there.address).read_text()))
-            looked = look_at_layout(layout, 1, lambda _: None).looked
+            result = survey_layout(layout, 1, lambda _: None).result
         finally:
             there.process.resume()
-    assert not looked.is_whole
-    assert "w1" in looked.workers[0].problem
+    assert not result.is_whole
+    assert "w1" in result.workers[0].problem
 
 
 def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,10 +207,12 @@ def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) 
 def test_infinite_figures_are_null_in_json() -> None:
     link = LinkSeen("a", "b", "tcp", "hidden states", LinkMeasurement(0.1, 0.2, float("inf"), 1e6))
     seen = WorkerSeen("b", "tcp://b", None, ClockReading(1.0, 0.5), "gone")
-    report = look(None, 1, lambda _: None)
+    report = inspect(None, 1, lambda _: None)
     whole = as_document(
         type(report)(
-            report.machine, report.rdma, LayoutReport("x", Hidden(8, "float32", "y"), Looked((seen,), (link,)), (None,))
+            report.machine,
+            report.rdma,
+            LayoutReport("x", Hidden(8, "float32", "y"), SurveyResult((seen,), (link,)), (None,)),
         )
     )
     again = json.loads(json.dumps(whole, allow_nan=False))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitinfer.doctor.commands import COMMANDS, Said
+from splitinfer.doctor.commands import COMMANDS, Output
 from splitinfer.doctor.rdma import Finding, Seen, State, findings, verdict
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -23,12 +23,12 @@ READY = {
 }
 
 
-def said(name: str) -> Said:
-    return Said((RECORDED / name).read_text(encoding="utf-8"))
+def said(name: str) -> Output:
+    return Output((RECORDED / name).read_text(encoding="utf-8"))
 
 
 def seen(
-    changes: Mapping[str, str | Said] | None = None,
+    changes: Mapping[str, str | Output] | None = None,
     *,
     system: str = "Darwin",
     has_jaccl: bool = True,
@@ -36,7 +36,7 @@ def seen(
 ) -> Seen:
     """A Mac on which all is right, but for ``changes``: other files, or answers."""
     chosen = {**READY, **(changes or {})}
-    answers = {name: each if isinstance(each, Said) else said(each) for name, each in chosen.items()}
+    answers = {name: each if isinstance(each, Output) else said(each) for name, each in chosen.items()}
     return Seen(answers, system, has_jaccl, environment or {})
 
 
@@ -54,7 +54,7 @@ def test_all_is_right():
     assert found["IPv4 address"].text == "en3 192.168.90.1"
 
 
-WRONG: dict[str, tuple[dict[str, str | Said], str, str, str]] = {
+WRONG: dict[str, tuple[dict[str, str | Output], str, str, str]] = {
     "an old macOS": ({"macos": "sw_vers_15.txt"}, "macOS", "15.7.1 is too old", "update macOS"),
     "thunderbolt 4": (
         {"thunderbolt": "thunderbolt_tb4_mac_connected.json"}, "Thunderbolt 5", "make 40 Gb/s", "tcp://",
@@ -66,11 +66,11 @@ WRONG: dict[str, tuple[dict[str, str | Said], str, str, str]] = {
         "Thunderbolt 5 cable",
     ),
     "not enabled": ({"rdma": "rdma_ctl_disabled.txt"}, "rdma_ctl", "not enabled", "Recovery"),
-    "no rdma_ctl": ({"rdma": Said(None, "there is no rdma_ctl here")}, "rdma_ctl", "no rdma_ctl", "update macOS"),
+    "no rdma_ctl": ({"rdma": Output(None, "there is no rdma_ctl here")}, "rdma_ctl", "no rdma_ctl", "update macOS"),
     "no devices": ({"devices": "ibv_devices_none.txt"}, "RDMA devices", "Thunderbolt 4", "rdma_ctl enable"),
     "ports down": ({"states": "ibv_devinfo_down.txt"}, "active port", "rdma_en6 PORT_DOWN", "other Mac too"),
     "no ports listed": (
-        {"states": Said(None, "ibv_devinfo failed: No IB devices found")}, "active port", "lists no port", "rdma_ctl",
+        {"states": Output(None, "ibv_devinfo failed: No IB devices found")}, "active port", "lists no port", "rdma_ctl",
     ),
     "bridged": ({"interfaces": "ifconfig_bridged.txt"}, "Thunderbolt bridge", "holds en2, en3, en4", "bridge0 down"),
     "no address": ({"interfaces": "ifconfig_no_address.txt"}, "IPv4 address", "en3 has no IPv4", "ifconfig en3 inet"),
@@ -99,7 +99,7 @@ def test_nothing_else_is(name: str):
 
 
 def test_a_hanging_devinfo_is_unknown():
-    found = by_name(seen({"states": Said(None, "ibv_devinfo has not answered for 15 s")}))
+    found = by_name(seen({"states": Output(None, "ibv_devinfo has not answered for 15 s")}))
     assert found["active port"].state is State.UNKNOWN
     assert "plug it in again" in found["active port"].remedy
     assert "may work; not known: active port, IPv4 address" in verdict(list(found.values())).text
@@ -109,12 +109,12 @@ def test_a_bridge_without_thunderbolt_ports_is_no_harm():
     text = said("ifconfig_bridged.txt").text or ""
     only_ethernet = text.replace("member: en2", "member: en0").replace("member: en3", "member: en1")
     only_ethernet = only_ethernet.replace("member: en4", "member: en0")
-    assert by_name(seen({"interfaces": Said(only_ethernet)}))["Thunderbolt bridge"].state is State.OK
+    assert by_name(seen({"interfaces": Output(only_ethernet)}))["Thunderbolt bridge"].state is State.OK
 
 
 def test_a_bridge_is_found_when_nobody_says_what_its_ports_are():
-    changes: dict[str, str | Said] = {
-        "interfaces": "ifconfig_bridged.txt", "hardware_ports": Said(None, "networksetup failed")
+    changes: dict[str, str | Output] = {
+        "interfaces": "ifconfig_bridged.txt", "hardware_ports": Output(None, "networksetup failed")
     }  # fmt: skip
     assert by_name(seen(changes))["Thunderbolt bridge"].state is State.MISSING
 
@@ -133,7 +133,7 @@ def test_elsewhere_than_on_a_mac():
 
 
 def test_nothing_can_be_asked():
-    found = findings(seen(dict.fromkeys(COMMANDS, Said(None, "it does not want to"))))
+    found = findings(seen(dict.fromkeys(COMMANDS, Output(None, "it does not want to"))))
     judged = {each.state for each in found if "MLX" not in each.about}
     assert judged == {State.UNKNOWN}
     assert all(each.text == "it does not want to" for each in found if each.state is State.UNKNOWN)
@@ -144,7 +144,7 @@ def test_nothing_can_be_asked():
     st.fixed_dictionaries({name: st.text(max_size=60) | st.sampled_from(sorted(READY.values())) for name in COMMANDS})
 )
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
-    mixed = {name: said(text) if text in READY.values() else Said(text) for name, text in answers.items()}
+    mixed = {name: said(text) if text in READY.values() else Output(text) for name, text in answers.items()}
     found = findings(Seen(mixed, "Darwin", True, {}))
     assert len(found) == 10
     assert all(each.text for each in found)

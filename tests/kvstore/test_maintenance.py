@@ -215,7 +215,7 @@ def test_ls_writes_names_as_they_are(path: Path):
 
 
 def test_an_empty_folder_is_said_to_be_empty(path: Path):
-    assert command("ls", "--kv-dir", path) == f"no KV is kept in {path}"
+    assert command("ls", "--kv-dir", path) == f"no KV is stored in {path}"
     assert command("rm", "--all", "--kv-dir", path) == "removed 0 files, 0.0 MB"
     assert command("gc", "--kv-dir", path).startswith("removed 0 damaged files, 0 without those before them")
     assert not path.exists()
@@ -223,7 +223,7 @@ def test_an_empty_folder_is_said_to_be_empty(path: Path):
 
 def test_without_a_folder_it_is_the_one_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert command("ls") == f"no KV is kept in {default_folder()}"
+    assert command("ls") == f"no KV is stored in {default_folder()}"
     fill(default_folder(), [block()])
     assert command("rm", "tiny") == "removed 1 files, 0.0 MB"
 
@@ -249,11 +249,11 @@ def test_rm_of_a_name_in_two_groups_removes_both(path: Path):
 def test_rm_of_another_name_removes_nothing(path: Path, name: str):
     fill(path, chain(3))
     said = command("rm", name, "--kv-dir", path, code=1)
-    assert said == f"no KV of {name} is kept in {path}; `splitinfer cache ls` lists what is".replace("  ", " ")
+    assert said == f"no KV of {name} is stored in {path}; `splitinfer cache ls` lists what is".replace("  ", " ")
     assert look(path)[0].num_blocks == 3
 
 
-@pytest.mark.parametrize(("words", "reason"), [((), "say which model, or --all"), (("tiny", "--all"), "not both")])
+@pytest.mark.parametrize(("words", "reason"), [((), "name a model, or give --all"), (("tiny", "--all"), "not both")])
 def test_rm_wants_to_know_what(path: Path, words: tuple[str, ...], reason: str):
     fill(path, chain(3))
     assert reason in command("rm", *words, "--kv-dir", path, code=2)

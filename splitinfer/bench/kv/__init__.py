@@ -1,1 +1,1 @@
-"""``splitinfer bench --mode kv``: KV in few bits."""
+"""``splitinfer bench --mode kv``: quantised KV."""

@@ -1,8 +1,8 @@
-"""What KV in few bits costs and saves: ``splitinfer bench --mode kv``.
+"""``splitinfer bench --mode kv``: what quantised KV costs and saves.
 
 fidelity   the whole model on a text, its KV exact and in each format: KL, top-1, perplexity (``bench.shared.fidelity``)
 memory     bytes of KV for each token
-speed      decoding behind a prompt, on the layout's stages, in turns
+speed      decoding after a prompt, on the layout's stages, in turns
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 
 _TEXTS, _LENGTH = 12, 400  # passages, and tokens of each
-_OPENING = 64  # tokens, at most, before a text of the model's own
+_OPENING = 64  # tokens, at most, of the prompt for a text that the model generates
 
 
 @dataclass(frozen=True, slots=True)
 class KVOptions:
-    """What the command line asked for. ``text``: to read; ``None``: the model's own answers."""
+    """The command line's options. ``text``: to read; ``None``: text that the model generates."""
 
     layout: str
     model: str | None
@@ -48,10 +48,10 @@ class KVOptions:
 
 
 def measure_kv(options: KVOptions) -> int:
-    """Measure, then print tables and, as the last line, the document; the exit code.
+    """Measure, print tables and, as the last line, the document; return the exit code.
 
     Raises:
-        SplitinferError: one sentence on what cannot be measured, and why.
+        SplitinferError: something cannot be measured.
     """
     check_text(options.text)
     found = _measure(options)
@@ -71,7 +71,7 @@ def _measure(options: KVOptions) -> dict[str, Any]:
         llms = {}
         for name in (EXACT, *FORMATS):
             llms[name] = stack.enter_context(_open(options, name))
-            machine.pin_stages(llms[name].layout.stages, None, processors)  # the workers that came last
+            machine.pin_stages(llms[name].layout.stages, None, processors)  # the workers that were started last
         texts = own_or_read(llms[EXACT], options.text, _TEXTS, _LENGTH, options.seed)
         sizes = {name: _bytes_per_token(llm) for name, llm in llms.items()}
         stages = llms[EXACT].layout.stages
@@ -113,7 +113,7 @@ def _bytes_per_token(llm: LLM) -> int:
 
 
 def _speeds(options: KVOptions, llms: Mapping[str, LLM], checkpoint: Checkpoint) -> dict[str, list[float]]:
-    """Tokens a second behind the prompt, format by format in turns."""
+    """Tokens a second after the prompt, by format; formats take turns."""
     found: dict[str, list[float]] = {name: [] for name in llms}
     for trial in range(options.trials):
         errors.print(f"decoding, {trial + 1} of {options.trials}", soft_wrap=True)

@@ -1,1 +1,1 @@
-"""``splitinfer bench --mode link``: links beside the sockets that carry them."""
+"""``splitinfer bench --mode link``: links, beside the bare sockets below them."""

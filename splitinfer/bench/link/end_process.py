@@ -5,10 +5,9 @@ out.
     {"connect": ..., "key": ..., "checksum": true}                    -> {}
     {"ping": 4096, "rounds": 1000}                                    -> {"seconds": [...]}
 
-Who listens sends everything back from then on.
-The address ``bare`` stands for ZeroMQ without anything of ours: a DEALER that connects, a ROUTER that listens, no
-framing, no checksums, no heartbeats, no thread between the socket and whoever waits. What cannot be done is said as
-{"error": ...}.
+The listening end echoes every frame from then on. The address ``bare`` stands for ZeroMQ without this package: a DEALER
+that connects, a ROUTER that listens, no framing, no checksums, no heartbeats, and no thread between the socket and its
+reader. A failed command is answered with {"error": ...}.
 """
 
 import random
@@ -21,32 +20,32 @@ from typing import Any
 
 import zmq
 
-from splitinfer.bench.shared.child_process import commands, own_output
+from splitinfer.bench.shared.child_process import own_output, serve_commands
 from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect, listen
 
 BARE = "bare"
 _SECONDS = 20.0  # to connect, and for one answer
-_SWITCH = 0.0005  # as a worker has it
-Round = Callable[[memoryview], None]  # there and back
+_SWITCH = 0.0005  # seconds, as in a worker
+Round = Callable[[memoryview], None]  # one round trip
 
 
 def main() -> None:
-    """Obey until standard input ends."""
+    """Serve commands until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
     sys.setswitchinterval(_SWITCH)
     end = End()
-    commands(own_output(), end.obey)
+    serve_commands(own_output(), end.handle)
 
 
 class End:
-    """What this process has been told to be."""
+    """The end of a link that this process is told to be."""
 
     def __init__(self) -> None:
         self._round: Round | None = None
-        self._kept: list[Any] = []  # what must not go before this process does
+        self._open: list[Any] = []  # must live as long as this process
 
-    def obey(self, options: dict[str, Any]) -> dict[str, Any]:
-        """One order, and what comes of it."""
+    def handle(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Carry out one command and return its answer."""
         try:
             if "listen" in options:
                 return self._listen(str(options["listen"]), curve=bool(options["curve"]), checksum=options["checksum"])
@@ -64,7 +63,7 @@ class End:
         security = None if pair is None else Security(pair, None, lambda _: True)
         options = LinkOptions(checksum_parts=checksum, security=security)
         listener = listen(address, options=options)
-        self._kept.append(listener)
+        self._open.append(listener)
 
         def echo() -> None:
             with listener.accept(_SECONDS) as link:
@@ -102,13 +101,13 @@ class End:
         security = None if key is None else Security(KeyPair.make(), key)
         options = LinkOptions(checksum_parts=checksum, security=security)
         link = connect(address, timeout=_SECONDS, options=options)
-        self._kept.append(link)
+        self._open.append(link)
 
         def round_trip(payload: memoryview) -> None:
             link.send(Frame(b"ping", (payload,)))
             frame = link.recv(_SECONDS)
             if sum(memoryview(part).nbytes for part in frame.parts) != payload.nbytes:
-                raise RuntimeError("something else came back")
+                raise RuntimeError("the echo differs from what was sent")
 
         return round_trip
 
@@ -121,13 +120,13 @@ class End:
         def round_trip(payload: memoryview) -> None:
             socket.send_multipart([b"ping", payload], copy=False)
             if len(socket.recv_multipart(copy=False)[1].buffer) != payload.nbytes:
-                raise RuntimeError("something else came back")
+                raise RuntimeError("the echo differs from what was sent")
 
         return round_trip
 
     def _ping(self, num_bytes: int, rounds: int) -> list[float]:
         if self._round is None:
-            raise ValueError("there is nobody to ping")
+            raise ValueError("there is no link to ping")
         payload = memoryview(random.Random(num_bytes).randbytes(num_bytes))
         found = []
         for _ in range(rounds):

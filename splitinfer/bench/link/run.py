@@ -1,8 +1,8 @@
-"""What our links cost over what carries them: ``splitinfer bench --mode link``.
+"""``splitinfer bench --mode link``: what links cost over the sockets below them.
 
-Two processes for each kind of link, on this machine: round trips of 4 KB, as a generated token's, and of 4 MB, as a
-prompt's chunk's, beside the same over ZeroMQ with nothing of ours around it. All pairs are connected from the start;
-trial by trial they take turns, so ratios are of the same moments. An idle pair says what heartbeats cost.
+Two processes on this machine for each kind of link exchange round trips of 4 KB, the size of a generated token, and of
+4 MB, the size of a prompt's chunk, beside the same over bare ZeroMQ. All pairs are connected from the start and take
+turns trial by trial, so ratios are of the same moments. An idle pair shows what heartbeats cost.
 """
 
 import math
@@ -25,8 +25,8 @@ from splitinfer.errors import ModelError, PeerError
 from transports import known
 
 SIZES = {"4 KB": (4096, 1000), "4 MB": (4 * 2**20, 40)}  # bytes, and rounds in a trial
-MOST_ROUND, LEAST_BANDWIDTH = 1.6, 0.7  # wanted of tcp, 4 KB and 4 MB, beside the bare one
-_COLD = 0.1  # of a trial's rounds are not counted
+MOST_ROUND, LEAST_BANDWIDTH = 1.6, 0.7  # goals for tcp, 4 KB and 4 MB, relative to bare ZeroMQ
+_COLD = 0.1  # share of a trial's rounds, the first ones, that is not counted
 _IDLE_SECONDS = 10.0
 _END = "splitinfer.bench.link.end_process"
 
@@ -43,7 +43,7 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class LinkBenchOptions:
-    """What the command line asked for."""
+    """The command line's options."""
 
     as_json: bool
     trials: int
@@ -53,7 +53,7 @@ class Pair:
     """Two processes and the link between them.
 
     Raises:
-        PeerError: there is none between these; why.
+        PeerError: there can be no link of this kind here.
     """
 
     def __init__(self, kind: Kind, processors: Sequence[int]) -> None:
@@ -70,23 +70,23 @@ class Pair:
             raise
 
     def round_trips(self, num_bytes: int, rounds: int) -> list[float]:
-        """Seconds of each, those of the beginning left out."""
+        """Seconds of each round trip, the cold ones left out."""
         found = self._ask(self._ends[0], {"ping": num_bytes, "rounds": rounds})["seconds"]
         return list(found[math.ceil(rounds * _COLD) :])
 
     def processor_seconds(self) -> float:
-        """What one of the two has taken so far."""
+        """Processor seconds of one end so far, on average."""
         return sum(sum(psutil.Process(end.pid).cpu_times()[:2]) for end in self._ends) / len(self._ends)
 
     def close(self) -> None:
-        """End both."""
+        """End both processes."""
         for end in self._ends:
             end.close()
 
     def _ask(self, end: ChildProcess, options: Mapping[str, Any]) -> dict[str, Any]:
-        end.tell(options)
+        end.send(options)
         try:
-            answer = end.hear()
+            answer = end.receive()
         except ModelError as error:
             raise PeerError(f"{self.kind.name}: {error}") from error
         if "error" in answer:
@@ -95,7 +95,7 @@ class Pair:
 
 
 def kinds() -> list[Kind]:
-    """The bare one first, then all of ours that this program has."""
+    """Bare ZeroMQ first, then all kinds of link that this installation has."""
     found = [
         Kind("bare ZeroMQ", BARE),
         Kind("tcp", "tcp://127.0.0.1:0"),
@@ -108,7 +108,7 @@ def kinds() -> list[Kind]:
 
 
 def measure_links(options: LinkBenchOptions) -> int:
-    """Measure, then print a table and, as the last line, the document; the exit code.
+    """Measure, print a table and, as the last line, the document; return the exit code.
 
     Raises:
         PeerError: ZeroMQ itself, or tcp, cannot be measured here.
@@ -146,7 +146,7 @@ def _measure(options: LinkBenchOptions) -> dict[str, Any]:
 
 
 def _idle_shares(pairs: Sequence[Pair]) -> dict[str, float]:
-    """Of a processor, taken by each end while nothing is said; all at once, in ticks of a hundredth of a second."""
+    """The share of a processor that each end takes while idle; all at once, in ticks of a hundredth of a second."""
     errors.print(f"idle for {_IDLE_SECONDS:g} s", soft_wrap=True)
     began, before = time.monotonic(), [pair.processor_seconds() for pair in pairs]
     time.sleep(_IDLE_SECONDS)
@@ -158,7 +158,7 @@ def _idle_shares(pairs: Sequence[Pair]) -> dict[str, float]:
 
 @contextmanager
 def _pairs(wanted: Sequence[Kind]) -> Iterator[tuple[list[Pair], dict[str, str]]]:
-    """All that there can be, and why there are not the others. The first two are needed."""
+    """The pairs that can be connected, and by name why the others cannot. The first two are required."""
     processors, made, left_out = machine.free_processors(), list[Pair](), dict[str, str]()
     try:
         for i, kind in enumerate(wanted):
@@ -175,7 +175,7 @@ def _pairs(wanted: Sequence[Kind]) -> Iterator[tuple[list[Pair], dict[str, str]]
 
 
 def _figures(trials: Sequence[Sequence[float]], bare: Sequence[Sequence[float]], num_bytes: int) -> dict[str, Any]:
-    """Of round trips, in order of size, trial by trial."""
+    """Figures of round trips: for each trial, their seconds in ascending order."""
     p50, p99, bare_p50 = (_at(trials, 0.5), _at(trials, 0.99), _at(bare, 0.5))
     return {
         "p50": asdict(summarize(p50)),

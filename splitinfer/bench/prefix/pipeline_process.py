@@ -1,8 +1,8 @@
-"""One life of a pipeline, from start to end of all its processes: ``python -m
+"""One run of a pipeline, from start to end of all its processes: ``python -m
 splitinfer.bench.prefix.pipeline_process``.
 
-One JSON line in, one out. The first order says what to open, each further one is a task; the end of standard input
-ends the pipeline.
+One JSON line in, one out. The first line says what to open, each further one is a task; the end of standard input ends
+the pipeline.
 
     {"layout": ..., "model": ..., "kv_dir": ..., "context": ..., "token_budget": ...} -> {"pinned": ...}
     {"prompts": [[...], ...], "max_tokens": 8}
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from splitinfer.bench.shared import machine
-from splitinfer.bench.shared.child_process import commands, own_output
+from splitinfer.bench.shared.child_process import own_output, serve_commands
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.llm import LLM, Settings
 
 
 def main() -> None:
-    """Obey until standard input ends."""
+    """Serve tasks until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
     answers = own_output()
     options = json.loads(sys.stdin.readline())
@@ -41,11 +41,11 @@ def main() -> None:
         machine.pin_all(here, pinned)
         answers.write(json.dumps({"pinned": pinned}) + "\n")
         answers.flush()
-        commands(answers, lambda task: run(llm, task))
+        serve_commands(answers, lambda task: run(llm, task))
 
 
 def run(llm: LLM, task: Mapping[str, Any]) -> dict[str, Any]:
-    """Many greedy answers at once."""
+    """Generate greedy answers to all prompts of a task at once."""
     params = SamplingParams(max_tokens=task["max_tokens"], ignore_eos=True)
     outs = llm.generate(task["prompts"], params)
     return {

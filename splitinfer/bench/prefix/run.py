@@ -1,10 +1,10 @@
-"""What kept KV is worth, and what keeping it costs: ``splitinfer bench --mode kept``.
+"""``splitinfer bench --mode prefix``: what the prefix cache is worth, and what storing its blocks costs.
 
     second turn    a conversation of so many tokens, answered, and 32 tokens more: the time to the first token, beside
-                   that of a prompt of the same length which nobody has seen
-    after restart  the same in a second life of all processes, which finds the KV on disk; where the system can, its
-                   files are put out of the page cache first
-    one prompt     32 requests at once that begin with the same tokens: how many tokens were computed for them
+                   that of a new prompt of the same length
+    after restart  the same in a second run of all processes, which finds the KV on disk; where the system can, its
+                   files are evicted from the page cache first
+    one prompt     32 requests at once with a common prefix: how many tokens were computed for them
     writing        tokens per second of a pipeline that writes its KV behind, beside one that does not
 
 Everything is measured in this run, trial by trial in turns; ratios are of one trial.
@@ -34,8 +34,8 @@ from splitinfer.models.hub import open_model
 
 NEW_TOKENS = 32  # of the second turn
 _ANSWER = 8  # tokens of each turn's answer
-_SHARING = 32  # requests that begin alike
-_SYSTEM, _OWN = 1024, 16  # tokens that they share, and of each of them
+_SHARING = 32  # requests with a common prefix
+_SYSTEM, _OWN = 1024, 16  # tokens of the common prefix, and of each request after it
 _STREAM_PROMPT, _STREAM = 120, 160  # tokens of the single stream: it completes a block
 _STREAMS = 8  # for each stage
 _STREAM_TOKENS = 96
@@ -43,7 +43,7 @@ _STREAM_TOKENS = 96
 
 @dataclass(frozen=True, slots=True)
 class PrefixOptions:
-    """What the command line asked for."""
+    """The command line's options."""
 
     layout: str
     model: str | None
@@ -55,10 +55,10 @@ class PrefixOptions:
 
 
 def measure_prefix(options: PrefixOptions) -> int:
-    """Measure, then print a table and, as the last line, the document; the exit code.
+    """Measure, print a table and, as the last line, the document; return the exit code.
 
     Raises:
-        SplitinferError: one sentence on what cannot be measured, and why.
+        SplitinferError: something cannot be measured.
     """
     if options.prompt_tokens <= _ANSWER:
         raise ConfigError(f"--prompt-tokens must be at least {_ANSWER + 1}: a conversation and its answer")
@@ -75,34 +75,34 @@ class _PipelineProcess:
     def __init__(self, options: PrefixOptions, kv_dir: Path | None) -> None:
         self._child = ChildProcess("splitinfer.bench.prefix.pipeline_process")
         longest = max(options.prompt_tokens + 2 * _ANSWER + NEW_TOKENS, 1024 + 64, 512) + 256
-        self._child.tell({
+        self._child.send({
             "layout": options.layout, "model": options.model, "kv_dir": None if kv_dir is None else str(kv_dir),
             "context": longest, "token_budget": options.token_budget,
         })  # fmt: skip
-        self.pinned = self._child.hear()["pinned"]
+        self.pinned = self._child.receive()["pinned"]
 
     def ask(self, prompts: Sequence[Sequence[int]], max_tokens: int = _ANSWER) -> dict[str, Any]:
-        """Answers to some prompts."""
-        self._child.tell({"prompts": prompts, "max_tokens": max_tokens})
-        return self._child.hear()
+        """Generate answers to some prompts at once."""
+        self._child.send({"prompts": prompts, "max_tokens": max_tokens})
+        return self._child.receive()
 
     def ttft(self, prompt: Sequence[int]) -> tuple[float, dict[str, Any]]:
-        """Seconds to the first token of one prompt, and all about its answer."""
+        """Seconds to the first token after one prompt, and the whole answer."""
         answer = self.ask([prompt])
         return answer["token_times"][0][0], answer
 
     def close(self) -> None:
-        """End them all."""
+        """End all its processes."""
         self._child.close()
 
 
 @contextmanager
-def _life(options: PrefixOptions, kv_dir: Path | None) -> Iterator[_PipelineProcess]:
-    life = _PipelineProcess(options, kv_dir)
+def _pipeline(options: PrefixOptions, kv_dir: Path | None) -> Iterator[_PipelineProcess]:
+    pipeline = _PipelineProcess(options, kv_dir)
     try:
-        yield life
+        yield pipeline
     finally:
-        life.close()
+        pipeline.close()
 
 
 def _measure(options: PrefixOptions) -> dict[str, Any]:
@@ -110,22 +110,22 @@ def _measure(options: PrefixOptions) -> dict[str, Any]:
     vocab = _vocabulary(options)
     with cleanup.temporary_folder("splitinfer-bench-kv-") as folder:
         path = Path(folder)
-        with _life(options, path) as writing, _life(options, None) as silent:
+        with _pipeline(options, path) as writing, _pipeline(options, None) as silent:
             _warm_up(writing, silent, vocab)
-            first = [_first_life(writing, options, trial, vocab) for trial in range(options.trials)]
+            first = [_first_run(writing, options, trial, vocab) for trial in range(options.trials)]
             shared = _one_prompt(writing, vocab, options.seed)
             cost = [_writing(writing, silent, trial, vocab, options.seed) for trial in range(options.trials)]
             pinned = writing.pinned
-        was_dropped = _out_of_the_page_cache(path)
-        kept_bytes = sum(file.stat().st_size for file in path.rglob("*.kv"))
-        with _life(options, path) as again:
+        was_dropped = _evict_from_page_cache(path)
+        stored_bytes = sum(file.stat().st_size for file in path.rglob("*.kv"))
+        with _pipeline(options, path) as again:
             again.ask([made_up(f"{options.seed} again", 64, vocab)])
-            second = [_second_life(again, options, trial, vocab, each.turn) for trial, each in enumerate(first)]
+            second = [_second_run(again, options, trial, vocab, each.turn) for trial, each in enumerate(first)]
     return {
         "measured_on": {**on, "pinned": pinned, "files_were_out_of_the_page_cache": was_dropped},
         "prompt_tokens": options.prompt_tokens,
         "new_tokens": NEW_TOKENS,
-        "kept_bytes": kept_bytes,
+        "kept_bytes": stored_bytes,
         "cold_ttft": asdict(summarize([each.cold for each in first])),
         "second_turn_ttft": asdict(summarize([each.warm for each in first])),
         "second_turn_to_cold": asdict(ratios([each.warm for each in first], [each.cold for each in first])),
@@ -143,8 +143,8 @@ def _measure(options: PrefixOptions) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Seconds to the first token: of a prompt nobody has seen, and of a second turn; its tokens, and how many of them
-    were not computed."""
+    """Seconds to the first token of a new prompt (``cold``) and of a second turn (``warm``); the turn's tokens, and how
+    many of them were found in the cache."""
 
     cold: float
     warm: float
@@ -152,37 +152,37 @@ class _Turns:
     cached: int
 
 
-def _first_life(life: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int) -> _Turns:
-    """A conversation that was had, and goes on; a prompt of the same length that nobody has seen."""
-    said = made_up(f"{options.seed} {trial} first", options.prompt_tokens - _ANSWER, vocab)
-    answer = life.ask([said])["token_ids"][0]
-    turn = [*said, *answer, *made_up(f"{options.seed} {trial} more", NEW_TOKENS, vocab)]
-    warm, about = life.ttft(turn)
-    cold, _ = life.ttft(made_up(f"{options.seed} {trial} cold", len(turn), vocab))
-    _tell(f"trial {trial + 1}: cold {cold:.3g} s, second turn {warm:.3g} s")
+def _first_run(pipeline: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int) -> _Turns:
+    """The second turn of a conversation, and a new prompt of the same length."""
+    opening = made_up(f"{options.seed} {trial} first", options.prompt_tokens - _ANSWER, vocab)
+    answer = pipeline.ask([opening])["token_ids"][0]
+    turn = [*opening, *answer, *made_up(f"{options.seed} {trial} more", NEW_TOKENS, vocab)]
+    warm, about = pipeline.ttft(turn)
+    cold, _ = pipeline.ttft(made_up(f"{options.seed} {trial} cold", len(turn), vocab))
+    _notify(f"trial {trial + 1}: cold {cold:.3g} s, second turn {warm:.3g} s")
     return _Turns(cold, warm, turn, about["cached"][0])
 
 
-def _second_life(
-    life: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int, first_turn: list[int]
+def _second_run(
+    pipeline: _PipelineProcess, options: PrefixOptions, trial: int, vocab: int, first_turn: list[int]
 ) -> _Turns:
-    """The same conversation goes on in another way than before, after a restart."""
+    """Another second turn of the same conversation, after a restart, and a new prompt of the same length."""
     turn = [*first_turn[:-NEW_TOKENS], *made_up(f"{options.seed} {trial} other", NEW_TOKENS, vocab)]
-    warm, about = life.ttft(turn)
-    cold, _ = life.ttft(made_up(f"{options.seed} {trial} cold again", len(turn), vocab))
-    _tell(f"trial {trial + 1}: cold {cold:.3g} s, second turn after a restart {warm:.3g} s")
+    warm, about = pipeline.ttft(turn)
+    cold, _ = pipeline.ttft(made_up(f"{options.seed} {trial} cold again", len(turn), vocab))
+    _notify(f"trial {trial + 1}: cold {cold:.3g} s, second turn after a restart {warm:.3g} s")
     return _Turns(cold, warm, turn, about["cached"][0])
 
 
-def _one_prompt(life: _PipelineProcess, vocab: int, seed: int) -> dict[str, Any]:
-    """Many who begin alike, all at once."""
+def _one_prompt(pipeline: _PipelineProcess, vocab: int, seed: int) -> dict[str, Any]:
+    """Requests with a common prefix, all at once: how many tokens were computed."""
     system = made_up(f"{seed} system", _SYSTEM, vocab)
     prompts = [[*system, *made_up(f"{seed} own {i}", _OWN, vocab)] for i in range(_SHARING)]
-    before = life.ask([made_up(f"{seed} before", 16, vocab)], 1)["stats"]
-    answers = life.ask(prompts, 1)
+    before = pipeline.ask([made_up(f"{seed} before", 16, vocab)], 1)["stats"]
+    answers = pipeline.ask(prompts, 1)
     distinct = len(system) + _SHARING * _OWN
     computed = answers["stats"]["computed_tokens"] - before["computed_tokens"]
-    _tell(f"{_SHARING} requests on one prompt: {computed} tokens computed, {distinct} distinct")
+    _notify(f"{_SHARING} requests on one prompt: {computed} tokens computed, {distinct} distinct")
     figures = {
         name: [
             a.get(name, 0) - b.get(name, 0) for a, b in zip(answers["stats"]["stages"], before["stages"], strict=True)
@@ -203,9 +203,9 @@ def _writing(
     found: dict[str, tuple[float, float]] = {}
     for name, prompts, max_tokens in (("one stream", one, _STREAM), (f"{count} streams", many, _STREAM_TOKENS)):
         options = (writing, silent) if trial % 2 else (silent, writing)
-        rates = {life: _rate(life.ask(prompts, max_tokens)) for life in options}
+        rates = {pipeline: _rate(pipeline.ask(prompts, max_tokens)) for pipeline in options}
         found[name] = rates[writing], rates[silent]
-        _tell(f"trial {trial + 1}: {name}: {rates[writing]:.4g} tokens/s writing, {rates[silent]:.4g} silent")
+        _notify(f"trial {trial + 1}: {name}: {rates[writing]:.4g} tokens/s writing, {rates[silent]:.4g} silent")
     return found
 
 
@@ -216,12 +216,12 @@ def _rate(answer: Mapping[str, Any]) -> float:
 
 
 def _warm_up(writing: _PipelineProcess, silent: _PipelineProcess, vocab: int) -> None:
-    for life in (writing, silent):
-        life.ask([made_up(f"warm up {i}", 300, vocab) for i in range(4)], 8)
+    for pipeline in (writing, silent):
+        pipeline.ask([made_up(f"warm up {i}", 300, vocab) for i in range(4)], 8)
 
 
-def _out_of_the_page_cache(path: Path) -> bool:
-    """Have the system forget the files' contents; whether it can be told to."""
+def _evict_from_page_cache(path: Path) -> bool:
+    """Evict the files' contents from the system's page cache; false where the system has no way to do it."""
     if not hasattr(os, "posix_fadvise"):
         return False
     for file in path.rglob("*.kv"):
@@ -238,12 +238,12 @@ def _vocabulary(options: PrefixOptions) -> int:
     return open_model(options.model or str(find_layout(options.layout).model)).vocab_size or 2
 
 
-def _tell(text: str) -> None:
+def _notify(text: str) -> None:
     errors.print(text, soft_wrap=True)
 
 
 def _table(found: Mapping[str, Any]) -> Table:
-    table = Table("", "seconds to the first token", "of a cold one", title="Kept KV", title_justify="left")
+    table = Table("", "seconds to the first token", "of a cold one", title="Prefix cache", title_justify="left")
     length = found["prompt_tokens"] + NEW_TOKENS
     table.add_row(f"cold, {length:,} tokens", _cell(found["cold_ttft"]), "")
     table.add_row("second turn", _cell(found["second_turn_ttft"]), _cell(found["second_turn_to_cold"]))

@@ -1,1 +1,1 @@
-"""``splitinfer bench --mode serve``: policies and objectives, while requests come."""
+"""``splitinfer bench --mode serve``: policies and objectives, while requests arrive."""

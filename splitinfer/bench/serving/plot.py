@@ -1,4 +1,4 @@
-"""Serving as a picture: what a long prompt does to those who decode, and what the dial does to both."""
+"""Plots a serving benchmark: what a long prompt does to decoding streams, and what ``prefill_share`` does to both."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def plot_serving(found: Mapping[str, Any], path: Path) -> None:
-    """Write the picture; its format is that of the path's suffix."""
+    """Write the plot, in the format of the path's suffix."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 5.2), layout="constrained")

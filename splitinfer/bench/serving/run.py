@@ -1,12 +1,12 @@
-"""Serving under an objective: ``splitinfer bench --mode serve``.
+"""``splitinfer bench --mode serve``: serving under an objective.
 
-    no stall    streams decode, then a long prompt comes in: how long do they wait for their next token, and the prompt
+    stall       streams decode, then a long prompt arrives: how long do they wait for their next token, and the prompt
                 for its first? The objective is three times their usual gap.
-    arrivals    requests with recorded lengths come by chance, the same ones for every policy and for mlx-lm
-    the dial    the same requests at five values of prefill_share
-    simulated   each of the above once more in virtual time, with what the steps have cost here
+    arrivals    requests with recorded lengths arrive at random, the same ones for every policy and for mlx-lm
+    dial        the same requests at five values of ``prefill_share``
+    simulated   arrivals and dial once more in virtual time, with the step costs of this run
 
-Everything is measured in this run on one pipeline, whose dials are turned in between.
+Everything is measured in this run on one pipeline, whose serving options are changed in between.
 """
 
 import statistics
@@ -21,6 +21,7 @@ from splitinfer.bench.serving.plot import plot_serving
 from splitinfer.bench.serving.servers import BatchServer, Job, LiveServer, Server, jobs_of
 from splitinfer.bench.serving.tables import serve_tables
 from splitinfer.bench.shared import machine
+from splitinfer.bench.shared.deprecated_keys import DEPRECATED, with_old_keys
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm, plain_mlx_lm, vocabulary
 from splitinfer.bench.shared.workload import made_up
@@ -47,7 +48,7 @@ DIAL = (0.1, 0.2, 0.4, 0.7, 1.0)
 BATCH_GENERATOR = "mlx-lm BatchGenerator"
 _WARM_UP = 40  # tokens of each stream
 _PROMPT = 32  # tokens of a stream's prompt
-_BEFORE = 40  # gaps before the long prompt comes
+_BEFORE = 40  # gaps before the long prompt arrives
 _LONGEST_STREAM = 4096  # tokens
 _LOAD = 0.7  # of what the stages can finish, where no rate is given
 _AT_ONCE = 1e6  # requests a second
@@ -56,7 +57,7 @@ _WIDTH = 150
 
 @dataclass(frozen=True, slots=True)
 class ServingBenchOptions:
-    """What the command line asked for. ``rate``: requests a second; ``None``: as many as suit the machine."""
+    """The command line's options. ``rate``: requests a second; ``None``: as many as suit the machine."""
 
     layout: str
     model: str | None
@@ -77,10 +78,10 @@ class ServingBenchOptions:
 
 
 def measure_serve(options: ServingBenchOptions) -> int:
-    """Measure, then print tables and, as the last line, the document; the exit code.
+    """Measure, print tables and, as the last line, the document; return the exit code.
 
     Raises:
-        SplitinferError: one sentence on what cannot be measured, and why.
+        SplitinferError: something cannot be measured.
     """
     if options.plot is not None:
         check_plot(options.plot)
@@ -116,6 +117,7 @@ def _measure(options: ServingBenchOptions) -> dict[str, Any]:
         pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
         bench = _Bench(options, llm, plain, vocabulary(llm, checkpoint), lengths, context)
         return {
+            "deprecated": DEPRECATED,
             "measured_on": {**on, "pinned": pinned},
             "layout": {"name": llm.layout.name, "layers": [stage.num_layers for stage in llm.layout.stages]},
             "token_budget": llm.stats()["token_budget"],
@@ -133,13 +135,12 @@ class _Bench:
     context: int
 
     def measure(self) -> dict[str, Any]:
-        """Everything, one after the other."""
+        """Measure everything; the document without the parts that describe the machine and the layout."""
         errors.print("warming up", soft_wrap=True)
         self._learn()
         stalls = [self._stall(trial) for trial in range(self.options.trials)]
-        rig = self.machine()
         gap = statistics.median(each["usual_gap"] for each in stalls)
-        rate = self.options.rate or _LOAD * self._most(rig)
+        rate = self.options.rate or _LOAD * self._max_rate()
         arrivals = poisson(self.lengths, self.options.requests, rate, self.options.seed)
         points = [
             self._point(name, serving_options, arrivals, SLO * gap)
@@ -158,10 +159,10 @@ class _Bench:
             "machine": self.machine().as_dict(),
         }
 
-    # -- who serves ----------------------------------------------------------------------------
+    # -- systems -------------------------------------------------------------------------------
 
     def _systems(self, gap: float) -> dict[str, dict[str, Any] | None]:
-        """Each one's dials; ``None``: mlx-lm."""
+        """The serving options of each system; ``None``: mlx-lm."""
         plain = {name.value: {"policy": name.value} for name in PolicyName}
         slo = {f"stall_free, {SLO:g} gaps": {"itl_slo_ms": 1000 * SLO * gap}}
         return {**slo, **plain, **({BATCH_GENERATOR: None} if self.plain is not None else {})}
@@ -170,16 +171,16 @@ class _Bench:
         if serving_options is None:
             assert self.plain is not None
             return BatchServer(self.plain)
-        return LiveServer(self.llm, **_all_dials(serving_options))
+        return LiveServer(self.llm, **_complete(serving_options))
 
-    # -- a long prompt comes in ----------------------------------------------------------------
+    # -- a long prompt arrives -----------------------------------------------------------------
 
     def _learn(self) -> None:
         """Steps of all sizes, so that the costs are known before an objective depends on them."""
         streams = self._streams(0, _WARM_UP)
         long = Job(0.0, made_up("warm up", min(self.options.prompt_tokens, 1024), self.vocab_size), 1)
         for share in (1.0, 0.25, 0.5):
-            LiveServer(self.llm, **_all_dials({"prefill_share": share})).serve([*streams, long])
+            LiveServer(self.llm, **_complete({"prefill_share": share})).serve([*streams, long])
         if self.plain is not None:
             BatchServer(self.plain).serve(streams)
 
@@ -188,10 +189,10 @@ class _Bench:
         return [Job(0.0, made_up(name, _PROMPT, self.vocab_size), max_tokens) for name in names]
 
     def _stall(self, trial: int) -> dict[str, Any]:
-        """Each system's streams, before and while a long prompt is read; its objective is that of the pipeline's
-        own streams, measured just before."""
-        errors.print(f"a long prompt comes in, {trial + 1} of {self.options.trials}", soft_wrap=True)
-        usual = LiveServer(self.llm, **_all_dials({})).serve(self._streams(trial, _WARM_UP))
+        """Each system's streams, before and while a long prompt is read. The objective comes from the pipeline's own
+        streams, measured just before."""
+        errors.print(f"a long prompt arrives, {trial + 1} of {self.options.trials}", soft_wrap=True)
+        usual = LiveServer(self.llm, **_complete({})).serve(self._streams(trial, _WARM_UP))
         gap = statistics.median(_gaps(usual, after=max(one.token_times[0] for one in usual)))
         found: dict[str, Any] = {"usual_gap": gap, "objective": SLO * gap, "systems": {}}
         cases: dict[str, dict[str, Any] | None] = {
@@ -203,7 +204,7 @@ class _Bench:
             cases[BATCH_GENERATOR] = None
         for name, serving_options in cases.items():
             found["systems"][name] = self._one_stall(trial, gap, self._server(serving_options))
-        return found
+        return with_old_keys(found)
 
     def _one_stall(self, trial: int, gap: float, server: Server) -> dict[str, Any]:
         at = gap * (_BEFORE + self.options.streams)
@@ -227,12 +228,12 @@ class _Bench:
             "gaps": [(round(end, 4), round(each, 4)) for end, each in sorted(ends)],
         }
 
-    # -- requests come by chance ---------------------------------------------------------------
+    # -- requests arrive at random -------------------------------------------------------------
 
     def _point(
         self, name: str, serving_options: dict[str, Any] | None, arrivals: Sequence[Arrival], objective: float
     ) -> dict[str, Any]:
-        errors.print(f"requests come: {name}", soft_wrap=True)
+        errors.print(f"requests arrive: {name}", soft_wrap=True)
         self.llm.stats(reset=True)
         served = self._server(serving_options).serve(jobs_of(arrivals, self.vocab_size, self.options.seed))
         live = outcome_of(served, objective)
@@ -250,7 +251,7 @@ class _Bench:
     # -- in virtual time -----------------------------------------------------------------------
 
     def machine(self) -> Machine:
-        """What the steps of this run have cost so far."""
+        """A machine for the simulation, with the costs of this run's steps so far."""
         stats = self.llm.stats()
         costs, window = stats["costs"], stats["window"]
         host = window["stages"][0]["gaps"]["host"]["seconds"] / max(1, window["steps"])
@@ -263,20 +264,20 @@ class _Bench:
         )
 
     def _serving(self, serving_options: dict[str, Any]) -> Serving:
-        turned = ServingOptions(**serving_options)
+        options = ServingOptions(**serving_options)
         stats = self.llm.stats()
         return Serving(
-            stats["token_budget"], turned.max_running or MAX_RUNNING, turned.policy_config, self.llm.kv_budget
+            stats["token_budget"], options.max_running or MAX_RUNNING, options.policy_config, self.llm.kv_budget
         )
 
-    def _most(self, rig: Machine) -> float:
-        """Requests a second that the stages finish when all come at once."""
+    def _max_rate(self) -> float:
+        """Requests a second that the stages finish when all arrive at once."""
         at_once = poisson(self.lengths, self.options.requests, _AT_ONCE, self.options.seed)
-        return outcome(simulate(rig, self._serving({}), at_once)).requests_per_second
+        return outcome(simulate(self.machine(), self._serving({}), at_once)).requests_per_second
 
 
-def _all_dials(serving_options: dict[str, Any]) -> dict[str, Any]:
-    """Those that are not named are put back."""
+def _complete(serving_options: dict[str, Any]) -> dict[str, Any]:
+    """The options for ``LLM.tune``; those that are not named go back to their defaults."""
     changed = ("policy", "itl_slo_ms", "prefill_share")
     return {**dict.fromkeys(changed), **serving_options}
 

@@ -1,6 +1,7 @@
-"""Requests that come over time, run by whoever serves: the live pipeline, mlx-lm's batch generator, the simulation.
+"""Serves requests that arrive over time: by the live pipeline or by mlx-lm's batch generator.
 
-Each gives a ``Served`` for each request, on one clock that begins with the run: the same figures can be made of all.
+Each server returns a ``Served`` for each request, on a clock that starts with the run, as the simulation does: the same
+figures can be computed for all.
 """
 
 import time
@@ -19,7 +20,7 @@ from splitinfer.sim.workload import Arrival
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One request: what comes, and when."""
+    """One request. ``at``: seconds from the start of the run to its arrival."""
 
     at: float
     prompt: tuple[int, ...]
@@ -35,22 +36,22 @@ def jobs_of(arrivals: Sequence[Arrival], vocab_size: int, seed: int) -> tuple[Jo
 
 
 class Server(Protocol):
-    """Who serves."""
+    """A system that serves requests."""
 
     def serve(self, jobs: Sequence[Job], until: int | None = None) -> list[Served]:
-        """Run them all, each from when it comes. ``until``: the number of the job after whose end each other one is
-        given one token more, and ended."""
+        """Run all jobs, each from its arrival. ``until``: the index of the job after whose end every other one gets one
+        more token and is ended."""
         ...
 
 
 class LiveServer:
-    """The pipeline with some dials turned; they stay so."""
+    """The pipeline with some serving options changed; they stay changed."""
 
     def __init__(self, llm: LLM, **serving_options: object) -> None:
         self._llm, self._serving_options = llm, serving_options
 
     def serve(self, jobs: Sequence[Job], until: int | None = None) -> list[Served]:
-        """Submitted when each comes; the engine says when each token was there."""
+        """Submit each job at its arrival; token times are the engine's."""
         self._llm.tune(**self._serving_options)
         start, requests = time.monotonic(), list[Request]()
         try:
@@ -82,12 +83,12 @@ class LiveServer:
 
 
 class BatchServer:
-    """mlx-lm's batch generator in one process, which is given each prompt when it comes."""
+    """mlx-lm's batch generator in one process, which gets each prompt at its arrival."""
 
     def __init__(self, plain: PlainMlxLm) -> None:
         self._plain = plain
 
     def serve(self, jobs: Sequence[Job], until: int | None = None) -> list[Served]:
-        """It says itself when each token was there."""
+        """Run the jobs in the child process; token times are the child's."""
         times = self._plain.serve([(job.at, job.prompt, job.max_tokens) for job in jobs], until)
         return [Served(job.at, len(job.prompt), each) for job, each in zip(jobs, times, strict=True)]

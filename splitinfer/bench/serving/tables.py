@@ -1,4 +1,4 @@
-"""A serving benchmark's document as tables for a person. Pure."""
+"""Tables of a serving benchmark's document. Pure."""
 
 import statistics
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from rich.table import Table
 
 
 def serve_tables(found: Mapping[str, Any]) -> list[Table]:
-    """A long prompt comes in; requests come by chance; the dial."""
+    """One table each for the long prompt, for random arrivals, and for the values of ``prefill_share``."""
     return [_stalls(found), _arrivals(found), _dial(found)]
 
 
@@ -22,7 +22,7 @@ def _stalls(found: Mapping[str, Any]) -> Table:
     objective = statistics.median(trial["objective"] for trial in trials)
     table = Table(
         "", "gap before", "gap p50", "p99", "longest", "p99 / objective", "longest / objective", "TTFT of the prompt",
-        title=f"{stall['streams']} streams decode, a prompt of {stall['prompt_tokens']:,} tokens comes in "
+        title=f"{stall['streams']} streams decode, a prompt of {stall['prompt_tokens']:,} tokens arrives "
         f"(objective {_ms(objective)}; medians of {len(trials)})",
         title_justify="left",
     )  # fmt: skip
@@ -55,7 +55,7 @@ def _arrivals(found: Mapping[str, Any]) -> Table:
 
 
 def _dial(found: Mapping[str, Any]) -> Table:
-    table = _table_of_points("The dial: prefill_share, stall_free, the same requests")
+    table = _table_of_points("stall_free at values of prefill_share, the same requests")
     for point in found["dial"]:
         _add(table, f"{point['prefill_share']:g}", point)
     return table

@@ -1,1 +1,1 @@
-"""What the modes of the benchmark share: baselines, processes, workloads, arithmetic of measurements."""
+"""Shared by the modes of the benchmark: systems, processes, workloads, and the arithmetic of measurements."""

@@ -1,9 +1,8 @@
-"""Which BLAS computes, on Linux.
+"""Chooses the BLAS that computes, on Linux.
 
-MLX's Linux wheels bring the reference BLAS, whose time grows with every row: batches, chunks and drafts
-cannot pay there. A preloaded OpenBLAS takes its place, with one thread for each process, because each
-process has one processor. A library can only be preloaded at the start, so the bench starts itself anew,
-once.
+MLX's Linux wheels bring the reference BLAS, whose time grows with every row: batches, chunks and drafts cannot pay
+there. A preloaded OpenBLAS takes its place, with one thread for each process, because each process has one processor.
+A library can only be preloaded at the start, so the benchmark restarts itself once.
 """
 
 import ctypes
@@ -17,7 +16,7 @@ HINT = (
     "the reference BLAS takes as long for each row of a batch as for the first, so chunks and batches cannot pay; "
     "a GPU and OpenBLAS behave otherwise (Debian: apt install libopenblas0-pthread, found by itself)"
 )
-_MARK = "SPLITINFER_BENCH_BLAS"  # set in the second life, so that there is no third
+_MARK = "SPLITINFER_BENCH_BLAS"  # set in the restarted program, so that it does not restart again
 _PLACES = (  # below /usr
     "lib/*/openblas-pthread/libblas.so.3",
     "lib/*/openblas*/libblas.so.3",
@@ -27,7 +26,7 @@ _PLACES = (  # below /usr
 
 
 def prefer_openblas() -> None:
-    """Start this program anew with OpenBLAS in it, where that is possible and has not been done."""
+    """Restart this program with OpenBLAS preloaded, where that is possible and has not been done."""
     if sys.platform != "linux":
         return
     found = [str(path) for place in _PLACES for path in sorted(Path("/usr").glob(place))]
@@ -39,9 +38,9 @@ def prefer_openblas() -> None:
 
 
 def preloading(environment: Mapping[str, str], found: str | None) -> dict[str, str] | None:
-    """The environment to start anew in; ``None`` where this one is right, or cannot be made right.
+    """The environment to restart in; ``None`` where this one is right, or cannot be made right.
 
-    A BLAS that somebody preloaded stays; what matters then is that it uses one thread.
+    A BLAS that the user preloaded stays, limited to one thread.
     """
     if _MARK in environment:
         return None
@@ -54,18 +53,18 @@ def preloading(environment: Mapping[str, str], found: str | None) -> dict[str, s
 
 
 def computed_by(pid: int | str = "self") -> str | None:
-    """The BLAS in a process of this machine; ``None`` where the system does not tell."""
-    from splitinfer.models.batch_invariance import preloaded_blas  # MLX comes with it, and not before this starts anew
+    """The BLAS in a process of this machine; ``None`` where the system cannot tell."""
+    from splitinfer.models.batch_invariance import preloaded_blas  # imports MLX, which must wait for the restart
 
     try:
         path = preloaded_blas(Path(f"/proc/{pid}/maps").read_text(encoding="utf-8"))
     except OSError:
         return None
-    return WHEEL if path is None else f"{_own_words(path)} ({path})"
+    return WHEEL if path is None else f"{_version_of(path)} ({path})"
 
 
-def _own_words(path: str) -> str:
-    """What an OpenBLAS says of itself: version and the processor it computes for."""
+def _version_of(path: str) -> str:
+    """The version of an OpenBLAS, and the processor that it computes for."""
     try:
         ask = ctypes.CDLL(path).openblas_get_config
     except (OSError, AttributeError):

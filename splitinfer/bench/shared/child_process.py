@@ -1,4 +1,4 @@
-"""A process of mlx-lm's: one JSON line in, one out; between the two it sleeps. Its end is that of its input."""
+"""Child processes that answer one JSON line with another, sleep in between, and end with their input."""
 
 import contextlib
 import json
@@ -15,11 +15,11 @@ from splitinfer import cleanup
 from splitinfer.errors import ModelError
 
 _GRACE = 5.0  # seconds for a child to end by itself
-_LOOK = 0.2  # seconds between two looks at who still lives
+_POLL = 0.2  # seconds between two checks of whether all children are alive
 
 
 class ChildProcess:
-    """One Python module as a process. ``environment``: what it has beyond this one's."""
+    """A Python module as a child process. ``environment``: variables in addition to this process's."""
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-bench-")  # noqa: SIM115 - lives as long as the child
@@ -38,40 +38,40 @@ class ChildProcess:
         """Whether it runs."""
         return self._process.poll() is None
 
-    def tell(self, options: Mapping[str, Any]) -> None:
-        """Send a line; whether it is read shows with the answer."""
+    def send(self, options: Mapping[str, Any]) -> None:
+        """Send a line. A child that has ended is noticed by ``receive``."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(options) + "\n")
             self._process.stdin.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Wait for a line.
 
         Raises:
-            ModelError: it ended instead; its last words.
+            ModelError: the child ended instead; with the last line of its log.
         """
         assert self._process.stdout is not None
         try:
             answer: dict[str, Any] = json.loads(self._process.stdout.readline())
             return answer
         except (OSError, ValueError):
-            raise ModelError(self.last_words()) from None
+            raise ModelError(self.last_line()) from None
 
-    def answers_within(self, seconds: float) -> bool:
-        """Whether there is something to hear, or it has ended."""
+    def has_answer(self, seconds: float) -> bool:
+        """Wait so long for an answer; whether there is one, or the child has ended."""
         assert self._process.stdout is not None
         return bool(select.select([self._process.stdout], [], [], seconds)[0])
 
-    def last_words(self) -> str:
-        """The last line it wrote to standard error; waits for its end."""
+    def last_line(self) -> str:
+        """The last line that the child wrote to standard error; waits for its end."""
         self._process.wait()
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.returncode}"
 
     def close(self) -> None:
-        """End it."""
+        """End the child, if need be with SIGKILL."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -84,37 +84,37 @@ class ChildProcess:
         self._log.close()
 
 
-def hear_all(children: list[ChildProcess], patience: float) -> list[dict[str, Any]]:
-    """One answer of each; who waits for another that has ended would wait for ever.
+def receive_all(children: list[ChildProcess], timeout: float) -> list[dict[str, Any]]:
+    """One answer of each. All are watched, because a child that waits for one that has ended would wait forever.
 
     Raises:
-        ModelError: one of them ended, or they say nothing for ``patience`` seconds.
+        ModelError: one of them ended, or there was no answer for ``timeout`` seconds.
     """
-    give_up = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     for child in children:
-        while not child.answers_within(_LOOK):
+        while not child.has_answer(_POLL):
             for other in children:
                 if not other.is_alive:
-                    raise ModelError(other.last_words())
-            if time.monotonic() > give_up:
-                raise ModelError(f"nothing heard for {patience:g} s")
-    return [child.hear() for child in children]
+                    raise ModelError(other.last_line())
+            if time.monotonic() > deadline:
+                raise ModelError(f"no answer for {timeout:g} s")
+    return [child.receive() for child in children]
 
 
 # -- inside the child ----------------------------------------------------------------------------
 
 
 def own_output() -> TextIO:
-    """Standard output for the answers alone; what libraries print there goes to standard error."""
+    """Standard output for the answers only; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     return answers
 
 
-def commands(answers: TextIO, obey: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Obey one line after the other, until the input ends."""
+def serve_commands(answers: TextIO, handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Answer one line after the other by ``handle``, until the input ends."""
     for options in _lines():
-        answers.write(json.dumps(obey(options)) + "\n")
+        answers.write(json.dumps(handle(options)) + "\n")
         answers.flush()
 
 

@@ -1,5 +1,5 @@
-"""How much an approximation changes what a model says, on text: at each position the text so far is given, whatever
-the model would have said itself, and two ways of computing give the next token's distribution.
+"""How much an approximation changes a model's output, on text. At each position both ways of computing get the text so
+far (teacher forcing) and give the next token's distribution.
 
     KL        sum over tokens of p log(p / q): p computed exactly, q approximately; mean, and the 99th of 100 positions
     top-1     the share of positions where both find the same token likeliest
@@ -48,26 +48,26 @@ def logprobs_of(logits: mx.array, vocab_size: int) -> mx.array:
 
 @dataclass(slots=True)
 class Fidelity:
-    """What was seen of one approximation."""
+    """Measurements of one approximation, in nats; one entry for each position."""
 
     kl: list[float] = field(default_factory=list)
-    worse: list[float] = field(default_factory=list)  # of the text's token: nats lost
+    worse: list[float] = field(default_factory=list)  # lost on the text's token
     nats: list[float] = field(default_factory=list)  # of the text's token, computed exactly
     num_same: int = 0
     most_off: float = 0.0
 
     def add(self, exact: mx.array, other: mx.array, text: list[int]) -> None:
-        """One text, and both ways' log probabilities [n, vocabulary]."""
+        """Add one text and both ways' log probabilities, [n, vocabulary]."""
         self.kl += cast(list[float], mx.maximum((mx.exp(exact) * (exact - other)).sum(-1), 0.0).tolist())
         self.num_same += cast(int, (mx.argmax(exact, -1) == mx.argmax(other, -1)).sum().item())
         self.most_off = max(self.most_off, cast(float, mx.abs(exact - other).max().item()))
-        said = mx.array(text[1:])[:, None]
-        own, theirs = (-mx.take_along_axis(one[:-1], said, axis=-1)[:, 0] for one in (exact, other))
+        targets = mx.array(text[1:])[:, None]
+        own, theirs = (-mx.take_along_axis(one[:-1], targets, axis=-1)[:, 0] for one in (exact, other))
         self.nats += cast(list[float], own.tolist())
         self.worse += cast(list[float], (theirs - own).tolist())
 
     def as_dict(self) -> dict[str, Any]:
-        """The figures."""
+        """The figures of a document."""
         ordered, n = sorted(self.kl), len(self.kl)
         mean, error = statistics.mean(self.worse), 1.96 * statistics.stdev(self.worse) / len(self.worse) ** 0.5
         return {

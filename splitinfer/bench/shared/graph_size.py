@@ -1,8 +1,8 @@
-"""How large the graph of a step is: every node of it is handed to the device, most of them as one kernel.
+"""Counts the nodes of a step's graph, each of which MLX gives to the device, most of them as one kernel.
 
-Counted on real steps, as they are built: MLX prints the graph that an array still has to be computed by. What was
-computed before has none, so that is one step's. On a GPU each kernel costs some microseconds to launch, however
-few numbers it works on; with few rows that is a good part of a step.
+Real steps are counted as they are built: MLX exports the graph of arrays that are not yet evaluated, which is that of
+one step. On a GPU each kernel costs some microseconds to launch, however few numbers it computes; with few rows that
+is a good part of a step.
 """
 
 import io
@@ -27,14 +27,14 @@ _VIEWS = frozenset({
 
 @dataclass(frozen=True, slots=True)
 class GraphSize:
-    """``kernels``: those of the ``nodes`` that compute, and not only look at an array in another way."""
+    """The nodes of a graph. ``kernels``: those of them that compute; the others are views of an array."""
 
     nodes: int
     kernels: int
 
 
 def count(arrays: Sequence[mx.array]) -> GraphSize:
-    """The graph of some arrays, as far as it has not been computed."""
+    """The size of the graph of some arrays, as far as it is not yet evaluated."""
     text = io.StringIO()
     mx.export_to_dot(text, *arrays)
     operations: list[str] = _OPERATION.findall(text.getvalue())
@@ -42,13 +42,14 @@ def count(arrays: Sequence[mx.array]) -> GraphSize:
 
 
 def usual(counts: Sequence[GraphSize]) -> GraphSize | None:
-    """What most steps have: the first ones put caches side by side."""
+    """The most frequent size: the first steps also concatenate caches."""
     return statistics.mode(counts) if counts else None
 
 
 @contextmanager
 def counted(rows: int) -> Iterator[list[GraphSize]]:
-    """Counts every step of so many sequences, with one token each, that a stage in this process runs meanwhile."""
+    """Collects the graph size of every step that a stage in this process runs meanwhile for ``rows`` sequences of one
+    token each."""
     found: list[GraphSize] = []
     original: Callable[..., list[mx.array]] = StepModel.run
 
@@ -66,7 +67,7 @@ def counted(rows: int) -> Iterator[list[GraphSize]]:
 
 
 class CountedModel:
-    """An mlx-lm model that counts the graph of each of its calls on one token of ``rows`` sequences."""
+    """An mlx-lm model that collects the graph size of each call on one token of ``rows`` sequences."""
 
     def __init__(self, model: Any, rows: int) -> None:
         self._model, self._rows = model, rows

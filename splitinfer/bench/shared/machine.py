@@ -1,4 +1,4 @@
-"""What it is measured on, and processes pinned to processors."""
+"""Describes the machine that is measured on, and pins processes to processors."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from splitinfer.engine.versions import device_name, own_versions
 
 
 def describe() -> dict[str, Any]:
-    """This machine, and what runs on it."""
+    """This machine and its software, for a document."""
     return {
         "processor": _processor(),
         "processors": os.cpu_count(),
@@ -45,14 +45,14 @@ def _processor() -> str:
 
 
 def free_processors() -> list[int]:
-    """The processors this process may be pinned to; none where the system cannot pin."""
+    """The processors that this process may be pinned to; none where the system cannot pin."""
     if sys.platform != "linux":
         return []
     return sorted(os.sched_getaffinity(0))
 
 
 def assign(stages: Sequence[StageSpec], processors: Sequence[int]) -> dict[str, int | None]:
-    """A processor for each stage on this machine, in turn; ``None`` for those elsewhere, or without any."""
+    """A processor for each stage on this machine, in turn; ``None`` for other stages, or if there are no processors."""
     given: dict[str, int | None] = {}
     here = 0
     for stage in stages:
@@ -63,11 +63,11 @@ def assign(stages: Sequence[StageSpec], processors: Sequence[int]) -> dict[str, 
 
 
 def pin(pid: int, processor: int) -> None:
-    """Keep a process, with all the threads it has and will have, on one processor."""
+    """Pin a process, with all its present and future threads, to one processor."""
     if sys.platform != "linux":
         return
     pinned: set[Path] = set()
-    while True:  # a thread not yet pinned may make others meanwhile
+    while True:  # a thread not yet pinned may start others meanwhile
         new = set(Path(f"/proc/{pid}/task").iterdir()) - pinned
         if not new:
             return
@@ -78,7 +78,7 @@ def pin(pid: int, processor: int) -> None:
 
 
 def pin_all(pids: Mapping[str, int], given: Mapping[str, int | None]) -> None:
-    """Keep each process on the processor that its name was given, if it was given one."""
+    """Pin each process to the processor given to its name, if there is one."""
     for name, processor in given.items():
         if processor is not None:
             pin(pids[name], processor)
@@ -96,7 +96,10 @@ def local_workers() -> dict[str, int]:
 
 
 def pin_stages(stages: Sequence[StageSpec], plain: int | None, processors: Sequence[int]) -> dict[str, int | None]:
-    """A processor for each stage here. ``plain``, the process of mlx-lm, runs while they sleep; it shares the first."""
+    """Pin each stage here to a processor of its own; the processor of each, by name.
+
+    ``plain``: the process of mlx-lm; it runs while the stages sleep, on the first stage's processor.
+    """
     given = assign(stages, processors)
     here = {stages[0].name: os.getpid(), **local_workers()}
     if plain is not None:

@@ -1,4 +1,4 @@
-"""From clock readings and counters to figures. Pure.
+"""Computes figures from clock readings and counters. Pure.
 
 Where a token's time goes, with one stream, so that the stages take turns:
 
@@ -30,7 +30,7 @@ class Summary:
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """The median of at least one value, and how far they lie apart."""
+    """The median and the spread of at least one value."""
     median = statistics.median(values)
     first, _, third = statistics.quantiles(values, method="inclusive") if len(values) > 1 else (median,) * 3
     spread = 100 * (third - first) / abs(median) if median else 0.0
@@ -38,7 +38,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Summary:
-    """Trial by trial, ours to theirs: what slows a whole trial down divides out."""
+    """Ratios of ours to theirs, trial by trial: what slows a whole trial down divides out."""
     return summarize([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
@@ -57,7 +57,7 @@ class Counters:
 
     @classmethod
     def of(cls, stats: Mapping[str, Any]) -> "Counters":
-        """What the statistics say now."""
+        """The counters in a reading of ``LLM.stats``."""
         stages = stats["stages"]
         return cls(
             busy=tuple(stage["busy_seconds"] for stage in stages),
@@ -80,10 +80,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One task done. ``token_times``: seconds since its start, one for each token.
+    """The outcome of one task. ``token_times``: seconds since its start, one for each token.
 
-    ``spent`` is what the stages did meanwhile, where there are stages: all of a prefill; of a decode, what lies
-    between the first token and the last but one (the last step of a request also frees its KV).
+    ``spent``: the stages' counters meanwhile, where there are stages: of a prefill, all of it; of a decode, from the
+    first token to the last but one (the last step of a request also frees its KV).
     """
 
     token_ids: tuple[int, ...]
@@ -97,18 +97,18 @@ class Run:
 
     @property
     def seconds_per_token(self) -> float:
-        """Of a decode, after the first token."""
+        """Seconds per token of a decode, the first token left out."""
         return (self.token_times[-1] - self.token_times[0]) / (len(self.token_times) - 1)
 
     @property
     def counted_seconds_per_token(self) -> float:
-        """The same over the tokens that ``spent`` is about."""
+        """The same for the tokens that ``spent`` covers."""
         return (self.token_times[-2] - self.token_times[0]) / (len(self.token_times) - 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Causes:
-    """Seconds of one token: on each stage, between the stages, and the coordinator's own.
+    """Seconds of one token by cause: computing on each stage, hops between stages, and the coordinator.
 
     ``hops`` and ``host`` are ``None`` where they cannot be told apart; their sum always is known.
     """
@@ -120,7 +120,7 @@ class Causes:
 
 
 def causes(spent: Counters, seconds_per_token: float) -> Causes:
-    """Where the time of a token went, on average over the tokens that were counted."""
+    """The time of a token by cause, on average over the counted tokens."""
     compute = tuple(busy / spent.tokens for busy in spent.busy)
     rest = seconds_per_token - sum(compute)
     if spent.away is None:
@@ -130,7 +130,7 @@ def causes(spent: Counters, seconds_per_token: float) -> Causes:
 
 
 def prefill_share(num_chunks: int, num_stages: int) -> float:
-    """The least part of one stage's time that a prompt of C chunks takes on S equal stages.
+    """The least share of one stage's time that a prompt of C chunks takes on S equal stages.
 
     A chunk takes 1 of C parts of the time on one stage, and 1 of C * S on each of S. The last chunk enters the
     first stage after C - 1 of those, and leaves the last one S later.
@@ -142,15 +142,15 @@ def prefill_share(num_chunks: int, num_stages: int) -> float:
 
 
 def decode_bytes(spent: Counters) -> float:
-    """Bytes of hidden states that crossed all links for one generated token."""
+    """Bytes of hidden states on all links for one generated token."""
     return sum(spent.sent) / spent.tokens
 
 
 def prefill_bytes(spent: Counters, prompt_tokens: int) -> float:
-    """Bytes of hidden states that crossed all links for one prompt token."""
+    """Bytes of hidden states on all links for one prompt token."""
     return sum(spent.sent) / prompt_tokens
 
 
 def shares(spent: Counters, seconds: float) -> tuple[float, ...]:
-    """The percentage of the time that each stage computed."""
+    """The percentage of the time in which each stage computed."""
     return tuple(100 * busy / seconds for busy in spent.busy)

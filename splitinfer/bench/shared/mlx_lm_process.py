@@ -1,13 +1,13 @@
 """Plain mlx-lm in a process of its own: ``python -m splitinfer.bench.shared.mlx_lm_process``.
 
-One JSON line in, one out. The first order names the model, each further one is a task; the end of standard
-input is the end. Between the orders it waits for input and computes nothing.
+One JSON line in, one out. The first line names the model, each further one is a task; the end of standard input ends
+the process. Between tasks it waits for input and computes nothing.
 
     {"folder": ..., "dtype": ..., "draft": ... or nothing}   -> {"device": ..., "blas": ...}
     {"prompt": [...], "max_tokens": 64, "step_size": 2048}   -> {"token_ids": [...], "token_times": [...]}
     {"prompt": [...], "max_tokens": 64, "num_draft": 3}      -> the same, by mlx-lm's speculative decoding
     {"prompts": [[...], ...], "max_tokens": 64}              -> the same, with a list for each prompt
-    {"jobs": [[at, [...], 64], ...], "until": 3 or null} -> {"token_times": [[...], ...]}; each from when it comes
+    {"jobs": [[at, [...], 64], ...], "until": 3 or null}     -> {"token_times": [[...], ...]}; each from its arrival
     {"prompts": [[...], ...], "max_tokens": 64, "count": true} -> {"nodes": 900, "kernels": 400} of one step
 """
 
@@ -31,7 +31,7 @@ from mlx_lm.generate import (
 from mlx_lm.utils import load_model
 
 from splitinfer.bench.shared.blas import computed_by
-from splitinfer.bench.shared.child_process import commands, own_output
+from splitinfer.bench.shared.child_process import own_output, serve_commands
 from splitinfer.bench.shared.graph_size import CountedModel, usual
 from splitinfer.engine.versions import device_name
 
@@ -39,7 +39,7 @@ _LEAST_BATCH = 32  # sequences that mlx-lm's batch generator decodes at once by 
 
 
 def main() -> None:
-    """Obey until standard input ends."""
+    """Serve tasks until standard input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's; it closes the pipe
     answers = own_output()
     options = json.loads(sys.stdin.readline())
@@ -48,7 +48,7 @@ def main() -> None:
     answers.write(json.dumps({"device": device_name(), "blas": computed_by()}) + "\n")
     answers.flush()
     with wired_limit(model, [generation_stream]):
-        commands(answers, lambda options: obey(model, draft, options))
+        serve_commands(answers, lambda options: handle(model, draft, options))
 
 
 def _load(folder: str, dtype: str | None) -> Any:
@@ -59,8 +59,8 @@ def _load(folder: str, dtype: str | None) -> Any:
     return model
 
 
-def obey(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """One task of whichever kind."""
+def handle(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Run one task of any kind and return its answer."""
     if "prompt" in options:
         return run(model, draft, options)
     if "jobs" in options:
@@ -69,7 +69,7 @@ def obey(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """One task through mlx-lm's own loop, greedily."""
+    """Run one task in mlx-lm's own loop, greedily."""
     token_ids, token_times = [], []
     start = time.monotonic()
     prompt, most = mx.array(options["prompt"]), options["max_tokens"]
@@ -81,13 +81,13 @@ def run(model: Any, draft: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     for token, *_ in steps:
         token_times.append(time.monotonic() - start)
         token_ids.append(int(token))
-    # The loop has one more step under way than it was asked for; the next system must not feel it.
+    # The loop has launched one step more than it was asked for, which must not slow down the next system.
     mx.synchronize(generation_stream)
     return {"token_ids": token_ids, "token_times": token_times}
 
 
 def run_batch(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Many sequences through mlx-lm's batch generator as it comes, greedily; all of them decode at once."""
+    """Run many sequences in mlx-lm's batch generator with its defaults, greedily; all of them decode at once."""
     prompts = options["prompts"]
     start = time.monotonic()
     generator = BatchGenerator(
@@ -109,21 +109,21 @@ def run_batch(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def serve(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Prompts that come over time, given to mlx-lm's batch generator as they come."""
+    """Serve prompts that arrive over time, given to mlx-lm's batch generator at their arrival."""
     jobs, until = options["jobs"], options["until"]
     generator = BatchGenerator(model, completion_batch_size=_LEAST_BATCH)
     number_of: dict[int, int] = {}
     token_times: list[list[float]] = [[] for _ in jobs]
-    start, came, done = time.monotonic(), 0, set[int]()
+    start, arrived, done = time.monotonic(), 0, set[int]()
     while len(done) < len(jobs) and not _is_over(token_times, done, until):
         now = time.monotonic() - start
-        while came < len(jobs) and jobs[came][0] <= now:
-            _, prompt, most = jobs[came]
+        while arrived < len(jobs) and jobs[arrived][0] <= now:
+            _, prompt, most = jobs[arrived]
             (uid,) = generator.insert([prompt], max_tokens=[most])
-            number_of[uid] = came
-            came += 1
-        if came == len(done):
-            time.sleep(max(0.0, jobs[came][0] - now))
+            number_of[uid] = arrived
+            arrived += 1
+        if arrived == len(done):
+            time.sleep(max(0.0, jobs[arrived][0] - now))
             continue
         _, responses = generator.next()
         now = time.monotonic() - start
@@ -138,7 +138,7 @@ def serve(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_over(token_times: list[list[float]], done: set[int], until: int | None) -> bool:
-    """Whether the job that ends all has ended, and each other one has a token after that."""
+    """Whether the job ``until`` has ended, and each other one has ended or has a token after that."""
     if until not in done or until is None:
         return False
     over = token_times[until][-1]
@@ -146,7 +146,7 @@ def _is_over(token_times: list[list[float]], done: set[int], until: int | None) 
 
 
 def count(model: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The graph of one step of the batch generator: its call of the model alone."""
+    """The graph size of one step of the batch generator: of its call of the model."""
     counted = CountedModel(model, len(options["prompts"]))
     run_batch(counted, options)
     found = usual(counted.found)

@@ -1,8 +1,8 @@
-"""Random models of a given shape, to measure with: ``scripts/make_bench_model``.
+"""Makes random models of a given shape, to measure with: ``scripts/make_bench_model``.
 
 A folder as mlx-lm loads it: config.json, weights in several files with their index, and a byte-level
-tokenizer of the right size whose tokens beyond the 256 bytes stand for nothing. The weights are such that
-numbers neither vanish nor explode from layer to layer, and that tokens vary.
+tokenizer of the right size whose tokens beyond the 256 bytes stand for nothing. The weights are scaled so that
+hidden states neither vanish nor explode from layer to layer, and that tokens vary.
 
 MLX is lazy: the architecture is built without a single weight in memory, and each file's tensors are made
 when the file is written. So a model needs as much memory as its largest file.
@@ -24,7 +24,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.models.mlx_lm import utils as mlx_lm_utils
 
 ARCHITECTURES = ("qwen2", "qwen3", "llama")
-END = "<|endoftext|>"  # Qwen's own word: its tokenizer class would add it
+END = "<|endoftext|>"  # Qwen's own: its tokenizer class would add it
 SMALLEST_VOCABULARY = 257  # the bytes and the end
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _CONTEXT = 32768
@@ -32,7 +32,7 @@ _CONTEXT = 32768
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a model is; by default 197 million parameters."""
+    """The sizes of a model; by default 197 million parameters."""
 
     architecture: str = "qwen2"
     layers: int = 16
@@ -78,10 +78,10 @@ class Shape:
 
 
 def make(folder: Path, shape: Shape, *, seed: int = 0, num_files: int = 4) -> int:
-    """Write a model's folder; its number of parameters.
+    """Write a model's folder and return its number of parameters.
 
     Raises:
-        ConfigError: the folder holds something, or cannot be written.
+        ConfigError: the folder is not empty, or cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ def _write_weights(folder: Path, shape: Shape, seed: int, num_files: int) -> int
 
 
 def _place(item: tuple[str, Any]) -> tuple[int, str]:
-    """Tensors in the order of the layers, so that a stage's lie together: embedding, layers, norm and head."""
+    """Sort key by layer, so that a stage's tensors are adjacent: embedding, layers, norm and head."""
     name = item[0]
     layer = next((int(part) for part in name.split(".") if part.isdigit()), None)
     return ((-1 if "embed" in name else 2**31) if layer is None else layer), name
@@ -132,21 +132,21 @@ def _parts(names: Sequence[str], sizes: Sequence[int], num_parts: int) -> Iterat
 
 
 def share_out(sizes: Sequence[int], num_parts: int) -> list[int]:
-    """How many neighbours each of ``num_parts`` parts takes, so that none is empty and sizes are about even.
+    """The number of consecutive items of each of ``num_parts`` parts, so that none is empty and sizes are about even.
 
-    Part k ends where the sum comes nearest to k shares of the whole.
+    Part k ends where the sum is nearest to k shares of the whole.
     """
     sums = list(accumulate(sizes))
     ends = [0]
     for part in range(1, num_parts + 1):
         share = sums[-1] * part / num_parts
-        possible = range(ends[-1] + 1, len(sizes) - (num_parts - part) + 1)  # one is left for each part to come
+        possible = range(ends[-1] + 1, len(sizes) - (num_parts - part) + 1)  # one item is left for each further part
         ends.append(min(possible, key=lambda end: abs(sums[end - 1] - share)))
     return [end - start for start, end in pairwise(ends)]
 
 
 def random_tensor(name: str, shape: Sequence[int], key: mx.array) -> mx.array:
-    """A weight: norms are 1, biases small, matrices keep the size of what goes through them."""
+    """A weight: norms are 1, biases small, and matrices keep the magnitude of their input."""
     if len(shape) == 1 and "norm" in name:
         return mx.ones(shape)
     scale = 0.02 if len(shape) == 1 else 1.5 / shape[-1] ** 0.5
@@ -161,7 +161,7 @@ def _count(shape: Sequence[int]) -> int:
 
 
 def byte_tokenizer(vocab: int) -> Tokenizer:
-    """Every byte is a token, 256 is the end, and the tokens after it are fillers that no text becomes."""
+    """Tokens 0 to 255 are the bytes, 256 is the end, and the rest are fillers that no text is encoded to."""
     tokens = {character: i for i, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     tokens[END] = len(tokens)
     tokens |= {f"<{i}>": i for i in range(len(tokens), vocab)}

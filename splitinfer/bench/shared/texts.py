@@ -1,4 +1,4 @@
-"""Text to measure on: passages of a file, or what a model says itself after beginnings of tales."""
+"""Texts to measure on: passages of a file, or what a model generates after the beginnings of tales."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,8 +9,8 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 
-_CHARACTERS = 8  # of a token, at most, on average
-_TEMPERATURE = 0.8  # of text that the model makes itself
+_CHARACTERS = 8  # of a token, on average, at most
+_TEMPERATURE = 0.8  # of text that the model generates
 
 OPENINGS = (
     "Once upon a time there lived an old king who had three sons, and he did not know which of them should rule",
@@ -20,7 +20,7 @@ OPENINGS = (
 
 
 def own_or_read(llm: LLM, path: Path | None, count: int, num_tokens: int, seed: int) -> list[list[int]]:
-    """``count`` texts of ``num_tokens`` tokens: passages of the file, or what the model says by itself.
+    """``count`` texts of ``num_tokens`` tokens: passages of the file, or what the model generates.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -36,7 +36,7 @@ def own_or_read(llm: LLM, path: Path | None, count: int, num_tokens: int, seed: 
 
 
 def passages(path: Path, count: int, num_characters: int) -> list[str]:
-    """Parts of a text, evenly far from each other, from beginnings of paragraphs.
+    """``count`` parts of a text, evenly spaced, each from the beginning of a paragraph.
 
     Raises:
         ConfigError: the file cannot be read.

@@ -1,7 +1,7 @@
-"""Many sequences at once: from the times of their tokens to figures. Pure.
+"""Many sequences at once: computes figures from the times of their tokens. Pure.
 
-Sequences do not begin together, because their prompts are read one after the other, and some decode before others
-do. What is counted is a *window* in which all of them decode, and nobody reads a prompt any more:
+Sequences do not start together, because their prompts are read one after the other. What is counted is a *window* in
+which all of them decode, and no prompt is left to read:
 
     sequence 0   --prompt--|1 2 3 4 5 6 7 8 9|
     sequence 1       --prompt----|1 2 3 4 5 6 7 8 9|
@@ -20,14 +20,14 @@ from typing import Any
 
 from splitinfer.errors import ConfigError
 
-BEGINS_AT = 3  # the token of every sequence with which it decodes for certain
+BEGINS_AT = 3  # a sequence with so many tokens decodes for certain
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRun:
-    """Many sequences done. Times are seconds since the first was submitted, one for each token.
+    """The outcome of many sequences. Times are seconds since the first was submitted, one for each token.
 
-    ``window`` is what the stages did in the window (``LLM.stats``), where there are stages.
+    ``window``: the statistics of the stages in the window (``LLM.stats``), where there are stages.
     """
 
     token_ids: tuple[tuple[int, ...], ...]
@@ -36,33 +36,33 @@ class BatchRun:
 
     @property
     def start(self) -> float:
-        """The window's first moment."""
+        """The start of the window, in seconds."""
         return max(times[BEGINS_AT - 1] for times in self.token_times)
 
     @property
     def end(self) -> float:
-        """The window's last moment."""
+        """The end of the window, in seconds."""
         return min(times[-1] for times in self.token_times)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of all sequences together, in the window."""
+        """Tokens a second of all sequences together, in the window."""
         return sum((len(times) - 1) / (times[-1] - times[0]) for times in self._within)
 
     @property
     def itl(self) -> tuple[float, ...]:
-        """The seconds between two tokens of a sequence in the window, in order of size."""
+        """The seconds between two tokens of a sequence in the window, in ascending order."""
         pairs = (itertools.pairwise(times) for times in self._within)
         return tuple(sorted(later - earlier for earlier, later in itertools.chain(*pairs)))
 
     @property
     def last_ttft(self) -> float:
-        """Seconds to the first token of the sequence that had to wait longest."""
+        """Seconds to the first token of the sequence that waited longest."""
         return max(times[0] for times in self.token_times)
 
     @property
     def seconds(self) -> float:
-        """To the last token of all."""
+        """Seconds to the last token of all sequences."""
         return max(times[-1] for times in self.token_times)
 
     @property
@@ -93,15 +93,15 @@ def quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def step_seconds(window: Mapping[str, Any]) -> tuple[float, ...]:
-    """What each stage computed for one step, on average over the window."""
+    """The seconds that each stage computed for one step, on average over the window."""
     return tuple(stage["busy_seconds"] / window["steps"] for stage in window["stages"])
 
 
 def best_ratio(seconds: Sequence[float]) -> float:
     """The most that stages gain by computing at once instead of one after the other.
 
-    One after the other, a step of n rows takes the sum of their times. At once, each has another n rows, and a
-    step comes out whenever the slowest is done.
+    One after the other, a step of n rows takes the sum of their times. At once, each has another n rows, and a step
+    is done whenever the slowest stage is.
 
     >>> best_ratio([2.0, 2.0]), best_ratio([3.0, 1.0])
     (2.0, 1.3333333333333333)

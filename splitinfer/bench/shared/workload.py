@@ -1,4 +1,4 @@
-"""What is run: tasks made from a seed, the same for all systems. Pure.
+"""The tasks that are run: made from a seed, the same for all systems. Pure.
 
 Three kinds. *decode*: a short prompt and many tokens, one stream. *prefill*: one long prompt and one token.
 *throughput* at n: many prompts at once, and many tokens for each. A system that holds the model in one stage
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-DECODE_PROMPT = 32  # tokens; short, so that KV is no part of the matter
+DECODE_PROMPT = 32  # tokens; short, so that attention costs little
 STEP_SIZES = (2048, 512, 128)  # prompt tokens at once in plain mlx-lm; the first is its default
 
 Kind = Literal["decode", "prefill"]
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One thing to do: ``max_tokens`` greedy tokens after ``prompt``, whatever they are."""
+    """A task of one stream: ``max_tokens`` greedy tokens after ``prompt``, end tokens included."""
 
     kind: Kind
     trial: int
@@ -32,7 +32,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Many things to do at once: ``max_tokens`` greedy tokens after each prompt, whatever they are."""
+    """A task of many sequences at once: ``max_tokens`` greedy tokens after each prompt, end tokens included."""
 
     streams: int
     trial: int
@@ -42,7 +42,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All of it. ``decode_tokens`` are generated, the first is not timed; at least 4, so that there is a rate.
+    """All tasks of a run. ``decode_tokens`` are generated, the first is not timed; at least 4, so that there is a rate.
 
     ``streams``: the n of each throughput; none leaves it out. ``stream_tokens``: the first two of every answer
     are not timed; at least 5.
@@ -80,7 +80,7 @@ class Workload:
         return Task(kind, trial, self._prompt(f"{kind} {trial}", length), max_tokens)
 
     def batch(self, streams: int, trial: int, stages: int) -> Batch:
-        """The throughput of one trial, for so many stages."""
+        """The throughput of one trial, for a system of ``stages`` stages."""
         prompts = (
             self._prompt(f"throughput {streams} {trial} {i}", self.stream_prompt_tokens)
             for i in range(streams * stages)
@@ -96,13 +96,13 @@ class Workload:
 
 
 def made_up(name: str, length: int, vocab_size: int) -> tuple[int, ...]:
-    """Random tokens, always the same for a name."""
-    chance = random.Random(name)
-    return tuple(chance.randrange(vocab_size) for _ in range(length))
+    """Random token ids, always the same for a name."""
+    rng = random.Random(name)
+    return tuple(rng.randrange(vocab_size) for _ in range(length))
 
 
 def turns(systems: Sequence[T], trials: int, streams: Sequence[int] = ()) -> Iterator[tuple[int, Turn, T]]:
-    """Who does what when: in every trial everybody does one kind, one after the other, then the next kind."""
+    """The order of trials, kinds and systems: in every trial all systems do one kind in turn, then the next kind."""
     for trial in range(trials):
         for turn in (*KINDS, *streams):
             for system in systems:

@@ -1,8 +1,8 @@
-"""How often a draft model agrees with its target on other people's text: ``python -m
+"""How often a draft model agrees with its target on a given text: ``python -m
 splitinfer.bench.speculation.agreement``.
 
-Teacher-forced: at each position both models see the text so far, whatever they would have said, and either choose
-the same next token or not; greedily, and sampling with the same noise. One process, mlx-lm's models, whole.
+Teacher-forced: at each position both models get the text so far, and either choose the same next token or not; once
+greedily, and once sampling with the same Gumbel noise. Both models are mlx-lm's, whole, in one process.
 
     {"target": ..., "draft": ..., "dtype": ..., "texts": [[...], ...], "temperature": 0.8, "seed": 1}
         -> {"greedy": 0.7, "sampled": 0.6, "positions": 4000}
@@ -22,7 +22,7 @@ from splitinfer.core.rng import position_key
 
 
 def main() -> None:
-    """Answer one order."""
+    """Answer one line of standard input."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = own_output()
     options = json.loads(sys.stdin.readline())
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def agreement(options: dict[str, Any]) -> dict[str, float]:
-    """Shares of positions where both choose alike."""
+    """The shares of positions at which both models choose the same token."""
     models = [_load(options[name], options["dtype"]) for name in ("target", "draft")]
     greedy = sampled = count = 0
     for number, text in enumerate(options["texts"]):

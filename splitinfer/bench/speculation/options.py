@@ -1,4 +1,4 @@
-"""What ``splitinfer bench --mode spec`` was asked to measure."""
+"""The options of ``splitinfer bench --mode speculation``."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """What the command line asked for. ``drafter``: ``replay``, or as in a layout; ``None``: the layout's."""
+    """The command line's options. ``drafter``: ``replay``, or as in a layout; ``None``: the layout's."""
 
     layout: str
     model: str | None

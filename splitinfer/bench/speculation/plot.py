@@ -1,4 +1,4 @@
-"""Speed-up against acceptance, as a picture: what was measured, what is expected, what is possible."""
+"""Plots speed-up against acceptance: measured, expected, and the limit."""
 
 import os
 from collections.abc import Mapping
@@ -11,10 +11,10 @@ _LEAST, _MOST = 0.9, 8.0  # of the speed-ups shown; the limit has none
 
 
 def check_plot(path: Path | None = None) -> None:
-    """Refuse before anything is measured.
+    """Refuse a plot that cannot be written, before anything is measured.
 
     Raises:
-        ConfigError: the library that draws is not installed, or cannot write to ``path``.
+        ConfigError: matplotlib is not installed, or cannot write to ``path``.
     """
     try:
         import matplotlib  # noqa: F401
@@ -39,7 +39,7 @@ def _check_path(path: Path) -> None:
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Write the picture; its format is that of the path's suffix."""
+    """Write the plot, in the format of the path's suffix."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 5.2), layout="constrained")

@@ -1,7 +1,7 @@
-"""A drafter for measurements: it knows what the model will say, and is wrong as often as it is told to be.
+"""A drafter for measurements: it knows the model's answers, and is wrong at a given rate.
 
-So acceptance is a dial, and everything else is real: each guess takes real computing on the coordinator's processor,
-a given share of a step of the whole model.
+So acceptance is an option, and everything else is real: each draft token takes real computing on the coordinator's
+processor, a given share of a step of the whole model.
 """
 
 import time
@@ -19,11 +19,11 @@ _FIFTY = 50
 
 
 class Replay:
-    """Guesses for the prompts that it was told about, none for others.
+    """Draft tokens for the prompts whose answers it knows, none for others.
 
-    ``error``: the probability that a guess is wrong. Which are is drawn from ``seed``, the same share of every fifty
-    positions, so that short answers have the acceptance they should. ``seconds``: what a guess takes, in products that
-    took as long when they were timed.
+    ``error``: the probability that a draft token is wrong. Which are wrong is drawn from ``seed``, the same share of
+    every fifty positions, so that short answers have the right acceptance, too. ``seconds``: the time of a draft token,
+    spent on matrix products that took as long when they were timed.
     """
 
     name = "replay"
@@ -31,37 +31,37 @@ class Replay:
     def __init__(self, vocab_size: int) -> None:
         self.error, self.seed, self.seconds = 0.0, 0, 0.0
         self._vocab_size = vocab_size
-        self._said: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._weights: mx.array | None = None
         self._per_product = 0.0
 
     def know(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """What the model says to a prompt."""
-        self._said[tuple(prompt)] = tuple(answer)
+        """Store the model's answer to a prompt."""
+        self._answers[tuple(prompt)] = tuple(answer)
 
     def __contains__(self, prompt: Sequence[int]) -> bool:
-        return tuple(prompt) in self._said
+        return tuple(prompt) in self._answers
 
     def prepare(self, _seq: core.Sequence) -> bool:
-        """There is nothing to read."""
+        """Nothing has to be computed first."""
         return False
 
     def drafts(self, seq: core.Sequence, count: int) -> Iterator[Draft]:
-        """What comes next, or something else."""
-        answer = self._said.get(tuple(seq.tokens[: seq.num_prompt_tokens]), ())
+        """The next tokens of the known answer, each computed for, some replaced by wrong ones."""
+        answer = self._answers.get(tuple(seq.tokens[: seq.num_prompt_tokens]), ())
         first = len(seq.stream) - seq.num_prompt_tokens
         for place in range(first, min(first + count, len(answer))):
             self._compute()
             yield Draft((answer[place] + self.is_wrong(place)) % self._vocab_size)
 
     def is_wrong(self, place: int) -> bool:
-        """Whether the guess for this token of an answer is wrong."""
+        """Whether the draft for this token of an answer is wrong."""
         first = place - place % _FIFTY
         keys = {at: position_key(self.seed, at) for at in range(first, first + _FIFTY)}
         return sum(key < keys[place] for key in keys.values()) < round(self.error * _FIFTY)
 
     def forget(self, _seq_id: int) -> None:
-        """It remembers nothing of a request."""
+        """Nothing is stored for a request."""
 
     def _compute(self) -> None:
         if self._weights is None:

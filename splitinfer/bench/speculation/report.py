@@ -1,14 +1,16 @@
-"""What a speculation benchmark found, beside what theory allows. Pure.
+"""Figures of a speculation benchmark, beside what theory allows. Pure.
 
 *speed-up*: tokens per second to those of the same stages without drafts, trial by trial. *expected*: what
 ``core.speculation.flight`` computes for the best flight, from the seconds that drafts, steps and links took in the same
-trial, and for just as many right drafts in a row as there were in it: the simulation of blocks in flight. *share*:
-measured to expected. *limit*: no chain of drafts is faster, whatever verifying and drafting cost."""
+trial and from that trial's runs of accepted drafts, by simulating blocks in flight. *share*: measured to expected.
+*limit*: no chain of drafts is faster, whatever verifying and drafting cost.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from splitinfer.bench.shared.deprecated_keys import with_old_keys
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
 from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, run_seconds, tokens_per_second
 
@@ -20,10 +22,12 @@ SEQUENTIAL, IN_FLIGHT = "without drafts", "in flight"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One answer of one system. ``tried``, ``accepted``: drafts that came to a verdict, and by ``places`` in their
-    blocks; ``sent``: to the stages.
-    ``rig``: what steps, drafts and links took in it. ``runs``: how often so many drafts in a row were right.
-    ``flight``: how the drafts went, at the end."""
+    """One answer of one system.
+
+    ``tried``, ``accepted``: drafts that were verified and accepted; ``places``: both by place in the block; ``sent``:
+    drafts sent to the stages. ``rig``: the seconds that steps, drafts and links took. ``runs``: by the number of drafts
+    accepted in a row, how often that occurred. ``flight``: the controller's choice at the end.
+    """
 
     seconds_per_token: float
     token_ids: tuple[int, ...]
@@ -37,31 +41,31 @@ class Trial:
 
     @property
     def acceptance(self) -> float:
-        """The share of drafts that were right."""
+        """The share of verified drafts that were accepted."""
         return self.accepted / self.tried if self.tried else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One task at one setting of the drafter: what each system did, a trial each."""
+    """One task at one setting of the drafter, with each system's trials by name."""
 
     name: str
     temperature: float
     trials: Mapping[str, Sequence[Trial]]
 
     def speed_up(self, system: str, to: str = SEQUENTIAL) -> Summary:
-        """Tokens per second, one to another."""
+        """Ratios of tokens per second, ``system`` to ``to``, trial by trial."""
         mine, theirs = self.trials[system], self.trials[to]
         return ratios([t.seconds_per_token for t in theirs], [t.seconds_per_token for t in mine])
 
     @property
     def synchronous(self) -> list[str]:
-        """The systems with one block at a time."""
+        """The systems with one block of drafts at a time."""
         return [name for name in self.trials if name.startswith("synchronous")]
 
     @property
     def best_synchronous(self) -> str | None:
-        """The fastest of them."""
+        """The fastest of those systems."""
         return max(self.synchronous, key=lambda name: self.speed_up(name).median, default=None)
 
 
@@ -73,7 +77,7 @@ def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
         found["systems"][name] = {
             "tokens_per_second": asdict(summarize([1 / t.seconds_per_token for t in trials])),
             "speed_up": asdict(case.speed_up(name)),
-            "same_tokens": sum(t.token_ids == said for t, said in zip(trials, truth, strict=True)),
+            "same_tokens": sum(t.token_ids == expected for t, expected in zip(trials, truth, strict=True)),
             "of": len(trials),
             "acceptance": sum(t.accepted for t in trials) / max(1, sum(t.tried for t in trials)),
             "drafts_sent_per_token": sum(t.sent for t in trials) / sum(len(t.token_ids) for t in trials),
@@ -90,11 +94,11 @@ def case_document(case: Case, most_in_flight: int) -> dict[str, Any]:
         found["best_synchronous"] = best
         found["in_flight_to_best_synchronous"] = asdict(case.speed_up(IN_FLIGHT, best))
     found["distinct_4_grams"] = _distinct([trial.token_ids for trial in case.trials[SEQUENTIAL]])
-    return found
+    return with_old_keys(found)
 
 
 def _theory(case: Case, most_in_flight: int) -> dict[str, Any]:
-    """In flight, beside the simulation and the limit of each trial's own step times and acceptance."""
+    """Blocks in flight, beside the simulation and the limit for each trial's step times and acceptance."""
     shares, expected, limits = [], [], []
     trials = case.trials[IN_FLIGHT]
     for trial in trials:
@@ -119,7 +123,7 @@ def _theory(case: Case, most_in_flight: int) -> dict[str, Any]:
 
 
 def _distinct(answers: Sequence[Sequence[int]]) -> float:
-    """The share of runs of four tokens that are not said twice: an answer that goes in circles is easy to draft."""
+    """The share of distinct 4-grams: an answer that repeats itself is easy to draft."""
     grams = [(i, tuple(answer[at : at + 4])) for i, answer in enumerate(answers) for at in range(len(answer) - 3)]
     return len(set(grams)) / len(grams) if grams else 1.0
 
@@ -143,7 +147,7 @@ def curve(rig: Rig, most_in_flight: int, acceptances: Sequence[float]) -> list[d
 
 
 def gpu_like(rig: Rig) -> Rig:
-    """The same machines, if every further row cost a quarter of a step."""
+    """The same machines, if every further row of a step took a quarter of a step's time."""
     return Rig(
         tuple(RowTimes({n: stage.at(1) * (1 + _GPU_ROW * (n - 1)) for n in range(1, 17)}) for stage in rig.stages),
         rig.draft,
@@ -153,31 +157,31 @@ def gpu_like(rig: Rig) -> Rig:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The layers of each stage; ``head``: how many layers' work the last stage does beside its own."""
+    """The layers of each stage. ``head``: the head's work on the last stage, in layers."""
 
     layers: tuple[int, ...]
     head: float
 
     def moved(self, front: int) -> "Cut":
-        """So many layers on the coordinator, the others shared as they are now."""
+        """The cut with ``front`` layers on the coordinator, the others shared in the present proportions."""
         rest, there = sum(self.layers) - front, sum(self.layers[1:])
         shared = [max(1, round(rest * n / there)) for n in self.layers[1:]]
         shared[-1] += rest - sum(shared)
         return Cut((front, *shared), self.head)
 
     def work(self, stage: int) -> float:
-        """Layers' worth of computing."""
+        """The work of a stage, in layers."""
         return self.layers[stage] + (self.head if stage == len(self.layers) - 1 else 0.0)
 
 
 def rig_at(rig: Rig, now: Cut, cut: Cut) -> Rig:
-    """What a rig would be with another cut, each machine as fast as it is."""
+    """The rig with another cut, on the same machines."""
     stages = tuple(stage.scaled(cut.work(i) / now.work(i)) for i, stage in enumerate(rig.stages))
     return Rig(stages, rig.draft, rig.link)
 
 
 def best_cuts(rig: Rig, now: Cut, most_in_flight: int) -> dict[str, Any]:
-    """The coordinator's best number of layers for each kind of work, and what it would give; they differ."""
+    """The best cut for each kind of work, with the expected figures."""
     num_others = len(now.layers) - 1
     if num_others == 0:
         return {}
@@ -207,7 +211,7 @@ def best_cuts(rig: Rig, now: Cut, most_in_flight: int) -> dict[str, Any]:
 
 
 def link_effects(rig: Rig, links: Mapping[str, float], most_in_flight: int) -> list[dict[str, Any]]:
-    """What other links would do: seconds one way that come on top of the host's."""
+    """The expected figures with other links: seconds one way, in addition to the host's own."""
     found = []
     for name, seconds in links.items():
         slower = rig.with_link(rig.link + seconds)

@@ -1,12 +1,13 @@
-"""What speculation in flight is worth: ``splitinfer bench --mode spec``.
+"""``splitinfer bench --mode speculation``: what drafts in flight are worth.
 
-Contenders, trial by trial in turns, one stream: the same stages without drafts, with synchronous blocks of several
-lengths, and with blocks in flight as the controller chooses them; plain mlx-lm in one process, and its own speculative
-decoding where there is a draft model. The tokens of all have to be the same.
+The systems take turns, trial by trial, with one stream: the same stages without drafts, with synchronous blocks of
+several lengths, and with blocks in flight as the controller chooses them; plain mlx-lm in one process, and its own
+speculative decoding where there is a draft model. All of them must give the same tokens.
 
-With ``replay`` as drafter acceptance is a dial (``bench.speculation.replay``), and each of several settings is a case.
-A real drafter has the acceptance it has; its cases are temperatures, on passages of real text. Then eight requests at
-once, with drafts and without, because there drafts must not cost anything."""
+With ``replay`` as drafter the acceptance is an option (``bench.speculation.replay``), and each of several values is a
+case. With a real drafter the cases are temperatures, on passages of real text. Then eight requests run at once, with
+drafts and without, because drafts must cost nothing there.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 from splitinfer.bench.inputs import check_context, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.deprecated_keys import DEPRECATED
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm
 from splitinfer.bench.shared.texts import passages
@@ -30,7 +32,7 @@ from splitinfer.bench.speculation.report import (
     gpu_like,
     link_effects,
 )
-from splitinfer.bench.speculation.tables import spec_tables
+from splitinfer.bench.speculation.tables import speculation_tables
 from splitinfer.bench.speculation.trials import PROMPT_TOKENS, SETTLE, Trials, vocabulary
 from splitinfer.config import find_layout
 from splitinfer.console import errors
@@ -45,14 +47,14 @@ from transports.emulated import PRESETS, LinkProfile, installed, preset
 
 REPLAY = "replay"
 _WIDTH = 130  # columns, where there is no terminal
-_TEACHER_TEXT, _TEACHER_TEXTS = 400, 12  # tokens of a passage that both models read, and passages
+_TEACHER_TEXT, _TEACHER_TEXTS = 400, 12  # tokens of a passage that both models read, and number of passages
 
 
-def measure_spec(options: SpeculationOptions) -> int:
-    """Measure, then print tables and, as the last line, the document; the exit code.
+def measure_speculation(options: SpeculationOptions) -> int:
+    """Measure, print tables and, as the last line, the document; return the exit code.
 
     Raises:
-        SplitinferError: one sentence on what cannot be measured, and why.
+        SplitinferError: something cannot be measured.
     """
     if options.plot is not None:
         check_plot(options.plot)
@@ -60,7 +62,7 @@ def measure_spec(options: SpeculationOptions) -> int:
     found = _measure(options)
     if options.plot is not None:
         plot(found, options.plot)
-    print_found(found, spec_tables(found), as_json=options.as_json, least_width=_WIDTH)
+    print_found(found, speculation_tables(found), as_json=options.as_json, least_width=_WIDTH)
     return 0
 
 
@@ -70,7 +72,7 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
     link = _link(options.link_preset)
     on, processors = machine.describe(), machine.free_processors()
     if name == NO_DRAFT:
-        raise ConfigError("--mode spec measures drafts, and --draft none leaves nobody who drafts")
+        raise ConfigError("--mode speculation measures drafts, and --draft none leaves no drafter")
     checkpoint = open_model(options.model or layout.model or "demo")
     check_context(checkpoint, PROMPT_TOKENS + max(options.decode_tokens, SETTLE), "--decode-tokens")
     replay = Replay(vocabulary(checkpoint)) if name == REPLAY else None
@@ -103,13 +105,14 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
         cases = trials.run()
         crowd = trials.crowd()
         rig = trials.rig()
-    agreement = _teacher(options, llm, checkpoint, draft, dtype)
+    agreement = _agreement(options, llm, checkpoint, draft, dtype)
     in_flight = layout.num_stages
     now = Cut(
         tuple(stage.num_layers for stage in llm.layout.stages), _head_in_layers(checkpoint, llm.layout.num_layers)
     )
     points = [i / 50 for i in range(50)]
     return {
+        "deprecated": DEPRECATED,
         "measured_on": {**on, "pinned": pinned, "link": None if link is None else asdict(link)},
         "layout": {"name": llm.layout.name, "layers": now.layers},
         "drafter": name,
@@ -129,7 +132,7 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
     }
 
 
-# -- what takes part -----------------------------------------------------------------------------
+# -- systems --------------------------------------------------------------------------------------
 
 
 def _link(name: str | None) -> LinkProfile | None:
@@ -155,10 +158,10 @@ def _plain(
         plain.close()
 
 
-def _teacher(
+def _agreement(
     options: SpeculationOptions, llm: LLM, checkpoint: Checkpoint, draft: str | None, dtype: str | None
 ) -> dict[str, Any] | None:
-    """How often the draft model agrees with its target on the text; with a text and a draft model only."""
+    """The draft model's agreement with its target on the text; ``None`` without a text or a draft model."""
     if options.text is None or draft is None or llm.tokenizer is None:
         return None
     texts = [
@@ -166,19 +169,19 @@ def _teacher(
         for text in passages(options.text, max(_TEACHER_TEXTS, options.trials), 8 * _TEACHER_TEXT)
     ]
     child = ChildProcess("splitinfer.bench.speculation.agreement")
-    child.tell({
+    child.send({
         "target": str(checkpoint.folder.resolve()), "draft": str(open_model(draft).folder.resolve()), "dtype": dtype,
         "texts": texts, "temperature": max(options.temperatures) or 1.0, "seed": options.seed,
         "vocab_size": llm.tokenizer.vocab_size,
     })  # fmt: skip
     try:
-        return {**child.hear(), "text": options.text.name}
+        return {**child.receive(), "text": options.text.name}
     finally:
         child.close()
 
 
 def _head_in_layers(checkpoint: Checkpoint, num_layers: int) -> float:
-    """The head's work as a number of layers: decoding reads all weights once, so by bytes."""
+    """The head's work in layers, by bytes, because decoding reads all weights once."""
     sizes = {name: info.nbytes for name, info in checkpoint.tensors.items()}
     in_layers = sum(size for name, size in sizes.items() if ".layers." in name)
     others = [size for name, size in sizes.items() if ".layers." not in name]

@@ -1,4 +1,4 @@
-"""A speculation benchmark's document as tables for a person. Pure."""
+"""Tables of a speculation benchmark's document. Pure."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,8 +10,8 @@ from splitinfer.bench.speculation.report import IN_FLIGHT, SEQUENTIAL
 _PLACES = 8
 
 
-def spec_tables(found: Mapping[str, Any]) -> list[Table]:
-    """Speeds by case; acceptance by place; theory; cuts."""
+def speculation_tables(found: Mapping[str, Any]) -> list[Table]:
+    """One table each for speeds by case, acceptance by place, theory, cuts, and links."""
     return [_speeds(found), _places(found), _theory(found), _cuts(found), _links(found)]
 
 
@@ -113,7 +113,7 @@ def _links(found: Mapping[str, Any]) -> Table:
 
 
 def range_of(summary: Mapping[str, Any]) -> str:
-    """A median, and the least and greatest."""
+    """A median with the least and the greatest value."""
     return f"{summary['median']:.2f} ({summary['low']:.2f} to {summary['high']:.2f})"
 
 

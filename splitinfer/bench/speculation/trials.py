@@ -1,8 +1,8 @@
-"""One pipeline's trials: each case's systems take turns, then many requests at once.
+"""The trials on one pipeline: each case's systems take turns, then many requests run at once.
 
-Before a case is timed, the controller has met its drafter (``_settle``), and every size of a block has been seen
-(``_warm_up``). In a trial every system gets the same prompt and seed; every other trial goes the other way round,
-because machines drift. What a trial took is told by differences of the engine's own counters.
+Before anything is timed, every size of a block is run (``_warm_up``), and before each case the controller adapts to its
+drafter (``_settle``). In a trial every system gets the same prompt and seed; every other trial runs the systems in
+reverse order, because machines drift. Costs of a trial are differences of the engine's own counters.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +26,15 @@ from splitinfer.models.hub import open_model
 
 PROMPT_TOKENS = 48
 _CROWD, _CROWD_TOKENS = 8, 32  # requests at once, and tokens of each
-_SYNCHRONOUS = 3  # lengths of synchronous blocks that take part: those that should be fastest
-_USUAL = 0.75  # of a draft model: which lengths take part; not what is measured
+_SYNCHRONOUS = 3  # lengths of synchronous blocks that are measured: those expected to be fastest
+_USUAL = 0.75  # acceptance assumed of a draft model, to choose those lengths
 _WARM_UP, SETTLE = 24, 50  # tokens
-_PASSAGE = 3200  # characters that a prompt is the beginning of
+_PASSAGE = 3200  # characters of a passage, whose beginning is a prompt
 
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """One case to be: at an acceptance where that is a dial, at a temperature where it is not."""
+    """The setting of a case: an acceptance where that is an option, else a temperature."""
 
     name: str
     acceptance: float | None
@@ -43,7 +43,7 @@ class _Setting:
 
 @dataclass(slots=True)
 class Trials:
-    """One pipeline and its systems."""
+    """The trials of a pipeline, and what is measured beside it."""
 
     options: SpeculationOptions
     llm: LLM
@@ -59,7 +59,7 @@ class Trials:
         self.prompts = _prompts(self.options, self.llm, self.vocab_size, self.replay is not None)
 
     def run(self) -> list[Case]:
-        """Case after case, each trial by trial: the controller learns a drafter once."""
+        """Run all cases, one after the other, so that the controller adapts to each drafter once."""
         self._warm_up()
         cases = []
         for setting in self._settings():
@@ -77,26 +77,26 @@ class Trials:
         return [_Setting(f"acceptance {a:g}", a, 0.0) for a in self.options.acceptances]
 
     def _warm_up(self) -> None:
-        """Every size of a block is seen before anything is timed."""
+        """Run every size of a block before anything is timed."""
         prompt = made_up("warm up", PROMPT_TOKENS, self.vocab_size)
-        said = self._ask(prompt, OFF, 0.0, 0, SETTLE)
+        answer = self._ask(prompt, OFF, 0.0, 0, SETTLE)
         if self.replay is not None:
-            self.replay.know(prompt, said.token_ids)
+            self.replay.know(prompt, answer.token_ids)
             self.replay.seconds = self.options.draft_share * sum(stage.at(1) for stage in self.rig().stages)
         for flight in (*map(Flight, FIRSTS), *(Flight(3, n, 2) for n in FURTHERS), OFF):
             self._ask(prompt, flight, 0.0, 0, _WARM_UP)
-        _tell(
+        _notify(
             f"a step of one row takes {1000 * self.rig().latency(1):.3g} ms, a draft {1000 * self.rig().draft:.3g} ms"
         )
 
     def _settle(self, setting: _Setting) -> None:
-        """The controller meets this drafter before anything is timed, as one that has run for a while."""
+        """Let the controller adapt to this drafter before anything is timed."""
         if self.replay is not None:
             self.replay.error = 1 - (setting.acceptance or 0.0)
         self._ask(made_up("warm up", PROMPT_TOKENS, self.vocab_size), None, setting.temperature, 0, SETTLE)
 
     def _take_turns(self, setting: _Setting, number: int) -> Iterator[tuple[str, Trial]]:
-        """One trial of each system; every other time the other way round, because machines drift."""
+        """Run one trial of each system, every other time in reverse order, because machines drift."""
         prompt = self.prompts[number % len(self.prompts)]
         seed, t, tokens = self.options.seed + number, setting.temperature, self.options.decode_tokens
         if self.replay is not None:
@@ -108,15 +108,15 @@ class Trials:
         options = [*flights] if number % 2 == 0 else [*reversed(flights)]
         for name in options:
             trial = self._ask(prompt, flights[name], t, seed, tokens)
-            self._say(number, setting, name, trial)
+            self._notify_of(number, setting, name, trial)
             yield name, trial
         if self.plain is not None and t == 0.0:
             for name, trial in self._others(prompt, number):
-                self._say(number, setting, name, trial)
+                self._notify_of(number, setting, name, trial)
                 yield name, trial
 
     def _likely(self, acceptance: float | None) -> list[int]:
-        """The lengths of synchronous blocks that should be fastest; the same ones in every trial."""
+        """The lengths of synchronous blocks expected to be fastest, the same ones in every trial."""
         if acceptance not in self.likely:
             rig, a = self.rig(), acceptance if acceptance is not None else _USUAL
             best = sorted(FIRSTS, key=lambda k: -rig.synchronous(k, a))[:_SYNCHRONOUS]
@@ -133,7 +133,7 @@ class Trials:
             yield f"mlx-lm with {drafts} drafts", Trial(run.seconds_per_token, run.token_ids)
 
     def _ask(self, prompt: Sequence[int], flight: Flight | None, t: float, seed: int, tokens: int) -> Trial:
-        """One answer, and what it took."""
+        """Run one request and read the counters around it."""
         before = self.llm.stats()["speculation"]
         params = SamplingParams(max_tokens=tokens, temperature=t, seed=seed, ignore_eos=True)
         output = self.llm.submit(prompt, params, flight=flight).result()
@@ -158,14 +158,14 @@ class Trials:
         )
 
     def crowd(self) -> dict[str, Any]:
-        """Many requests at once, with drafts allowed and without: tokens per second of all."""
+        """Run many requests at once, with drafts allowed and without: tokens per second of all."""
         rates: dict[str, list[float]] = {SEQUENTIAL: [], IN_FLIGHT: []}
         for number in range(self.options.trials):
             options = [*rates] if number % 2 == 0 else [*reversed(rates)]
             for name in options:
                 rates[name].append(self._crowd_rate(number, OFF if name == SEQUENTIAL else None))
         ratio = ratios(rates[IN_FLIGHT], rates[SEQUENTIAL])
-        _tell(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
+        _notify(f"{_CROWD} requests at once: {ratio.median:.3f} of the speed without drafts")
         return {"requests": _CROWD, "tokens_per_second": rates, "ratio": asdict(ratio)}
 
     def _crowd_rate(self, number: int, flight: Flight | None) -> float:
@@ -179,12 +179,12 @@ class Trials:
         return tokens / (last - first)
 
     def rig(self) -> Rig:
-        """What steps, drafts and links take by now."""
+        """The present costs of steps, drafts and links."""
         return _rig(self.llm)
 
-    def _say(self, number: int, setting: _Setting, name: str, trial: Trial) -> None:
+    def _notify_of(self, number: int, setting: _Setting, name: str, trial: Trial) -> None:
         acceptance = f", acceptance {trial.acceptance:.2f}" if trial.tried else ""
-        _tell(
+        _notify(
             f"trial {number + 1} of {self.options.trials}, {setting.name}: {name}: "
             f"{1 / trial.seconds_per_token:.3g} tokens/s{acceptance}"
         )
@@ -197,7 +197,7 @@ def _rig(llm: LLM) -> Rig:
 
 
 def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rig:
-    """What everything took in one trial; what was not used in it, as it was by then."""
+    """The costs in one trial; of what was not used in it, the costs known by then."""
     stages = [dict(seconds) for seconds in after["step_seconds_by_rows"]]
     earlier = {(stage, rows): (count, seconds) for stage, rows, count, seconds in before["steps"]}
     for stage, rows, count, seconds in after["steps"]:
@@ -214,7 +214,7 @@ def _rig_of_trial(before: Mapping[str, Any], after: Mapping[str, Any]) -> Rig:
 
 
 def _prompts(options: SpeculationOptions, llm: LLM, vocab_size: int, is_made_up: bool) -> list[list[int]]:
-    """A prompt for each trial: beginnings of passages, or made up where only a number of drafts is right."""
+    """A prompt for each trial: the beginning of a passage, or random tokens for ``Replay``, which needs no text."""
     if is_made_up or llm.tokenizer is None:
         return [list(made_up(f"{options.seed} spec {i}", PROMPT_TOKENS, vocab_size)) for i in range(options.trials)]
     texts = list(OPENINGS) if options.text is None else passages(options.text, options.trials, _PASSAGE)
@@ -225,5 +225,5 @@ def vocabulary(checkpoint: Checkpoint) -> int:
     return checkpoint.vocab_size or 2
 
 
-def _tell(text: str) -> None:
+def _notify(text: str) -> None:
     errors.print(text, soft_wrap=True)

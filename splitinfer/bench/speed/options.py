@@ -1,6 +1,6 @@
-"""What ``splitinfer bench --mode speed`` was asked to measure, and what follows from it before anything is loaded.
+"""The options of ``splitinfer bench --mode speed``, and what follows from them before anything is loaded.
 
-The tasks that all systems get, the engine's settings that they need, and the link to emulate. What cannot be measured
+That is the tasks that all systems get, the engine's settings for them, and the link to emulate. What cannot be measured
 is refused here.
 """
 
@@ -19,7 +19,7 @@ from transports.emulated import LinkProfile, preset
 
 @dataclass(frozen=True, slots=True)
 class SpeedOptions:
-    """What the command line asked for."""
+    """The command line's options."""
 
     layout: str
     model: str | None = None
@@ -41,7 +41,7 @@ class SpeedOptions:
 
 
 def settings_of(options: SpeedOptions) -> Settings:
-    """A worker that is lost ends a measurement: figures with a pause in them mean nothing."""
+    """The engine's settings. The loss of a worker ends the measurement, because figures with a pause mean nothing."""
     num_stages = find_layout(options.layout).num_stages
     return Settings(
         token_budget=options.token_budget,
@@ -68,7 +68,11 @@ def plan(options: SpeedOptions, vocab_size: int) -> Workload:
 
 
 def check_length(options: SpeedOptions) -> None:
-    """Refuse tasks that are too long before anything is loaded."""
+    """Refuse tasks that exceed the model's context, before anything is loaded.
+
+    Raises:
+        ConfigError: one of them does.
+    """
     model = options.model or find_layout(options.layout).model
     if model is not None:
         names = "--prompt-tokens, --decode-tokens or --stream-tokens"
@@ -76,7 +80,11 @@ def check_length(options: SpeedOptions) -> None:
 
 
 def link_of(options: SpeedOptions) -> LinkProfile:
-    """The link to emulate: each that the coordinator makes, and by the addresses it hands out those between workers."""
+    """The link to emulate, between the coordinator and workers and, by the addresses sent to workers, between these.
+
+    Raises:
+        ConfigError: the layout has no links, or there is no such preset.
+    """
     if find_layout(options.layout).num_stages == 1:
         raise ConfigError(
             f"--link-preset emulates the links between stages; layout {options.layout} has 1 stage, so none"

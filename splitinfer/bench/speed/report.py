@@ -1,18 +1,19 @@
-"""The findings as one JSON document with every figure. Pure.
+"""Makes one JSON document of all findings. Pure.
 
 figures       what each figure is, by its path; * stands for a name or a number
-measured_on   machine, versions, BLAS of every process, who was pinned where
+measured_on   machine, versions, BLAS of every process, and the processor that it was pinned to
 layout, model, workload
-systems    by name: decode, prefill and throughput, each figure a summary with the values of all trials
+systems       by name: decode, prefill and throughput, each figure a summary with the values of all trials
+deprecated    old keys, which stand beside their present names for one release
 ratios        by pair: trial by trial, the first to the second
 same_tokens   in how many trials a system gave the pipeline's tokens
-notes         what to mind when reading the figures
+notes         caveats for reading the figures
 trials        the raw clock readings and counters of single streams
 
-A *limit* stands beside the figures that have one. One stream passes the stages one after another, so it is at
-best as fast as their computing added up, which is one machine's speed. A prompt of C chunks keeps S equal stages busy
-at once but for the beginning and the end: at best (C + S - 1) / (C * S) of their computing added up. Many streams
-keep all stages busy; a step of them comes out whenever the slowest stage is done.
+A *limit* stands beside the figures that have one. One stream passes the stages one after another, so it is at best as
+fast as the sum of their computing, which is one machine's speed. A prompt of C chunks keeps S equal stages busy at once
+but for the beginning and the end: at best (C + S - 1) / (C * S) of the sum of their computing. Many streams keep all
+stages busy; a step of them is done whenever the slowest stage is.
 """
 
 import math
@@ -20,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from splitinfer.bench.shared.deprecated_keys import DEPRECATED, with_old_keys
 from splitinfer.bench.shared.graph_size import GraphSize
 from splitinfer.bench.shared.measure import (
     Run,
@@ -37,7 +39,7 @@ from splitinfer.bench.shared.workload import KINDS, Kind
 
 PIPELINE, WHOLE, BASELINE, BASELINE_BEST = "pipeline", "whole", "baseline", "baseline_best"
 BASELINE_ALL, PEERS = "baseline_all_processors", "mlx_lm_pipeline"
-FORMAT = 2
+FORMAT = 3
 _PAIRS = (
     (PIPELINE, BASELINE), (PIPELINE, BASELINE_BEST), (PIPELINE, BASELINE_ALL), (PIPELINE, PEERS), (PIPELINE, WHOLE),
     (WHOLE, BASELINE), (WHOLE, BASELINE_BEST), (PEERS, BASELINE),
@@ -47,21 +49,21 @@ FIGURES = {
     "*.median": "of all trials; *.low, *.high and *.values are the least, the greatest, and each trial's",
     "*.spread_percent": "distance of the quartiles in percent of the median",
     "systems.*.decode.tokens_per_second": "tokens after the first, by the seconds they took; one stream",
-    "systems.*.decode.ms_per_token": "the same, turned over",
+    "systems.*.decode.ms_per_token": "its inverse",
     "systems.*.decode.ttft_seconds": "from submission to the first token; short prompt",
-    "systems.*.decode.limit.tokens_per_second": "physical limit: the stages' computing alone, one after the other",
+    "systems.*.decode.limit.tokens_per_second": "physical limit: only the stages' computing, one after the other",
     "systems.*.decode.limit.ratio_to_one_machine": "physical limit of decode_speed against one equal machine",
     "systems.*.decode.bytes_per_token": "hidden states over all links for one token",
     "systems.*.decode.steps_per_token": "passes through the stages for one token",
     "systems.*.decode.ms_per_token_by_cause.compute.*": "of a token's time, what the stage computed",
     "systems.*.decode.ms_per_token_by_cause.hops": "of a token's time, between the stages and back",
     "systems.*.decode.ms_per_token_by_cause.host": "of a token's time, the coordinator's loop",
-    "systems.*.decode.ms_per_token_by_cause.hops_and_host": "both, which is all that is no computing",
+    "systems.*.decode.ms_per_token_by_cause.hops_and_host": "both, all time but computing",
     "systems.*.prefill.ttft_seconds": "from submission to the first token; long prompt",
     "systems.*.prefill.prompt_tokens_per_second": "the long prompt's tokens by ttft_seconds",
     "systems.*.prefill.limit.ttft_seconds": "physical limit: share_of_one_stage of the stages' computing added up",
     "systems.*.prefill.limit.share_of_one_stage": "(C + S - 1) / (C * S): C chunks on S equal stages, by one stage",
-    "systems.*.prefill.limit.chunks": "C, the steps that the long prompt goes in",
+    "systems.*.prefill.limit.chunks": "C, the steps in which the long prompt is read",
     "systems.*.prefill.limit.stages": "S, the stages it goes through",
     "systems.*.prefill.bytes_per_token": "hidden states over all links for one prompt token",
     "systems.*.prefill.busy_percent.*": "of ttft_seconds, the percentage that the stage computed",
@@ -77,15 +79,15 @@ FIGURES = {
     "systems.*.throughput.*.limit.ratio": "physical limit: step_ms of all stages by that of the slowest, which is "
     "the best ratio of stages that compute at once to the same stages one after the other",
     "systems.*.throughput.*.limit.tokens_per_second": "physical limit: n rows whenever the slowest stage is done",
-    "systems.*.throughput.*.duty_percent.*": "of the time in which all decode, what the stage computed",
+    "systems.*.throughput.*.duty_percent.*": "of the time in which all decode, the share in which the stage computed",
     "systems.*.throughput.*.goodput_duty_percent.*": "the same for rows whose result was kept",
-    "systems.*.throughput.*.gaps.*.*.percent": "of that time, what the stage stood still for this cause",
+    "systems.*.throughput.*.gaps.*.*.percent": "of that time, the gaps of the stage by this cause",
     "systems.*.throughput.*.gaps.*.*.p50_ms": "the median of single gaps of this cause; 0 if there were none",
     "systems.*.throughput.*.gaps.*.*.p99_ms": "the same: what 99 % do not exceed",
     "systems.*.throughput.*.gaps.*.*.max_ms": "the same: the longest",
     "systems.*.graph.*.nodes": "of the graph of one decode step of so many rows: on the first stage; of mlx-lm, of "
     "its call of the model",
-    "systems.*.graph.*.kernels": "those of the nodes that compute, and not only look at an array in another way",
+    "systems.*.graph.*.kernels": "those of the nodes that compute; the others are views of an array",
     "ratios.*.decode_speed": "tokens_per_second, the first to the second, trial by trial; over 1 is faster",
     "ratios.*.ttft": "ttft_seconds of the long prompt, the first to the second, trial by trial; under 1 is faster",
     "ratios.*.throughput.*.tokens_per_second": "many sequences, the first to the second, trial by trial; over 1 is "
@@ -102,13 +104,13 @@ FIGURES = {
     "trials.*.spent.away": "seconds from the ends of steps on the coordinator's layers to their results",
 }
 
-Runs = Mapping[tuple[str, Kind], Sequence[Run]]  # who and what -> one for each trial
-Batches = Mapping[tuple[str, int], Sequence[BatchRun]]  # who and how many for each stage -> one for each trial
+Runs = Mapping[tuple[str, Kind], Sequence[Run]]  # by system and kind, one for each trial
+Batches = Mapping[tuple[str, int], Sequence[BatchRun]]  # by system and sequences for each stage, one for each trial
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Everything that was found out.
+    """All findings of a measurement.
 
     stages: the names of a system's stages, where it has any.
     graphs: by system and rows of a step.
@@ -128,11 +130,12 @@ class Findings:
 
 
 def document(found: Findings) -> dict[str, Any]:
-    """Everything, as JSON can hold it."""
+    """The JSON document."""
     names = list(dict.fromkeys(name for name, _ in (*found.runs, *found.batches)))
     written = {
         "tool": "splitinfer bench",
         "format": FORMAT,
+        "deprecated": DEPRECATED,
         "figures": FIGURES,
         "measured_on": found.measured_on,
         "layout": found.layout,
@@ -148,7 +151,7 @@ def document(found: Findings) -> dict[str, Any]:
             for trial, run in enumerate(runs)
         ],
     }
-    rounded: dict[str, Any] = _rounded(written)
+    rounded: dict[str, Any] = _rounded(with_old_keys(written))
     return rounded
 
 
@@ -159,9 +162,9 @@ def _system(found: Findings, name: str) -> dict[str, Any]:
         "decode": None if decodes is None else _decode(decodes, stages),
         "prefill": None if prefills is None else _prefill(prefills, stages, found.prompt_tokens, found.chunk),
         "throughput": {
-            str(n): _throughput(n, batches, stages) for (who, n), batches in found.batches.items() if who == name
+            str(n): _throughput(n, batches, stages) for (system, n), batches in found.batches.items() if system == name
         },
-        "graph": {str(rows): asdict(nodes) for (who, rows), nodes in found.graphs.items() if who == name},
+        "graph": {str(rows): asdict(nodes) for (system, rows), nodes in found.graphs.items() if system == name},
     }
 
 
@@ -265,15 +268,15 @@ def _plain(summary: Summary) -> dict[str, Any]:
 
 
 def _ratios(found: Findings, a: str, b: str) -> dict[str, Any]:
-    """Speeds (over 1: the first is faster), TTFT of the long prompt and ITL (under 1: it is faster)."""
+    """Ratios of a to b: speeds (over 1: a is faster), the long prompt's TTFT and ITL (under 1: a is faster)."""
     runs, batches = found.runs, found.batches
     figures: dict[str, Any] = {"decode_speed": None, "ttft": None, "throughput": {}}
     if (a, "decode") in runs and (b, "decode") in runs:
-        speeds = ([1 / run.seconds_per_token for run in runs[(who, "decode")]] for who in (a, b))
+        speeds = ([1 / run.seconds_per_token for run in runs[(system, "decode")]] for system in (a, b))
         figures["decode_speed"] = _plain(ratios(*speeds))
     if (a, "prefill") in runs and (b, "prefill") in runs:
-        figures["ttft"] = _plain(ratios(*([run.ttft for run in runs[(who, "prefill")]] for who in (a, b))))
-    for n in (n for who, n in batches if who == a and (b, n) in batches):
+        figures["ttft"] = _plain(ratios(*([run.ttft for run in runs[(system, "prefill")]] for system in (a, b))))
+    for n in (n for system, n in batches if system == a and (b, n) in batches):
         ours, theirs = batches[(a, n)], batches[(b, n)]
         figures["throughput"][str(n)] = {
             "tokens_per_second": _plain(ratios(*([run.tokens_per_second for run in each] for each in (ours, theirs)))),
@@ -283,12 +286,12 @@ def _ratios(found: Findings, a: str, b: str) -> dict[str, Any]:
 
 
 def _same(found: Findings, name: str) -> dict[str, Any]:
-    """In how many trials the tokens are the pipeline's, of how many; of a throughput, sequences."""
+    """The number of trials, of a throughput of sequences, whose tokens are the pipeline's."""
     agreed: dict[str, Any] = {}
     for kind in KINDS:
         pairs = zip(found.runs[(PIPELINE, kind)], found.runs.get((name, kind), ()), strict=False)
         agreed[kind] = _count([ours.token_ids == theirs.token_ids for ours, theirs in pairs])
-    for n in (n for who, n in found.batches if who == name):
+    for n in (n for system, n in found.batches if system == name):
         trials = zip(found.batches[(PIPELINE, n)], found.batches[(name, n)], strict=True)
         agreed[f"throughput_{n}"] = _count(
             [a == b for ours, theirs in trials for a, b in zip(ours.token_ids, theirs.token_ids, strict=False)]
@@ -305,7 +308,7 @@ def _raw(run: Run) -> dict[str, Any]:
 
 
 def _rounded(value: Any) -> Any:
-    """Seven digits say more than any clock here."""
+    """Floats with seven digits, more than the clocks resolve."""
     if isinstance(value, float):
         return float(f"{value:.7g}")
     if isinstance(value, Mapping):

@@ -1,6 +1,6 @@
-"""The conductor: opens the systems, gives them their turns, and hands over what was found.
+"""``splitinfer bench --mode speed``: opens the systems, lets them take turns, and prints what was found.
 
-This process is the coordinator. Plain mlx-lm and the local workers are its children; all are gone at the end.
+This process is the coordinator. Plain mlx-lm and the local workers are its children; all are ended at the end.
 """
 
 import os
@@ -49,8 +49,8 @@ from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from transports.emulated import installed
 
-_COUNTED_TOKENS = 12  # of prompts and answers whose steps are counted, not timed
-_SETTLE = 0.05  # seconds of peace before each turn: what the one before left over is done by then
+_COUNTED_TOKENS = 12  # of prompts and answers whose graphs are counted, not timed
+_SETTLE = 0.05  # seconds of idleness before each turn, in which the previous one's rest is done
 _WIDTH = 150  # columns, where there is no terminal
 _SHAPE = (
     "model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads",
@@ -59,10 +59,10 @@ _SHAPE = (
 
 
 def bench(options: SpeedOptions) -> int:
-    """Measure, then print the table and, as the last line, the document; the exit code.
+    """Measure, print tables and, as the last line, the document; return the exit code.
 
     Raises:
-        SplitinferError: one sentence on what cannot be measured, and why.
+        SplitinferError: something cannot be measured.
     """
     found = document(_measure(options))
     print_found(found, [table(found), *gap_tables(found)], as_json=options.as_json, least_width=_WIDTH)
@@ -73,7 +73,7 @@ def _measure(options: SpeedOptions) -> Findings:
     check_length(options)
     link = None if options.link_preset is None else link_of(options)
     processors = machine.free_processors()
-    on = machine.describe()  # before anything of ours loads the machine
+    on = machine.describe()  # before this measurement loads the machine
     settings = settings_of(options)
     with ExitStack() as stack:
         if link is not None:
@@ -82,26 +82,26 @@ def _measure(options: SpeedOptions) -> Findings:
         checkpoint = open_model(str(llm.layout.model))
         workload = plan(options, vocabulary(llm, checkpoint))
         dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
-        cast = _Cast([Stages(PIPELINE, llm)])
+        systems = _Systems([Stages(PIPELINE, llm)])
         if options.whole:
-            cast.systems.append(Stages(WHOLE, stack.enter_context(_whole(llm, replace(settings, trace=None)))))
+            systems.in_order.append(Stages(WHOLE, stack.enter_context(_whole(llm, replace(settings, trace=None)))))
         folder = str(checkpoint.folder.resolve())
         if options.baseline or options.peers:
             fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
         if options.baseline:
-            cast.plain = stack.enter_context(plain_mlx_lm(folder, dtype))
+            systems.plain = stack.enter_context(plain_mlx_lm(folder, dtype))
         if options.peers and workload.streams:
-            _invite_peers(stack, cast, folder, dtype, llm.layout)
-        pinned, blas_by_process = _pin(llm.layout, cast, processors), _blas(cast.plain)
-        graphs = _count_nodes(cast, workload)
-        _warm_up(cast.systems, workload)
+            _open_peers(stack, systems, folder, dtype, llm.layout)
+        pinned, blas_by_process = _pin(llm.layout, systems, processors), _blas(systems.plain)
+        graphs = _count_nodes(systems, workload)
+        _warm_up(systems.in_order, workload)
         tried: dict[int, float] = {}
-        if cast.plain is not None:
-            tried = _try_step_sizes(cast.plain, workload)
-            baselines = _baselines(cast.plain, min(tried, key=lambda size: tried[size]))
+        if systems.plain is not None:
+            tried = _try_step_sizes(systems.plain, workload)
+            baselines = _baselines(systems.plain, min(tried, key=lambda size: tried[size]))
             _warm_up_batches(baselines[0], workload)
-            cast.systems[1:1] = baselines
-        runs, batches = _take_turns(cast.systems, workload)
+            systems.in_order[1:1] = baselines
+        runs, batches = _take_turns(systems.in_order, workload)
     where = {"pinned": pinned, "is_pinned": bool(processors), "blas": blas_by_process}
     where["link"] = None if link is None else {"preset": options.link_preset, **asdict(link)}
     return Findings(
@@ -111,24 +111,27 @@ def _measure(options: SpeedOptions) -> Findings:
         workload={
             **asdict(workload),
             "chunk": llm.stats()["token_budget"],
-            "baseline_step_size": STEP_SIZES[0] if cast.plain else None,
+            "baseline_step_size": STEP_SIZES[0] if systems.plain else None,
             "baseline_ttft_by_step_size": {str(size): seconds for size, seconds in tried.items()},
         },
         prompt_tokens=workload.prompt_tokens,
         chunk=llm.stats()["token_budget"],
-        stages={c.name: [s.name for s in c.llm.layout.stages] for c in cast.systems if isinstance(c, Stages)},
+        stages={c.name: [s.name for s in c.llm.layout.stages] for c in systems.in_order if isinstance(c, Stages)},
         runs=runs,
-        notes=[*_notes(options, on, pinned, blas_by_process, llm.layout), *cast.notes],
+        notes=[*_notes(options, on, pinned, blas_by_process, llm.layout), *systems.notes],
         batches=batches,
         graphs=graphs,
     )
 
 
 @dataclass(slots=True)
-class _Cast:
-    """Who takes part: ``systems`` in the order of their turns, and ``plain``, which plays several of them."""
+class _Systems:
+    """The systems ``in_order`` of their turns, the processes behind them, and notes on those that could not be opened.
 
-    systems: list[System]
+    ``plain`` runs several of the systems.
+    """
+
+    in_order: list[System]
     plain: PlainMlxLm | None = None
     peers: MlxLmProcesses | None = None
     notes: list[str] = field(default_factory=list)
@@ -139,7 +142,7 @@ class _Cast:
 
 @contextmanager
 def _whole(llm: LLM, settings: Settings) -> Iterator[LLM]:
-    """The same model in one stage, in this process: what the loop costs without a cut."""
+    """The same model in one stage, in this process, which shows the engine's cost without a cut."""
     errors.print("loading the whole model as one stage", soft_wrap=True)
     keys = {"model": llm.layout.model, "dtype": llm.layout.dtype}
     with LLM({**keys, "stages": [{"name": "whole", "layers": llm.layout.num_layers}]}, settings=settings) as whole:
@@ -147,37 +150,39 @@ def _whole(llm: LLM, settings: Settings) -> Iterator[LLM]:
 
 
 def _baselines(plain: PlainMlxLm, best: int) -> list[System]:
-    """mlx-lm as it comes; and for prompts also at its best, where that is another step size."""
+    """mlx-lm at its default step size, and for prompts also at the best one, where that is another."""
     default: System = Baseline(BASELINE, plain, STEP_SIZES[0], KINDS, 1)
     if best == STEP_SIZES[0]:
         return [default]
     return [default, Baseline(BASELINE_BEST, plain, best, ("prefill",), 0)]
 
 
-def _invite_peers(stack: ExitStack, cast: _Cast, folder: str, dtype: str | None, layout: Layout) -> None:
-    """mlx-lm's own pipeline with the layout's cut; and mlx-lm in one process on all processors of this machine."""
+def _open_peers(stack: ExitStack, systems: _Systems, folder: str, dtype: str | None, layout: Layout) -> None:
+    """Add mlx-lm's own pipeline with the layout's cut, and mlx-lm in one process on all processors of this machine."""
     errors.print("loading the model in mlx-lm's own pipeline", soft_wrap=True)
     try:
         if layout.num_stages == 1:
             raise ModelError("the layout has 1 stage")
-        cast.peers = stack.enter_context(MlxLmProcesses(folder, dtype, [stage.num_layers for stage in layout.stages]))
-        cast.systems.append(MlxLmPipeline(PEERS, cast.peers, layout.num_stages))
+        systems.peers = stack.enter_context(
+            MlxLmProcesses(folder, dtype, [stage.num_layers for stage in layout.stages])
+        )
+        systems.in_order.append(MlxLmPipeline(PEERS, systems.peers, layout.num_stages))
     except ModelError as error:
-        cast.notes.append(f"mlx-lm's own pipeline was not measured: {error}")
+        systems.notes.append(f"mlx-lm's own pipeline was not measured: {error}")
     count = str(len(machine.free_processors()) or os.cpu_count() or 1)
     threads = {"OPENBLAS_NUM_THREADS": count, "OMP_NUM_THREADS": count}
     everywhere = stack.enter_context(plain_mlx_lm(folder, dtype, threads))
-    cast.systems.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
+    systems.in_order.append(Baseline(BASELINE_ALL, everywhere, STEP_SIZES[0], (), 1))
 
 
-def _pin(layout: Layout, cast: _Cast, processors: Sequence[int]) -> dict[str, int | None]:
-    """A processor for each stage here; whoever runs while the stages sleep shares the coordinator's."""
+def _pin(layout: Layout, systems: _Systems, processors: Sequence[int]) -> dict[str, int | None]:
+    """Pin each stage here to a processor of its own; systems that run while the stages sleep share these."""
     given = machine.assign(layout.stages, processors)
     here = {layout.stages[0].name: os.getpid(), **machine.local_workers()}
-    if cast.plain is not None:
-        here[BASELINE] = cast.plain.pid
+    if systems.plain is not None:
+        here[BASELINE] = systems.plain.pid
         given[BASELINE] = processors[0] if processors else None
-    for i, pid in enumerate(cast.peers.pids if cast.peers else ()):
+    for i, pid in enumerate(systems.peers.pids if systems.peers else ()):
         here[f"{PEERS} {i}"] = pid
         given[f"{PEERS} {i}"] = processors[i % len(processors)] if processors else None
     machine.pin_all(here, given)
@@ -185,7 +190,7 @@ def _pin(layout: Layout, cast: _Cast, processors: Sequence[int]) -> dict[str, in
 
 
 def _blas(plain: PlainMlxLm | None) -> dict[str, str]:
-    """Which BLAS computes in each process here, where MLX has no GPU and the system tells."""
+    """The BLAS of each process here, where MLX has no GPU and the system can tell."""
     if on_gpu():
         return {}
     pids = {"coordinator": os.getpid(), **machine.local_workers()}
@@ -198,14 +203,14 @@ def _blas(plain: PlainMlxLm | None) -> dict[str, str]:
 # -- turns ---------------------------------------------------------------------------------------
 
 
-def _count_nodes(cast: _Cast, workload: Workload) -> dict[tuple[str, int], GraphSize]:
-    """The graphs of steps of one row and of the first throughput's rows, where they can be seen."""
+def _count_nodes(systems: _Systems, workload: Workload) -> dict[tuple[str, int], GraphSize]:
+    """The graph sizes of steps of one row and of the first throughput's rows, where they can be counted."""
     found: dict[tuple[str, int], GraphSize] = {}
     if not workload.streams:
         return found
     short = replace(workload, stream_prompt_tokens=_COUNTED_TOKENS, stream_tokens=_COUNTED_TOKENS)
-    seen: list[System] = [c for c in cast.systems if isinstance(c, Stages)]
-    seen += _baselines(cast.plain, STEP_SIZES[0]) if cast.plain is not None else []
+    seen: list[System] = [c for c in systems.in_order if isinstance(c, Stages)]
+    seen += _baselines(systems.plain, STEP_SIZES[0]) if systems.plain is not None else []
     for system in seen:
         for rows in dict.fromkeys((1, workload.streams[0])):
             nodes = system.count_nodes(short.batch(rows, -1, system.num_stages))
@@ -224,13 +229,13 @@ def _warm_up(systems: Sequence[System], workload: Workload) -> None:
 
 
 def _warm_up_batches(system: System, workload: Workload) -> None:
-    """Whole ones: those that turn out too short should do so before anything is timed."""
+    """Run whole batches, so that one that is too short for a rate is refused before anything is timed."""
     for streams in workload.streams:
         _batch(system, workload, streams, -1)
 
 
 def _try_step_sizes(plain: PlainMlxLm, workload: Workload) -> dict[int, float]:
-    """TTFT of the long prompt by step size, each tried once; that warms it up, too."""
+    """TTFT of the long prompt by step size, each tried once, which also warms up mlx-lm."""
     plain.run(workload.warm_up("decode"), STEP_SIZES[0])
     tried = {}
     for size in step_sizes(workload.prompt_tokens):
@@ -273,7 +278,7 @@ def _batch(system: System, workload: Workload, streams: int, trial: int) -> Batc
     return run
 
 
-# -- what it was ---------------------------------------------------------------------------------
+# -- the document's descriptions ------------------------------------------------------------------
 
 
 def _plain_layout(layout: Layout) -> dict[str, Any]:
@@ -306,7 +311,7 @@ def _notes(
     blas_by_process: dict[str, str],
     layout: Layout,
 ) -> list[str]:
-    """What a reader of the figures must know."""
+    """Caveats for readers of the figures."""
     notes = []
     shared = [cpu for stage in layout.stages if (cpu := pinned[stage.name]) is not None]
     if len(shared) > len(set(shared)):

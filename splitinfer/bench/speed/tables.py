@@ -1,4 +1,4 @@
-"""The document for people: a table of its medians, and one of what the stages stood still for. Pure."""
+"""Tables of the document: its medians, and the causes of gaps on the stages. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ _TITLES = {
     WHOLE: "splitinfer, one stage",
     PEERS: "mlx-lm's pipeline",
 }
-_BELOW = (BASELINE_ALL,)  # those with no column: they did not have one processor a process
+_BELOW = (BASELINE_ALL,)  # in the caption instead of a column: not limited to one processor for each process
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """``path``: of the figure, below each system. ``ratio``: of that in the last column, in the document."""
+    """``path``: to the figure in each system. ``ratio``: to that of the last column, in the document."""
 
     label: str
     path: tuple[str, ...] = ()
@@ -31,7 +31,7 @@ _CAUSES = ("decode", "ms_per_token_by_cause")
 
 
 def table(found: Mapping[str, Any]) -> Table:
-    """The document's medians, each with its spread."""
+    """The table of the document's medians, each with its spread."""
     systems = {name: each for name, each in found["systems"].items() if name not in _BELOW}
     against = _against(systems)
     drawn = Table(title=_title(found), caption="\n".join(_caption(found)), caption_justify="left", title_justify="left")
@@ -40,7 +40,7 @@ def table(found: Mapping[str, Any]) -> Table:
         drawn.add_column(_TITLES.get(name, name), justify="right")
     if against:
         drawn.add_column(f"pipeline / {_TITLES[against]}", justify="right")
-    for row in _rows(found, systems):
+    for row in _rows(systems):
         figures = [_at(systems[name], row.path) if row.path else None for name in systems]
         last = [_at(found, row.ratio) if row.ratio else None] if against else []
         if any(figure is not None for figure in (*figures, *last)):
@@ -48,7 +48,7 @@ def table(found: Mapping[str, Any]) -> Table:
     return drawn
 
 
-def _rows(found: Mapping[str, Any], systems: Mapping[str, Any]) -> Iterator[_Row]:
+def _rows(systems: Mapping[str, Any]) -> Iterator[_Row]:
     yield from _decode_rows(systems)
     yield from _prefill_rows(systems)
     for n in systems[PIPELINE]["throughput"]:
@@ -105,7 +105,7 @@ def _throughput_rows(systems: Mapping[str, Any], n: str) -> Iterator[_Row]:
 
 
 def gap_tables(found: Mapping[str, Any]) -> list[Table]:
-    """For each throughput of the pipeline: what each stage stood still for, and how long at a time."""
+    """For each throughput of the pipeline, a table of the causes for which each stage was idle, and for how long."""
     throughputs: Mapping[str, Any] = found["systems"][PIPELINE]["throughput"]
     return [_gap_table(n, figures["gaps"]) for n, figures in throughputs.items() if "gaps" in figures]
 
@@ -129,8 +129,8 @@ def _against(systems: Mapping[str, Any]) -> str | None:
 
 
 def _ratio(systems: Mapping[str, Any], *path: str) -> tuple[str, ...]:
-    """Where a ratio of the last column stands. For the long prompt it is to mlx-lm at its faster step size: the one
-    tried out as best may have been so by chance."""
+    """The path of a ratio of the last column. For the long prompt it is to mlx-lm at its faster step size, because the
+    one that was tried out as best may have been so by chance."""
     other = _against(systems)
     if path == ("ttft",) and BASELINE_BEST in systems:
         other = min((BASELINE, BASELINE_BEST), key=lambda name: systems[name]["prefill"]["ttft_seconds"]["median"])
@@ -165,7 +165,7 @@ def _title(found: Mapping[str, Any]) -> str:
 
 
 def _limits(pipeline: Mapping[str, Any]) -> Iterator[str]:
-    """The physical limits in words."""
+    """The physical limits as sentences."""
     prefill = pipeline["prefill"]["limit"]
     chunks, stages = prefill["chunks"], prefill["stages"]
     yield "limit of decoding: the stages' computing, one after the other, so at best 1 of one machine's speed"
@@ -184,7 +184,7 @@ def _limits(pipeline: Mapping[str, Any]) -> Iterator[str]:
 
 def _caption(found: Mapping[str, Any]) -> list[str]:
     on = found["measured_on"]
-    pinned = ", ".join(f"{who} on {'none' if cpu is None else cpu}" for who, cpu in on["pinned"].items())
+    pinned = ", ".join(f"{name} on {'none' if cpu is None else cpu}" for name, cpu in on["pinned"].items())
     lines = [
         "medians, ± half the distance of the quartiles; ratios trial by trial"
         + (", TTFT against mlx-lm's faster step" if BASELINE_BEST in found["systems"] else ""),

@@ -1,1 +1,1 @@
-"""``splitinfer bench --mode wire``: hidden states in few bytes."""
+"""``splitinfer bench --mode wire``: codecs for hidden states."""

@@ -1,8 +1,8 @@
-"""Codecs on rows by themselves: bytes, seconds, and errors, also where a few values are massive.
+"""Measures codecs on rows alone: bytes, seconds, and errors, also where a few values are massive.
 
 In the residual stream of trained models some channels are always large, and a few values enormous: 1e2 to 1e3 in many,
-7e5 in Gemma 3 (arXiv 2605.15572). Rows like those are made here. An error is given of all values, and of the *usual*
-ones, which are not massive: a codec may well be right about the large and have lost everything else.
+7e5 in Gemma 3 (arXiv 2605.15572). Rows like those are made here. Errors are given over all values, and over the *usual*
+ones, which are not massive: a codec may preserve the large values and lose all others.
 """
 
 import math
@@ -24,7 +24,7 @@ _DTYPE = "bfloat16"
 
 
 def measure_rows() -> dict[str, Any]:
-    """Figures of every codec."""
+    """The figures of every codec, for the document."""
     kinds = {"ordinary": _rows(), "spike 2e3": _rows(50, 2e3), "spike 3e5": _rows(500, 3e5)}
     halves = bytes_per_row(FP16, WIDTH, _DTYPE)
     codecs = {}
@@ -48,7 +48,7 @@ def _rows(large: float = 1.0, spike: float = 0.0) -> mx.array:
 
 
 def _off(codec: str, rows: mx.array) -> dict[str, float]:
-    """``fit``: the share of rows that can be packed; the errors are of those."""
+    """``fit``: the share of rows that can be packed; ``all``, ``usual``: root mean square errors of those, relative."""
     if codec == NONE:
         return {"fit": 1.0, "all": 0.0, "usual": 0.0}
     fits, packed = pack(codec, rows)

@@ -1,11 +1,11 @@
-"""What codecs on links cost and save: ``splitinfer bench --mode wire``.
+"""``splitinfer bench --mode wire``: what codecs on links cost and save.
 
-rows       bytes, seconds, and how far off rows are that come back: of ordinary values, and with massive ones among
-           them, as models have them (``bench.wire.rows``)
+rows       bytes, seconds, and errors of unpacked rows: of ordinary values, and with massive ones among them, as models
+           have them (``bench.wire.rows``)
 fidelity   the whole model on a text, cut at a quarter, the half and three quarters of its layers, all rows packed at
            the cut: KL, top-1, perplexity (``bench.shared.fidelity``)
-prompts    TTFT of a long prompt on the layout's stages, in turns: on a link as quick as it is, and on an emulated one
-           so slow that the bytes of a prompt take one and a half times as long as a stage computes
+prompts    TTFT of a long prompt on the layout's stages, in turns: on the link as it is, and on an emulated one so slow
+           that the bytes of a prompt take one and a half times as long as a stage computes
 """
 
 from collections.abc import Iterator, Mapping
@@ -40,16 +40,16 @@ from splitinfer.models.memory import on_gpu
 from transports.emulated import LinkProfile, installed
 
 _LENGTH, _CHUNK = 400, 128  # tokens of a passage, and of a chunk
-_OPENING = 64  # tokens, at most, before a text of the model's own
+_OPENING = 64  # tokens, at most, of the prompt for a text that the model generates
 _SLOW = 1.5  # times a stage's computing that the bytes of a prompt take on the slow link
 _AS_IT_IS, _SLOWED = "as it is", "slow"
-_CONTENDERS = ((_AS_IT_IS, NONE), (_AS_IT_IS, AUTO), *((_SLOWED, codec) for codec in (NONE, AUTO, *CODECS)))
+_SYSTEMS = ((_AS_IT_IS, NONE), (_AS_IT_IS, AUTO), *((_SLOWED, codec) for codec in (NONE, AUTO, *CODECS)))
 
 
 @dataclass(frozen=True, slots=True)
 class WireOptions:
-    """What the command line asked for. ``text``: to read, ``num_texts`` passages of it; ``None``: the model's own
-    answers."""
+    """The command line's options. ``text``: to read, ``num_texts`` passages of it; ``None``: texts that the model
+    generates."""
 
     layout: str
     model: str | None
@@ -64,10 +64,10 @@ class WireOptions:
 
 
 def measure_wire(options: WireOptions) -> int:
-    """Measure, then print tables and, as the last line, the document; the exit code.
+    """Measure, print tables and, as the last line, the document; return the exit code.
 
     Raises:
-        SplitinferError: one sentence on what cannot be measured, and why.
+        SplitinferError: something cannot be measured.
     """
     check_text(options.text)
     found = _measure(options)
@@ -91,7 +91,7 @@ def _measure(options: WireOptions) -> dict[str, Any]:
         texts = own_or_read(plain, options.text, options.num_texts, _LENGTH, options.seed)
         slow = _slow_link(options, plain)
         llms = {(_AS_IT_IS, NONE): plain}
-        for link, codec in _CONTENDERS[1:]:
+        for link, codec in _SYSTEMS[1:]:
             llms[link, codec] = _open(options, stack, codec, slow if link == _SLOWED else None, processors)
         prompts = _prompts(options, llms)
     return {
@@ -124,13 +124,13 @@ def _open(options: WireOptions, stack: ExitStack, codec: str, link: LinkProfile 
         if link is not None:
             while_opening.enter_context(installed(link))
         llm = stack.enter_context(LLM(options.layout, model=options.model, settings=settings))
-    machine.pin_stages(llm.layout.stages, None, processors)  # the workers that came last
+    machine.pin_stages(llm.layout.stages, None, processors)  # the workers that were started last
     return llm
 
 
 def _slow_link(options: WireOptions, llm: LLM) -> LinkProfile:
     """A link on which the bytes of a prompt take ``_SLOW`` times as long as the slowest stage computes."""
-    _ttft(options, llm, -2)  # whatever is slow once
+    _ttft(options, llm, -2)  # warms up
     before = llm.stats()["stages"]
     _ttft(options, llm, -1)
     after = llm.stats()["stages"]
@@ -173,7 +173,7 @@ def _prompts(options: WireOptions, llms: Mapping[tuple[str, str], LLM]) -> list[
 
 
 def _fidelity(checkpoint: Checkpoint, dtype: str, texts: list[list[int]]) -> list[dict[str, Any]]:
-    """By cut and codec, each beside the whole model; ``none`` among them: it must change nothing."""
+    """Fidelity by cut and codec, each compared with the whole model; ``none`` is among them and must change nothing."""
     layers, found, vocab_size = count_layers(checkpoint), list[dict[str, Any]](), checkpoint.vocab_size or 2
     whole = whole_model(checkpoint, dtype)
     exact = [logprobs(whole, text, vocab_size) for text in texts]
@@ -196,7 +196,7 @@ def _stages(checkpoint: Checkpoint, dtype: str, cut: int, layers: int) -> Iterat
 
 
 def _read(front: StageModel, back: StageModel, text: list[int], codec: str, vocab_size: int) -> mx.array:
-    """[n, vocabulary]: log probabilities over a text, all of which crosses by ``codec``."""
+    """Log probabilities over a text, [n, vocabulary], all rows of which are packed by ``codec`` at the cut."""
     ours, theirs, found = front.make_caches(), back.make_caches(), []
     for at in range(0, len(text), _CHUNK):
         ids = mx.array([text[at : at + _CHUNK]], dtype=mx.int32)
