@@ -68,7 +68,7 @@ def test_which_products_are_turned(
         seen.append(x.shape)
         return transposed_product(weight, x)
 
-    monkeypatch.setattr(products, "turned_product", noted)
+    monkeypatch.setattr(products, "transposed_product", noted)
     _, turned = pair()
     turned.set_dtype(dtype)
     turned.layers[0](mx.zeros((rows, 24), dtype))
