@@ -209,7 +209,7 @@ def test_a_writer_that_pauses_within_a_frame_does_not_rest(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda head: b"SPRX" + head[4:], "lost step"),
+        (lambda head: b"SPRX" + head[4:], "out of step"),
         (lambda head: head[:4] + b"\x09" + head[5:], "version 9 there"),
         (lambda head: head[:-1] + bytes([head[-1] ^ 1]), "checksum of a message's head"),
         (lambda head: pack_head(transport_kind(head), nonce=5, seq=2, lengths=[40, 1]), "another link"),
@@ -305,7 +305,7 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1.0)
     wish = handshake.LinkRequest("ring", "").opening
     with transports.listen(RING, options=QUICK) as listener:
-        for words, reason in ((b"", b"nothing"), (b"[" * 5000, b"did not say go"), (b'{"step": "go"}', b"no port")):
+        for words, reason in ((b"", b"nothing"), (b"[" * 5000, b"did not send go"), (b'{"step": "go"}', b"no port")):
             with raw_dealer(listener.address) as dealer:
                 dealer.send_multipart(encode(Kind.OPEN, seq=0, header=wish))
                 if words:
@@ -388,7 +388,7 @@ def test_a_ring_between_machines_carries_no_frames_of_a_link_with_keys() -> None
     [
         ("rdma://127.0.0.1:1?backend=mpi", "unknown backend 'mpi'; known: jaccl, ring"),
         ("rdma://127.0.0.1:1?lane=2", "unknown 'lane'; known: backend, device"),
-        ("rdma://127.0.0.1:1?device=a:b:c", "is no device"),
+        ("rdma://127.0.0.1:1?device=a:b:c", "is not a device"),
         ("rdma://127.0.0.1:1?backend", "bad query field"),
         ("rdma://127.0.0.1", "needs a host and a port"),
     ],
