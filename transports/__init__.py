@@ -1,9 +1,9 @@
-"""Links between processes: one contract (`base`), several carriers, chosen by the scheme of an address.
+"""Links between processes: one contract (`base`), several transports, chosen by the scheme of an address.
 
     listener = listen("tcp://0.0.0.0:5577")          link = connect("tcp://mini.local:5577", timeout=10)
     link = listener.accept()                         link.send(Frame(b"header", (array,)))
 
-Stands alone: nothing here knows what the frames mean.
+The package stands alone: nothing in it knows what the frames mean.
 """
 
 from transports.base import (

@@ -1,4 +1,4 @@
-"""Addresses: `scheme://rest`, and for schemes with hosts `scheme://host:port`.
+"""Parses addresses: `scheme://rest`, and for schemes with hosts `scheme://host:port`.
 
 IPv6 addresses stand in brackets, as in a URL: `tcp://[fe80::1%en5]:5577`.
 """
@@ -32,7 +32,7 @@ def split_scheme(address: str) -> tuple[str, str]:
 
 
 def parse_host_port(address: str) -> HostPort:
-    """The host and port of `scheme://host:port`. Raises AddressError saying what is wrong with it."""
+    """The host and port of `scheme://host:port`. Raises AddressError with what is wrong."""
     _, rest = split_scheme(address)
     host, colon, port = rest.rpartition(":")
     if not colon or not host or rest.endswith("]"):
@@ -51,8 +51,8 @@ def _without_brackets(address: str, host: str) -> str:
 
 
 @contextlib.contextmanager
-def calling_it(address: str, below: str) -> Iterator[None]:
-    """Let errors name the address that the caller used, where links are made of others."""
+def errors_naming(address: str, below: str) -> Iterator[None]:
+    """Replace `below` by `address`, which the caller used, in the messages of errors raised in a `with` block."""
     try:
         yield
     except (AddressError, AddressInUse, LinkTimeout, ListenerClosed) as problem:

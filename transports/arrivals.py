@@ -1,4 +1,4 @@
-"""Links that have come to a listener and wait for `accept`."""
+"""Queues a listener's new links until `accept`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class Arrivals(Generic[AnyLink]):
-    """In the order in which they came. From any thread. `address`: of the listener, for messages to people."""
+    """Links in the order in which they were opened. Thread-safe. `address`: the listener's, for error messages."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -25,7 +25,7 @@ class Arrivals(Generic[AnyLink]):
         return self._is_closed
 
     def put(self, link: AnyLink) -> bool:
-        """One has come. False after the end: it is not kept."""
+        """Add a link. False after `close`: it was not added."""
         with self._changed:
             if self._is_closed:
                 return False
@@ -34,17 +34,17 @@ class Arrivals(Generic[AnyLink]):
             return True
 
     def take(self, timeout: float | None) -> AnyLink:
-        """The next, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, ListenerClosed."""
+        """The next link, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, ListenerClosed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed, timeout)
             if self._is_closed:
                 raise ListenerClosed(f"{self._address} is closed")
             if not self._waiting:
-                raise LinkTimeout(f"nobody connected to {self._address} within {timeout:g} s")
+                raise LinkTimeout(f"no peer connected to {self._address} within {timeout:g} s")
             return self._waiting.popleft()
 
     def close(self) -> None:
-        """Nobody waits any more, neither for a link nor to be taken."""
+        """Drop the links in the queue; every `take`, now and later, raises ListenerClosed."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()

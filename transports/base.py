@@ -1,18 +1,18 @@
-"""What a link promises, whatever carries it.
+"""The contract of a link, on every transport.
 
-A *link* is one edge of the pipeline: ordered, full-duplex, between exactly two processes. What travels on it is a
-`Frame`: a short header and a few payload parts. The contract every scheme keeps (`tests/transports/contract.py` is the
-same text in code):
+A *link* is one edge of the pipeline: ordered, full-duplex, between exactly two processes. It transmits `Frame`s: a
+short header and a few payload parts. Every scheme keeps this contract (`tests/transports/contract.py` is the same in
+code):
 
 * **Ordered, whole, at most once.** Frames arrive complete, in the order they were sent, or not at all.
 * **Fail-stop.** A lost connection, a gap in the numbering, a damaged or over-sized frame, or silence ends the link with
-  one `LinkClosed(reason)` for every waiter. A link never reconnects: only the level above knows what to say again.
+  one `LinkClosed(reason)` for every waiter. A link never reconnects: only the caller knows what to send again.
 * **Bounded.** Sizes, counts and silence have limits, all of them in `LinkOptions`.
 * **Alive is more than connected.** Each side's heartbeats carry a progress number that the engine sets, so a peer whose
-  network thread lives while its engine is stuck can be told from a healthy one.
+  network thread runs while its engine is stuck can be told from a healthy one.
 
-The life of a link: `connect` meets `listen`; `Listener.accept` hands out the other end; frames go both ways; `close`
-(flush, say why) or `abort` (drop everything) ends it, or the world does.
+The life of a link: `connect` opens it to an address that another process listens on, where `Listener.accept` returns
+its other end; frames go both ways; `close` (flush, send the reason), `abort` (drop everything) or a failure ends it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    # Whatever has the buffer protocol; the name is in the standard library only from Python 3.12 on.
+    # An object with the buffer protocol; the name is in the standard library only from Python 3.12 on.
     from typing_extensions import Buffer as Buffer
 
     from transports.security import Security
@@ -32,7 +32,7 @@ else:
     Buffer = object
 
 MIB = 1 << 20
-FLUSH_SECONDS = 1.0  # the longest that `Link.close` takes
+FLUSH_SECONDS = 1.0  # the most time that `Link.close` takes
 
 
 class TransportError(Exception):
@@ -52,27 +52,27 @@ class LinkRefused(LinkClosed):
 
 
 class TransportUnavailable(LinkClosed):
-    """Both ends are there, but what should carry the frames is not to be had; `reason` says at which end, and why."""
+    """Both ends are reachable, but one of them cannot use the transport; `reason` says which end, and why."""
 
 
 class LinkTimeout(TransportError):
-    """Nothing happened in the time allowed; what was asked may be asked again."""
+    """Nothing happened in the time allowed; the call may be repeated."""
 
 
 class ListenerClosed(TransportError):
-    """The listener was closed while, or before, somebody waited on it."""
+    """The listener was closed before or during `accept`."""
 
 
 class FrameError(TransportError):
-    """A frame that may not be sent, or bytes that are not one of our frames."""
+    """A frame over a bound, or bytes that are not a valid frame."""
 
 
 class AddressError(TransportError):
-    """An address that cannot be understood, or that is not this machine's to listen on."""
+    """An address that cannot be parsed or resolved, or that this machine cannot listen on."""
 
 
 class AddressInUse(TransportError):
-    """Somebody already listens on this address."""
+    """Another listener already has this address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Frame:
 
     @property
     def num_bytes(self) -> int:
-        """Of the header and all parts."""
+        """Bytes of the header and all parts."""
         return len(self.header) + sum(memoryview(part).nbytes for part in self.parts)
 
 
@@ -95,12 +95,13 @@ class LinkOptions:
     max_header_bytes: int = 8 * MIB
     max_part_bytes: int = 256 * MIB
     max_parts: int = 16
-    max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link: its reader is lost
+    max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link, as its reader fell behind
     beat_every: float = 0.2  # seconds between heartbeats
     dead_after: float = 3.0  # seconds of silence after which the link is closed
-    checksum_parts: bool = False  # the header always has a checksum; the payload's takes longer than sending it, on
-    # top of what TCP and Ethernet check, and encryption proves
-    security: Security | None = None  # None: readable and open to anybody
+    # The header always has a checksum. The payload's takes longer than sending it, and TCP, Ethernet and encryption
+    # check it, too.
+    checksum_parts: bool = False
+    security: Security | None = None  # None: not encrypted, and any peer may connect
 
     def __post_init__(self) -> None:
         for name in ("max_header_bytes", "max_part_bytes", "max_parts", "max_waiting_bytes"):
@@ -119,7 +120,7 @@ DEFAULT_OPTIONS = LinkOptions()
 
 @dataclass(frozen=True, slots=True)
 class LinkStats:
-    """What data frames have carried, header and payload bytes; heartbeats and framing are not counted."""
+    """Data frames and their header and payload bytes so far; heartbeats and framing are not counted."""
 
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -148,7 +149,7 @@ class Link(ABC):
     """The peer's address, for messages to people."""
 
     peer_key: str | None = None
-    """The public key that the peer has proven to own; None where the link is not encrypted."""
+    """The peer's public key, proven by the handshake; None where the link is not encrypted."""
 
     @abstractmethod
     def send(self, frame: Frame) -> None:
@@ -162,37 +163,37 @@ class Link(ABC):
     def recv(self, timeout: float | None = None) -> Frame:
         """The next frame, waiting at most `timeout` seconds (None: for ever). Raises LinkTimeout, LinkClosed.
 
-        Frames that came before the end are handed out first; after them every call raises LinkClosed.
+        Frames that arrived before the end are returned first; after them every call raises LinkClosed.
         """
 
     @abstractmethod
     def deliver_to(self, sink: Sink) -> None:
-        """Instead of `recv`: give every frame, and finally exactly one LinkClosed, to `sink`, one call at a time.
+        """Instead of `recv`: pass every frame, and finally exactly one LinkClosed, to `sink`, one call at a time.
 
-        The calls come from the transport's own thread (inproc: from the sender's), after what was queued already.
-        The sink must be quick and must not raise: heartbeats wait while it runs. It may use this link. If the link is
-        over already, the calls are made before this method returns.
+        The calls come from the transport's own thread (inproc: from the sender's), beginning with frames already
+        queued. The sink must be quick and must not raise: heartbeats wait while it runs. It may use this link. If the
+        link is over already, the calls are made before this method returns.
         """
 
     @abstractmethod
     def beat(self, progress: int) -> None:
-        """Let my heartbeats carry `progress` (0 <= progress < 2**64) from now on. Raises ValueError out of range."""
+        """Send `progress` (0 <= progress < 2**64) in heartbeats from now on. Raises ValueError out of range."""
 
     @property
     @abstractmethod
     def peer_progress(self) -> int:
-        """The last progress heard from the peer; 0 before the first."""
+        """The last progress received from the peer; 0 before the first."""
 
     @property
     @abstractmethod
     def silent_for(self) -> float:
-        """Seconds since anything at all was heard from the peer."""
+        """Seconds since anything was received from the peer."""
 
     @abstractmethod
     def close(self, reason: str = "") -> None:
-        """Flush what was sent, tell the peer `reason`, end the link; at most a second. A second call does nothing.
+        """Flush, send the peer `reason`, end the link; takes at most FLUSH_SECONDS. A second call does nothing.
 
-        The peer gets LinkClosed(reason) after all earlier frames. Here, what has arrived stays readable.
+        The peer gets LinkClosed(reason) after all earlier frames. At this end, frames that have arrived stay readable.
         """
 
     @abstractmethod
@@ -207,7 +208,7 @@ class Link(ABC):
     @property
     @abstractmethod
     def stats(self) -> LinkStats:
-        """What has been carried so far."""
+        """Frames and bytes sent and received so far."""
 
     def __enter__(self) -> Self:
         return self
@@ -220,7 +221,7 @@ class Link(ABC):
 
 
 class Listener(ABC):
-    """A place where links begin. It owns the links it handed out: closing it aborts them."""
+    """Accepts links at an address. It owns the links it returned: closing it aborts them."""
 
     address: str
     """The address to connect to, with the real port (port 0 asks for a free one)."""
@@ -234,7 +235,7 @@ class Listener(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Stop listening and abort this listener's links; those that should end politely are closed before."""
+        """Stop listening and abort this listener's links; to end a link politely, close it before."""
 
     def __enter__(self) -> Self:
         return self
@@ -244,7 +245,7 @@ class Listener(ABC):
 
 
 class Transport(Protocol):
-    """One scheme. `connect` and `listen` of `transports.registry` find it by the address and say what they raise."""
+    """One scheme. `connect` and `listen` of `transports.registry` find it by the address and document the errors."""
 
     scheme: str
 

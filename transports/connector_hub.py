@@ -22,7 +22,7 @@ class ConnectorHub(Hub):
         self._is_stopping = True
 
     def _drop(self, link: TcpLink) -> None:
-        self._linger = 0.0  # the socket closes with its thread
+        self._linger = 0.0  # the thread closes the socket when it ends
 
     def _settle(self) -> None:
         self._thread.join(FLUSH_SECONDS)

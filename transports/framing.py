@@ -1,18 +1,19 @@
-"""Frames as bytes, and what both ends keep in mind about them. No sockets, no threads, no clock.
+"""Encodes frames as bytes, numbers them, and measures silence. No sockets, no threads, no clock.
 
-A packet is a list of byte strings whose boundaries the carrier keeps. The first is the *prelude* followed by the
-header, the others are the payload parts, untouched:
+A packet is a list of byte strings whose boundaries the transport keeps. The first is the *prelude* followed by the
+header, the others are the payload parts, unchanged:
 
     magic 'SPLI' | version u8 | kind u8 | flags u16 | seq u64 | progress u64
     | num_parts u16 | zero u16 | header_len u32 | parts_crc u32 | crc u32 | header ...
 
 All little-endian, 40 bytes. `crc` covers the prelude before it and the header, always. `parts_crc` covers the length
-of every part, always, and the parts themselves when the flag CHECKED is set; so no byte can move between parts unseen.
+of every part, always, and the parts themselves when the flag CHECKED is set; so no byte can move between parts
+unnoticed.
 
 Kinds: OPEN (the first packet, from the connecting side) and its answer ACCEPT; DATA, a frame; BEAT, a heartbeat; BYE,
-the end, its header is the reason, answered by BYE, which proves that all before it arrived. `seq` numbers the DATA
-packets of one direction from 0. All other kinds repeat the number of the *next* DATA packet, so that a heartbeat also
-notices a lost tail. Every packet carries the sender's progress.
+the end, whose header is the reason. BYE is answered by BYE, which proves that everything before it arrived. `seq`
+numbers the DATA packets of one direction from 0. All other kinds repeat the number of the *next* DATA packet, so that a
+heartbeat also detects lost frames at the end. Every packet carries the sender's progress.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def as_bytes(buffer: Buffer) -> memoryview:
             return memoryview(b"")
         return view if view.format == "B" and view.ndim == 1 and view.c_contiguous else view.cast("B")
     except (TypeError, BufferError) as problem:
-        raise FrameError(f"a part of type {type(buffer).__name__} is no contiguous buffer: {problem}") from None
+        raise FrameError(f"a part of type {type(buffer).__name__} is not a contiguous buffer: {problem}") from None
 
 
 def flatten(frame: Frame, options: LinkOptions) -> Frame:
@@ -109,7 +110,7 @@ def encode(
 
 
 def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
-    """The packet in `message`. Raises FrameError, and nothing else, for whatever bytes are not one."""
+    """The packet in `message`. Raises FrameError, and nothing else, for bytes that are not a packet."""
     if not message:
         raise FrameError("an empty message")
     first = as_bytes(message[0])
@@ -134,7 +135,7 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
 
 
 def _check_origin(first: memoryview) -> None:
-    """Magic and version stand first, in every version, so that two versions can tell each other apart."""
+    """Check magic and version, which are first in every version, so that versions can recognise each other."""
     if bytes(first[: len(MAGIC)]) != MAGIC:
         raise FrameError("this is no splitinfer transport: the first bytes are wrong")
     if first.nbytes > len(MAGIC) and first[len(MAGIC)] != VERSION:
@@ -165,13 +166,13 @@ def _parts_crc(parts: Sequence[memoryview], *, checked: bool) -> int:
 
 
 class Sequencer:
-    """Counts one direction's DATA packets and refuses everything that does not fit."""
+    """Counts one direction's DATA packets and refuses a packet with another number than the next."""
 
     def __init__(self) -> None:
         self._next_seq = 0
 
     def admit(self, packet: Packet) -> None:
-        """Take note of `packet`. Raises FrameError if one before it is missing, or if it came before."""
+        """Count `packet`. Raises FrameError if one before it is missing, or if it is a repetition."""
         if packet.seq != self._next_seq:
             what = "missing" if packet.seq > self._next_seq else "repeated"
             raise FrameError(f"{packet.kind.name} is number {packet.seq}, not {self._next_seq}: frames are {what}")
@@ -180,30 +181,30 @@ class Sequencer:
 
 
 class Liveness:
-    """How long a peer has been silent, as far as we were listening. Times are seconds on any steady clock.
+    """How long a peer has been silent while this process was listening. Times are seconds on any monotonic clock.
 
     A process that was itself held up (a long GIL hold, a suspended laptop) learns nothing about its peer meanwhile.
-    So silence is added up over looks, and one look adds at most two heartbeats' time.
+    So silence is added up over checks, and one check adds at most the time of two heartbeats.
     """
 
     def __init__(self, options: LinkOptions, now: float) -> None:
         self._dead_after = options.dead_after
         self._longest_step = 2 * options.beat_every
         self._silence = 0.0
-        self._looked_at = now
-        self._heard_at = now
+        self._checked_at = now
+        self._received_at = now
 
-    def heard(self, now: float) -> None:
-        """Something came from the peer."""
+    def received(self, now: float) -> None:
+        """Something was received from the peer."""
         self._silence = 0.0
-        self._looked_at = self._heard_at = now
+        self._checked_at = self._received_at = now
 
     def is_dead(self, now: float) -> bool:
-        """Look, everything that had arrived having been read: is the silence too long?"""
-        self._silence += min(now - self._looked_at, self._longest_step)
-        self._looked_at = now
+        """Whether the silence is too long. To be called when everything that has arrived is read."""
+        self._silence += min(now - self._checked_at, self._longest_step)
+        self._checked_at = now
         return self._silence > self._dead_after
 
     def silent_for(self, now: float) -> float:
-        """Seconds since the peer was heard, whoever is to blame."""
-        return now - self._heard_at
+        """Seconds since the last receipt, including time in which this process was held up."""
+        return now - self._received_at

@@ -1,26 +1,26 @@
 """The I/O thread behind tcp://: one hub serves one zmq socket and every link on it.
 
-A zmq socket belongs to one thread at a time, so all use of it happens under the hub's lock, and only the hub's thread
-receives. The thread sleeps in poll() on three descriptors: the socket's, its monitor's (which tells of connections made
+Only one thread at a time may use a zmq socket, so all use of it happens under the hub's lock, and only the hub's thread
+receives. The thread sleeps in poll() on three descriptors: the socket's, its monitor's (which reports connections made
 and lost), and a pipe to wake it. The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow
-the signal for a message that has come. Hence the rule: whoever used the socket looks at EVENTS before letting go of the
-lock, and wakes the thread (or does not go to sleep) when something can be read.
+the signal for a message that has arrived. Hence the rule: a thread that has used the socket reads EVENTS before it
+releases the lock, and wakes the hub's thread (or does not go to sleep) if something can be read.
 
-`send` runs in the caller's thread up to zmq's queue: no hand-over, the network thread is zmq's own. Decoding and sinks
-run in the hub's thread without the lock, so that checking a large payload delays no sender.
+`send` runs in the caller's thread up to zmq's queue, without a change of threads; the network thread is zmq's own.
+Decoding and sinks run in the hub's thread without the lock, so that checking a large payload delays no sender.
 
-**Who waits in recv() is the hub's thread meanwhile.** A thread that hands a frame to another costs a wake-up more than
-ZeroMQ alone, half of a short round trip. So a reader that finds nothing takes the thread's turns itself (`drive`), and
-the thread stands by: it takes them back when nobody has read for a while, or when it is told that there is something
-to do. One thread turns at a time, under `_turns`; whoever fails to get that leaves everything as it is. Only a hub with
-one link lends its turns, so that no reader has to wait for another's sink.
+**A reader that waits in recv() runs the hub's loop.** To pass a frame from one thread to another costs a wake-up more
+than ZeroMQ alone, half of a short round trip. So a reader that finds no frame runs the loop itself (`drive`), and the
+thread stands by: it takes the loop back when no reader has run it for a while, or when there is other work. One thread
+runs the loop at a time, under `_loop_lock`; a thread that fails to get that lock changes nothing. Only a hub with
+one link lends its loop, so that no reader has to wait for another's sink.
 
-Each time round: read the monitor if it has news, read the socket until it is dry, and only then believe what the
-monitor said about lost connections and what the clock says about silence. Frames that came before an end are thus
-delivered before it, and a loop that was held up for seconds finds the heartbeats that arrived meanwhile.
+Each iteration reads the monitor if it has events, reads the socket until it is empty, and only then acts on connections
+that the monitor reported as lost and on silence. Frames that arrived before an end are thus delivered before it, and a
+loop that was held up for seconds finds the heartbeats that arrived meanwhile.
 
-The end of a link: `leave` (polite) lets the thread send BYE and waits for the peer's BYE, which proves that everything
-sent before was received; `finish` puts the reason into the inbox, once. All links of a hub end before its socket
+The end of a link: `leave` (polite) has the thread send BYE and waits for the peer's BYE, which proves that everything
+sent before was received; `_finish` puts the reason into the inbox, once. All links of a hub end before its socket
 closes.
 """
 
@@ -43,21 +43,21 @@ from transports.framing import Kind, Packet, decode, encode, reason_bytes
 from transports.tcp_link import RETRY_SECONDS, Message, TcpLink
 from transports.zmq_socket import ZmqSocket
 
-_MESSAGES_PER_TURN = 256  # so that a flood cannot keep the thread from its other duties
-_STAND_BY_SECONDS = 0.05  # without a reader after which the thread takes its turns back
+_MESSAGES_PER_ROUND = 256  # so that a flood cannot keep the thread from its other work
+_STAND_BY_SECONDS = 0.05  # without a reader, after which the thread takes the loop back
 
 
 class Hub:
-    """The thread and the rules that connecting and listening sockets share."""
+    """The thread, and what the hubs of connecting and listening sockets have in common."""
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], options: LinkOptions, name: str) -> None:
         self._socket = ZmqSocket(socket, monitor)
         self._options = options
         self._lock = threading.Lock()
-        self._turns = threading.Lock()  # held by whoever reads the socket and tends the links; comes before _lock
-        self._is_lent = False  # a reader has the turns, or had them just now
+        self._loop_lock = threading.Lock()  # held by the thread that runs the loop; to be taken before _lock
+        self._is_lent = False  # a reader runs the loop, or did just now
         self._driven_at = -math.inf
-        self._told = threading.Event()  # something to do for the thread that stands by
+        self._has_work = threading.Event()  # wakes the thread that stands by
         self._links: set[TcpLink] = set()
         self._to_pump: deque[TcpLink] = deque()
         self._tend_at = 0.0
@@ -67,7 +67,7 @@ class Hub:
         self._wake_out, self._wake_in = os.pipe()
         os.set_blocking(self._wake_out, False)
         os.set_blocking(self._wake_in, False)
-        # One for the thread and one for the reader: two threads may not be in one of them at a time.
+        # One for the thread and one for the reader: two threads may not use a poll object at a time.
         self._poll, self._reader_poll = select.poll(), select.poll()
         for poll in (self._poll, self._reader_poll):
             for descriptor in (self._socket.descriptor, self._socket.monitor_descriptor, self._wake_out):
@@ -80,50 +80,53 @@ class Hub:
         self._thread.start()
 
     def post(self, link: TcpLink, message: Message, num_bytes: int) -> bool:
-        """Hand a DATA packet to zmq. False when its queue is full. Raises LinkClosed."""
+        """Pass a DATA packet to zmq. False when its queue is full. Raises LinkClosed."""
         with self._lock:
-            if link.over.is_set() or link.farewell is not None:
-                raise link.closed or LinkClosed(link.farewell or "")
+            if link.over.is_set() or link.close_reason is not None:
+                raise link.closed or LinkClosed(link.close_reason or "")
             if not self._try_send(link, message):
                 return False
             if link.over.is_set():
                 raise link.closed or LinkClosed("")
             link.num_sent += 1
             link.bytes_sent += num_bytes
-            # A reader looks at EVENTS before it sleeps; whoever sleeps already has to be woken.
-            if (not self._is_lent or self._turns.locked()) and self._socket.has_input():
-                self._prod()
+            # A reader reads EVENTS before it sleeps; a thread that sleeps already has to be woken.
+            if (not self._is_lent or self._loop_lock.locked()) and self._socket.has_input():
+                self._interrupt_poll()
         return True
 
     def drive(self, link: TcpLink, until: float) -> None:
-        """Be the hub's thread until `link` has something to read, or `until`, if that can be now. From its reader."""
-        if not self._turns.acquire(blocking=False):
+        """Run the hub's loop in the reader's thread until `link` has something to read, or until the time `until`.
+
+        Returns at once if another thread runs it.
+        """
+        if not self._loop_lock.acquire(blocking=False):
             return
         try:
             is_over = False
-            while not is_over and not link.inbox.has_news and self._lends_to(link):
+            while not is_over and not link.inbox.is_readable and self._may_drive(link):
                 left = until - time.monotonic()
-                self._turn_for(link, self._wait(self._reader_poll, max(0.0, left)))
+                self._attend_as_reader(link, self._wait(self._reader_poll, max(0.0, left)))
                 is_over = left <= 0
         finally:
-            self._driven_at = time.monotonic() if self._lends_to(link) else -math.inf
-            self._turns.release()
+            self._driven_at = time.monotonic() if self._may_drive(link) else -math.inf
+            self._loop_lock.release()
             if self._is_stopping:
                 with self._lock:
                     self._wake()
 
-    def _turn_for(self, link: TcpLink, ready: list[int]) -> None:
+    def _attend_as_reader(self, link: TcpLink, ready: list[int]) -> None:
         try:
             self._attend(ready, link)
-        except BaseException:  # Ctrl-C, in the main thread: a frame may have been taken and lost
+        except BaseException:  # Ctrl-C, in the main thread: a frame may have been received and lost
             self.fail(link, "the reader was interrupted")
             raise
 
-    def _lends_to(self, link: TcpLink) -> bool:
+    def _may_drive(self, link: TcpLink) -> bool:
         return not self._is_stopping and len(self._links) == 1 and link in self._links
 
     def pump(self, link: TcpLink) -> None:
-        """Let the thread empty the link's inbox into its sink; do it here if the thread is gone."""
+        """Have the hub's thread empty the link's inbox into its sink; do it here if the thread has ended."""
         with self._lock:
             if not self._is_stopped:
                 self._to_pump.append(link)
@@ -132,11 +135,11 @@ class Hub:
         link.inbox.pump()
 
     def leave(self, link: TcpLink, reason: str) -> None:
-        """Say BYE after what was sent, wait for the answer (unless called by a sink), end the link."""
+        """Send BYE after all frames, wait for the answer (unless called by a sink), end the link."""
         with self._lock:
-            if link.farewell is None and not link.over.is_set():
-                link.farewell = reason
-                link.leave_by = time.monotonic() + FLUSH_SECONDS
+            if link.close_reason is None and not link.over.is_set():
+                link.close_reason = reason
+                link.close_by = time.monotonic() + FLUSH_SECONDS
             self._tend_at = 0.0
             self._wake()
         if threading.current_thread() is self._thread:
@@ -155,7 +158,7 @@ class Hub:
             self._wake()
 
     def fail(self, link: TcpLink, reason: str) -> None:
-        """End a link that broke the contract, telling the peer why if it can be told."""
+        """End a link that broke the contract, and send the peer the reason if possible."""
         with self._lock:
             self._fail(link, reason)
             self._wake()
@@ -163,18 +166,18 @@ class Hub:
     # -- under the lock ----------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """There is something to do, for whoever has the turns."""
-        self._prod()
-        self._told.set()
+        """Have the thread that runs the loop look for work."""
+        self._interrupt_poll()
+        self._has_work.set()
 
-    def _prod(self) -> None:
-        """Wake whoever sleeps in poll()."""
+    def _interrupt_poll(self) -> None:
+        """Wake the thread that sleeps in poll()."""
         if not self._is_stopped:
-            with contextlib.suppress(BlockingIOError):  # a full pipe wakes just as well
+            with contextlib.suppress(BlockingIOError):  # a full pipe wakes it as well
                 os.write(self._wake_in, b"\0")
 
     def _try_send(self, link: TcpLink, message: Message) -> bool:
-        """Whether zmq took the message. A peer that is gone ends the link; that counts as taken."""
+        """Whether zmq took the message. If the peer is gone, the link ends, and that counts as taken."""
         try:
             return self._socket.send(link.route, message)
         except zmq.ZMQError as problem:
@@ -183,14 +186,14 @@ class Hub:
             self._finish(link, f"connection to {link.address} lost")
             return True
 
-    def _say_bye(self, link: TcpLink, reason: str) -> bool:
-        link.has_said_bye = True
+    def _send_bye(self, link: TcpLink, reason: str) -> bool:
+        link.has_sent_bye = True
         bye = encode(Kind.BYE, seq=link.num_sent, progress=link.progress, header=reason_bytes(reason))
         return self._try_send(link, bye)
 
     def _fail(self, link: TcpLink, reason: str) -> None:
         if not link.over.is_set():
-            self._say_bye(link, reason)
+            self._send_bye(link, reason)
             self._linger = FLUSH_SECONDS
             self._finish(link, reason)
 
@@ -203,18 +206,18 @@ class Hub:
         self._on_finished(link)
         link.over.set()
 
-    # -- what the two kinds of hub do differently --------------------------------------------------------------------
+    # -- implemented by the two kinds of hub -------------------------------------------------------------------------
 
     def _on_finished(self, link: TcpLink) -> None:
         """A link has ended; its connection is still there. With the lock held."""
         raise NotImplementedError
 
     def _drop(self, link: TcpLink) -> None:
-        """End the link's connection now, with whatever is queued on it. With the lock held."""
+        """End the link's connection now and drop what is queued on it. With the lock held."""
         raise NotImplementedError
 
     def _settle(self) -> None:
-        """After a polite end, from the caller's thread: wait (bounded) until what the link used is given back."""
+        """Wait, in the caller's thread and bounded, until a link that ended politely has freed its resources."""
 
     def _on_monitor(self, event: zmq.Event, descriptor: int) -> None:
         raise NotImplementedError
@@ -223,53 +226,53 @@ class Hub:
         raise NotImplementedError
 
     def _on_dry(self) -> None:
-        """All input is read: connections known as lost may now end their links."""
+        """All input is read: connections reported as lost may now end their links."""
         raise NotImplementedError
 
     def _on_tick(self, now: float) -> None:
-        """About every `beat_every` seconds."""
+        """Called about every `beat_every` seconds."""
 
     def _is_idle(self) -> bool:
-        """Nothing to tend: sleep until something happens."""
+        """Whether nothing needs a timer, so that the thread may sleep until something happens."""
         return not self._links
 
     # -- the thread --------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            with self._turns:
-                self._read_monitor()  # first: whoever opened the socket may have swallowed its signals
-                self._turn()
+            with self._loop_lock:
+                self._read_monitor()  # the calls that opened the socket may have swallowed its signals
+                self._iterate()
             while not self._is_stopping:
                 if self._is_lent:
                     self._stand_by()
                 else:
-                    self._take_a_turn()
+                    self._iterate_after_poll()
         finally:
-            self._prod()  # a reader that sleeps
-            with self._turns:
+            self._interrupt_poll()  # a reader may sleep in it
+            with self._loop_lock:
                 self._shut()
 
-    def _take_a_turn(self) -> None:
+    def _iterate_after_poll(self) -> None:
         ready = self._wait(self._poll, math.inf)
-        if not self._turns.acquire(blocking=False):
+        if not self._loop_lock.acquire(blocking=False):
             self._is_lent = True
             return
         try:
             self._attend(ready)
         finally:
-            self._turns.release()
+            self._loop_lock.release()
 
     def _stand_by(self) -> None:
-        was_told = self._told.wait(_STAND_BY_SECONDS)
-        self._told.clear()
-        if self._turns.locked():
-            return  # by a reader, who was woken, too
+        was_told = self._has_work.wait(_STAND_BY_SECONDS)
+        self._has_work.clear()
+        if self._loop_lock.locked():
+            return  # by a reader, which was woken, too
         if was_told or time.monotonic() - self._driven_at >= _STAND_BY_SECONDS:
             self._is_lent = False
 
     def _wait(self, poll: select.poll, seconds: float) -> list[int]:
-        """Sleep until something happens, for so long at most; the descriptors on which it does."""
+        """Sleep until something happens, at most `seconds`; the descriptors that are ready."""
         with self._lock:
             if self._to_pump or self._is_stopping or self._socket.has_input():
                 return []
@@ -283,9 +286,9 @@ class Hub:
             os.read(self._wake_out, 4096)
         if self._socket.monitor_descriptor in ready:  # edge-triggered too, but always read until it is dry
             self._read_monitor()
-        self._turn(reader)
+        self._iterate(reader)
 
-    def _turn(self, reader: TcpLink | None = None) -> None:
+    def _iterate(self, reader: TcpLink | None = None) -> None:
         is_dry = self._read_socket(reader)
         now = time.monotonic()
         if is_dry:
@@ -300,19 +303,19 @@ class Hub:
             self._on_monitor(event, descriptor)
 
     def _read_socket(self, reader: TcpLink | None) -> bool:
-        """Take what has come, or until `reader` has something; True when nothing is left."""
-        for _ in range(_MESSAGES_PER_TURN):
+        """Receive until nothing is left (True), or until `reader` can read something or the round is over (False)."""
+        for _ in range(_MESSAGES_PER_ROUND):
             with self._lock:
-                if not self._socket.has_input():  # cheaper than to be told by an exception
+                if not self._socket.has_input():  # cheaper than an exception
                     return True
                 message = self._socket.receive()
             self._on_message(message, time.monotonic())
-            if reader is not None and reader.inbox.has_news:
+            if reader is not None and reader.inbox.is_readable:
                 return False
         return False
 
     def _take(self, link: TcpLink, body: Sequence[zmq.Frame], now: float) -> None:
-        """One message from a link's peer."""
+        """Process one message from a link's peer."""
         if link.over.is_set():
             return
         try:
@@ -323,15 +326,15 @@ class Hub:
         except FrameError as problem:
             self.fail(link, f"bad frame from {link.address}: {problem}")
             return
-        link.liveness.heard(now)
-        link.heard_progress = packet.progress
+        link.liveness.received(now)
+        link.received_progress = packet.progress
         if packet.kind is Kind.DATA:
             self._take_data(link, packet)
         elif packet.kind is Kind.BYE:
             self._take_bye(link, packet.reason)
 
     def _take_data(self, link: TcpLink, packet: Packet) -> None:
-        if link.farewell is not None:  # close() was called: what had come by then stays readable, this is too late
+        if link.close_reason is not None:  # frames that arrive after close() are dropped
             return
         num_bytes = packet.num_bytes
         link.bytes_received += num_bytes
@@ -343,31 +346,32 @@ class Hub:
 
     def _take_bye(self, link: TcpLink, reason: str) -> None:
         with self._lock:
-            if link.farewell is None:
-                self._fail(link, reason)  # answers with the same words
+            if link.close_reason is None:
+                self._fail(link, reason)  # answers with the same reason
                 return
-            if not link.has_said_bye:  # both ends leave at once, and the peer waits for our answer
-                self._say_bye(link, link.farewell)
+            if not link.has_sent_bye:  # both ends close at once, and the peer waits for an answer
+                self._send_bye(link, link.close_reason)
                 self._linger = FLUSH_SECONDS
-            self._finish(link, link.farewell)
+            self._finish(link, link.close_reason)
 
     def _tend(self, now: float, *, is_dry: bool) -> None:
+        """Send heartbeats; end links that are closing for too long, or silent."""
         with self._lock:
             self._tend_at = now + self._options.beat_every
             for link in tuple(self._links):
-                if link.farewell is not None:
-                    self._tend_leaving(link, link.farewell, now)
+                if link.close_reason is not None:
+                    self._tend_closing(link, link.close_reason, now)
                 elif is_dry and link.liveness.is_dead(now):
-                    self._fail(link, f"nothing heard from {link.address} for {link.liveness.silent_for(now):.1f} s")
+                    self._fail(link, f"nothing received from {link.address} for {link.liveness.silent_for(now):.1f} s")
                 else:
                     self._try_send(link, encode(Kind.BEAT, seq=link.num_sent, progress=link.progress))
         self._on_tick(now)
 
-    def _tend_leaving(self, link: TcpLink, farewell: str, now: float) -> None:
-        if now >= link.leave_by:
-            self._finish(link, farewell)
-        elif not link.has_said_bye and not self._say_bye(link, farewell):
-            link.has_said_bye = False
+    def _tend_closing(self, link: TcpLink, close_reason: str, now: float) -> None:
+        if now >= link.close_by:
+            self._finish(link, close_reason)
+        elif not link.has_sent_bye and not self._send_bye(link, close_reason):
+            link.has_sent_bye = False
             self._tend_at = now + RETRY_SECONDS
 
     def _pump_all(self) -> None:

@@ -1,8 +1,8 @@
-"""inproc://name: the contract inside one process, for tests and for stages that share one.
+"""inproc://name: links inside one process, for tests and for stages that share one.
 
 Two links point at each other's inboxes. There is no thread: a frame is in the peer's inbox, or in its sink, before
-`send` returns. Payloads are not copied. There is nothing to lose, so neither checksums nor heartbeats are needed;
-progress is read where the peer keeps it.
+`send` returns. Payloads are not copied. Nothing can be lost, so neither checksums nor heartbeats are needed; progress
+is read from the peer's object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from transports.inbox import Inbox
 
 
 class InprocLink(Link):
-    """One end; `meet` makes a pair."""
+    """One end of a link; `make_pair` makes both."""
 
     def __init__(self, address: str, options: LinkOptions) -> None:
         self.address = address
@@ -41,7 +41,9 @@ class InprocLink(Link):
         self._peer: InprocLink
 
     @classmethod
-    def meet(cls, address: str, options: LinkOptions, listener_options: LinkOptions) -> tuple[InprocLink, InprocLink]:
+    def make_pair(
+        cls, address: str, options: LinkOptions, listener_options: LinkOptions
+    ) -> tuple[InprocLink, InprocLink]:
         """The connecting end and the accepting end of a new link."""
         here, there = cls(address, options), cls(f"{address} (client)", listener_options)
         here._peer, there._peer = there, here
@@ -119,7 +121,7 @@ class InprocListener(Listener):
         self._arrivals: Arrivals[InprocLink] = Arrivals(address)
 
     def offer(self, link: InprocLink) -> None:
-        """A peer has connected; `link` is the end for `accept`."""
+        """Queue the accepting end of a new link for `accept`."""
         with self._lock:
             self._links = [known for known in self._links if known.closed is None] + [link]
         self._arrivals.put(link)
@@ -155,9 +157,9 @@ class InprocTransport:
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         with self._changed:
             if not self._changed.wait_for(lambda: address in self._listeners, timeout):
-                raise LinkTimeout(f"no answer from {address} within {timeout:g} s: nobody listens there")
+                raise LinkTimeout(f"no answer from {address} within {timeout:g} s: there is no listener")
             listener = self._listeners[address]
-            here, there = InprocLink.meet(address, options, listener.options)
+            here, there = InprocLink.make_pair(address, options, listener.options)
             listener.offer(there)  # with the lock held: `close` forgets the listener first, so it sees this link
         return here
 

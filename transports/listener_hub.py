@@ -1,8 +1,8 @@
 """The listening side's hub: many connections on one port, some of which become links.
 
-A connection is nothing but a descriptor until its first message. If that is a valid OPEN it becomes a link; if not, or
-if nothing comes within OPEN_SECONDS, it is shut, with one line in the log per host and minute. What is remembered about
-strangers is bounded by the connections they hold.
+A connection is only a descriptor until its first message. If that is a valid OPEN it becomes a link; if not, or
+if nothing arrives within OPEN_SECONDS, it is shut, with one line in the log per host and minute. The memory used for
+peers without a link is bounded by the number of their connections.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ log = logging.getLogger("transports")
 OPEN_SECONDS = 5.0  # also zmq's own limit for its handshake (HANDSHAKE_IVL)
 UNKNOWN = "an unknown address"
 
-Takes = Callable[[bytes], None]  # raises FrameError for what an OPEN asks for, if that is not to be had
+OpeningCheck = Callable[[bytes], None]  # takes the header of an OPEN; raises FrameError for a link it refuses
 
 
-def takes_plain(opening: bytes) -> None:
-    """No links but plain ones."""
+def plain_only(opening: bytes) -> None:
+    """Refuse every link that is not plain. Raises FrameError."""
     if opening:
-        raise FrameError("only plain links are to be had here")
+        raise FrameError("this listener accepts only plain links")
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A TCP connection to the listening port, from accept to disconnect, as the monitor tells it."""
+    """A TCP connection to the listening port, from accept to disconnect, as the monitor reports it."""
 
     descriptor: int
     peer: str  # "host:port"
@@ -53,8 +53,8 @@ class _Connection:
     is_refused: bool = False
 
 
-class Complaints:
-    """Decides which complaint about a peer is worth a line: one per host and 20 in all per minute."""
+class WarningLimiter:
+    """Limits warnings about peers: one per host, and MAX_HOSTS in all, per minute."""
 
     WINDOW_SECONDS = 60.0
     MAX_HOSTS = 20
@@ -62,15 +62,15 @@ class Complaints:
     def __init__(self) -> None:
         self._hosts: set[str] = set()
         self._window_ends = -math.inf
-        self.num_unsaid = 0
+        self.num_suppressed = 0
 
-    def is_worth_saying(self, peer: str, now: float) -> bool:
+    def allows(self, peer: str, now: float) -> bool:
         if now >= self._window_ends:
             self._hosts.clear()
             self._window_ends = now + self.WINDOW_SECONDS
         host = peer.rpartition(":")[0]
         if host in self._hosts or len(self._hosts) >= self.MAX_HOSTS:
-            self.num_unsaid += 1
+            self.num_suppressed += 1
             return False
         self._hosts.add(host)
         return True
@@ -79,8 +79,8 @@ class Complaints:
 class ListenerHub(Hub):
     """A ROUTER and the links of all its peers.
 
-    zmq names a peer by a routing id, its monitor by a file descriptor; a received frame knows its descriptor (SRCFD),
-    which ties the two together. So a lost connection ends its link at once, and a connection can be shut.
+    The socket names a peer by a routing id, its monitor by a file descriptor; a received frame has its descriptor
+    (SRCFD), which connects the two. So a lost connection ends its link at once, and a connection can be shut.
     """
 
     def __init__(
@@ -90,18 +90,18 @@ class ListenerHub(Hub):
         options: LinkOptions,
         address: str,
         offer: Callable[[TcpLink], bool],
-        takes: Takes,
+        check_opening: OpeningCheck,
     ) -> None:
         super().__init__(socket, monitor, options, f"on {address}")
         self.address = address
-        self._offer, self._takes = offer, takes
+        self._offer, self._check_opening = offer, check_opening
         self._by_descriptor: dict[int, _Connection] = {}
         self._by_route: dict[bytes, _Connection] = {}
         self._lost: deque[_Connection] = deque()
-        self._complaints = Complaints()
+        self._warnings = WarningLimiter()
 
     def stop(self) -> None:
-        """End all links and the thread; zmq's own threads give the port back a moment later."""
+        """End all links and the thread; zmq's own threads free the port a moment later."""
         with self._lock:
             for link in tuple(self._links):
                 reason = f"{self.address} stopped listening"
@@ -114,7 +114,7 @@ class ListenerHub(Hub):
 
     def _on_finished(self, link: TcpLink) -> None:
         connection = self._by_route.get(link.route[0])
-        if connection is not None:  # the peer hangs up when it has read our BYE; see to it
+        if connection is not None:  # the peer should disconnect when it has read BYE; else it is shut
             connection.shut_at = time.monotonic() + FLUSH_SECONDS
 
     def _drop(self, link: TcpLink) -> None:
@@ -143,9 +143,9 @@ class ListenerHub(Hub):
             self._take(connection.link, body, now)
 
     def _open(self, route: bytes, body: Sequence[zmq.Frame]) -> None:
-        """The first message of a peer: a link, or a refusal."""
-        # Descriptors are used again. What the monitor knows by now includes everything that happened before this
-        # message was sent, so after reading it the descriptor means this message's connection, or none.
+        """Answer the first message of a peer: open a link, or refuse it."""
+        # Descriptors are reused. By now the monitor has reported everything that happened before this message was
+        # sent, so after reading it the descriptor means this message's connection, or none.
         self._read_monitor()
         connection = self._by_descriptor.get(_source_of(body))
         if connection is None or connection.is_refused or connection.route is not None:
@@ -154,7 +154,7 @@ class ListenerHub(Hub):
             packet = decode([part.buffer for part in body], self._options)
             if packet.kind is not Kind.OPEN:
                 raise FrameError(f"{packet.kind.name} before OPEN")
-            self._takes(packet.header)
+            self._check_opening(packet.header)
         except FrameError as problem:
             self._refuse(connection, route, str(problem))
             return
@@ -173,11 +173,11 @@ class ListenerHub(Hub):
 
     def _refuse(self, connection: _Connection, route: bytes, problem: str) -> None:
         connection.is_refused = True
-        connection.shut_at = time.monotonic() + FLUSH_SECONDS  # time for it to read why
-        self._complain(connection, problem)
-        stranger = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
+        connection.shut_at = time.monotonic() + FLUSH_SECONDS  # time for the peer to read the reason
+        self._warn(connection, problem)
+        refused = TcpLink(self, f"tcp://{connection.peer}", (route,), self._options)
         with self._lock:
-            self._say_bye(stranger, f"{self.address} refuses: {problem}")
+            self._send_bye(refused, f"{self.address} refuses: {problem}")
 
     def _on_dry(self) -> None:
         while self._lost:
@@ -188,7 +188,7 @@ class ListenerHub(Hub):
                 with self._lock:
                     self._finish(connection.link, f"connection to {connection.link.address} lost")
             elif not connection.is_refused:
-                self._complain(connection, "it went without opening a link")
+                self._warn(connection, "it went without opening a link")
 
     def _on_tick(self, now: float) -> None:
         for connection in self._by_descriptor.values():
@@ -196,22 +196,22 @@ class ListenerHub(Hub):
                 connection.shut_at = math.inf
                 _shut_connection(connection)
 
-    def _complain(self, connection: _Connection, problem: str) -> None:
-        if self._complaints.is_worth_saying(connection.peer, time.monotonic()):
+    def _warn(self, connection: _Connection, problem: str) -> None:
+        if self._warnings.allows(connection.peer, time.monotonic()):
             log.warning(
                 "%s: not a usable peer at %s: %s (%d earlier ones not mentioned)",
                 self.address,
                 connection.peer,
                 problem,
-                self._complaints.num_unsaid,
+                self._warnings.num_suppressed,
             )
-            self._complaints.num_unsaid = 0
+            self._warnings.num_suppressed = 0
 
 
 def _source_of(body: Sequence[zmq.Frame]) -> int:
-    """The descriptor a message came from; -1 when zmq does not say, as for peers that speak ZMTP 2 or older.
+    """The descriptor a message came from; -1 if zmq does not know it, as for peers that use ZMTP 2 or older.
 
-    Such peers cannot be ours. Their connections are shut like those that say nothing.
+    Such peers cannot be transports of this package. Their connections are shut like those that send nothing.
     """
     try:
         return int(body[0].get(zmq.SRCFD)) if body else -1
@@ -235,8 +235,8 @@ def _name_peer(descriptor: int) -> str:
 def _shut_connection(connection: _Connection) -> None:
     """End a TCP connection that zmq holds; zmq then sees it as lost.
 
-    zmq has no call for this. The descriptor is duplicated first, so that it cannot change under us, and then compared
-    with what we know of the connection, because zmq may have closed it and something else may have its number.
+    zmq has no call for this. The descriptor is duplicated first, so that it cannot change meanwhile, and its peer is
+    then compared, because zmq may have closed the connection and another may have the same descriptor.
     """
     with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(connection.descriptor)) as held:
         if _peer_name(held) == connection.peer:

@@ -1,6 +1,6 @@
-"""Events of a ZeroMQ socket, as its monitor reports them.
+"""Parses the events that a ZeroMQ socket's monitor reports.
 
-``zmq.utils.monitor`` reads them too, but brings asyncio with it: a twentieth of a second of every start.
+``zmq.utils.monitor`` does the same, but imports asyncio, which takes a twentieth of a second at every start.
 """
 
 import struct
@@ -12,7 +12,7 @@ _EVENT = struct.Struct("=Hi")  # which event, and its value; a second part names
 
 
 def parse_event(message: Sequence[bytes]) -> tuple[zmq.Event, int]:
-    """The event in a monitor's message, and its value: a descriptor, an error number or a code, by the event.
+    """The event in a monitor's message, and its value: a descriptor, an error number or a code, depending on the event.
 
     Raises:
         ValueError: not a message of a monitor.

@@ -1,4 +1,4 @@
-"""Which transport an address means. A new scheme is one `register` call."""
+"""Finds the transport of an address by its scheme. A new scheme is one `register` call."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _wraps: list[LinkWrap] = []  # at most one
 
 
 def register(transport: Transport) -> None:
-    """Let `transport.scheme` in an address mean this transport. Raises ValueError if the scheme is taken."""
+    """Use this transport for addresses of `transport.scheme`. Raises ValueError if the scheme is taken."""
     if transport.scheme in _transports:
         raise ValueError(f"the scheme {transport.scheme}:// is registered already")
     _transports[transport.scheme] = transport
 
 
 def register_prefix(prefix: str, change: Callable[[Transport], Transport]) -> None:
-    """Let `prefix+scheme://` mean what `change` makes of any scheme's transport."""
+    """Use, for addresses `prefix+scheme://`, the transport that `change` makes from the scheme's."""
     _prefixes[prefix] = change
 
 
 def wrap_connected(wrap: LinkWrap | None) -> LinkWrap | None:
-    """From now on give every link that `connect` makes to `wrap` and hand out what it returns; None: no longer.
+    """From now on have `connect` return what `wrap` makes of each link; None: the link itself.
 
     Returns what was set before.
     """
@@ -37,7 +37,7 @@ def wrap_connected(wrap: LinkWrap | None) -> LinkWrap | None:
 
 
 def connected_wrap() -> LinkWrap | None:
-    """What `wrap_connected` has set."""
+    """What `wrap_connected` has set; None if nothing."""
     return _wraps[0] if _wraps else None
 
 
@@ -47,9 +47,9 @@ def known() -> tuple[str, ...]:
 
 
 def connect(address: str, *, timeout: float, options: LinkOptions = DEFAULT_OPTIONS) -> Link:
-    """A link to whoever listens on `address`, trying for `timeout` seconds: the listener may start later than this.
+    """A link to the listener at `address`, trying for `timeout` seconds: the listener may start later than this.
 
-    Raises LinkTimeout naming the address and the seconds, LinkClosed if the listener refuses and says why,
+    Raises LinkTimeout naming the address and the seconds, LinkClosed with the reason if the listener refuses,
     AddressError.
     """
     link = _find(address).connect(address, timeout=timeout, options=options)

@@ -1,11 +1,11 @@
-"""Keys, and who is let in: CurveZMQ, as far as a link needs to know of it.
+"""Encrypts links and authenticates their ends with CurveZMQ.
 
-Both ends have a key pair. Who connects knows the listener's public key beforehand, so nobody can pretend to be the
-listener; the listener is told the connecting side's key by the handshake, which proves that it has the secret half, and
-admits it or not. What travels is encrypted and cannot be changed or repeated. See CurveZMQ (rfc.zeromq.org/spec/26) and
-ZAP (rfc.zeromq.org/spec/27), which libzmq and pyzmq implement.
+Both ends have a key pair. The connecting side knows the listener's public key beforehand, so no other process can pass
+for the listener; the handshake gives the listener the connecting side's public key, proves that it has the secret half,
+and the listener admits the key or not. Messages are encrypted and cannot be changed or repeated. See CurveZMQ
+(rfc.zeromq.org/spec/26) and ZAP (rfc.zeromq.org/spec/27), which libzmq and pyzmq implement.
 
-A peer that is not admitted gets nothing: not a byte of ours, for the handshake comes before the first message.
+A peer that is not admitted receives no message, as the handshake comes before the first one.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import zmq.utils.z85
 if TYPE_CHECKING:
     from zmq.auth.thread import ThreadAuthenticator
 
-KEY_HEX = 64  # characters of a key as people see it
-Admits = Callable[[str], bool]  # a public key -> whether its owner may come in; called on a thread of its own
+KEY_HEX = 64  # characters of a key in text
+Admits = Callable[[str], bool]  # a public key -> whether its owner may connect; called on a thread of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +41,13 @@ class KeyPair:
 
     @classmethod
     def make(cls) -> KeyPair:
-        """A new one."""
+        """Generate a key pair."""
         public, secret = zmq.curve_keypair()
         return cls(_hex(public), _hex(secret))
 
 
 def check_key(key: str) -> None:
-    """Raise ValueError unless `key` is 64 hexadecimal digits, in small letters."""
+    """Raise ValueError unless `key` is 64 lower-case hexadecimal digits."""
     if len(key) != KEY_HEX or not set(key) <= set("0123456789abcdef"):
         raise ValueError(f"{key[:KEY_HEX]!r} is no key: a key has {KEY_HEX} hexadecimal digits")
 
@@ -59,8 +59,8 @@ def public_of(secret: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """How a link is encrypted. `peer`: connecting, the key that the listener must have; `admits`: listening, who may
-    come in."""
+    """How a link is encrypted. `peer`, for connecting: the key that the listener must have; `admits`, for listening:
+    the keys that may connect (None: none)."""
 
     own: KeyPair
     peer: str | None = None
@@ -72,7 +72,7 @@ class Security:
 
 
 def secure_listener(socket: zmq.Socket[bytes], security: Security) -> None:
-    """Let nobody in but whom `security` admits. Before the socket is bound."""
+    """Have a socket accept only keys that `security` admits. To be called before it is bound."""
     domain = f"splitinfer-{next(_domains)}"
     _authenticator(socket.context).configure_curve_callback(domain, _Provider(security.admits or (lambda _key: False)))
     socket.curve_server = True
@@ -82,7 +82,7 @@ def secure_listener(socket: zmq.Socket[bytes], security: Security) -> None:
 
 
 def secure_connector(socket: zmq.Socket[bytes], security: Security) -> None:
-    """Connect to nobody but the owner of `security.peer`. Before the socket connects."""
+    """Have a socket connect only to the owner of `security.peer`. To be called before it connects."""
     assert security.peer is not None
     socket.curve_serverkey = _z85(security.peer)
     socket.curve_secretkey = _z85(security.own.secret)
@@ -90,7 +90,7 @@ def secure_connector(socket: zmq.Socket[bytes], security: Security) -> None:
 
 
 def key_of(frame: zmq.Frame) -> str | None:
-    """The public key of who sent a frame; None where the connection is not encrypted."""
+    """The public key of a frame's sender; None where the connection is not encrypted."""
     try:
         return _hex(str(frame.get("User-Id")).encode())
     except (zmq.ZMQError, ValueError):
@@ -99,7 +99,7 @@ def key_of(frame: zmq.Frame) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Provider:
-    """What pyzmq asks about each key."""
+    """pyzmq's interface for checking keys."""
 
     admits: Admits
 
@@ -113,10 +113,10 @@ _authenticators_lock = threading.Lock()
 
 
 def _authenticator(context: zmq.Context[zmq.Socket[bytes]]) -> ThreadAuthenticator:
-    """The one that answers for all listeners of a context; it sleeps between two handshakes."""
+    """The authenticator of all listeners of a context; its thread sleeps between handshakes."""
     with _authenticators_lock:
         if id(context) not in _authenticators:
-            from zmq.auth.thread import ThreadAuthenticator  # here, because it brings asyncio with it
+            from zmq.auth.thread import ThreadAuthenticator  # here, because it imports asyncio
 
             found = ThreadAuthenticator(context)
             found.start()

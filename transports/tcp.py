@@ -1,15 +1,15 @@
-"""tcp://host:port over ZeroMQ: how a connection comes to be. What happens on it afterwards is in `hub`.
+"""tcp://host:port over ZeroMQ: connecting and listening. What happens on a connection afterwards is in `hub`.
 
-A connector is a DEALER, a listener a ROUTER, so that one port serves many peers. The connector speaks first: OPEN, and
-the listener answers ACCEPT or, with a reason, BYE. Nothing is sent to a connection that has said nothing, and one that
-does not open a link within seconds is shut. With `LinkOptions.security` the connection is encrypted, and who is not
-admitted does not come as far as that (`security`).
+A connector is a DEALER, a listener a ROUTER, so that one port serves many peers. The connector sends the first message,
+OPEN, and the listener answers ACCEPT or, with a reason, BYE. Nothing is sent on a connection before its first message,
+and one that does not open a link within seconds is shut. With `LinkOptions.security` the connection is encrypted, and a
+peer whose key is not admitted is refused before that (`security`).
 
-zmq would like to reconnect by itself and lose messages on the way; RECONNECT_IVL=-1 forbids it, and every attempt to
-connect is a fresh socket. Heartbeats are ours and carry the engine's progress. zmq's own (HEARTBEAT_IVL) stay off: they
-would add nothing, and in libzmq 4.3.5 their timer can abort the process ("Assertion failed: !_io_error") when a
-connection is lost whose receive queue is full or closing. The high-water marks are a backstop: links are fail-stop and
-the engine above limits what is in flight.
+By default zmq reconnects and loses messages on the way; RECONNECT_IVL=-1 forbids it, and every attempt to connect
+uses a new socket. Heartbeats are sent by the hub and carry the engine's progress. zmq's own (HEARTBEAT_IVL) stay off:
+they would add nothing, and in libzmq 4.3.5 their timer can abort the process ("Assertion failed: !_io_error") when a
+connection is lost whose receive queue is full or closing. The high-water marks are a last limit: links are fail-stop,
+and the engine limits what is in flight.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from transports.base import (
 )
 from transports.connector_hub import ConnectorHub
 from transports.framing import PRELUDE_BYTES, Kind, Packet, decode, encode
-from transports.listener_hub import OPEN_SECONDS, ListenerHub, Takes, takes_plain
+from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, plain_only
 from transports.monitor import parse_event
 from transports.security import secure_connector, secure_listener
 from transports.tcp_link import TcpLink
@@ -52,7 +52,7 @@ _ONE_OF_MANY_SECONDS = 1.0  # how long one of several addresses of a host may ta
 _WHY_REFUSED = {
     zmq.Event.HANDSHAKE_FAILED_AUTH: "it does not admit this machine's key",
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL: "one end of the link is encrypted and the other is not",
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it has not the key that it should have, or ended the handshake",
+    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL: "it does not have the expected key, or ended the handshake",
 }
 _HANDSHAKE_FAILED = zmq.Event.HANDSHAKE_FAILED_AUTH | (
     zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -62,8 +62,8 @@ _contexts_lock = threading.Lock()
 _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 
-class _NoLuckError(Exception):
-    """This attempt to connect came to nothing; another may."""
+class _AttemptFailedError(Exception):
+    """This attempt to connect failed; another may succeed."""
 
 
 class TcpListener(Listener):
@@ -73,11 +73,11 @@ class TcpListener(Listener):
         monitor: zmq.Socket[bytes],
         address: str,
         options: LinkOptions,
-        takes: Takes = takes_plain,
+        check_opening: OpeningCheck = plain_only,
     ) -> None:
         self.address = address
         self._arrivals: Arrivals[TcpLink] = Arrivals(address)
-        self._hub = ListenerHub(socket, monitor, options, address, self._arrivals.put, takes)
+        self._hub = ListenerHub(socket, monitor, options, address, self._arrivals.put, check_opening)
         self._hub.start()
 
     def accept(self, timeout: float | None = None) -> TcpLink:
@@ -91,8 +91,8 @@ class TcpListener(Listener):
 class TcpTransport:
     scheme = "tcp"
 
-    def listen(self, address: str, *, options: LinkOptions, takes: Takes = takes_plain) -> TcpListener:
-        """`takes`: which links besides plain ones (`TcpLink.opening`)."""
+    def listen(self, address: str, *, options: LinkOptions, check_opening: OpeningCheck = plain_only) -> TcpListener:
+        """`check_opening` decides which links besides plain ones are accepted (`TcpLink.opening`)."""
         wanted = parse_host_port(address)
         host = _resolve(wanted, address)[0]
         socket = _new_socket(zmq.ROUTER, host, options)
@@ -109,10 +109,10 @@ class TcpTransport:
                 raise AddressInUse(f"{address} is in use") from None
             raise AddressError(f"cannot listen on {address}: {problem}") from None
         port = int(socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
-        return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options, takes)
+        return TcpListener(socket, monitor, f"tcp://{HostPort(wanted.host, port)}", options, check_opening)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions, opening: bytes = b"") -> Link:
-        """`opening`: what the link is to be, if not a plain one; for the listener."""
+        """`opening`: the header of OPEN, by which the listener knows what kind of link to make; empty: a plain one."""
         wanted = parse_host_port(address)
         if wanted.port == 0:
             raise AddressError(f"{address!r} has the port 0, which can only be listened on")
@@ -135,19 +135,19 @@ class TcpTransport:
         try:
             hosts = _resolve(wanted, address)
         except AddressError as problem:
-            return str(problem)  # a machine that is just starting has no name yet
+            return str(problem)  # retried: the name of a machine that is starting cannot be resolved yet
         trouble = ""
         for host in hosts:
             share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
             try:
                 return _open(host, address, share, options, opening)
-            except _NoLuckError as problem:
+            except _AttemptFailedError as problem:
                 trouble = str(problem)
         return trouble
 
 
 def _open(host: HostPort, address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
-    """Connect, say OPEN, wait for ACCEPT. Raises _NoLuckError, or LinkClosed if the peer refuses."""
+    """Connect, send OPEN, wait for ACCEPT. Raises _AttemptFailedError, or LinkClosed if the peer refuses."""
     socket = _new_socket(zmq.DEALER, host, options)
     if options.security is not None:
         secure_connector(socket, options.security)
@@ -162,7 +162,7 @@ def _open(host: HostPort, address: str, until: float, options: LinkOptions, open
         _check_answer(socket, address, options)
         is_open = True
     except zmq.ZMQError as problem:
-        raise _NoLuckError(str(problem)) from None
+        raise _AttemptFailedError(str(problem)) from None
     finally:
         if not is_open:
             _discard(socket, monitor)
@@ -175,23 +175,23 @@ def _open(host: HostPort, address: str, until: float, options: LinkOptions, open
 def _wait(
     socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], readiness: zmq.PollEvent, until: float, trouble: str
 ) -> None:
-    """Until the socket is ready. Raises _NoLuckError when the time is over or the connection fails."""
+    """Wait until the socket is ready. Raises _AttemptFailedError after `until`, or when the connection fails."""
     poller = zmq.Poller()
     poller.register(socket, readiness)
     poller.register(monitor, zmq.POLLIN)
     while left := max(0.0, until - time.monotonic()):
         ready = dict(poller.poll(math.ceil(left * 1000)))
-        if socket in ready:  # looked at first: an answer counts even if the connection ended after it
+        if socket in ready:  # checked first: an answer counts even if the connection ended after it
             return
         if monitor in ready:
             event, _ = parse_event(monitor.recv_multipart())
             if event & _HANDSHAKE_FAILED:
                 raise LinkRefused(_WHY_REFUSED[event])
             if event == zmq.Event.CLOSED:
-                raise _NoLuckError("connection refused")
+                raise _AttemptFailedError("connection refused")
             if event == zmq.Event.DISCONNECTED:
-                raise _NoLuckError("the connection was closed before a link was open")
-    raise _NoLuckError(trouble)
+                raise _AttemptFailedError("the connection was closed before a link was open")
+    raise _AttemptFailedError(trouble)
 
 
 def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions) -> None:
@@ -204,7 +204,7 @@ def _check_answer(socket: zmq.Socket[bytes], address: str, options: LinkOptions)
 
 
 def _resolve(wanted: HostPort, address: str) -> list[HostPort]:
-    """The numeric addresses of a host, without repeats. Raises AddressError when the name is not known."""
+    """The numeric addresses of a host, without repeats. Raises AddressError when the name cannot be resolved."""
     try:
         found = sockets.getaddrinfo(wanted.host, wanted.port, type=sockets.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
@@ -233,7 +233,7 @@ def _discard(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
 
 
 def _context() -> zmq.Context[zmq.Socket[bytes]]:
-    """This process's own zmq context, never terminated: termination could hang, and the process's end frees all."""
+    """This process's own zmq context. It is never terminated: that could hang, and the process's end frees it."""
     with _contexts_lock:
         pid = os.getpid()  # a context does not survive fork()
         if pid not in _contexts:

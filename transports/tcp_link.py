@@ -1,7 +1,7 @@
-"""One peer of a tcp socket: the `Link` that callers hold, and the record that its hub keeps of it.
+"""One peer of a tcp socket: the `Link` that callers use, with the state that its hub holds for it.
 
-The caller's side is here: numbering and encoding what is sent, reading the inbox, waiting. Whatever touches the zmq
-socket is the hub's, which also decides when a link ends; a link asks it by the methods of `LinkHub`.
+The caller's side is here: numbering and encoding frames, reading the inbox, waiting. Everything that touches the zmq
+socket is the hub's, which also decides when a link ends; a link calls the methods of `LinkHub`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Message = Sequence[Buffer]
 
 
 class LinkHub(Protocol):
-    """What a link asks of its hub, from any thread; see `Hub`."""
+    """The methods of a hub that its links call, from any thread; see `Hub`."""
 
     def post(self, link: TcpLink, message: Message, num_bytes: int) -> bool: ...
 
@@ -38,23 +38,23 @@ class LinkHub(Protocol):
 
 
 class TcpLink(Link):
-    """One peer on a hub. `route` is what a ROUTER wants before every message: () or the peer's routing id."""
+    """One peer on a hub. `route`: what precedes every message on its socket: () or, on a ROUTER, its routing id."""
 
     def __init__(self, hub: LinkHub, address: str, route: tuple[bytes, ...], options: LinkOptions) -> None:
         self.address = address
         self.route = route
-        self.opening = b""  # accepted links: what the connecting side wants of this one; empty: a plain link
+        self.opening = b""  # of an accepted link: the kind that the connecting side asked for; empty: a plain link
         self.inbox = Inbox(options.max_waiting_bytes)
         self.over = threading.Event()
-        # The rest belongs to the hub: under its lock, except what only its thread touches.
+        # The rest is the hub's: used under its lock, or only by its thread.
         self.num_sent = 0
         self.progress = 0
-        self.farewell: str | None = None  # why close() was called
-        self.leave_by = math.inf
-        self.has_said_bye = False
+        self.close_reason: str | None = None  # why close() was called
+        self.close_by = math.inf
+        self.has_sent_bye = False
         self.sequencer = Sequencer()
         self.liveness = Liveness(options, time.monotonic())
-        self.heard_progress = 0
+        self.received_progress = 0
         self.bytes_sent = self.bytes_received = self.num_received = 0
         self._hub = hub
         self._options = options
@@ -86,7 +86,7 @@ class TcpLink(Link):
 
     def recv(self, timeout: float | None = None) -> Frame:
         until = math.inf if timeout is None else time.monotonic() + timeout
-        if not self.inbox.has_news:
+        if not self.inbox.is_readable:
             self._hub.drive(self, until)
         frame = self.inbox.get(None if timeout is None else max(0.0, until - time.monotonic()))
         if frame is None:
@@ -104,7 +104,7 @@ class TcpLink(Link):
 
     @property
     def peer_progress(self) -> int:
-        return self.heard_progress
+        return self.received_progress
 
     @property
     def silent_for(self) -> float:

@@ -1,8 +1,8 @@
-"""A zmq socket and its monitor: whole messages out and in, and the descriptors to sleep on.
+"""A zmq socket and its monitor: sends and receives whole messages, and has the descriptors to poll.
 
 The descriptor of a zmq socket is *edge-triggered*: any call on the socket may swallow the signal for a message that
-has come. So whoever has used it asks `has_input` before going to sleep. Nothing here locks; a zmq socket belongs to one
-thread at a time, and the hub sees to that.
+has arrived. So a thread that has used it calls `has_input` before it sleeps. Nothing here locks; only one thread at a
+time may use a zmq socket, which the hub ensures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transports.tcp_link import Message
 
 _POLLIN = int(zmq.POLLIN)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-_COPIED_BYTES = 1 << 16  # below, copying a part is quicker than keeping it alive
+_COPIED_BYTES = 1 << 16  # a part below this size is quicker to copy than to keep alive
 
 
 class ZmqSocket:
@@ -35,7 +35,7 @@ class ZmqSocket:
     def send(self, route: tuple[bytes, ...], message: Message) -> bool:
         """Whether zmq took the message. Raises zmq.ZMQError with EHOSTUNREACH if the peer of `route` is gone."""
         try:
-            # Parts that are not copied are kept alive by pyzmq until they are on the wire.
+            # pyzmq keeps parts that are not copied alive until they are sent.
             for name in route:
                 self._socket.send(name, _MORE)
             for part in message[:-1]:
@@ -53,7 +53,7 @@ class ZmqSocket:
         return message
 
     def events(self) -> Iterator[tuple[zmq.Event, int]]:
-        """What the monitor has to tell: events and descriptors, until it is dry."""
+        """The monitor's events, each with a descriptor, until none is left."""
         while True:
             try:
                 message = self._monitor.recv_multipart(zmq.NOBLOCK)
@@ -62,7 +62,7 @@ class ZmqSocket:
             yield parse_event(message)
 
     def close(self, linger: float) -> None:
-        """What is queued has `linger` seconds to leave."""
+        """Close both; queued messages have `linger` seconds to be sent."""
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(int(linger * 1000))

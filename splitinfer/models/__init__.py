@@ -1,17 +1,26 @@
-"""Cutting a model, loading a part of it, and its caches: everything that touches MLX and knows mlx-lm.
+"""Cuts a model, loads a part of it and holds its caches: everything that touches MLX and knows mlx-lm.
 
-checkpoint     what a model folder holds, read from the headers alone; its fingerprint
-hub            "demo", a local folder or a hub id -> a checkpoint; downloads only what is needed
-mlx_lm         what is used of mlx-lm, without its package, which would bring transformers
-cut            one mlx-lm model class, run for the layers [start, end)
-layers         where a model keeps its layers, stand-ins for them, their arguments as trees
-structure      how a model is made: its layers, its caches, what crosses between layers
-graph          which tensors a stage really reads, asked of MLX's own graph
-loader         survey -> fit -> download -> load, for one stage
-caches         caches for own and foreign positions; the sliding window in temporal order
-kv_pool        every sequence's caches on this stage
-tensors        arrays to raw buffers and back
-codecs         rows of hidden states in fewer bytes, and back
-hidden_states  a step's rows as the parts of a frame, and from them
-memory         what is needed and what is free; MLX's limits
+checkpoint         what a model folder holds, read from the headers alone; its fingerprint
+hub                "demo", a local folder or a hub id -> a checkpoint; downloads only what is needed
+generation_config  the sampling values and end tokens that a model folder recommends
+mlx_lm             what is used of mlx-lm, without importing its package, which would import transformers
+cut                one mlx-lm model class, run for the layers [start, end)
+layers             where a model keeps its layers, stand-ins for them, their arguments as trees
+structure          a model's layers, its caches, and what crosses between layers
+graph              which tensors a stage reads, from MLX's own graph
+loader             survey -> fit -> fetch -> load, for one stage
+step               one step of many sequences, in the best way that the model allows
+rows               the tokens of many sequences as rows of one batch
+cohort             KV of sequences that decode together, side by side
+caches             caches of own layers and of other stages' layers; the sliding window in temporal order
+quantised          a KV cache in few bits, and attention over it
+kv_pool            every sequence's caches on this stage, and stored blocks
+kv_blocks          blocks of KV, cut from caches and joined into new ones
+kv_trial           whether sequences can start from stored blocks, tried when a stage is loaded
+tensors            arrays to raw buffers and back
+codecs             rows of hidden states in fewer bytes, and back
+hidden_states      a step's rows as the parts of a frame, and back
+batch_invariance   whether a row's result depends on the number of rows
+openblas           faster products for few rows, where OpenBLAS computes them
+memory             what a stage needs and what is free; MLX's limits
 """

@@ -1,13 +1,13 @@
-"""Caches for the positions of a stage, own and foreign.
+"""The caches in a stage's cache list: its own, and ghosts for the layers of other stages.
 
 A model's cache list stays at full length, because its own code indexes it: masks are made from
-``cache[self.fa_idx]``, wherever that layer lives. So a position of another stage holds a *ghost*: it
-shows the first own cache of the same kind (its offset, its mask), and raises if anything writes to it.
+``cache[self.fa_idx]``, on whichever stage that layer is. So the place of another stage's cache holds a *ghost*: it
+has the offset and the mask of the first own cache of the same kind, and raises if anything writes to it.
 
 Where both sides of a border need the keys and values of one layer, its cache is *shared*: the earlier
-stage tells what was stored last, the later one stores what it received in its replica.
+stage's records what was stored last, the later stage's replica stores what was received instead.
 
-A sliding window gets a cache of ours (``WindowKVCache``): mlx-lm's rotating one stores in ring order,
+A sliding window gets another cache than mlx-lm's (``WindowKVCache``): mlx-lm's rotating one stores in ring order,
 so its sums depend on how the tokens were chunked, and it cannot be rolled back.
 """
 
@@ -32,14 +32,14 @@ _EVEN = (*_PLAIN, QuantisedKVCache, mlx_caches.ArraysCache)
 
 
 def grows_evenly(cache: Cache) -> bool:
-    """Whether a cache that holds something takes, for each token more, the same more or nothing."""
+    """Whether a non-empty cache grows by the same number of bytes, or by none, with each token."""
     if isinstance(cache, mlx_caches.CacheList):
         return all(grows_evenly(one) for one in cache.caches)
     return type(cache) in _EVEN
 
 
 class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
-    """Keys and values of the last ``window`` tokens, and some more, in temporal order.
+    """Keys and values of at least the last ``window`` tokens, in temporal order.
 
     ::
 
@@ -93,7 +93,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return max(self.base, oldest // self.ALIGN * self.ALIGN)
 
     def _drop_old(self) -> None:
-        # Waiting until a whole step is useless keeps the copies rare.
+        # Only when a whole step of tokens is no longer needed, so that copies are rare.
         first = self.first_needed(self.offset)
         if self.keys is not None and self.values is not None and first - self.base >= self.STEP:
             cut, used = first - self.base, self.offset - self.base
@@ -123,7 +123,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
         return True
 
     def trim(self, n: int) -> int:
-        """Forget the last ``n`` tokens, as far as the window before them is still here; say how many."""
+        """Drop the last ``n`` tokens if the window before them is still stored; returns how many were dropped."""
         oldest = self.offset - n - self.window
         if n > self.offset - self.base or (self.base > 0 and oldest < self.base):
             return 0
@@ -140,7 +140,7 @@ class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """Everything that has to be evaluated, and the place of it."""
+        """The arrays, which have to be evaluated, and what they hold."""
         return self.keys, self.values, self.offset, self.base, self.window
 
     @property
@@ -156,8 +156,8 @@ def _extended(old: mx.array | None, like: mx.array, more: int) -> mx.array:
 
 
 def own_cache(cache: Cache, format: KVFormat | None = None) -> Cache:
-    """The cache a stage uses at an own position: mlx-lm's, or ours for a sliding window, and for plain keys and values
-    in few bits."""
+    """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, a ``QuantisedKVCache`` for
+    plain keys and values with a ``format``, else mlx-lm's."""
     if isinstance(cache, mlx_caches.CacheList):
         cache.caches = tuple(own_cache(c, format) for c in cache.caches)
         return cache
@@ -169,7 +169,7 @@ def own_cache(cache: Cache, format: KVFormat | None = None) -> Cache:
 
 
 def can_quantise(cache: Cache) -> bool:
-    """Whether a cache is one that may store few bits. Windows and states do not grow with the context."""
+    """Whether a cache may be stored in few bits. Windows and states may not, as they do not grow with the context."""
     return type(cache) is mlx_caches.KVCache
 
 
@@ -185,16 +185,16 @@ def rewind_limit(cache: Cache) -> int | None:
 
 
 def trim(cache: Cache, n: int) -> bool:
-    """Roll one cache back by ``n`` tokens; whether it could. A state is left as it is: it is put back instead."""
+    """Roll one cache back by ``n`` tokens; whether that succeeded. A state is left as it is: it is restored instead."""
     if isinstance(cache, mlx_caches.CacheList):
         return all(trim(c, n) for c in cache.caches)
     if cache.empty() or _is_state(cache):
-        return True  # a layer that never writes to its cache, or is put back by whoever kept its state
+        return True  # never written, or restored by ``KVPool`` from a saved state
     return bool(cache.is_trimmable() and cache.trim(n) == n)
 
 
 def states_of(cache: Cache) -> Iterator[Cache]:
-    """The caches in a cache that hold a state, which stands for all tokens up to now and cannot be cut."""
+    """The caches within a cache that hold a state, which summarises all tokens so far and cannot be cut."""
     if isinstance(cache, mlx_caches.CacheList):
         for one in cache.caches:
             yield from states_of(one)
@@ -207,22 +207,22 @@ def _is_state(cache: Cache) -> bool:
 
 
 def saved_state(cache: Cache) -> Any:
-    """What a state is now, as arrays that later steps do not change."""
+    """A copy of a cache's state, which later steps do not change."""
     return copied_state(cache.state)
 
 
 def copied_state(state: Any) -> Any:
-    """The same in arrays of its own."""
+    """A state with every array copied."""
     return tree_map(copied, state)
 
 
 def copied(leaf: Any) -> Any:
-    """An array of its own: whoever wrote to the old one in place would write to this one, too."""
+    """A copy of an array, which a later write in place to the old one does not change."""
     return mx.contiguous(leaf[...]) if isinstance(leaf, mx.array) else leaf
 
 
 class Place:
-    """Where a sequence stands: the ghosts without an own relative read their offset here."""
+    """A sequence's position, from which ghosts without an own cache of their kind read their offset."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -233,14 +233,14 @@ def make_list(
 ) -> tuple[list[Cache], list[Cache]]:
     """The full-length cache list of one sequence, and the own caches in it.
 
-    ``fresh`` is what the model's own ``make_cache`` returned, ``own`` the places of the own ones; those store their
-    keys and values in ``format``, if there is one.
+    ``fresh``: what the model's own ``make_cache`` returned; ``own``: the places of the stage's own caches, which store
+    their keys and values in ``format``, if there is one.
     """
     full = [own_cache(cache, format) if i in own else cache for i, cache in enumerate(fresh)]
-    relatives: dict[tuple[Any, ...], Cache] = {}
+    own_by_kind: dict[tuple[Any, ...], Cache] = {}
     for i in sorted(own):
-        relatives.setdefault(_kind(full[i]), full[i])
-    full = [cache if i in own else _ghost(cache, relatives, place) for i, cache in enumerate(full)]
+        own_by_kind.setdefault(_kind(full[i]), full[i])
+    full = [cache if i in own else _ghost(cache, own_by_kind, place) for i, cache in enumerate(full)]
     return full, [full[i] for i in sorted(own)]
 
 
@@ -259,15 +259,15 @@ def _kind(cache: Cache) -> tuple[Any, ...]:
     return (kind, getattr(cache, "chunk_size", None), len(getattr(cache, "cache", ())))
 
 
-def _ghost(cache: Cache, relatives: dict[tuple[Any, ...], Cache], place: Place) -> Cache:
-    relative = relatives.get(_kind(cache))
+def _ghost(cache: Cache, own_by_kind: dict[tuple[Any, ...], Cache], place: Place) -> Cache:
+    own = own_by_kind.get(_kind(cache))
     if isinstance(cache, mlx_caches.CacheList):
-        inner = relative.caches if relative is not None else [None] * len(cache.caches)
+        inner = own.caches if own is not None else [None] * len(cache.caches)
         pairs = zip(cache.caches, inner, strict=True)
-        cache.caches = tuple(_ghost(c, {_kind(c): r} if r is not None else {}, place) for c, r in pairs)
+        cache.caches = tuple(_ghost(c, {_kind(c): o} if o is not None else {}, place) for c, o in pairs)
         return cache
-    if relative is not None:
-        return _Ghost(relative)
+    if own is not None:
+        return _Ghost(own)
     cache.__class__ = _derived("Lone", type(cache), _LONE_GHOST)
     cache.ghost_place = place
     return cache
@@ -278,25 +278,25 @@ def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
 
 
 class _Ghost:
-    """An own cache, to be read in the place of a foreign one of the same kind."""
+    """A read-only view of an own cache, in the place of another stage's cache of the same kind."""
 
-    def __init__(self, relative: Cache) -> None:
-        self._relative = relative
+    def __init__(self, own: Cache) -> None:
+        self._own = own
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:  # models ask isinstance
-        return type(self._relative)
+        return type(self._own)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._relative, name)
+        return getattr(self._own, name)
 
     def __getitem__(self, index: int) -> Any:
-        return self._relative[index]
+        return self._own[index]
 
     __setitem__ = update_and_fetch = _refuse_write
 
 
-# A ghost that no own cache resembles: it is empty, and knows where the sequence stands.
+# A ghost without an own cache of its kind: it is empty, and its offset is the sequence's position.
 _LONE_GHOST = {
     "offset": property(lambda ghost: ghost.ghost_place.position, lambda _ghost, _value: None),
     "update_and_fetch": _refuse_write,
@@ -305,7 +305,7 @@ _LONE_GHOST = {
 
 
 def share(cache: Cache) -> None:
-    """Let a cache tell what it was given to store last, and store what was received instead, if anything."""
+    """Make a cache record in ``stored`` what it stored last, and store what is in ``received`` instead, if anything."""
     if not hasattr(cache, "received"):
         cache.__class__ = _derived("Shared", type(cache), _SHARED)
         cache.received, cache.stored = {}, ()

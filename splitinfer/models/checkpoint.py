@@ -1,8 +1,8 @@
-"""What a model folder holds, read without reading a weight.
+"""Reads what a model folder holds, without reading a weight.
 
 A safetensors file begins with eight bytes (the header's length, little-endian) and a JSON header that
-names every tensor with its dtype, shape and place. That is enough to plan a cut, to say what a stage
-will need, and to tell two sets of weights apart.
+names every tensor with its dtype, shape and place. That is enough to plan a cut, to compute what a stage
+needs, and to tell two sets of weights apart.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _ITEM_BITS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor of a file: ``dtype`` in safetensors' words, ``begin``/``end`` in bytes of the data part."""
+    """One tensor of a file: ``dtype`` by safetensors' name, ``begin`` and ``end`` in bytes of the data part."""
 
     name: str
     dtype: str
@@ -60,14 +60,14 @@ class Checkpoint:
 
     @property
     def vocab_size(self) -> int | None:
-        """Rows of the table of embeddings, if the configuration says."""
+        """Rows of the embedding table; ``None`` where the configuration does not say."""
         text = self.config.get("text_config") or {}
         size = self.config.get("vocab_size") or text.get("vocab_size")
         return None if size is None else int(size)
 
     @property
     def context_length(self) -> int:
-        """Tokens the model was made for; a large number where its configuration does not say."""
+        """Tokens the model was trained for; a large number where its configuration does not say."""
         text = self.config.get("text_config") or {}
         for key in ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length", "max_sequence_length"):
             value = self.config.get(key) or text.get(key)
@@ -76,7 +76,7 @@ class Checkpoint:
         return 2**20
 
     def fingerprint(self) -> Fingerprint:
-        """What identifies these weights; cheap enough to take at every start."""
+        """A fingerprint of these weights, cheap enough to compute at every start."""
         prints = {name: self._file_print(name) for name in self.files}
         return Fingerprint(_digest(json.dumps(self.config, sort_keys=True)), prints, self.revision)
 
@@ -88,7 +88,7 @@ class Checkpoint:
 
 
 def open_folder(folder: Path, revision: str | None = None) -> Checkpoint:
-    """A local model folder.
+    """The checkpoint in a local model folder.
 
     Raises:
         ModelError: no such folder, no configuration, no weights, or a damaged file.
@@ -121,7 +121,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     except (ValueError, RecursionError, OSError) as error:
         raise ModelError(f"{path} cannot be read ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
-        raise ModelError(f"{path} does not say the model's type (model_type)")
+        raise ModelError(f"{path} lacks the model's type (model_type)")
     return config
 
 
@@ -129,7 +129,7 @@ def read_header(path: Path) -> list[TensorInfo]:
     """The tensors of one safetensors file.
 
     Raises:
-        ModelError: a file that is short, damaged, or no safetensors at all.
+        ModelError: the file is cut short, damaged, or not in this format.
     """
     try:
         with path.open("rb") as file:
@@ -147,11 +147,11 @@ def read_header(path: Path) -> list[TensorInfo]:
 
 
 def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
-    """A header's JSON as tensors.
+    """The tensors in a header's JSON.
 
     Raises:
-        ModelError: a dtype this cannot load.
-        ValueError, KeyError, TypeError, AttributeError: what is no header.
+        ModelError: a dtype that MLX does not load.
+        ValueError, KeyError, TypeError, AttributeError: ``entries`` is not a valid header.
     """
     infos = []
     for name, entry in entries.items():
@@ -168,7 +168,7 @@ def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
 
 
 def _sample(path: Path) -> str:
-    """A digest of a few kilobytes spread over the file, its first and last among them."""
+    """A digest of a few kilobytes spread over the file, including its first and last."""
     size = path.stat().st_size
     step = max(1, (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1))
     digest = hashlib.sha256()

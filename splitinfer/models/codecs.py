@@ -1,8 +1,8 @@
-"""Rows of hidden state in fewer bytes, and back (``core.wire_codec`` says which codecs there are, and why).
+"""Packs rows of hidden states into fewer bytes, and unpacks them (``core.wire_codec`` defines the codecs, and why).
 
-Everything is of one row: no row's bytes depend on its neighbours, so chunks and batches do not matter. Arithmetic is
-in float32, whatever the rows are in: a scale in bfloat16 would nearly double int8's error. Lazy: packing is part of a
-step's graph and is computed with it.
+Each row is packed by itself: no row's bytes depend on its neighbours, so chunks and batches do not matter. Arithmetic
+is in float32 for rows of any dtype: a scale in bfloat16 would nearly double int8's error. Packing is lazy, part of a
+step's graph, and computed with it.
 """
 
 import mlx.core as mx
@@ -13,14 +13,14 @@ from splitinfer.core.wire_codec import FP8, FP16, GROUP, INT8, SPIKES, Column, c
 _MOST_FP16 = 65504.0
 _MOST_E4M3 = 448.0
 _MOST_INT8 = 127.0
-_LEAST_SCALE = 1e-30  # of a group of zeros; far above what a division could not undo
+_LEAST_SCALE = 1e-30  # of a group of zeros, so that nothing is divided by zero
 
 Arrays = tuple[mx.array, ...]
 
 
 def pack(codec: str, rows: mx.array) -> tuple[mx.array, Arrays]:
-    """``rows`` [n, d] as the arrays of ``columns(codec, d)``, [n, width] each; and which of them could be packed, [n]
-    of bool: those with values that are not finite, or beyond the codec's range, could not."""
+    """Whether each row fits the codec, bool [n]; and ``rows`` [n, d] as the arrays of ``columns(codec, d)``, each
+    [n, width]. Rows with values that are not finite, or beyond the codec's range, do not fit."""
     exact = rows.astype(mx.float32)
     most = mx.abs(exact).max(axis=-1)
     if codec == FP16:
@@ -39,7 +39,7 @@ def pack(codec: str, rows: mx.array) -> tuple[mx.array, Arrays]:
 
 
 def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
-    """[n, d] of ``dtype`` from what ``pack`` made."""
+    """Rows [n, d] of ``dtype`` from the arrays that ``pack`` returned."""
     if codec == FP16:
         return arrays[0].astype(mx.float32).astype(dtype)
     if codec == FP8:
@@ -50,17 +50,17 @@ def unpack(codec: str, arrays: Arrays, dtype: mx.Dtype) -> mx.array:
 
 
 def columns_of(codec: str, num_rows: int, width: int, parts: list[memoryview]) -> list[np.ndarray]:
-    """What a peer sent as the arrays of packed rows, nothing copied.
+    """The arrays of packed rows that a peer sent, not copied.
 
     Raises:
-        ValueError: the parts are not those of so many rows, or a spike is said to be where there is nothing.
+        ValueError: the parts do not have the sizes for ``num_rows`` rows, or a spike's place is beyond ``width``.
     """
     wanted = columns(codec, width)
     if len(parts) != len(wanted):
         raise ValueError(f"{len(parts)} arrays came for rows packed in {len(wanted)}")
     found = [_column(part, column, num_rows) for part, column in zip(parts, wanted, strict=True)]
     if codec == INT8 and int(found[3].max()) >= width:
-        raise ValueError(f"a value is said to be at {found[3].max()} of {width}")
+        raise ValueError(f"a value is placed at {found[3].max()} of {width}")
     return found
 
 
@@ -71,11 +71,11 @@ def _column(part: memoryview, column: Column, num_rows: int) -> np.ndarray:
 
 
 def _groups(rows: mx.array) -> mx.array:
-    """[n, groups, GROUP]: rows in groups, the last filled up with zeros."""
+    """[n, groups, GROUP]: each row in groups, the last padded with zeros."""
     n, width = rows.shape
-    lack = -width % GROUP
-    if lack:
-        rows = mx.pad(rows, [(0, 0), (0, lack)])
+    padding = -width % GROUP
+    if padding:
+        rows = mx.pad(rows, [(0, 0), (0, padding)])
     return rows.reshape(n, -1, GROUP)
 
 

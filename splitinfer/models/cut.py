@@ -1,25 +1,25 @@
-"""One mlx-lm model class, run for its layers [start, end) only; no code per architecture.
+"""Runs the layers [start, end) of one mlx-lm model class, without code per architecture.
 
-The class and its lists of layers stay whole, so ``zip(self.layers, cache)``, ``layer_types[i]`` and
-``fa_idx`` stay true, and its own ``__call__`` runs unchanged. Only what the lists hold changes, and
+The class and its lists of layers keep their length, so ``zip(self.layers, cache)``, ``layer_types[i]`` and
+``fa_idx`` stay valid, and its own ``__call__`` runs unchanged. Only what the lists hold changes, and
 only while this stage runs:
 
     index      0 ... start-1      start         ...      end-1           end
     holds      passthrough        inject(real)  real     real            border
 
-A *passthrough* hands on what it was given and shows every attribute of the layer it stands for.
-*Inject* puts what was received in the place of its arguments. The *border* keeps its arguments for
-the next stage and ends the call. On the last stage there is no border; a *tap* behind the last layer
-keeps only the rows that want logits, so that norm and head see no others. What the model computes
-besides (an embedding nobody reads) is never evaluated, because MLX is lazy: it costs neither time nor
-the memory of its weights.
+A *passthrough* returns its arguments and has every attribute of the layer it replaces. *Inject* calls
+its layer with the arrays received in place of the arguments. The *border* stores its arguments for the next
+stage and ends the call. On the last stage there is no border; a *tap* behind the last layer keeps only the
+rows that want logits, so that norm and head compute no others. MLX is lazy, so what else the model would
+compute (an embedding that no result reads) is never evaluated: it costs neither time nor the memory of its
+weights.
 
-Where later layers attend to the keys and values of an earlier one, that *source* layer is not passed
-through: it runs on a replica of its cache, which stores the keys and values received in place of the
-layer's own. The rest of what it would compute, again, nobody reads.
+Where later layers attend to the keys and values of an earlier one, that *source* layer is no passthrough:
+it runs on a replica of its cache, which stores the keys and values received in place of the layer's own.
+The rest of what it would compute is not evaluated either.
 
-What has to cross is ``structure``'s to find out. Before a stage is used it is called once on marked
-arrays: if anything it computes depends on what a passthrough handed on, or on a parameter of an
+``structure`` finds out what has to cross. Before a stage is used it is called once on marked
+arrays: if anything it computes depends on what a passthrough returned, or on a parameter of an
 earlier layer, the cut is refused.
 """
 
@@ -44,7 +44,7 @@ _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
 _CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many
 
 
-Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> those of them that are wanted
+Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
 
 
 class _Reached(Exception):
@@ -52,13 +52,13 @@ class _Reached(Exception):
 
 
 class _Relay:
-    """What goes in and comes out of the call under way."""
+    """The input and output of the call in progress."""
 
     def __init__(self) -> None:
         self.received: list[mx.array] = []
         self.given: Any = None
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
-        self.stale: Named | None = None  # while a stage is checked: what passthroughs handed on
+        self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
 
 
 class _Passthrough(StandIn):
@@ -123,14 +123,14 @@ def _last_rows(array: mx.array, num_rows: int, axis: int) -> mx.array:
 class StageModel:
     """A model of ``num_layers`` layers that runs [start, end) of them.
 
-    Several stages may share one ``model`` (and its ``anatomy``, which is read from it if not given);
+    Several stages may share one ``model`` (and its ``structure``, which is read from it if not given);
     only one of them runs at a time.
 
     Attributes:
-        traceable: whether MLX's graph tells what this stage reads; if not, it is the whole model.
+        traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
 
     Raises:
-        CannotCut: this cut cannot be right, with the reason.
+        CannotCut: this cut cannot be correct, with the reason.
     """
 
     def __init__(self, model: nn.Module, start: int, end: int, structure: ModelStructure | None = None) -> None:
@@ -142,7 +142,7 @@ class StageModel:
         self._model, self._relay = model, _Relay()
         self.traceable = True
         if structure is None:
-            structure = self._read_anatomy()
+            structure = self._read_structure()
         self._incoming = None if self.is_first or structure is None else structure.border(start)
         self._outgoing = None if self.is_last or structure is None else structure.border(end)
         self._result_rows = structure.result_rows() if structure is not None and self.is_last else []
@@ -154,23 +154,23 @@ class StageModel:
 
     @property
     def whole(self) -> nn.Module:
-        """The model whose layers these are."""
+        """The whole model."""
         return self._model
 
     @property
     def num_embeddings(self) -> int | None:
-        """Rows of the largest table of embeddings: token ids beyond are in nobody's. MLX does not look."""
+        """Rows of the largest embedding table; ``None`` without one. MLX does not check token ids against it."""
         tables = [m.weight.shape[0] for _, m in self._model.named_modules() if isinstance(m, _TABLES)]
         return max(tables, default=None)
 
     @property
     def can_quantise(self) -> bool:
-        """Whether any layer of the whole model has keys and values that may be stored in few bits."""
+        """Whether any layer of the whole model has plain keys and values, which may be stored in few bits."""
         return any(map(can_quantise, make_prompt_cache(self._model)))
 
     @property
     def own_places(self) -> list[int]:
-        """The places of the own caches in the full-length list."""
+        """The places of this stage's own caches in the full-length list."""
         return self._own
 
     def layer(self, index: int) -> nn.Module:
@@ -179,7 +179,7 @@ class StageModel:
 
     @property
     def hidden_spec(self) -> tuple[int, mx.Dtype] | None:
-        """Numbers a token, and their dtype, that come from the stage before."""
+        """Numbers per token that the previous stage sends, and their dtype; ``None`` on the first stage."""
         return None if self._incoming is None else (self._incoming.width, self._incoming.dtype)
 
     @property
@@ -189,14 +189,14 @@ class StageModel:
 
     @property
     def is_last(self) -> bool:
-        """Whether this stage has norm and head."""
+        """Whether this stage computes logits."""
         return self.end == self.num_layers
 
     def use_format(self, kv_format: KVFormat | None) -> None:
-        """Have the caches that are made from now on store keys and values so; ``None``: as the model computes them."""
+        """Set the format in which caches made from now on store keys and values; ``None``: as computed."""
         self._kv_format = kv_format
         if kv_format is not None:
-            attend_by_rows(self._model)  # which knows what such caches hand out
+            attend_by_rows(self._model)  # its attention can read what such caches return
 
     def make_caches(self) -> SequenceCaches:
         """Empty caches for one sequence."""
@@ -214,13 +214,13 @@ class StageModel:
 
         Args:
             tokens: [1, n] token ids.
-            caches: the sequence's; they move on by n positions.
-            hidden: [1, n, d] from the stage before; ``None`` on the first stage (and in a survey).
-            num_logits: the number of last rows that want logits; only the last stage looks at it.
+            caches: the sequence's; they advance by n positions.
+            hidden: [1, n, d] from the previous stage; ``None`` on the first stage (and in a survey).
+            num_logits: the number of last rows that want logits; used only on the last stage.
 
         Returns:
-            [1, n, d] of all that the next stage needs (d is the hidden size, or more), or on the last
-            stage [1, num_logits, vocabulary] logits (for 0, of one row that need not be evaluated).
+            [1, n, d] for the next stage (d is the hidden size, or more), or on the last stage
+            [1, num_logits, vocabulary] logits (for 0, of one row that need not be evaluated).
         """
         num_rows = max(num_logits, 1)
         output = self._run(tokens, caches, hidden, num_rows)
@@ -228,21 +228,21 @@ class StageModel:
 
     @property
     def may_go_by_rows(self) -> bool:
-        """Whether all that crosses this stage's borders is one hidden state, so that many sequences' may share
-        a step; the rest is for their caches to say."""
+        """Whether only one hidden state crosses each of this stage's borders, without which sequences cannot share a
+        step as rows. Whether the caches allow it is found by trial (``step``)."""
         borders = [border for border in (self._incoming, self._outgoing) if border is not None]
         return all(border.is_plain for border in borders) and all(axis == 1 for _, axis in self._result_rows)
 
     def by_rows(
         self, tokens: mx.array, caches: list[Any], hidden: mx.array | None, logit_rows: mx.array | None
     ) -> mx.array:
-        """Build the graph of one step of many sequences; computes nothing yet, and moves no sequence on.
+        """Build the graph of one step of many sequences; computes nothing yet, and advances no sequence.
 
         Args:
             tokens: [T, 1] token ids.
-            caches: the full-length list, which knows the sequences.
-            hidden: [T, 1, d] from the stage before; ``None`` on the first stage.
-            logit_rows: [R] rows that want logits, ``None`` for all; only the last stage looks at it.
+            caches: the full-length list of ``RowCache`` objects, bound to the step.
+            hidden: [T, 1, d] from the previous stage; ``None`` on the first stage.
+            logit_rows: [R] rows that want logits, ``None`` for all; used only on the last stage.
 
         Returns:
             [T, 1, d] for the next stage, or on the last one [R, 1, vocabulary] logits.
@@ -265,7 +265,7 @@ class StageModel:
         return logits
 
     def _call(self, tokens: mx.array, caches: list[Any], keep: Keep) -> tuple[mx.array | None, Any]:
-        """The model's own call: its logits, or what the border was given."""
+        """The model's own call: its logits, or the border's arguments."""
         self._relay.keep = keep if self.is_last else None
         logits: mx.array | None = None
         try:
@@ -277,7 +277,7 @@ class StageModel:
         return logits, given
 
     def _receive(self, border: Border, caches: SequenceCaches, hidden: mx.array | None, n: int) -> None:
-        # While a cut is surveyed nothing has been received: the shape is what matters.
+        # In a survey nothing has been received, and only the shape matters.
         arrays = border.unpack(mx.zeros((1, n, border.width), border.dtype) if hidden is None else hidden)
         self._relay.received, updates = arrays[: len(border.rows)], arrays[len(border.rows) :]
         for row, array in zip(border.updates, updates, strict=True):
@@ -290,18 +290,18 @@ class StageModel:
             caches.full[i].stored = ()
         return border.pack([*(get_at(given, row.path) for row in border.rows), *updates])
 
-    def _read_anatomy(self) -> ModelStructure | None:
+    def _read_structure(self) -> ModelStructure | None:
         try:
             return ModelStructure(self._model)
         except CannotCut as error:
             if not (self.is_first and self.is_last):
                 raise
             self.traceable = not isinstance(error, CannotTrace)
-            return None  # whole, it needs none
+            return None  # the whole model needs none
 
     def _own_caches(self, structure: ModelStructure | None) -> list[int]:
         """The places in the cache list that this stage writes to: those of its layers, replicas of
-        earlier ones, and those that belong to no layer (they see tokens, which every stage has)."""
+        earlier ones, and those that belong to no layer (they store tokens, which every stage has)."""
         if structure is None or (self.is_first and self.is_last):
             return list(range(len(make_prompt_cache(self._model))))
         replicas = self._incoming.shared if self._incoming else ()
@@ -344,7 +344,7 @@ class StageModel:
             )
 
     def _can_tap(self) -> bool:
-        """Whether what comes after the last layer treats rows one by one."""
+        """Whether what follows the last layer works on rows independently."""
         with uncompiled():
             try:
                 logits = self._run(mx.zeros((1, 3), mx.int32), self.make_caches(), None, 1)

@@ -1,6 +1,6 @@
-"""A model folder's ``generation_config.json``: what its makers recommend for sampling, and what ends an answer.
+"""Reads a model folder's ``generation_config.json``: recommended sampling values, and the tokens that end an answer.
 
-The file is optional advice. Whatever is wrong with it is one warning in the log, never an error.
+The file is optional. A problem with it is one warning in the log, never an error.
 """
 
 import json
@@ -29,10 +29,10 @@ def read_recommended(folder: Path) -> Recommended:
 
 def end_tokens(folder: Path, config: Mapping[str, Any]) -> int | list[int] | None:
     """The token ids that end an answer: the generation config's, else those of the model's ``config``; as in mlx-lm."""
-    said: Any = _read(folder)[0].get("eos_token_id")
-    several = said if isinstance(said, list) else [said]
-    is_usable = several and all(isinstance(token, int) and not isinstance(token, bool) for token in several)
-    ids: int | list[int] | None = said if is_usable else config.get("eos_token_id")
+    given: Any = _read(folder)[0].get("eos_token_id")
+    tokens = given if isinstance(given, list) else [given]
+    is_usable = tokens and all(isinstance(token, int) and not isinstance(token, bool) for token in tokens)
+    ids: int | list[int] | None = given if is_usable else config.get("eos_token_id")
     return ids
 
 

@@ -1,10 +1,10 @@
-"""Which arrays a result depends on, asked of MLX's own graph.
+"""Finds the arrays that a result depends on, from MLX's own graph.
 
 MLX is lazy: calling a model builds a graph and computes nothing. ``mx.export_to_dot`` prints that
-graph, with a name for every array we care about; walking it backwards from a result finds the
-tensors that it really needs. So no table of architectures has to say which parameters belong to the
+graph, with names for the arrays of interest; walking it backwards from a result finds the
+tensors that it needs. So no table of architectures has to list which parameters belong to the
 embedding, which to the head, which checkpoint tensors ``sanitize`` made them of, or what the layers
-of a model hand to each other.
+of a model pass to each other.
 """
 
 import io
@@ -19,18 +19,18 @@ import mlx.core as mx
 
 _LINE = re.compile(
     r"\{ (?P<operation>\d+) \[label"  # an operation ...
-    r'|"(?P<input>\w+)" -> (?P<into>\d+)'  # ... takes in an array
-    r'|(?P<out>\d+) -> "(?P<output>\w+)"'  # ... gives one
-    r'|\{ rank=source; "(?P<source>\w+)"'  # an array that no operation gives
+    r'|"(?P<input>\w+)" -> (?P<into>\d+)'  # ... reads an array
+    r'|(?P<out>\d+) -> "(?P<output>\w+)"'  # ... makes one
+    r'|\{ rank=source; "(?P<source>\w+)"'  # an array that no operation makes
 )
 _NODE = re.compile(r'"(\w+)"')
-_NAMED_AT_ONCE = 1000  # more keyword arguments MLX does not take
+_NAMED_AT_ONCE = 1000  # MLX takes no more keyword arguments
 
 
 class Graph:
-    """The graph of ``results`` as it stands now, with names for some of the arrays in it.
+    """The graph of ``results`` at this moment, with names for some of the arrays in it.
 
-    A later assignment into one of the arrays gives its name to another node, so ask before that.
+    A later assignment into one of the arrays gives its name to another node, so make the graph before that.
     """
 
     def __init__(self, results: Sequence[mx.array], named: Mapping[str, mx.array]) -> None:
@@ -47,16 +47,16 @@ class Graph:
                 self._children[parent].append(node)
 
     def holds(self, name: str) -> bool:
-        """Whether anything was made of this named array."""
+        """Whether any operation reads this named array."""
         return bool(self._children.get(self._nodes[name]))
 
     def read_by(self, results: Collection[int], without: Collection[str] = ()) -> set[str]:
-        """The named arrays that results number so-and-so need. The operations that take in an array
+        """The named arrays that the results of these numbers depend on. Operations that read an array
         named in ``without`` count as having no other input than that."""
         return self._ancestors([self._results[i] for i in results], without)
 
     def mixed_with(self, name: str) -> set[str]:
-        """The named arrays that the operations which take in ``name`` need besides."""
+        """The other named arrays that the operations which read ``name`` depend on."""
         return self._ancestors(self._children.get(self._nodes[name], []), ()) - {name}
 
     def _ancestors(self, ends: Sequence[str], without: Collection[str]) -> set[str]:
@@ -74,8 +74,8 @@ class Graph:
 
 def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]]]:
     """The nodes of ``arrays`` in the graph of all of them, and every node's parents."""
-    # MLX prints what is new in the graph of one array after the other. A separator after each tells
-    # where that ends; the last thing printed before it is the array itself, unless it was there before.
+    # MLX prints the arrays' graphs one after the other, each without what was printed before. A separator after
+    # each array marks its end; the last node before that is the array itself, unless it was printed earlier.
     zero = mx.array(0.0)
     printed = [zero]
     for array in arrays:
@@ -105,7 +105,7 @@ def _read(arrays: Sequence[mx.array]) -> tuple[list[str], dict[str, list[str]]]:
 def _complete(
     nodes: Sequence[str | None], arrays: Sequence[mx.array], printed: Sequence[mx.array], lines: Sequence[str]
 ) -> list[str]:
-    """Ask for the nodes that are still unknown, by printing the same again with names in it."""
+    """Find the nodes that are still unknown by printing the same graph again with names in it."""
     unknown = {id(array): array for node, array in zip(nodes, arrays, strict=True) if node is None}
     known: dict[int, str] = {}
     keys = list(unknown)
@@ -125,7 +125,7 @@ def _print(arrays: Sequence[mx.array], named: Mapping[str, mx.array]) -> list[st
 
 
 def arrays_read(outputs: Sequence[mx.array], named: Mapping[str, mx.array]) -> set[str]:
-    """The names of those arrays that computing ``outputs`` would read. Computes nothing."""
+    """The names of the arrays that ``outputs`` depend on. Computes nothing."""
     return Graph(outputs, named).read_by(range(len(outputs)))
 
 
@@ -135,11 +135,11 @@ _depth = 0
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """Let ``mx.compile`` do nothing while a graph is made to be read.
+    """Disable ``mx.compile`` while a graph is built for reading.
 
     All calls of a compiled function are one node in the printed graph, so everything would seem to
-    depend on everything; and one compiled now would keep today's placeholders for ever. It is one
-    switch for the process, so stages that are surveyed in several threads take turns.
+    depend on everything; and a function compiled now would hold its placeholders for ever. There is one
+    switch per process, so threads that survey stages wait for each other.
     """
     global _depth
     with _compiling:

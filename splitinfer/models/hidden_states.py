@@ -1,13 +1,13 @@
-"""Hidden states as they cross a link: the arrays of a frame, and a step's rows from them.
+"""Hidden states on a link: a step's rows as the parts of a frame, and back.
 
-A step's rows go in at most two groups: those that are packed (``models.codecs``), as a few arrays, and the others, as
-they are. Which rows are which is said with the step, so the receiving end needs nothing but the frame.
+A step's rows are sent in at most two groups: those that are packed (``models.codecs``), as a few arrays, and the
+others, as they are. The step's message says which rows are which, so the receiver needs nothing but the frame.
 
     rows of a step      [ decode | prompt, packed .......... | decode ]
     parts of its frame  [ decode, decode ]  [ codes ]  [ scales ] ...
 
-Packing is in the step's graph: when the step is done, so is that. Only rows that turn out not to fit a codec cost
-another trip to the device.
+Packing is part of the step's graph, so it is done when the step is. Only rows that do not fit a codec cost another
+operation on the device.
 """
 
 from collections.abc import Sequence as Seq
@@ -26,8 +26,8 @@ from splitinfer.models.tensors import dtype_of, from_buffer, spec_of, to_buffer
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The rows of a step that are packed: their numbers, ascending; whether each fits, [n] of bool; their arrays.
-    ``rest``: all other rows, [m, d]; ``None`` where there are none."""
+    """The packed rows of a step: their numbers, ascending; whether each fits the codec, bool [n]; their arrays.
+    ``rest``: all other rows, [m, d]; ``None`` if there are none."""
 
     codec: str
     rows: tuple[int, ...]
@@ -37,18 +37,18 @@ class PackedRows:
 
     @classmethod
     def of(cls, codec: str, hidden: mx.array, rows: Seq[int]) -> "PackedRows":
-        """Have ``rows`` of ``hidden`` [T, d] packed."""
+        """Pack ``rows`` of ``hidden`` [T, d]; computes nothing yet."""
         others = _others(hidden.shape[0], rows)
         fits, columns = pack(codec, _rows_of(hidden, rows) if others else hidden)
         rest = mx.contiguous(_rows_of(hidden, others)) if others else None
         return cls(codec, tuple(rows), fits, tuple(map(mx.contiguous, columns)), rest)
 
     def arrays(self) -> list[mx.array]:
-        """What has to be computed."""
+        """The arrays that have to be evaluated."""
         return [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
 
     def among(self, hidden: mx.array, kept: Seq[int]) -> "PackedRows":
-        """The same when only the rows ``kept`` are left, all packed ones among them. ``hidden``: what is left."""
+        """The same for a step reduced to the rows ``kept``, which include all packed ones; ``hidden``: those rows."""
         place = {row: at for at, row in enumerate(kept)}
         rows = tuple(place[row] for row in self.rows)
         others = _others(len(kept), rows)
@@ -65,7 +65,7 @@ class Sent(NamedTuple):
 
 
 def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
-    """What goes on the wire of a step's rows [T, d], which have been computed."""
+    """The frame's parts for a step's evaluated rows [T, d]; rows that do not fit the codec go unpacked."""
     if hidden is None:
         return Sent(None, None, (), 0)
     if packed is None:
@@ -76,13 +76,13 @@ def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
     fitting = np.flatnonzero(fits)
     rows = tuple(packed.rows[at] for at in fitting)
     others = _others(hidden.shape[0], rows)
-    less = replace(
+    fitted = replace(
         packed,
         rows=rows,
         columns=tuple(_rows_of(column, fitting.tolist()) for column in packed.columns) if rows else (),
         rest=_rows_of(hidden, others),
     )
-    return _sent(hidden, less, len(fits) - len(rows))
+    return _sent(hidden, fitted, len(fits) - len(rows))
 
 
 def _sent(hidden: mx.array, packed: PackedRows, num_unfit: int) -> Sent:
@@ -97,14 +97,14 @@ def from_parts(spec: TensorSpec, packing: Packing | None, parts: Seq[memoryview]
     """The rows [T, d] that a peer sent.
 
     Raises:
-        ProtocolError: the parts are not those of such rows.
+        ProtocolError: the parts do not match ``spec`` and ``packing``.
     """
     if packing is None:
         if len(parts) != 1:
             raise ProtocolError(f"hidden states came in {len(parts)} parts, where there should be one")
         return from_buffer(spec, parts[0])
     if len(spec.shape) != 2 or packing.end > spec.shape[0]:
-        raise ProtocolError(f"rows up to {packing.end} are said to be packed of hidden states {spec.shape}")
+        raise ProtocolError(f"the peer sent rows up to {packing.end} as packed, of hidden states {spec.shape}")
     num_rows, width = spec.shape
     num_rest = num_rows - packing.num_rows
     rest, packed = (parts[:1], parts[1:]) if num_rest else ((), parts)
@@ -112,7 +112,7 @@ def from_parts(spec: TensorSpec, packing: Packing | None, parts: Seq[memoryview]
         arrays = columns_of(packing.codec, packing.num_rows, width, list(packed))
         dtype = dtype_of(spec.dtype)
     except ValueError as error:
-        raise ProtocolError(f"the peer sent packed hidden states that are none: {error}") from error
+        raise ProtocolError(f"the peer sent packed hidden states that cannot be read: {error}") from error
     unpacked = unpack(packing.codec, tuple(map(mx.array, arrays)), dtype)
     if not num_rest:
         return unpacked
@@ -120,7 +120,7 @@ def from_parts(spec: TensorSpec, packing: Packing | None, parts: Seq[memoryview]
 
 
 def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array) -> mx.array:
-    """The rows in their order."""
+    """The rest and the unpacked rows in the order of the step."""
     found, at = list[mx.array](), {False: 0, True: 0}
     for is_packed, count in packing.pieces(num_rows):
         start = at[is_packed]
@@ -130,9 +130,9 @@ def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array)
 
 
 def _others(num_rows: int, rows: Seq[int]) -> list[int]:
-    """The rows that are not among these."""
-    among = set(rows)
-    return [row for row in range(num_rows) if row not in among]
+    """The rows in [0, num_rows) that are not in ``rows``."""
+    excluded = set(rows)
+    return [row for row in range(num_rows) if row not in excluded]
 
 
 def _rows_of(array: mx.array, rows: Seq[int]) -> mx.array:

@@ -1,8 +1,8 @@
-"""From the word in a layout to a checkpoint: "demo", a local folder, or a hub id.
+"""Opens the model that a layout names: "demo", a local folder, or a hub id.
 
-For a hub id only the small files are fetched at first; the tables of tensors come from the weight
+For a hub id only the small files are downloaded at first; the tensors' names and shapes come from the weight
 files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs. The hub's client is imported
-when it is first asked: that takes half a second, which local folders need not wait for.
+at its first use: that takes half a second, which local folders need not wait for.
 """
 
 import json
@@ -22,7 +22,7 @@ def open_model(model: str) -> Checkpoint:
     """The checkpoint a layout's ``model`` names.
 
     Raises:
-        ModelError: it is none of ours, no folder, and the hub does not have it or cannot be reached.
+        ModelError: it is no demo model and no folder, and the hub does not have it or cannot be reached.
     """
     if model in DEMO_MODELS:
         return open_folder(DEMO_MODELS[model])
@@ -38,7 +38,7 @@ def open_model(model: str) -> Checkpoint:
 
 
 def _folder(model: str) -> Path | None:
-    """The local folder of that name, if it is one."""
+    """The local folder of that name; ``None`` if there is none."""
     try:
         path = Path(model).expanduser()
         return path if path.is_dir() else None
@@ -63,15 +63,15 @@ def _open_hub(repo: str) -> Checkpoint:
     except LocalEntryNotFoundError as error:
         raise ModelError(f"{repo} is not on this machine and the hub cannot be reached") from error
     except (HTTPError, HFValidationError, NotASafetensorsRepoError, SafetensorsParsingError, OSError) as error:
-        raise ModelError(f"{repo} cannot be had from the hub ({_first_line(error)})") from error
+        raise ModelError(f"{repo} cannot be opened at the hub ({_first_line(error)})") from error
 
 
 def _hub_tensors(repo: str, folder: Path) -> list[TensorInfo]:
-    """All tensors: from the files here where all are here, else from the headers at the hub."""
-    here = sorted(folder.glob("model*.safetensors"))
+    """All tensors: from the local files if all are there, else from the headers at the hub."""
+    local = sorted(folder.glob("model*.safetensors"))
     index = folder / "model.safetensors.index.json"
-    if here and (not index.exists() or _names_in(index) <= {p.name for p in here}):
-        return [info for path in here for info in read_header(path)]
+    if local and (not index.exists() or _names_in(index) <= {p.name for p in local}):
+        return [info for path in local for info in read_header(path)]
     import huggingface_hub
 
     found = huggingface_hub.HfApi().get_safetensors_metadata(repo, revision=folder.name)
@@ -87,10 +87,10 @@ def _names_in(index: Path) -> set[str]:
 
 
 def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Report) -> None:
-    """Make sure ``files`` are in the checkpoint's folder, downloading those that are not.
+    """Download those of ``files`` that are not in the checkpoint's folder.
 
     Raises:
-        ModelError: a file is missing and cannot be had.
+        ModelError: a file is missing from a local folder, or cannot be downloaded.
     """
     sizes = {f: sum(t.nbytes for t in checkpoint.tensors.values() if t.file == f) for f in files}
     missing = [f for f in files if not (checkpoint.folder / f).exists()]

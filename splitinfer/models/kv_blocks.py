@@ -1,14 +1,14 @@
-"""Copies of a sequence's KV, block by block, from which other sequences begin.
+"""Copies a sequence's KV into blocks, from which other sequences start.
 
 A cache that holds something for each token (plain, quantised, a sliding window in temporal order) is cut along the
-tokens, and put together again from blocks up to any token. Any other one (a recurrent state, a ring) only has a
-*state*, which stands for all tokens up to now: a block keeps the one at its end, and only that can be gone on from.
+tokens, and joined again from blocks up to any token. Any other cache (a recurrent state, a ring) only has a *state*,
+which summarises all tokens so far: a block stores the state at its end, and a sequence can start only there.
 
-Outside this process a block is a list of *parts*, one for each cache it holds something of. Where they come back
-from a file, they have to look like a block that was cut here (a *sample*), or they are refused.
+Outside this process a block is a list of *parts*, one for each cache that it holds something of. Parts read from a file
+must have the form of a block that was cut here (a *sample*), or they are refused.
 
-A block's arrays are its own: cut out and copied, so that it keeps neither the sequence's arrays nor the graph alive.
-One copy serves all who begin with it; each of them copies it once more into arrays with room to grow.
+A block's arrays are its own: cut out and copied, so that it holds neither the sequence's arrays nor the graph.
+All sequences that start from a block share it; each copies it once more into arrays with room to grow.
 """
 
 import itertools
@@ -29,7 +29,7 @@ _BY_TOKEN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.Concate
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a block keeps of one cache: the arrays of positions [start, end), or the state at ``end``.
+    """What a block stores of one cache: the arrays of positions [start, end), or the state at ``end``.
 
     ``arrays``: a tree. ``by_token``: its arrays are [B, heads, end - start, d].
     """
@@ -42,7 +42,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class KVBlock:
-    """A block on this stage: the pieces of its own caches, in their order; ``None`` for one that is never written."""
+    """A block on this stage: the pieces of its own caches, in order; ``None`` for a cache that is never written."""
 
     pieces: tuple[Any, ...]
     start: int
@@ -60,15 +60,15 @@ class KVBlock:
 
 
 def cut(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> KVBlock:
-    """Positions [start, end) of a sequence that has come at least that far. Computes nothing yet."""
+    """The block of positions [start, end) of a sequence of at least ``end`` tokens. Computes nothing yet."""
     return KVBlock(tuple(_cut(caches.kv_cache(place), start, end) for place in places), start, end)
 
 
 def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock], length: int) -> list[mx.array]:
-    """Let fresh caches begin with ``length`` tokens of consecutive blocks; the arrays made for it.
+    """Fill fresh caches with the first ``length`` tokens of consecutive blocks; the arrays made for that.
 
     Raises:
-        ValueError: the blocks do not hold them.
+        ValueError: the blocks do not hold those tokens.
     """
     begins = [block.start for block in blocks]
     if begins != [0, *(block.end for block in blocks[:-1])] or not begins[-1] < length <= blocks[-1].end:
@@ -85,7 +85,7 @@ Slot = tuple[int, ...]  # a cache: its place in the model's list, then where it 
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """What a block holds of the cache in ``slot``, its arrays in a row (``Piece``)."""
+    """What a block stores of the cache in ``slot``: a ``Piece`` whose arrays are a flat tuple."""
 
     slot: Slot
     by_token: bool
@@ -95,7 +95,7 @@ class BlockPart:
 
 
 def parts_of(block: KVBlock, places: Sequence[int]) -> list[BlockPart] | None:
-    """A block of the caches at ``places``; ``None`` if it holds anything else than arrays."""
+    """The parts of a block of the caches at ``places``; ``None`` if it holds anything but arrays."""
     parts: list[BlockPart] = []
     for slot, piece in _slots(block, places):
         leaves = [leaf for _, leaf in tree_flatten(piece.arrays) if leaf is not None]
@@ -106,7 +106,7 @@ def parts_of(block: KVBlock, places: Sequence[int]) -> list[BlockPart] | None:
 
 
 def block_of(parts: Mapping[Slot, BlockPart], places: Sequence[int], sample: KVBlock, start: int, end: int) -> KVBlock:
-    """The block of positions [start, end) that these parts are, which has to look like ``sample``.
+    """The block of positions [start, end) from its parts, which must have the form of ``sample``.
 
     Raises:
         ValueError: they do not.
@@ -149,7 +149,7 @@ def _piece(parts: Mapping[Slot, BlockPart], slot: Slot, like: Any, start: int, e
 
 
 def _check_like(array: mx.array, leaf: mx.array, num_tokens: int | None, slot: Slot) -> None:
-    """``num_tokens``: along the last axis but one, where all others have to agree; ``None``: a state."""
+    """``num_tokens``: the length of the second last axis, where all other axes must agree; ``None``: a state."""
     agrees = array.dtype == leaf.dtype and array.ndim == leaf.ndim
     if agrees and num_tokens is not None:
         agrees = array.shape == (*leaf.shape[:-2], num_tokens, leaf.shape[-1])
@@ -158,7 +158,7 @@ def _check_like(array: mx.array, leaf: mx.array, num_tokens: int | None, slot: S
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:
-    """Bytes that the last full block of a sequence of ``length`` tokens takes."""
+    """Bytes of the last full block of a sequence of ``length`` tokens."""
     return cut(caches, places, length - _ROOM, length).nbytes
 
 
@@ -198,7 +198,7 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
     base = _first_wanted(cache, length)
     wanted = [piece for piece in pieces if piece is not None and piece.end > base]
     if any(one.end != other.start for one, other in itertools.pairwise(wanted)) or wanted[0].start > base:
-        raise ValueError(f"positions from {base} on are not all there")
+        raise ValueError(f"the blocks lack positions from {base} on")
     cut_off = [tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.arrays) for p in wanted]
     cache.keys, cache.values = tree_map(lambda *parts: _with_room(cache, parts), *cut_off)
     cache.offset = length

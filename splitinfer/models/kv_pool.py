@@ -1,4 +1,5 @@
-"""Every sequence's caches on this stage, and stored blocks: opened, saved, rolled back and freed as the plans say."""
+"""Holds every sequence's caches on this stage, and stored blocks; opens, saves, rolls back and frees them as plans
+command."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,12 +15,12 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.step import nbytes
 
-_MOST_STATES = 8  # of a sequence; more than blocks of drafts are ever under way
+_MAX_STATES = 8  # of a sequence; more than the blocks of drafts that are ever in flight
 
 
 @dataclass(slots=True)
 class _Entry:
-    """``states``: by position, what its caches held there that cannot be cut."""
+    """A sequence's caches; ``states``: by position, copies of the states that its caches had there."""
 
     caches: SequenceCaches
     states: dict[int, list[Any]] = field(default_factory=dict)
@@ -30,7 +31,7 @@ class _Entry:
 
 
 class KVPool:
-    """Caches by sequence id, blocks by block id. Obeys; decides nothing."""
+    """Caches by sequence id, blocks by block id. Does what plans command; decides nothing."""
 
     def __init__(self, model: StageModel) -> None:
         self._model = model
@@ -38,10 +39,10 @@ class KVPool:
         self._blocks: dict[int, KVBlock] = {}
 
     def open(self, seq_id: int, blocks: Sequence[int] = (), length: int = 0) -> list[mx.array]:
-        """Begin a sequence, empty or with the first ``length`` tokens of stored blocks; the arrays copied for it.
+        """Open a sequence, empty or with the first ``length`` tokens of stored blocks; the arrays copied for it.
 
         Raises:
-            ProtocolError: it is here already, or a block is not, or they do not hold those tokens.
+            ProtocolError: the sequence is open already, a block is unknown, or the blocks lack those tokens.
         """
         if seq_id in self._entries:
             raise ProtocolError(f"sequence {seq_id} was opened twice")
@@ -51,15 +52,15 @@ class KVPool:
             try:
                 copied = join(caches, self._model.own_places, found, length)
             except ValueError as error:
-                raise ProtocolError(f"sequence {seq_id} cannot begin with blocks {list(blocks)}: {error}") from error
+                raise ProtocolError(f"sequence {seq_id} cannot start from blocks {list(blocks)}: {error}") from error
         self._entries[seq_id] = _Entry(caches)
         return copied
 
     def save(self, block_id: int, seq_id: int, start: int, end: int) -> KVBlock:
-        """Keep a copy of a sequence's positions [start, end) as a block.
+        """Store a copy of a sequence's positions [start, end) as a block.
 
         Raises:
-            ProtocolError: the block is here already, the sequence is not, or has not come that far.
+            ProtocolError: the block is stored already, the sequence is not open, or has fewer than ``end`` tokens.
         """
         entry = self._entries.get(seq_id)
         if entry is None or block_id in self._blocks:
@@ -72,75 +73,75 @@ class KVPool:
         return block
 
     def put(self, block_id: int, block: KVBlock) -> None:
-        """Keep a block that came from elsewhere.
+        """Store a block that was not cut from a sequence here.
 
         Raises:
-            ProtocolError: it is here already.
+            ProtocolError: it is stored already.
         """
         if block_id in self._blocks:
-            raise ProtocolError(f"block {block_id} came twice")
+            raise ProtocolError(f"block {block_id} was stored twice")
         self._blocks[block_id] = block
 
     def drop(self, block_id: int) -> None:
-        """Forget a block; an unknown one is no error."""
+        """Drop a block; an unknown one is no error."""
         self._blocks.pop(block_id, None)
 
     def _block(self, block_id: int) -> KVBlock:
         block = self._blocks.get(block_id)
         if block is None:
-            raise ProtocolError(f"the plan begins with block {block_id}, which is not here")
+            raise ProtocolError(f"the plan starts a sequence from block {block_id}, which is not stored")
         return block
 
     def at(self, seq_id: int, start: int) -> SequenceCaches:
         """The sequence's caches, rolled back to ``start`` tokens.
 
         Raises:
-            ProtocolError: the sequence is not here, has not come that far, or cannot go back.
+            ProtocolError: the sequence is not open, has fewer tokens, or cannot be rolled back that far.
         """
         entry = self._entries.get(seq_id)
         if entry is None:
             raise ProtocolError(f"the plan runs sequence {seq_id}, which was never opened")
         back = entry.position - start
         if back < 0:
-            raise ProtocolError(f"the plan runs sequence {seq_id} from {start}, but it stands at {entry.position}")
+            raise ProtocolError(f"the plan runs sequence {seq_id} from {start}, but it is at {entry.position}")
         if back > 0:
             self._rewind(entry, seq_id, back)
         return entry.caches
 
     def remember(self, seq_id: int) -> list[mx.array]:
-        """Keep the states of a sequence as they are, to go back to; the arrays kept. Nothing where all can be cut."""
+        """Save a sequence's states for a later rollback; the arrays saved, none if all its caches can be cut."""
         entry = self._entries[seq_id]
         states = [one for cache in entry.caches.own for one in states_of(cache)]
         if not states:
             return []
-        kept = [saved_state(cache) for cache in states]
+        saved = [saved_state(cache) for cache in states]
         entry.states.pop(entry.position, None)
-        entry.states[entry.position] = kept
-        while len(entry.states) > _MOST_STATES:
+        entry.states[entry.position] = saved
+        while len(entry.states) > _MAX_STATES:
             del entry.states[next(iter(entry.states))]
-        return [leaf for _, leaf in tree_flatten(kept) if isinstance(leaf, mx.array)]
+        return [leaf for _, leaf in tree_flatten(saved) if isinstance(leaf, mx.array)]
 
     def _rewind(self, entry: _Entry, seq_id: int, back: int) -> None:
         entry.caches.release()
         start = entry.position - back
         states = [one for cache in entry.caches.own for one in states_of(cache)]
-        kept = entry.states.get(start)
-        can_go = not states or (kept is not None and len(kept) == len(states))
-        if not can_go or not all(trim(cache, back) for cache in entry.caches.own):
+        saved = entry.states.get(start)
+        can_restore = not states or (saved is not None and len(saved) == len(states))
+        if not can_restore or not all(trim(cache, back) for cache in entry.caches.own):
             raise ProtocolError(f"the caches of sequence {seq_id} cannot go back {back} tokens")
-        for cache, state in zip(states, kept or (), strict=False):
+        for cache, state in zip(states, saved or (), strict=False):
             cache.state = copied_state(state)
-        entry.states = {position: kept for position, kept in entry.states.items() if position <= start}
+        entry.states = {position: state for position, state in entry.states.items() if position <= start}
         entry.caches.place.position = start
 
     def free(self, seq_id: int) -> None:
-        """Forget a sequence; unknown ones are no error, because freeing twice is the same as once."""
+        """Free a sequence; an unknown one is no error."""
         entry = self._entries.pop(seq_id, None)
         if entry is not None and entry.caches.cohort is not None:
             entry.caches.cohort.forget(entry.caches)
 
     def clear(self) -> None:
-        """Forget every sequence and every block."""
+        """Free every sequence and every block."""
         self._entries.clear()
         self._blocks.clear()
 

@@ -1,8 +1,8 @@
-"""Whether KV that was kept can be gone on from: found out by doing it, when a stage is loaded.
+"""Tries, when a stage is loaded, whether a sequence can start from stored KV blocks.
 
-A cache of a kind that nobody has seen may hold more than it shows. So a few tokens are computed straight on, and once
-more from blocks, after the sequence that they were cut from has gone another way. Only where both agree are blocks
-kept. An architecture that fails is at worst slow.
+A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed without blocks, and once
+more from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only
+where both agree. An architecture that fails is at worst slow.
 """
 
 from dataclasses import dataclass
@@ -19,34 +19,34 @@ from splitinfer.models.kv_blocks import KVBlock, cut, join
 
 _ENDS = (5, 9)  # of two blocks
 _TAIL = 3  # tokens after them
-_MAY_DIFFER = {mx.float32: 1e-3}  # relative error that may be rounding
-_MAY_DIFFER_HALF = 0.02
+_TOLERANCE = {mx.float32: 1e-3}  # relative error that may be rounding
+_TOLERANCE_HALF = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """``why_not``: why this stage's KV cannot be kept in blocks; if it can, ``sample`` is one of them."""
+    """``why_not``: why this stage's KV cannot be stored in blocks; ``None`` if it can, and ``sample`` is a block."""
 
     why_not: str | None = None
     sample: KVBlock | None = None
 
 
 def try_blocks(stage: StageModel) -> Trial:
-    """Keep a few made-up tokens, and go on from them."""
+    """Store blocks of a few made-up tokens and continue from them: at a block's end and, if possible, within one."""
     sample = None
     try:
-        for length in (_ENDS[1], *((_ENDS[0] + 2,) if _goes_anywhere(stage) else ())):
+        for length in (_ENDS[1], *((_ENDS[0] + 2,) if _can_cut_anywhere(stage) else ())):
             sample, error = _error_after(stage, length)
             if not error <= 1:
-                return Trial(f"going on from {length} tokens differs by {error:.3g} times what may be rounding")
-    except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
+                return Trial(f"continuing from {length} tokens differs by {error:.3g} times what may be rounding")
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
         return Trial(f"{type(error).__name__}: {error}")
     return Trial(sample=sample)
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:
-    """How far, relatively, a few made-up tokens' outputs with KV of a format are from those with exact KV. The stage
-    goes on with the format."""
+    """The relative error of a few made-up tokens' outputs with KV of a format, against exact KV. The stage uses the
+    format afterwards."""
     outputs = []
     for one in (None, kv_format):
         stage.use_format(one)
@@ -55,31 +55,31 @@ def off_by(stage: StageModel, kv_format: KVFormat) -> float:
     return cast(float, (mx.linalg.norm(rounded - exact) / (mx.linalg.norm(exact) + 1e-9)).item())
 
 
-def _goes_anywhere(stage: StageModel) -> bool:
+def _can_cut_anywhere(stage: StageModel) -> bool:
     limit = least_rewind(rewind_limit(cache) for cache in stage.make_caches().own)
     return limit is UNLIMITED or limit > PUT_BACK
 
 
 def _error_after(stage: StageModel, length: int) -> tuple[KVBlock, float]:
-    """A block, and how far going on from ``length`` kept tokens is from computing straight on."""
+    """A block; and the error, in units of the tolerance, of continuing from ``length`` stored tokens."""
     source, blocks, places = stage.make_caches(), [], stage.own_places
     for start, end in zip((0, *_ENDS), _ENDS, strict=False):
         _run(stage, source, start, end, salt=0)
         blocks.append(cut(source, places, start, end))
-    _run(stage, source, _ENDS[1], _ENDS[1] + _TAIL, salt=7)  # what writes to a block would show now
-    kept = stage.make_caches()
-    join(kept, places, blocks, length)
-    straight = stage.make_caches()
+    _run(stage, source, _ENDS[1], _ENDS[1] + _TAIL, salt=7)  # would show if a block shared memory with the sequence
+    joined = stage.make_caches()
+    join(joined, places, blocks, length)
+    reference = stage.make_caches()
     for start, end in zip((0, *_ENDS), (_ENDS[0], length), strict=False):
-        _run(stage, straight, start, end, salt=0)
-    a, b = (_run(stage, caches, length, length + _TAIL, salt=3) for caches in (kept, straight))
-    may_be = _MAY_DIFFER.get(a.dtype, _MAY_DIFFER_HALF)
+        _run(stage, reference, start, end, salt=0)
+    a, b = (_run(stage, caches, length, length + _TAIL, salt=3) for caches in (joined, reference))
+    tolerance = _TOLERANCE.get(a.dtype, _TOLERANCE_HALF)
     a, b = a.astype(mx.float32), b.astype(mx.float32)
-    return blocks[-1], cast(float, (mx.linalg.norm(a - b) / (mx.linalg.norm(b) + 1e-9) / may_be).item())
+    return blocks[-1], cast(float, (mx.linalg.norm(a - b) / (mx.linalg.norm(b) + 1e-9) / tolerance).item())
 
 
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
-    """Positions [start, end) of a made-up sequence: what the stage gives for them, computed."""
+    """The stage's evaluated output for positions [start, end) of a made-up sequence."""
     ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
     width, hidden = stage.hidden_spec, None
     if width is not None:

@@ -1,9 +1,9 @@
-"""A model's layers: where they are, other things in their places, and what they are called with.
+"""Finds a model's layers, replaces them for a while, and walks their arguments.
 
-mlx-lm's models keep their layers in lists and run them from there, so whoever changes such a list changes the model;
-``find_layers`` finds the lists and ``replaced`` changes them for a while. What a layer is called with, and what it
-returns, is a tree: tuples, lists, dicts and the small objects that models make, with arrays in it. A ``Path`` of
-indices, keys and names says where in such a tree something is. Modules and caches are leaves.
+mlx-lm's models keep their layers in lists and run them from there, so changing such a list changes the model:
+``find_layers`` finds the lists and ``replaced`` changes them. A layer's arguments and its result are trees: tuples,
+lists, dicts and the small objects that models make, with arrays in them. A ``Path`` of indices, keys and names says
+where in such a tree something is. Modules and caches are leaves.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,15 +28,15 @@ class Slot:
 
     @property
     def layer(self) -> Any:
-        """What stands there now."""
+        """The layer, or its stand-in, that is there now."""
         return self.holder[self.index]
 
 
 def find_layers(model: nn.Module) -> list[Slot]:
-    """Where the model keeps its layers.
+    """Where the model keeps its layers, in their order.
 
     Raises:
-        CannotCut: in no list that can be found.
+        CannotCut: they are in no list that can be found.
     """
     lists = [v for _, module in model.named_modules() for v in module.values() if isinstance(v, list)]
     places = {id(layer): Slot(held, i) for held in lists for i, layer in enumerate(held)}
@@ -47,7 +47,7 @@ def find_layers(model: nn.Module) -> list[Slot]:
 
 
 class StandIn:
-    """Stands in a model's list of layers and shows the attributes of the real one."""
+    """Replaces a layer in a model's list and has the real one's attributes and class."""
 
     def __init__(self, real: Any) -> None:
         self._real = real
@@ -62,7 +62,7 @@ class StandIn:
 
 @contextmanager
 def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[None]:
-    """Other things in the places of some layers."""
+    """Put stand-ins in the places of some layers, by layer number, for the length of a ``with`` block."""
     before = {i: slots[i].layer for i in stand_ins}
     try:
         for i, stand_in in stand_ins.items():
@@ -74,9 +74,9 @@ def replaced(slots: Sequence[Slot], stand_ins: Mapping[int, Any]) -> Iterator[No
 
 
 def _children(value: Any) -> Iterator[tuple[Any, Any]]:
-    """The parts of a container, or of an object that a model made to carry arrays along."""
+    """The parts of a container, or of an object that a model made to hold arrays."""
     if isinstance(value, nn.Module | StandIn) or hasattr(value, "is_trimmable"):
-        return  # a module or a cache is not part of what is handed on
+        return  # modules and caches are leaves
     if isinstance(value, list | tuple):
         yield from enumerate(value)
     elif isinstance(value, dict):
@@ -86,14 +86,14 @@ def _children(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def walk(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """A tree and all its parts, each with its path; the whole comes first."""
+    """A tree and all its parts, each with its path; the whole tree is first."""
     yield path, value
     for key, part in _children(value):
         yield from walk(part, (*path, key))
 
 
 def floating_arrays(value: Any) -> Iterator[tuple[Path, mx.array]]:
-    """The floating arrays in it: what layers compute."""
+    """The floating-point arrays in a tree, which are what layers compute, each with its path."""
     for path, part in walk(value):
         if isinstance(part, mx.array) and mx.issubdtype(part.dtype, mx.floating):
             yield path, part
@@ -107,7 +107,7 @@ def get_at(value: Any, path: Path) -> Any:
 
 
 def put_at(value: Any, path: Path, new: Any) -> Any:
-    """``value`` with ``new`` at ``path``; tuples are made anew, everything else is changed in place."""
+    """``value`` with ``new`` at ``path``; tuples are rebuilt, everything else is changed in place."""
     if not path:
         return new
     key, rest = path[0], path[1:]
@@ -121,12 +121,12 @@ def put_at(value: Any, path: Path, new: Any) -> Any:
 
 
 def change(value: Any, new: Callable[[Path, mx.array], mx.array]) -> Any:
-    """``value`` with every floating array replaced."""
+    """``value`` with every floating-point array replaced by what ``new`` returns for it."""
     for path, array in list(floating_arrays(value)):
         value = put_at(value, path, new(path, array))
     return value
 
 
 def type_name(model: nn.Module) -> str:
-    """What mlx-lm calls the architecture."""
+    """mlx-lm's name of the architecture."""
     return str(getattr(model, "model_type", type(model).__module__.rsplit(".", 1)[-1]))

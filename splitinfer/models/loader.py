@@ -1,11 +1,11 @@
-"""Loading one stage: survey, fit, fetch, load.
+"""Loads one stage: survey, fit, fetch, load.
 
 *Survey*: the model is built with a placeholder for every tensor of the checkpoint (lazy zeros of the
-header's shape, which take no memory), cut, and called on a few tokens. MLX's graph then tells which
-tensors this stage reads, through whatever ``sanitize`` and quantisation do to them. *Fit* compares
-bytes with what is free, before anything is read. *Fetch* downloads only the files that hold those
+header's shape, which take no memory), cut, and called on a few tokens. MLX's graph then shows which
+tensors this stage reads, through everything that ``sanitize`` and quantisation do to them. *Fit* compares
+the bytes needed with those free, before anything is read. *Fetch* downloads only the files that hold those
 tensors. *Load* builds the model again with the real tensors and evaluates the stage's parameters one
-by one, so the peak is the stage and one tensor. Every parameter the stage reads must have come from
+by one, so the peak is the stage and one tensor. Every parameter the stage reads must come from
 a file; a placeholder among them is an error, never a silent zero.
 """
 
@@ -45,14 +45,19 @@ _DTYPES = {
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
-_seam = threading.Lock()  # two stages of one process may load at a time
-# Tokens of a chunk and in all, to tell the KV that grows from what does not: in the second half, by chunks.
+_patching = threading.Lock()  # two stages of one process may load at a time
+# Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
 _LONG, _EVEN = (1024, 16384), (256, 512)
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What loading a stage will take. ``tensors``: the checkpoint's that it reads."""
+    """What a stage reads and needs.
+
+    ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
+    caches can be rolled back (``core.kv.rewind``). ``hidden_size``, ``logits_size``: numbers per row of its output; 0
+    for what it does not compute.
+    """
 
     num_layers: int
     tensors: frozenset[str]
@@ -66,8 +71,8 @@ class Survey:
 def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
     """The layout's dtype as a name, or ``None`` for "as stored".
 
-    "auto" keeps the model's own on a GPU; MLX's CPU backend is 5 to 10 times slower in half precision,
-    so there it is float32.
+    "auto" keeps the model's own on a GPU and is float32 on MLX's CPU backend, which is 5 to 10 times slower in half
+    precision.
     """
     if dtype != "auto":
         return dtype
@@ -77,12 +82,12 @@ def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
 def survey(
     checkpoint: Checkpoint, start: int, end: int, dtype: str | None, kv_format: KVFormat | None = None
 ) -> Survey:
-    """What the stage with layers [start, end) reads and needs. Reads no weight.
+    """What the stage of layers [start, end) reads and needs. Reads no weight.
 
     Raises:
         ModelError: an architecture mlx-lm does not know, tensors that do not fit it, or attention that cannot read keys
             and values of ``kv_format``.
-        CannotCut: this cut cannot be right.
+        CannotCut: this cut cannot be correct.
     """
     placeholders = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
     model = _build(checkpoint, placeholders, dtype)
@@ -137,11 +142,11 @@ def load_stage(
     outputs, _ = _probe_outputs(stage)
     if not stage.traceable:
         outputs = list(parameters.values())
-    invented = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
-    if invented:
-        raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(invented)[0]}, which was not loaded")
+    missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
+    if missing:
+        raise ModelError(f"{checkpoint.folder}: the stage reads {sorted(missing)[0]}, which was not loaded")
     read = sorted(arrays_read(outputs, parameters))
-    # The tensors as stored must go as soon as the parameters made of them are there.
+    # Without these references a tensor as stored is freed as soon as the parameters made of it are evaluated.
     del arrays, outputs, there
     _evaluate([parameters[name] for name in read], report)
     return stage
@@ -157,7 +162,7 @@ def _evaluate(parameters: list[mx.array], report: Report) -> None:
 
 
 def _probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
-    """Everything the stage computes for one and for several rows, unevaluated; and one output."""
+    """Everything the stage computes for one and for several rows, unevaluated; and the output for one."""
     outputs: list[mx.array] = []
     with uncompiled():
         for rows in _PROBES:
@@ -168,15 +173,15 @@ def _probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
 
 
 def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
-    """Every array of a sequence's own caches: what has to be evaluated after a step."""
+    """Every array of a sequence's own caches; they have to be evaluated after a step."""
     return [array for cache in caches.own for array in arrays_of(cache)]
 
 
 def _kv_need(stage: StageModel) -> tuple[int, int, int]:
-    """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per block that
-    is kept for other sequences."""
+    """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per stored
+    block."""
     caches, sizes = stage.make_caches(), []
-    # Where nothing but windows could fill up, two chunks tell all; each costs a recurrent layer a node for every token.
+    # Where no cache fills up, as a window does, two chunks suffice; a recurrent layer makes a node for every token.
     chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
     with uncompiled():
         for _ in range(length // chunk):
@@ -188,7 +193,7 @@ def _kv_need(stage: StageModel) -> tuple[int, int, int]:
 
 
 def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
-    """Refuse a format that the stage's attention cannot read. Computes nothing: graphs are built, and thrown away.
+    """Refuse a format that the stage's attention cannot read. Builds graphs and computes nothing.
 
     Raises:
         ModelError: with the reason.
@@ -203,8 +208,8 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
         _probe_outputs(stage)
     except CannotQuantise as error:
         reason = str(error)
-    except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
-        reason = f"its attention does not go by mlx-lm's function ({type(error).__name__}: {error})"
+    except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
+        reason = f"its attention does not use mlx-lm's function ({type(error).__name__}: {error})"
     finally:
         stage.use_format(None)
     if reason:
@@ -216,7 +221,7 @@ def _placeholder(info: TensorInfo) -> mx.array:
 
 
 def _build(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
-    """mlx-lm's own ``load_model`` (its sanitizing and quantising included) on tensors of our choice."""
+    """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
     with cleanup.temporary_folder("splitinfer-") as name, _loading(arrays):
         folder = Path(name)
         for file in _LINKED:
@@ -235,7 +240,7 @@ def _loading(arrays: Mapping[str, mx.array]) -> Iterator[None]:
     """Let mlx-lm's loader find ``arrays`` where it looks for the tensors of a file."""
     namespace = SimpleNamespace(**vars(mx))
     namespace.load = lambda _path: dict(arrays)
-    with _seam:
+    with _patching:
         original, mlx_lm_utils.mx = mlx_lm_utils.mx, namespace
         try:
             yield
@@ -244,15 +249,15 @@ def _loading(arrays: Mapping[str, mx.array]) -> Iterator[None]:
 
 
 def _cast(model: nn.Module, dtype: str | None) -> nn.Module:
-    """Floating parameters as ``dtype``, lazily; those a model wants kept are kept for half precision."""
+    """Cast floating-point parameters to ``dtype``, lazily; not to half precision those that the model excludes."""
     if dtype is None:
         return model
     wanted = _FLOATS[dtype]
-    keep_full: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _name: True)
+    may_halve: Callable[[str], bool] = getattr(model, "cast_predicate", lambda _name: True)
     changed = [
         (name, p.astype(wanted))
         for name, p in tree_flatten(model.parameters())
-        if mx.issubdtype(p.dtype, mx.floating) and p.dtype != wanted and (wanted == mx.float32 or keep_full(name))
+        if mx.issubdtype(p.dtype, mx.floating) and p.dtype != wanted and (wanted == mx.float32 or may_halve(name))
     ]
     model.update(tree_unflatten(changed))
     return model

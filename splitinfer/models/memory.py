@@ -1,7 +1,8 @@
-"""What a stage needs, what the machine has, and MLX's limits.
+"""Compares the memory a stage needs with what the machine has free, and sets MLX's limits.
 
-On a Mac the GPU's share of the unified memory is the device's recommended working set; elsewhere it
-is what the operating system calls available. Refusing before loading is kinder than swapping.
+On a Mac the GPU's share of the unified memory is the device's recommended working set; elsewhere the limit
+is what the operating system calls available. A stage that does not fit is refused before it is loaded, so that the
+machine does not swap.
 """
 
 from dataclasses import dataclass
@@ -16,25 +17,25 @@ _MARGIN = 256 * 2**20  # activations, buffers and the interpreter
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes a stage will hold: its weights as loaded, and KV for so many tokens."""
+    """Bytes a stage will hold: its weights as loaded, and KV by the number of tokens."""
 
     weights: int
-    kv_fixed: int
+    kv_fixed: int  # states and full sliding windows
     kv_per_token: int
-    kv_stored: int = 0  # a block kept for other sequences
+    kv_stored: int = 0  # of one stored block
 
     def total(self, kv_tokens: int) -> int:
         """Weights and the KV of ``kv_tokens`` tokens."""
         return self.weights + self.kv_fixed + self.kv_per_token * kv_tokens
 
     def sentence(self, kv_tokens: int, free: int) -> str:
-        """For a person, before loading."""
+        """What is needed and what is free, as part of a message."""
         kv = self.total(kv_tokens) - self.weights
         return f"needs {size(self.weights)} of weights and {size(kv)} of KV for {kv_tokens:,} tokens; {size(free)} free"
 
 
 def size(num_bytes: float) -> str:
-    """A number of bytes for a person: three digits and a decimal unit."""
+    """A number of bytes as text: three digits and a decimal unit."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(num_bytes) < 999.5:  # more is rounded to four digits
             return f"{num_bytes:.3g} {unit}"
@@ -43,7 +44,7 @@ def size(num_bytes: float) -> str:
 
 
 def on_gpu() -> bool:
-    """Whether MLX computes on a GPU here."""
+    """Whether MLX's default device is a GPU."""
     return bool(mx.default_device() == mx.Device(mx.gpu))
 
 
@@ -59,16 +60,16 @@ def free_bytes() -> int:
 _FEWER_LAYERS = "give it fewer layers, or a smaller --context"
 
 
-def check_fit(need: Need, kv_tokens: int, who: str, remedy: str = _FEWER_LAYERS) -> int:
-    """Refuse what cannot fit; return the free bytes.
+def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS) -> int:
+    """The free bytes, if ``need`` fits into them. ``name``: what needs it, in the message.
 
     Raises:
-        CannotFit: with the numbers.
+        CannotFit: it does not fit; the message has the numbers and the ``remedy``.
     """
     free = free_bytes()
     if need.total(kv_tokens) + _MARGIN > free:
         short = size(need.total(kv_tokens) + _MARGIN - free)
-        raise CannotFit(f"{who} does not fit: it {need.sentence(kv_tokens, free)}, {short} too little; {remedy}")
+        raise CannotFit(f"{name} does not fit: it {need.sentence(kv_tokens, free)}, {short} too little; {remedy}")
     return free
 
 
@@ -77,5 +78,5 @@ def set_limits(need: Need, kv_tokens: int) -> None:
     wanted = need.total(kv_tokens) + _MARGIN
     recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None
     if isinstance(recommended, int):
-        mx.set_wired_limit(recommended)  # KV grows into all of what is free
+        mx.set_wired_limit(recommended)  # KV may grow into all free memory
     mx.set_cache_limit(max(64 * 2**20, min(wanted // 8, 2 * 2**30)))

@@ -1,18 +1,18 @@
-"""What stages use of mlx-lm, imported without mlx-lm's package.
+"""Imports what stages use of mlx-lm without importing mlx-lm's package.
 
-``mlx_lm/__init__`` imports transformers and the Hugging Face hub's client: a second, and more memory than all else a
-worker has before its weights. A stage needs neither. So the subpackage ``mlx_lm.models`` and the module
-``mlx_lm.sample_utils`` are put into ``sys.modules`` under their own names, made from their own files, while ``mlx_lm``
-itself stays unimported; whatever lies below ``mlx_lm.models`` is then imported as ever, ``import mlx_lm.models.llama``
-included. Nothing is copied and nothing exists twice: whoever imports ``mlx_lm`` later, or did so before, has the same
+``mlx_lm/__init__`` imports transformers and the Hugging Face hub's client, which takes a second and more memory than
+everything else a worker has before its weights. A stage needs neither. So the subpackage ``mlx_lm.models`` and the
+module ``mlx_lm.sample_utils`` are put into ``sys.modules`` under their own names, made from their own files, while
+``mlx_lm`` itself stays unimported; modules below ``mlx_lm.models`` are then imported as usual, for example
+``import mlx_lm.models.llama``. Nothing exists twice: code that imports ``mlx_lm`` later, or did so before, has the same
 modules and classes.
 
-``mlx_lm.utils`` is the exception. It imports both at its top, so what is here is a second, private instance of the
-module, made of functions only, in which names imported from those two raise when they are called. Loading a model calls
-none of them.
+``mlx_lm.utils`` is the exception. It imports both at its top, so this module holds a second, private instance of it,
+made of functions only, in which names imported from those two raise when they are called. Loading a model calls none
+of them.
 
-The one architecture whose file imports something else of mlx-lm (muse_spark: ``mlx_lm.kernels``) imports the package,
-and so will any other that comes to; that is slow, and right.
+One architecture's file imports something else of mlx-lm (muse_spark: ``mlx_lm.kernels``) and with it the package, as
+will any other that does so; that is slow, but correct.
 """
 
 import builtins
@@ -31,7 +31,7 @@ _NOT_FOR_STAGES = ("huggingface_hub", "tokenizer_utils")
 
 
 class _PackageFinder(MetaPathFinder):
-    """Finds ``mlx_lm`` for whoever imports it later, to be loaded by ``_PackageLoader``."""
+    """Has a later import of ``mlx_lm`` loaded by ``_PackageLoader``."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         self._init, self._folders = str(spec.origin), spec.submodule_search_locations
@@ -51,7 +51,7 @@ class _PackageFinder(MetaPathFinder):
 
 
 class _PackageLoader(SourceFileLoader):
-    """Loads the package as ever, but with the parts that were there before it as its attributes.
+    """Loads the package as usual, with the parts imported before it as its attributes.
 
     The import system makes a module an attribute of its package only when it loads that module itself.
     """
@@ -63,9 +63,9 @@ class _PackageLoader(SourceFileLoader):
 
 
 def _submodule(name: str) -> ModuleType:
-    """``__getattr__`` of ``mlx_lm.models``: a submodule that is not imported yet.
+    """``__getattr__`` of ``mlx_lm.models``: imports a submodule that is not imported yet.
 
-    For ``from . import llama``, which asks for the attribute first and else imports the outermost package, too.
+    ``from . import llama`` looks for the attribute first; without it, it would import the outermost package, too.
     """
     full = f"mlx_lm.models.{name}"
     try:
@@ -80,13 +80,13 @@ _VARIABLES = {"models": {"__getattr__": _submodule}}
 
 
 def _register_parts() -> None:
-    """Put the parts into ``sys.modules``, unless the package is there and has them."""
+    """Put the parts into ``sys.modules``, unless the package is imported and has them."""
     spec = importlib.util.find_spec("mlx_lm")
     if "mlx_lm" in sys.modules or spec is None or type(spec.loader) is not SourceFileLoader:
         return
     sys.meta_path.insert(0, _PackageFinder(spec))
     for part in _PARTS:
-        # Other threads may import it meanwhile, so it goes where they can see it when it is complete.
+        # Other threads may import the part meanwhile, so it is registered only when it is complete.
         sys.modules.setdefault(f"mlx_lm.{part}", _made_from_file(spec, part, _VARIABLES.get(part)))
 
 
@@ -115,12 +115,12 @@ def _made_utils() -> ModuleType:
 
 
 def _import(name: str, *args: Any, **kwargs: Any) -> Any:
-    """``__import__`` as that module sees it."""
+    """``__import__`` for the private ``mlx_lm.utils``."""
     return _Unavailable(name) if name in _NOT_FOR_STAGES else builtins.__import__(name, *args, **kwargs)
 
 
 class _Unavailable(SimpleNamespace):
-    """Stands for a module: has every name, and each raises when it is called."""
+    """Replaces a module: has every name, and each raises when it is called."""
 
     def __init__(self, name: str) -> None:
         super().__init__(__name__=name)

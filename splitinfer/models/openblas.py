@@ -1,12 +1,12 @@
-"""Products of weights with few rows, on a tuned BLAS of the CPU backend.
+"""Computes products of weights with few rows in the order that OpenBLAS does faster.
 
-A layer computes x·Wᵀ with x [rows, in] and W [out, in]. For few rows OpenBLAS spends much of that on bringing W into
-the order its kernels want, and less of it when the same numbers are asked for as (W·xᵀ)ᵀ: decode reads its weights
-1.1 to 1.45 times as fast, for 1 to 64 rows; with more rows the usual way wins (``scripts/README.md``). Turning the
-few results back costs little beside that.
+A layer computes x·Wᵀ with x [rows, in] and W [out, in]. For few rows OpenBLAS spends much of the time on packing W for
+its kernels, and less of it when the same product is computed as (W·xᵀ)ᵀ: decode reads its weights 1.1 to 1.45 times as
+fast, for 1 to 64 rows; with more rows the usual order is faster (``scripts/README.md``). Transposing the few results
+costs little.
 
-Not where rows must not depend on each other to the last bit (the reference BLAS), nor on a GPU, nor for any dtype
-but float32, which alone MLX gives to a BLAS as it is.
+It is not used where arithmetic is batch invariant (the reference BLAS), on a GPU, or for any dtype but float32, the
+only one that MLX passes to a BLAS unchanged.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ import mlx.nn as nn
 from splitinfer.models.batch_invariance import has_openblas
 
 MAX_ROWS = 64
-MIN_SIZE = 2**18  # numbers of a weight; with smaller ones turning costs more than it brings
+MIN_SIZE = 2**18  # numbers of a weight; for smaller ones transposing costs more than it saves
 
 
 def transposed_product(weight: mx.array, x: mx.array) -> mx.array:
@@ -45,19 +45,19 @@ class _Linear(nn.Linear):  # type: ignore[misc]
 
 class _Embedding(nn.Embedding):  # type: ignore[misc]
     def as_linear(self, x: mx.array) -> mx.array:
-        """The head of a model whose head is its table of embeddings."""
+        """The logits of a model whose head is its embedding table."""
         return transposed_product(self.weight, x) if _is_for_few_rows(self.weight, x) else super().as_linear(x)
 
 
-_TURNED: dict[type, type] = {nn.Linear: _Linear, nn.Embedding: _Embedding}
+_TRANSPOSED: dict[type, type] = {nn.Linear: _Linear, nn.Embedding: _Embedding}
 
 
 def use_transposed_products(model: nn.Module, *, wanted: Callable[[], bool] = has_openblas) -> None:
-    """Let every plain linear layer of a model take the faster way with few rows, where there is one."""
+    """Have every plain linear layer of a model compute few rows as transposed products, if OpenBLAS is in use."""
     if not wanted():
         return
 
-    def turn(_path: str, module: Any) -> None:
-        module.__class__ = _TURNED.get(type(module), type(module))
+    def replace_class(_path: str, module: Any) -> None:
+        module.__class__ = _TRANSPOSED.get(type(module), type(module))
 
-    model.apply_to_modules(turn)
+    model.apply_to_modules(replace_class)

@@ -1,14 +1,14 @@
-"""Keys and values in few bits (``core.kv.format``): a cache that stores them so, and attention over them.
+"""Stores keys and values in few bits (``core.kv.format``), and computes attention over them.
 
     layer's k, v [B, heads, n, d] --quantise--> words, scales, biases, each [B, heads, n, *]
-    attention    <--on a GPU one row: products with the words themselves; else: back to numbers, then MLX's own--
+    attention    <--few rows on a GPU: products with the words themselves; else: dequantised, then MLX's own--
 
-The cache hands out a note (``Packed``) in the place of arrays, and the attention function that stands in for mlx-lm's
-(``models.rows``) knows what to do with it. A model that does anything else with its keys and values fails while its
-graph is built, and is refused.
+The cache returns a placeholder (``Packed``) instead of arrays, which the attention function that replaces mlx-lm's
+(``models.rows``) can read. A model that does anything else with its keys and values fails while its graph is built,
+and is refused.
 
-Numbers are quantised in float32 whatever the model computes in, for in half precision scale and bias would be rounded,
-which doubles the error.
+Numbers are quantised in float32 in every model: in half precision scale and bias would be rounded, which doubles the
+error.
 """
 
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ from splitinfer.models.mlx_lm import cache as mlx_caches
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
 _STEP = 256  # tokens by which a cache grows
-_FEW_ROWS = 8  # for which products with words are faster than making numbers of them
+_FEW_ROWS = 8  # up to which products with words are faster than dequantising
 
 Columns = tuple[mx.array, mx.array, mx.array]  # words, scales, biases: each [B, heads, tokens, *]
 _original = base.scaled_dot_product_attention
 
 
 class CannotQuantise(Exception):
-    """Keys and values that no group fits."""
+    """No group size divides the head dimension."""
 
 
 def group_size(dim: int) -> int:
-    """Numbers that share a scale, of ``dim`` in a head.
+    """How many of a head's ``dim`` numbers share a scale.
 
     Raises:
-        CannotQuantise: none fits.
+        CannotQuantise: no group size divides ``dim``.
     """
     found = next((size for size in _GROUPS if dim % size == 0), None)
     if found is None:
@@ -47,17 +47,17 @@ def group_size(dim: int) -> int:
 
 
 def quantise(array: mx.array, bits: int) -> Columns:
-    """[B, heads, n, d] numbers in few bits."""
+    """Numbers [B, heads, n, d] in ``bits`` bits each."""
     group = group_size(array.shape[-1])
     words, scales, biases = mx.quantize(array.astype(mx.float32), group_size=group, bits=bits)
-    if group < _GROUPS[0]:  # as many bits for the scales as with the larger group
+    if group < _GROUPS[0]:  # so that scales take as many bits as with the larger group
         scales, biases = scales.astype(mx.float16), biases.astype(mx.float16)
     return words, scales, biases
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Stored keys, or values, as a model's code may see them: their shape and dtype, and no numbers."""
+    """Stored keys or values as a model's code sees them: a shape and a dtype, but no array."""
 
     columns: Columns
     bits: int
@@ -74,14 +74,14 @@ class Packed:
         return group_size(self.shape[-1])
 
     def numbers(self) -> mx.array:
-        """Back to numbers, [B, heads, tokens, d]."""
+        """The dequantised numbers, [B, heads, tokens, d]."""
         words, scales, biases = self.columns
         scales, biases = scales.astype(mx.float32), biases.astype(mx.float32)
         full = mx.dequantize(words, scales, biases, group_size=self._group, bits=self.bits)
         return full.astype(self.dtype)
 
     def product(self, x: mx.array, *, transpose: bool) -> mx.array:
-        """``x`` [B, heads, repeats, rows, *] with these, each head with its own."""
+        """The product of ``x`` [B, heads, repeats, rows, *] with each head's own keys or values."""
         words, scales, biases = (column[:, :, None] for column in self.columns)
         scales, biases = scales.astype(x.dtype), biases.astype(x.dtype)
         return mx.quantized_matmul(
@@ -108,11 +108,11 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
         return quantise(keys, self.format.key_bits), quantise(values, self.format.value_bits)
 
     def decode(self, keys: Columns, values: Columns) -> tuple[Packed, Packed]:
-        """What attention is given of stored ones."""
+        """Stored keys and values as attention reads them."""
         return Packed(keys, self.format.key_bits, self.dtype), Packed(values, self.format.value_bits, self.dtype)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Packed, Packed]:
-        """Append [B, heads, n, d] keys and values; all stored ones."""
+        """Append [B, heads, n, d] keys and values; returns all stored ones."""
         before, self.offset = self.offset, self.offset + keys.shape[2]
         new = self.encode(keys, values)
         if self.keys is None:
@@ -123,7 +123,7 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
-        """All that is stored."""
+        """All stored keys and values."""
         return tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
 
     @state.setter
@@ -138,7 +138,7 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
 
 
 def _put(old: mx.array, new: mx.array, at: int) -> mx.array:
-    """``old`` with ``new`` in it from token ``at`` on, and with room for more."""
+    """``old`` with ``new`` written from token ``at`` on, grown if it lacks room."""
     end, room = at + new.shape[2], old.shape[2]
     if end > room:
         more = -(-(end - room) // _STEP) * _STEP
@@ -151,7 +151,7 @@ def _put(old: mx.array, new: mx.array, at: int) -> mx.array:
 def attention(
     queries: mx.array, keys: Any, values: Any, scale: float, mask: Any, sinks: mx.array | None = None
 ) -> mx.array:
-    """[B, heads, n, d] of queries over keys and values, packed or not."""
+    """Attention [B, heads, n, d] of queries over keys and values, packed or not."""
     if not isinstance(keys, Packed):
         return cast(mx.array, _original(queries, keys, values, cache=None, scale=scale, mask=mask, sinks=sinks))
     if on_gpu() and sinks is None and queries.shape[2] <= _FEW_ROWS:
@@ -161,7 +161,7 @@ def attention(
 
 
 def _over_words(q: mx.array, keys: Packed, values: Packed, scale: float, mask: Any) -> mx.array:
-    """Reads each stored word once and makes no numbers of it: what a decode waits for is memory."""
+    """Attention that reads each stored word once, without dequantising: decode is bound by memory bandwidth."""
     batch, heads, rows, dim = q.shape
     num_kv, tokens = keys.shape[1], keys.shape[2]
     q = (scale * q.astype(mx.float32)).reshape(batch, num_kv, heads // num_kv, rows, dim)

@@ -1,28 +1,28 @@
-"""Many sequences in one step: their tokens as rows.
+"""Runs many sequences in one step, their tokens as rows of one batch.
 
-A step's T tokens, of however many sequences, go through the model as [T, 1, d]: a batch of T with one
+A step's T tokens, of any number of sequences, go through the model as [T, 1, d]: a batch of T with one
 position each. Embeddings, norms, linear layers, MLPs and experts treat rows alike, so weights are read
-once a step, whoever the rows belong to, and nothing is padded. Only what touches a cache must see
-sequences, and that is one call in each layer:
+once per step, whichever sequences the rows belong to, and nothing is padded. Only what touches a cache must
+see sequences, and that is one call in each layer:
 
     q, k, v = projections of [T, 1, d]          all rows
     rope(q, offset), rope(k, offset)            a vector of T positions
     cache.update_and_fetch(k, v)                a RowCache takes the place of the layer's cache ...
     scaled_dot_product_attention(q, k, v, ...)  ... and the attention of each sequence is done here
 
-The cache list holds ``RowCache`` objects, which know every sequence of the step; what they return for
-keys and values is no array but a note of where those are, so a model that does anything else with them
-fails while the graph is built, and no wrong number is ever computed. The function that a model's module
-imported as ``scaled_dot_product_attention`` is replaced by one that knows those notes and hands everything
+The cache list holds ``RowCache`` objects, which know every sequence of the step. For keys and values they
+return placeholders (``_NewKV``) and not arrays, so a model that does anything else with them fails while the
+graph is built, and no wrong number is ever computed. The function that a model's module imported as
+``scaled_dot_product_attention`` is replaced by one that resolves those placeholders and passes everything
 else to mlx-lm's.
 
     rows      0 1 2 3 | 4 | 5 6 7 8 9 ...
     attention cohort  one  a chunk              several sequences of one position each: one call (``cohort``)
 
-Some sub-modules cannot be run so: they keep a recurrent state, branch on the number of positions (MLA), or
-attend by other means. Where such a module takes the cache as an argument, it alone is called once for each
-sequence (``EachSequence``), with that sequence's rows as [1, n, d] and its own cache, and everything around
-it keeps its rows together. A model where even that fails is run sequence by sequence.
+Some sub-modules cannot be run this way: they have a recurrent state, branch on the number of positions (MLA),
+or compute attention themselves. Where such a module takes the cache as an argument, it alone is called once
+for each sequence (``EachSequence``), with that sequence's rows as [1, n, d] and its own cache, and everything
+around it still runs all rows together. A model where even that fails is run sequence by sequence.
 """
 
 import sys
@@ -45,7 +45,7 @@ _SDPA = "scaled_dot_product_attention"
 
 
 class NotByRows(Exception):
-    """The model does something with its caches that a step of rows does not know."""
+    """The model uses its caches in a way that a step of rows does not support."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Group:
 
 @dataclass(frozen=True)
 class RowStep:
-    """One step of rows: who is in it, in the order of the rows."""
+    """One step of rows: the groups of its parts, in the order of the rows; ``masks``: those made so far."""
 
     groups: tuple[Group, ...]
     masks: dict[Any, "RowMask"] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class RowStep:
 
     @cached_property
     def logit_rows(self) -> mx.array | None:
-        """[R] rows that want logits; of none, the last one, whose logits nobody reads."""
+        """[R] rows that want logits, ``None`` for all; if no row does, the last one, whose logits are not read."""
         rows: list[int] = []
         at = 0
         for part in self.parts:
@@ -98,15 +98,15 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class RowMask:
-    """What ``make_mask`` returned: each part's own mask, made when the model asked, before it writes."""
+    """The result of ``make_mask``: each part's own mask, made before the model writes to the caches."""
 
     by_part: tuple[Any, ...]
 
 
 @dataclass(slots=True)
-class _Note:
-    """Stands for the keys or values that a layer stores, until its attention asks for them. ``fetched``: each
-    part's keys and values once they are stored; another layer may attend to them again."""
+class _NewKV:
+    """Placeholder for the keys or values that a layer stores, until its attention reads them. ``fetched``: all keys and
+    values of each part or cohort once the new ones are stored, by first row; another layer may attend to them again."""
 
     cache: "RowCache"
     array: mx.array
@@ -114,9 +114,9 @@ class _Note:
 
 
 class RowCache:
-    """What a model finds at place ``index`` of its cache list during a step of rows.
+    """The cache that a model is given at place ``index`` of its cache list during a step of rows.
 
-    A list of caches in one place has one of these for each; ``within`` is its number there.
+    Where that place holds a list of caches, there is a ``RowCache`` for each; ``within`` is its number in that list.
     """
 
     def __init__(self, index: int, like: Cache, within: int | None = None) -> None:
@@ -130,20 +130,20 @@ class RowCache:
         return self._like
 
     def bind(self, step: RowStep | None) -> None:
-        """Serve this step."""
+        """Set the step in progress; ``None`` when it is over."""
         self._step = step
         for cache in self._inner:
             cache.bind(step)
 
     @property
     def step(self) -> RowStep:
-        """The step under way."""
+        """The step in progress."""
         assert self._step is not None
         return self._step
 
     @property
     def offset(self) -> mx.array:
-        """[T] positions, one a row."""
+        """[T] positions, one per row."""
         return self.step.offsets
 
     def make_mask(self, _n: int, **asked: Any) -> RowMask:
@@ -154,14 +154,14 @@ class RowCache:
             self.step.masks[key] = RowMask(tuple(made))
         return self.step.masks[key]
 
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_Note, _Note]:
-        """Note [T, heads, 1, d] keys and values; they are stored when the attention comes."""
-        return _Note(self, keys), _Note(self, values)
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[_NewKV, _NewKV]:
+        """Placeholders for [T, heads, 1, d] keys and values, which ``attend`` stores."""
+        return _NewKV(self, keys), _NewKV(self, values)
 
     def attend(
-        self, queries: mx.array, keys: _Note, values: _Note, scale: float, mask: Any, sinks: mx.array | None
+        self, queries: mx.array, keys: _NewKV, values: _NewKV, scale: float, mask: Any, sinks: mx.array | None
     ) -> mx.array:
-        """[T, heads, 1, d]: each group's attention over its own keys and values, the new ones among them."""
+        """[T, heads, 1, d]: each group's attention over its own keys and values, including the new ones."""
         if mask is not None and not isinstance(mask, RowMask):
             raise NotByRows("the model made a mask of its own")
         masks, outputs = None if mask is None else iter(mask.by_part), []
@@ -184,30 +184,30 @@ class RowCache:
         return mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]
 
     def _store(self, part: Part, k: mx.array, v: mx.array) -> tuple[mx.array, mx.array]:
-        """Put one sequence's new [n, heads, 1, d] into its cache; all of its [1, heads, tokens, d]."""
+        """Append one sequence's new [n, heads, 1, d] to its cache; returns all, [1, heads, tokens, d]."""
         fetched: tuple[mx.array, mx.array] = self.of(part).update_and_fetch(
             k.transpose(2, 1, 0, 3), v.transpose(2, 1, 0, 3)
         )
         return fetched
 
     def of(self, part: Part) -> Cache:
-        """The part's own cache in this place."""
+        """The part's own cache at this place."""
         cache = part.caches.full[self._index]
         return cache if self._within is None else cache[self._within]
 
     def __getattr__(self, name: str) -> Any:
-        raise NotByRows(f"the model looks at {name} of a cache")
+        raise NotByRows(f"the model reads {name} of a cache")
 
     def __getitem__(self, index: int) -> "RowCache":
         if not self._inner:
-            raise NotByRows("the model looks at a state that is not keys and values")
+            raise NotByRows("the model reads a state that is not keys and values")
         return self._inner[index]
 
 
 def _attend(
     part: Part, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, sinks: mx.array | None
 ) -> mx.array:
-    """One sequence's rows [n, heads, 1, d] as [1, heads, n, d], and back."""
+    """Attention of one sequence's rows [n, heads, 1, d]: run as [1, heads, n, d], returned as rows."""
     if mask is None and part.count > 1:
         raise NotByRows("many rows of one sequence came without a mask")
     return attention(q.transpose(2, 1, 0, 3), k, v, scale, mask, sinks).transpose(2, 1, 0, 3)
@@ -225,8 +225,8 @@ def _attention(
     mask: Any = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
-    """mlx-lm's function, but for keys and values that are notes, or in few bits."""
-    if isinstance(keys, _Note) and isinstance(values, _Note):
+    """mlx-lm's function, extended to keys and values that are placeholders, or in few bits."""
+    if isinstance(keys, _NewKV) and isinstance(values, _NewKV):
         return keys.cache.attend(queries, keys, values, scale, mask, sinks)
     if isinstance(keys, Packed) and isinstance(values, Packed):
         return attention(queries, keys, values, scale, mask, sinks)
@@ -234,9 +234,9 @@ def _attention(
 
 
 def attend_by_rows(model: nn.Module) -> bool:
-    """Put our attention in the place of mlx-lm's in the modules of a model's classes; whether any has it.
+    """Replace mlx-lm's attention function in the modules of a model's classes; whether any of them uses it.
 
-    It stays there: other models, and other threads' calls, find mlx-lm's own behind it.
+    It stays replaced: calls of other models, and of other threads, are passed on to mlx-lm's own.
     """
     names = {cls.__module__ for _, module in model.named_modules() for cls in type(module).__mro__}
     modules = [sys.modules[name] for name in sorted(names) if name.startswith("mlx_lm.models.")]
@@ -250,20 +250,20 @@ def attend_by_rows(model: nn.Module) -> bool:
 
 
 class EachSequence(StandIn):
-    """Calls the real module once for each sequence of the step, and puts the rows together again."""
+    """Calls the real module once for each sequence of the step, and concatenates the rows."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Like the module's own, for [T, 1, d] rows and a RowCache among the arguments."""
+        """The module's result for [T, 1, d] rows, called with a ``RowCache`` among the arguments."""
         step = next(value.step for value in (*args, *kwargs.values()) if type(value) is RowCache)
         count, first, results = sum(part.count for part in step.parts), 0, []
         for number, part in enumerate(step.parts):
-            own = partial(_own, number, part, slice(first, first := first + part.count), count)
+            own = partial(_argument_of, number, part, slice(first, first := first + part.count), count)
             results.append(self._real(*map(own, args), **{key: own(value) for key, value in kwargs.items()}))
-        return _together(results)
+        return _concatenated(results)
 
 
-def _own(number: int, part: Part, rows: slice, count: int, value: Any) -> Any:
-    """An argument as one sequence would have it: [1, n, ...] of its own rows, its own cache and mask."""
+def _argument_of(number: int, part: Part, rows: slice, count: int, value: Any) -> Any:
+    """An argument for one sequence alone: [1, n, ...] of its own rows, its own cache or mask."""
     if type(value) is RowCache:
         return value.of(part)
     if isinstance(value, RowMask):
@@ -273,13 +273,13 @@ def _own(number: int, part: Part, rows: slice, count: int, value: Any) -> Any:
     return value
 
 
-def _together(results: Sequence[Any]) -> Any:
-    """[T, 1, ...] of each sequence's [1, n, ...]; of a tuple, each part."""
+def _concatenated(results: Sequence[Any]) -> Any:
+    """[T, 1, ...] from each sequence's [1, n, ...]; for tuples, part by part."""
     first = results[0]
     if isinstance(first, mx.array):
         return mx.concatenate([result.swapaxes(0, 1) for result in results])
     if isinstance(first, tuple):
-        return tuple(_together(parts) for parts in zip(*results, strict=True))
+        return tuple(_concatenated(parts) for parts in zip(*results, strict=True))
     if first is None:
         return None
     raise NotByRows(f"a module returns {type(first).__name__} beside its rows")
@@ -294,8 +294,8 @@ class CacheConsumer:
     place: int
 
 
-class _Spotter(StandIn):
-    """Notes which caches the real module is called with."""
+class _CallRecorder(StandIn):
+    """Passes every argument of the real module's calls to ``note``."""
 
     def __init__(self, real: Any, note: Callable[[Any], None]) -> None:
         super().__init__(real)
@@ -315,21 +315,21 @@ def find_cache_consumers(
     children = [(layer, key) for layer in layers for key, child in layer.items() if isinstance(child, nn.Module)]
     found: dict[tuple[int, str], CacheConsumer] = {}
 
-    def spotter(layer: nn.Module, key: str) -> _Spotter:
+    def recorder(layer: nn.Module, key: str) -> _CallRecorder:
         def note(value: Any) -> None:
             if id(value) in places:
                 found[id(layer), key] = CacheConsumer(layer, key, places[id(value)])
 
-        return _Spotter(layer[key], note)
+        return _CallRecorder(layer[key], note)
 
-    with children_replaced([(layer, key, spotter(layer, key)) for layer, key in children]):
+    with children_replaced([(layer, key, recorder(layer, key)) for layer, key in children]):
         call()
     return list(found.values())
 
 
 @contextmanager
 def children_replaced(stand_ins: Sequence[tuple[nn.Module, str, Any]]) -> Iterator[None]:
-    """Other things in the places of some layers' children."""
+    """Put stand-ins in the places of some layers' children, for the length of a ``with`` block."""
     before = [(holder, key, holder[key]) for holder, key, _ in stand_ins]
     try:
         for holder, key, stand_in in stand_ins:

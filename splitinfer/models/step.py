@@ -1,8 +1,7 @@
-"""One step of a stage: many sequences' rows through its layers, at the best of the ways its model allows.
+"""Runs one step of a stage: the rows of many sequences through its layers, in the best way its model allows.
 
-Which way is right is found when the stage is loaded: the same small steps are computed in the best way
-and sequence after sequence, and only if the results agree is it taken. So an architecture that nobody has
-seen yet is at worst slow.
+Which way is correct is found by trial: the same small steps are computed in the best way and sequence by sequence, and
+the way is taken only if the results agree. So an unknown architecture is at worst slow.
 """
 
 import logging
@@ -36,23 +35,23 @@ from splitinfer.models.rows import (
 
 log = logging.getLogger(__name__)
 
-_AGREES = {mx.float32: 1e-3}  # relative error of a row that may be rounding
-_AGREES_HALF = 0.02  # ... in half precision
-_MAY_DIFFER = 0.1  # share of the rows that may differ by more: rounding can choose another expert
+_TOLERANCE = {mx.float32: 1e-3}  # relative error of a row that may be rounding
+_TOLERANCE_HALF = 0.02  # the same in half precision
+_MAX_DIFFERING = 0.1  # share of the rows that may differ by more: rounding can choose another expert
 
 
 class Way(StrEnum):
-    """How many sequences go through the layers in one step, the best first."""
+    """How the sequences of one step go through the layers, the best way first."""
 
     ROWS = "rows"  # together; only the attention itself sees sequences
-    MIXED = "rows and modules"  # the same where there are keys and values; modules with other states one by one
-    MODULES = "modules"  # every module that takes a cache is called for each sequence
-    SEQUENCES = "sequences"  # one after the other
+    MIXED = "rows and modules"  # ROWS where a layer has keys and values, MODULES where it has another state
+    MODULES = "modules"  # together, but every module that takes a cache is called for each sequence
+    SEQUENCES = "sequences"  # one sequence after the other
 
 
 @dataclass(frozen=True, slots=True)
 class _Ordered:
-    """A step, and where its rows stand in the plan: ``None`` if they keep their order."""
+    """A step; ``to_step``: for each of its rows the row of the plan, ``None`` if the order is the same."""
 
     step: RowStep
     to_step: mx.array | None
@@ -61,7 +60,8 @@ class _Ordered:
 class StepModel:
     """Runs steps of many sequences on a stage's layers.
 
-    ``exact``: share attention calls only where that changes no bit; found out by itself if not given.
+    ``exact``: share attention calls only where that changes no bit; by default, wherever this machine's arithmetic is
+    batch invariant.
     """
 
     def __init__(self, model: StageModel, *, exact: bool | None = None) -> None:
@@ -75,12 +75,12 @@ class StepModel:
 
     @cached_property
     def way(self) -> Way:
-        """How rows of many sequences are run. The first look computes a small step in each way until one is right."""
+        """How rows of many sequences are run. The first access computes small steps in each way until one is right."""
         if not self.stage.may_go_by_rows:
             return Way.SEQUENCES
         attend_by_rows(self.stage.whole)
         for way in (Way.ROWS, Way.MIXED, Way.MODULES):
-            # Without cohorts, too: they know no mask of a model's own over plain keys and values.
+            # Again without cohorts, which cannot apply a model's own mask over plain keys and values.
             reason = self._try(way, self._plain_places) and self._try(way, [])
             if reason is None:
                 return way
@@ -88,20 +88,18 @@ class StepModel:
         return Way.SEQUENCES
 
     def _try(self, way: Way, places: list[int]) -> str | None:
-        """Why a way is not right; ``None`` if it is."""
+        """Why a way is not correct; ``None`` if it is."""
         try:
             cache_consumers = [] if way is Way.ROWS else self._cache_consumers
             if way is Way.MIXED:
-                cache_consumers = [
-                    cache_consumer for cache_consumer in cache_consumers if not self._keeps_kv(cache_consumer.place)
-                ]
-            self._places = [] if way is Way.MODULES else places  # a module keeps each sequence's to itself
-            self._each = [(t.holder, t.key, EachSequence(t.holder[t.key])) for t in cache_consumers]
+                cache_consumers = [one for one in cache_consumers if not self._has_kv(one.place)]
+            self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
+            self._each = [(one.holder, one.key, EachSequence(one.holder[one.key])) for one in cache_consumers]
             errors = self._trial()
-        except Exception as error:  # noqa: BLE001 - whatever a model's code does with what it does not know
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
             return f"{type(error).__name__}: {error}"
         wrong = sum(error > 1 for error in errors)
-        return None if wrong <= len(errors) * _MAY_DIFFER else f"{wrong} of {len(errors)} rows differ"
+        return None if wrong <= len(errors) * _MAX_DIFFERING else f"{wrong} of {len(errors)} rows differ"
 
     @cached_property
     def _cache_consumers(self) -> list[CacheConsumer]:
@@ -112,20 +110,20 @@ class StepModel:
             lambda: self.stage(mx.zeros((1, 2), mx.int32), caches, None, 1),
         )
 
-    def _keeps_kv(self, place: int) -> bool:
+    def _has_kv(self, place: int) -> bool:
         return isinstance(self._fresh[place], KVCache | WindowKVCache)
 
     def run(self, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
-        """Build the graph of a step; computes nothing yet. Sequences move on.
+        """Build the graph of a step; computes nothing yet. Advances each sequence by its rows.
 
         Args:
             parts: each sequence's share, in the order of the rows; at least one.
             tokens: T token ids.
-            hidden: [T, d] from the stage before; ``None`` on the first stage.
+            hidden: [T, d] from the previous stage; ``None`` on the first stage.
 
         Returns:
-            Arrays that, one after the other, are [T, d] for the next stage, or on the last stage the
-            [R, vocabulary] logits of the rows that want them.
+            Arrays whose concatenation is [T, d] for the next stage, or on the last stage the [R, vocabulary] logits of
+            the rows that want them.
         """
         if len(parts) > 1 and self.way is not Way.SEQUENCES:
             return self._by_rows(parts, tokens, hidden)
@@ -157,7 +155,7 @@ class StepModel:
                 )
         finally:
             for cache in self._caches:
-                cache.bind(None)  # or they would keep the keys and values of sequences that end
+                cache.bind(None)  # otherwise they would hold the keys and values of finished sequences
         for part in parts:
             part.caches.place.position += part.count
         if self.stage.is_last:
@@ -165,7 +163,7 @@ class StepModel:
         return [y[:, 0] if ordered.to_step is None else y[:, 0][mx.argsort(ordered.to_step)]]
 
     def _logits(self, logits: mx.array, parts: Sequence[Part], ordered: _Ordered) -> list[mx.array]:
-        """In the order of the plan."""
+        """The logits in the order of the plan."""
         if ordered.to_step is None:
             return [logits]
         found, at = {}, 0
@@ -174,10 +172,10 @@ class StepModel:
         order = [row for part in parts for row in found[id(part)]]
         return [logits if order == sorted(order) else logits[mx.array(order)]]
 
-    # -- who attends with whom ---------------------------------------------------------------
+    # -- grouping attention calls ------------------------------------------------------------
 
     def _arrange(self, parts: Sequence[Part]) -> _Ordered:
-        """Parts that may share attention calls side by side; the others each alone."""
+        """Groups parts that may share an attention call next to each other; each of the others is a group."""
         able = [i for i, p in enumerate(parts) if p.count == 1 and self._places and can_join(p.caches, self._places)]
         shared = share_calls([parts[i].start for i in able], exact=self._exact)
         together = [[able[i] for i in group] for group in shared if len(group) > 1]
@@ -188,7 +186,7 @@ class StepModel:
             members = tuple(parts[i] for i in group)
             rows = sum(part.count for part in members)
             groups.append(Group(members, at, at := at + rows, self._cohort(members)))
-        return _Ordered(RowStep(tuple(groups)), _moved(parts, [i for group in order for i in group]))
+        return _Ordered(RowStep(tuple(groups)), _row_order(parts, [i for group in order for i in group]))
 
     def _cohort(self, parts: Sequence[Part]) -> Cohort | None:
         members = [part.caches for part in parts]
@@ -201,16 +199,16 @@ class StepModel:
         cohort.begin_step()
         return cohort
 
-    # -- can it? -----------------------------------------------------------------------------
+    # -- the trial ---------------------------------------------------------------------------
 
     def _trial(self) -> list[float]:
-        """Small steps of three sequences by rows and one by one: each row's error; over 1 is no rounding.
+        """Runs small steps of three sequences by rows and one by one: each row's error; above 1 it is not rounding.
 
         Raises:
-            NotByRows: too much of one step is wrong to be rounding.
+            NotByRows: more than a third of one step's rows are wrong.
         """
-        # (sequence, rows, logits): chunks; a chunk beside decodes; decodes of equal length in another order; of
-        # unequal length
+        # (sequence, rows, logits): chunks; a chunk beside a decode; decodes of equal length, not in order; a chunk
+        # beside decodes; decodes of unequal length.
         steps = [
             [(0, 3, 1), (1, 2, 0), (2, 4, 4)],
             [(0, 2, 2), (1, 3, 1), (2, 1, 1)],
@@ -241,7 +239,7 @@ class StepModel:
 
 
 def arrays_to_evaluate(parts: Sequence[Part]) -> list[mx.array]:
-    """What a step wrote: the arrays of its sequences' caches and cohorts."""
+    """The arrays that a step wrote: those of its sequences' caches and cohorts."""
     cohorts = {id(p.caches.cohort): p.caches.cohort for p in parts if p.caches.cohort is not None}
     found = [array for cohort in cohorts.values() for array in cohort.arrays()]
     return found + [array for part in parts for cache in part.caches.own for array in arrays_of(cache)]
@@ -254,8 +252,8 @@ def nbytes(sequences: Sequence[SequenceCaches]) -> int:
     return shared + sum(array.nbytes for s in sequences for cache in s.own for array in arrays_of(cache))
 
 
-def _moved(parts: Sequence[Part], order: Sequence[int]) -> mx.array | None:
-    """For each row of the step, the row of the plan it is."""
+def _row_order(parts: Sequence[Part], order: Sequence[int]) -> mx.array | None:
+    """For each row of the step its row in the plan; ``None`` if they are the same."""
     if list(order) == list(range(len(parts))):
         return None
     starts = [sum(part.count for part in parts[:i]) for i in range(len(parts))]
@@ -263,8 +261,8 @@ def _moved(parts: Sequence[Part], order: Sequence[int]) -> mx.array | None:
 
 
 def _row_errors(a: mx.array, b: mx.array) -> list[float]:
-    """Each row's distance, relative to its length, in units of what may be rounding; not a number counts as wrong."""
-    may_be = _AGREES.get(a.dtype, _AGREES_HALF)
+    """Each row's distance relative to its norm, in units of the tolerance; infinite where it is not a number."""
+    tolerance = _TOLERANCE.get(a.dtype, _TOLERANCE_HALF)
     a, b = a.astype(mx.float32), b.astype(mx.float32)
-    error = mx.linalg.norm(a - b, axis=-1) / (mx.linalg.norm(b, axis=-1) + 1e-9) / may_be
+    error = mx.linalg.norm(a - b, axis=-1) / (mx.linalg.norm(b, axis=-1) + 1e-9) / tolerance
     return cast(list[float], mx.where(mx.isnan(error), mx.inf, error).tolist())

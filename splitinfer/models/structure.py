@@ -1,15 +1,15 @@
-"""How an mlx-lm model is made: where its layers are, which caches they use, what they hand to each other.
+"""Reads the structure of an mlx-lm model: its layers, the caches they use, and what they pass to each other.
 
-Found, not listed. The whole model is called twice on a few tokens with every layer's arguments and
-every update of a cache marked, nothing is computed, and MLX's graph tells what comes from where. What
-crosses a border, in front of some layer, is then
+No table of architectures is needed. The whole model is called twice on a few tokens with every layer's arguments and
+every cache update marked; nothing is computed, and MLX's graph shows which array depends on which. A *border* is a cut
+in front of some layer. What crosses it is
 
-* each of the layer's arguments that comes from earlier layers and has one row a token: for most models
-  the hidden state, for some a first value or a residual of each block besides;
+* each of the layer's arguments that comes from earlier layers and has one row per token: for most models
+  the hidden state, for some also a first value or a residual of each block;
 * the new keys and values of an earlier layer's cache, where later layers attend to it.
 
-All of it is packed into one array of rows, so that the rest of the house knows only of hidden states.
-If the later layers need anything else of the earlier ones, there is no border: the cut is refused.
+All of it is packed into one array of rows, so that the rest of the project knows only hidden states. If the later
+layers need anything else of the earlier ones, there is no border and the cut is refused.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -42,23 +42,23 @@ Named = dict[str, mx.array]
 Spec = tuple[tuple[int, ...], mx.Dtype]
 Recipe = Callable[[Any], Any]
 
-_STEPS = (3, 7)  # rows of the two calls: what grows from the one to the other has a row a token
+_STEPS = (3, 7)  # rows of the two calls: an array that grows from the first to the second has a row per token
 
 
 class CannotTrace(CannotCut):
-    """The model looks at values while it is called, so its graph does not tell what it needs."""
+    """The model reads values while it is called, so its graph does not show what it needs."""
 
 
 def mark(named: Named, name: str, array: mx.array) -> mx.array:
-    # A sum with a named array of the same shape is one node in the graph, whoever assigns into the
-    # sum later.
+    """``array`` plus a zero array that is registered in ``named``."""
+    # The sum stays one node in the graph even if the model assigns into it later.
     named[name] = mx.zeros(array.shape, array.dtype)
     return array + named[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An array with one row a token. ``path``: where among a layer's arguments, or (cache, part)."""
+    """An array with one row per token. ``path``: where it is in a layer's arguments, or (cache, part)."""
 
     path: Path
     axis: int
@@ -67,13 +67,13 @@ class Row:
 
     @property
     def width(self) -> int:
-        """Numbers a token."""
+        """Numbers per token."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """What crosses from the layers before ``layer`` to it and the ones after it."""
+    """What crosses from the layers before ``layer`` to the layers from ``layer`` on."""
 
     layer: int
     rows: tuple[Row, ...]
@@ -95,12 +95,12 @@ class Border:
 
     @property
     def width(self) -> int:
-        """Numbers a token."""
+        """Numbers per token."""
         return sum(row.width for row in self._all)
 
     @property
     def dtype(self) -> mx.Dtype:
-        """What all of it is packed as: the widest, so nothing is lost."""
+        """The dtype of the packed array: float32 if several are packed, so that nothing is lost."""
         kinds = {row.dtype for row in self._all}
         return kinds.pop() if len(kinds) == 1 else mx.float32
 
@@ -128,7 +128,7 @@ class Border:
 
 @dataclass(slots=True)
 class _Call:
-    """One call of one layer: the shapes of its arguments, and what became of them in its result."""
+    """One call of one layer: the shapes and dtypes of its arguments and of its result."""
 
     arguments: dict[Path, Spec]
     result: dict[Path, Spec]
@@ -136,7 +136,7 @@ class _Call:
 
 
 class ModelStructure:
-    """How a model is made, read from two unevaluated calls: its layers, its caches, what they share.
+    """The structure of a model, read from two unevaluated calls: its layers, its caches, and what they share.
 
     Raises:
         CannotCut: it does not run its layers one after the other, each once.
@@ -159,10 +159,10 @@ class ModelStructure:
         with uncompiled():
             for step, rows in enumerate(_STEPS):
                 logits = self._record(step, rows, caches)
-        results, self._kept_by = [logits], [[0]]
+        results, self._results_of_cache = [logits], list[list[int]]()
         for cache in caches:
             arrays = arrays_of(cache)
-            self._kept_by.append(list(range(len(results), len(results) + len(arrays))))
+            self._results_of_cache.append(list(range(len(results), len(results) + len(arrays))))
             results += arrays
         self._graph = Graph(results, {**self._named, **parameters})
         calls = enumerate(self._steps[1])
@@ -175,19 +175,19 @@ class ModelStructure:
         return len(self.layers)
 
     def first_user(self, cache: int) -> int | None:
-        """The layer a cache belongs to; ``None`` for one that no layer is given."""
+        """The first layer that is called with a cache, to which it belongs; ``None`` if no layer is."""
         return min(self.users[cache], default=None)
 
     def owned_before(self, layer: int) -> set[str]:
-        """The parameters of the layers before ``layer``."""
+        """The names of the parameters of the layers before ``layer``."""
         return {name for name, owner in self._owners.items() if owner < layer}
 
     def recipe(self, layer: int) -> Recipe:
-        """What a layer hands on if it computes nothing, from its arguments."""
+        """Makes, from a layer's arguments, a result of the right form without computing anything."""
         return self._steps[0][layer].recipe
 
     def result_rows(self) -> list[tuple[Path, int]]:
-        """The parts of the last layer's result that have a row a token, and which axis that is."""
+        """The parts of the last layer's result that have a row per token, each with the axis of its rows."""
         first, second = (step[-1].result for step in self._steps)
         axes = {path: _row_axis(spec, second.get(path)) for path, spec in first.items()}
         return [(path, axis) for path, axis in axes.items() if axis is not None]
@@ -196,7 +196,7 @@ class ModelStructure:
         """What crosses in front of ``layer``.
 
         Raises:
-            CannotCut: something else than rows and the keys and values of plain caches.
+            CannotCut: anything but rows and the keys and values of plain caches crosses.
         """
         if layer not in self._borders:
             self._borders[layer] = self._find_border(layer)
@@ -231,7 +231,7 @@ class ModelStructure:
         return rows
 
     def _shared_updates(self, layer: int, closed: Sequence[str]) -> list[Row]:
-        """The keys and values of earlier layers' caches that later layers come upon."""
+        """The new keys and values of earlier layers' caches that later layers read."""
         names = {
             _update_name(1, *path): (path, spec)
             for path, spec in self._updates[1].items()
@@ -243,9 +243,9 @@ class ModelStructure:
         return [_row(path, 2, spec) for path, spec in names.values() if path[0] in shared]
 
     def _results_from(self, layer: int) -> list[int]:
-        """The logits, and what the caches of this layer and the later ones keep."""
+        """The results that the layers from ``layer`` on compute: the logits and the arrays of their caches."""
         later = [c for c in range(self.num_caches) if (owner := self.first_user(c)) is None or owner >= layer]
-        return [0, *(i for c in later for i in self._kept_by[c + 1])]
+        return [0, *(i for c in later for i in self._results_of_cache[c])]
 
     def _read_beyond(self, layer: int, closed: Sequence[str]) -> set[str]:
         return self._early(layer, self._graph.read_by(self._results_from(layer), closed))
@@ -274,7 +274,7 @@ class ModelStructure:
             return result
 
         stand_ins = {i: _Recorder(layer, i, run) for i, layer in enumerate(self.layers)}
-        with _heard(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
+        with _updates_passed(caches, lambda path, a: self._note_update(step, path, a)), replaced(self.slots, stand_ins):
             logits = self.model(mx.zeros((1, rows), mx.int32), cache=caches)
         if order != list(range(self.num_layers)):
             times = "more than once" if len(order) > self.num_layers else "not one after the other"
@@ -331,32 +331,32 @@ class _Recorder(StandIn):
 
 
 @contextmanager
-def _heard(caches: Sequence[Cache], note: Callable[[Path, mx.array], mx.array]) -> Iterator[None]:
-    """Every update of a plain cache goes through ``note``."""
+def _updates_passed(caches: Sequence[Cache], note: Callable[[Path, mx.array], mx.array]) -> Iterator[None]:
+    """Pass the new keys and values of every plain cache through ``note``, for the length of a ``with`` block."""
 
-    def listen(i: int, cache: Cache) -> None:
+    def wrap(i: int, cache: Cache) -> None:
         update = cache.update_and_fetch
         cache.update_and_fetch = lambda keys, values: update(note((i, 0), keys), note((i, 1), values))
 
-    heard = [(i, cache) for i, cache in enumerate(caches) if hasattr(cache, "update_and_fetch")]
-    for i, cache in heard:
-        listen(i, cache)
+    wrapped = [(i, cache) for i, cache in enumerate(caches) if hasattr(cache, "update_and_fetch")]
+    for i, cache in wrapped:
+        wrap(i, cache)
     try:
         yield
     finally:
-        for _, cache in heard:
+        for _, cache in wrapped:
             del cache.update_and_fetch
 
 
 class _Unknown:
-    """A number that a layer returned and that nobody can know without running it; using it fails."""
+    """Replaces a number that a layer returned, which is not known without running the layer; using it fails."""
 
 
 def _make_recipe(arguments: Any, result: Any) -> Recipe:
-    """How to make something like ``result`` of other arguments without running the layer.
+    """A function that makes a result of the same form from other arguments, without running the layer.
 
-    An array becomes some argument of its shape, an object that went in comes out again. The content
-    of the arrays is wrong, of course; the graph has to show that nobody reads it.
+    An array becomes some argument of its shape; an object that was an argument is returned again. The contents of the
+    arrays are wrong, so the graph has to show that no result depends on them.
     """
     if result is None or isinstance(result, bool | str):
         return lambda _arguments: result

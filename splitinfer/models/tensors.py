@@ -1,7 +1,7 @@
-"""Arrays to raw buffers and back, without a copy that can be avoided.
+"""Converts arrays to raw buffers and back, without a copy that can be avoided.
 
-Out: the buffer of an evaluated, contiguous array is its memory. In: one copy, into MLX's memory;
-bfloat16, which numpy does not know, comes in as 16-bit integers and is viewed.
+Sending: the buffer of an evaluated, contiguous array is its memory. Receiving: one copy, into MLX's memory. numpy does
+not know bfloat16, so it is read as 16-bit integers and viewed.
 """
 
 from math import prod
@@ -35,15 +35,15 @@ def dtype_of(name: str) -> mx.Dtype:
     """The dtype of hidden states, by MLX's name.
 
     Raises:
-        ValueError: they do not have it.
+        ValueError: a dtype that hidden states do not have.
     """
     if name not in _HIDDEN:
-        raise ValueError(f"there are no hidden states of {name!r:.20}; known are {', '.join(_HIDDEN)}")
+        raise ValueError(f"hidden states cannot be {name!r:.20}; known are {', '.join(_HIDDEN)}")
     return _DTYPES[name][0]
 
 
 def spec_of(array: mx.array) -> TensorSpec:
-    """How a peer has to read ``array``'s bytes."""
+    """The dtype and shape with which a peer reads ``array``'s bytes."""
     return TensorSpec(name_of(array.dtype), tuple(array.shape))
 
 
@@ -55,20 +55,20 @@ def name_of(dtype: mx.Dtype) -> str:
 def to_buffer(array: mx.array) -> memoryview:
     """The bytes of an array, row-major. Evaluates it; the array lives as long as the view.
 
-    Nothing is asked of the device for an array that is row-major and computed: on a GPU that would come after the
-    step that was launched meanwhile.
+    An array that is row-major and computed costs no operation on the device: on a GPU that would wait for the step
+    launched meanwhile.
     """
-    view = memoryview(cast(Any, array))  # MLX's stubs do not say that it is a buffer
+    view = memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
     if not view.c_contiguous:
         view = memoryview(cast(Any, mx.contiguous(array)))
     return view.cast("B")
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
-    """The hidden states a peer sent.
+    """The hidden states a peer sent, copied.
 
     Raises:
-        ProtocolError: a dtype they do not have, or bytes that do not fill the shape exactly.
+        ProtocolError: a dtype that hidden states do not have, or bytes that do not fill the shape exactly.
     """
     if spec.dtype not in _HIDDEN:
         raise ProtocolError(f"the peer sent hidden states as {spec.dtype}; known are {', '.join(_HIDDEN)}")
@@ -81,13 +81,13 @@ def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
 
 
 def array_of(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:
-    """An array that was written as bytes, copied.
+    """An array of any known dtype from its bytes, copied.
 
     Raises:
         ValueError: an unknown dtype, or bytes that do not fill the shape exactly.
     """
     if spec.dtype not in _DTYPES:
-        raise ValueError(f"there are no arrays of {spec.dtype}")
-    dtype, stand_in = _DTYPES[spec.dtype]
-    array = mx.array(np.frombuffer(buffer, stand_in).reshape(spec.shape))
+        raise ValueError(f"unknown dtype {spec.dtype}")
+    dtype, numpy_dtype = _DTYPES[spec.dtype]
+    array = mx.array(np.frombuffer(buffer, numpy_dtype).reshape(spec.shape))
     return array.view(dtype) if dtype == mx.bfloat16 else array

@@ -102,7 +102,7 @@ def test_an_unreadable_config(folder: Path, text: bytes):
 @pytest.mark.parametrize("text", ["[]", "{}", '"llama"', "null"])
 def test_a_config_without_a_type(folder: Path, text: str):
     (folder / "config.json").write_text(text)
-    assert error_of(folder) == f"{folder / 'config.json'} does not say the model's type (model_type)"
+    assert error_of(folder) == f"{folder / 'config.json'} lacks the model's type (model_type)"
 
 
 def test_no_weights(folder: Path):

@@ -137,7 +137,7 @@ def test_an_unknown_name_lists_what_there_is(name: str, fake: FakeHub):
 
 def test_a_name_the_hub_cannot_have_is_an_error_of_ours():
     """huggingface_hub itself refuses it, before it asks anybody."""
-    assert error_of("a b/c d").startswith("a b/c d cannot be had from the hub (Repo id must use")
+    assert error_of("a b/c d").startswith("a b/c d cannot be opened at the hub (Repo id must use")
 
 
 # -- from the hub ----------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def test_an_error_of_the_hub_becomes_one_sentence(fake: FakeHub, error: Exceptio
     if small_files_here:
         open_model(REPO)
     fake.error = error
-    assert error_of(REPO) == f"{REPO} cannot be had from the hub (no route to host)"
+    assert error_of(REPO) == f"{REPO} cannot be opened at the hub (no route to host)"
 
 
 def test_really_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -71,9 +71,9 @@ def test_others_begin_with_stored_blocks_until_they_are_dropped():
         assert [cache.offset for cache in run(pool, seq_id, length, 3).own] == [length + 3]
     pool.drop(8)
     pool.drop(8)
-    assert refused(lambda: pool.open(5, [7, 8], 18)) == "the plan begins with block 8, which is not here"
-    assert "cannot begin with blocks [7]" in refused(lambda: pool.open(5, [7], 17))
-    assert "cannot begin with blocks [7]" in refused(lambda: pool.open(5, [7], 0))
+    assert refused(lambda: pool.open(5, [7, 8], 18)) == "the plan starts a sequence from block 8, which is not stored"
+    assert "cannot start from blocks [7]" in refused(lambda: pool.open(5, [7], 17))
+    assert "cannot start from blocks [7]" in refused(lambda: pool.open(5, [7], 0))
     assert refused(lambda: pool.open(2, [7], 5)) == "sequence 2 was opened twice"
     assert len(pool) == 3
 
@@ -102,9 +102,9 @@ def test_caches_go_back_together():
 def test_a_gap_is_refused():
     pool = pool_of(KVCache)
     pool.open(1)
-    assert refused(lambda: pool.at(1, 1)) == "the plan runs sequence 1 from 1, but it stands at 0"
+    assert refused(lambda: pool.at(1, 1)) == "the plan runs sequence 1 from 1, but it is at 0"
     run(pool, 1, 0, 10)
-    assert refused(lambda: pool.at(1, 11)) == "the plan runs sequence 1 from 11, but it stands at 10"
+    assert refused(lambda: pool.at(1, 11)) == "the plan runs sequence 1 from 11, but it is at 10"
 
 
 def test_a_recurrent_state_goes_back_only_to_where_it_was_kept():
@@ -149,7 +149,7 @@ def test_a_window_goes_back_by_its_slack_counted_from_the_furthest():
     pool.open(1)
     for start in range(0, 3000, 100):
         run(pool, 1, start, 100)
-    run(pool, 1, 3000 - WindowKVCache.SLACK, 1)  # now it stands at 2745, and was at 3000
+    run(pool, 1, 3000 - WindowKVCache.SLACK, 1)  # now it is at 2745, and was at 3000
     assert refused(lambda: pool.at(1, 2300)) == "the caches of sequence 1 cannot go back 445 tokens"
     assert pool.at(1, 2745).place.position == 2745
 

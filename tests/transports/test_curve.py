@@ -33,7 +33,7 @@ def test_both_ends_know_whom_they_talk_to() -> None:
     [
         (QUICK, "one end of the link is encrypted and the other is not"),
         (secured(QUICK, OTHER, OWN.public), "it does not admit this machine's key"),
-        (secured(QUICK, OWN, OTHER.public), "it has not the key that it should have"),
+        (secured(QUICK, OWN, OTHER.public), "it does not have the expected key"),
     ],
     ids=["no key", "a stranger's key", "another listener's key"],
 )

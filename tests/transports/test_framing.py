@@ -156,6 +156,6 @@ def test_our_own_absence_is_not_the_peers_silence() -> None:
     peer = Liveness(LinkOptions(beat_every=0.5, dead_after=3.0), now=0.0)
     assert not peer.is_dead(60.0)  # we were away for a minute; that counts as one second
     assert not peer.is_dead(61.0)
-    peer.heard(61.5)
+    peer.received(61.5)
     assert peer.silent_for(62.0) == 0.5
     assert not peer.is_dead(64.0)

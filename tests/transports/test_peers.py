@@ -58,7 +58,7 @@ def test_a_frozen_peer_is_noticed_by_its_silence(side: str, address: str) -> Non
         reason = reason_at(link)
         took = time.monotonic() - started
         child.send_signal(signal.SIGCONT)
-        assert reason.startswith("nothing heard from ")
+        assert reason.startswith("nothing received from ")
         assert 0.7 < took < 2.0
 
 

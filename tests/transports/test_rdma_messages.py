@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transports import FrameError, LinkOptions
-from transports.rdma.address import Place, parse
+from transports.rdma.address import RdmaAddress, parse
 from transports.rdma.messages import (
     CHUNK_BYTES,
     FIRST_BYTES,
@@ -154,9 +154,9 @@ def test_addresses_come_back(address: str) -> None:
 
 
 def test_which_device_is_whose() -> None:
-    assert Place("h:1").devices == ("", "")
-    assert Place("h:1", device="rdma_en5").devices == ("rdma_en5", "rdma_en5")
-    assert Place("h:1", device="rdma_en5:rdma_en3").devices == ("rdma_en5", "rdma_en3")
+    assert RdmaAddress("h:1").devices == ("", "")
+    assert RdmaAddress("h:1", device="rdma_en5").devices == ("rdma_en5", "rdma_en5")
+    assert RdmaAddress("h:1", device="rdma_en5:rdma_en3").devices == ("rdma_en5", "rdma_en3")
 
 
 DEVICES = """    device          	   node GUID

@@ -20,7 +20,7 @@ from echoes import echo, process
 import transports
 from transports import Frame, LinkOptions
 from transports.framing import VERSION, Kind, encode
-from transports.listener_hub import Complaints
+from transports.listener_hub import WarningLimiter
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -224,13 +224,13 @@ def test_a_name_nobody_knows() -> None:
 
 
 def test_complaints_are_rationed() -> None:
-    complaints = Complaints()
-    assert complaints.is_worth_saying("10.0.0.1:1", now=0.0)
-    assert not complaints.is_worth_saying("10.0.0.1:2", now=1.0)
-    said = sum(complaints.is_worth_saying(f"10.0.{index}.1:1", now=2.0) for index in range(1000))
-    assert said == Complaints.MAX_HOSTS - 1
-    assert complaints.is_worth_saying("10.0.0.1:3", now=61.0)
-    assert complaints.num_unsaid == 1 + 1000 - said
+    limiter = WarningLimiter()
+    assert limiter.allows("10.0.0.1:1", now=0.0)
+    assert not limiter.allows("10.0.0.1:2", now=1.0)
+    allowed = sum(limiter.allows(f"10.0.{index}.1:1", now=2.0) for index in range(1000))
+    assert allowed == WarningLimiter.MAX_HOSTS - 1
+    assert limiter.allows("10.0.0.1:3", now=61.0)
+    assert limiter.num_suppressed == 1 + 1000 - allowed
 
 
 def test_latency_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,9 +1,9 @@
-"""What goes wrong on the way: decides, frame by frame, what goes on the wire in its place.
+"""Injects faults: decides, frame by frame, what is sent in its place.
 
-Faults strike DATA only, on the side that sends. They are drawn from a generator of the profile's seed, so the same seed
-strikes the same frames. Each frame meets with one fault at most, tried in the order of `PACKET_FAULTS`; a cut is tried
-before them and is the last thing that happens. A frame that is dropped, or held back to follow the next one, leaves a
-gap: its time on the wire passes all the same.
+Only DATA packets have faults, on the side that sends. They are drawn from a generator with the profile's seed, so the
+same seed gives faults to the same frames. Each frame has one fault at most, tried in the order of `PACKET_FAULTS`; a
+cut is tried before them and ends the link. A frame that is dropped, or held back to follow the next one, leaves a gap:
+its time on the wire passes all the same.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from transports.framing import as_bytes
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """In place of a frame: here the connection is lost."""
+    """In place of a frame: the connection is lost."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """In place of a frame: its time on the wire, and nothing comes out."""
+    """In place of a frame: its time on the wire passes, and nothing arrives."""
 
 
 class FaultInjector:
-    """Decides frame by frame what goes wrong. The same profile, seed included, does the same to the same frames."""
+    """Decides frame by frame what goes wrong; deterministic for a profile, which includes the seed."""
 
     def __init__(self, profile: LinkProfile) -> None:
         self._profile = profile
-        self._chance = random.Random(profile.seed)
+        self._rng = random.Random(profile.seed)
         self._num_seen = 0
         self._held: Frame | None = None
         self._is_cut = False
 
     def apply(self, packet: Frame) -> list[Frame | Cut | Gap]:
-        """What goes on the wire in place of this DATA packet."""
+        """The items that go on the wire in place of this DATA packet."""
         if self._is_cut:
             return []
         if self._profile.cut_after_frames == self._num_seen or self._strikes("cut"):
@@ -57,17 +57,17 @@ class FaultInjector:
         return [packet, *([packet] if fault == "duplicate" else []), *self.held_back()]
 
     def held_back(self) -> list[Frame]:
-        """What was held back to follow the next packet."""
+        """The packet that was held back to follow the next one, if any."""
         held, self._held = self._held, None
         return [] if held is None else [held]
 
     def _strikes(self, name: str) -> bool:
-        return bool(self._chance.random() < getattr(self._profile, name))
+        return bool(self._rng.random() < getattr(self._profile, name))
 
     def _flip_a_bit(self, packet: Frame) -> Frame:
-        """A copy, since the sender's buffers are not ours to change."""
+        """A damaged copy; the sender's buffers must not be changed."""
         buffers = [memoryview(packet.header), *map(as_bytes, packet.parts)]
-        bit = self._chance.randrange(8 * sum(buffer.nbytes for buffer in buffers))
+        bit = self._rng.randrange(8 * sum(buffer.nbytes for buffer in buffers))
         for index, buffer in enumerate(buffers):
             if bit < 8 * buffer.nbytes:
                 damaged = bytearray(buffer)

@@ -1,10 +1,10 @@
-"""A link on a link: what is sent goes through faults and a wire, and what comes, if asked for, through another wire.
+"""A link on top of a link: outgoing frames pass faults and a wire, and incoming ones, if wanted, another wire.
 
-Delays and cuts keep the contract of the link below, whoever is at its other end. Heartbeats, and with them `beat`,
-`peer_progress` and `silent_for`, are those of the link below and are not delayed.
+Delays and cuts keep the contract of the link below with any peer. Heartbeats, and with them `beat`, `peer_progress` and
+`silent_for`, are those of the link below and are not delayed.
 
-An end travels behind the frames before it: `close` posts it as the last thing on the outgoing wire, and what the link
-below says of its end goes through the incoming one. `abort` drops what is on both.
+An end follows the frames before it: `close` posts it as the last item on the outgoing wire, and the end of the link
+below goes through the incoming one. `abort` drops what is on both.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def emulate(
     both_ways: bool = False,
     options: LinkOptions = DEFAULT_OPTIONS,
 ) -> Link:
-    """`link` with what is sent on it delayed, paced and cut as in `profile`; with `both_ways`, what comes as well.
+    """`link` with sent frames delayed, paced and cut as in `profile`; with `both_ways`, received frames as well.
 
-    The peer needs nothing. `link` must be fresh: nobody has read from it, and nobody uses it afterwards. `options` are
+    The peer needs no change. `link` must be new and unread, and must not be used by itself afterwards. `options` are
     those it was made with. Raises ValueError for faults that need packets, thus both ends: see `EmulatedTransport`.
     """
     chosen = preset(profile)
@@ -58,10 +58,10 @@ _Incoming = Frame | LinkClosed
 
 
 class EmulatedLink(Link):
-    """A link on a link; made by `emulate` and `EmulatedTransport`. It reads the one below by a sink.
+    """A link on top of a link; made by `emulate` and `EmulatedTransport`. It reads the one below by a sink.
 
-    Sinks are called on the wire's thread if what comes is delayed, else on the thread of the link below; what has
-    arrived before `deliver_to`, by its caller.
+    Sinks are called on the wire's thread if received frames are delayed, else on the thread of the link below; for
+    frames that arrived before `deliver_to`, on its caller's.
     """
 
     def __init__(self, below: Link, profile: LinkProfile, *, both_ways: bool, options: LinkOptions) -> None:
@@ -74,7 +74,7 @@ class EmulatedLink(Link):
         self._over = threading.Event()
         self._writer = threading.Lock()  # one `send` at a time, from its number to its place on the wire
         self._state = threading.Lock()  # never held while anything else is called
-        self._farewell: str | None = None  # why close() was called
+        self._close_reason: str | None = None  # why close() was called
         self._counts = LinkStats()
         self._sink_thread: int | None = None
         self._out: Wire[_Outgoing] = Wire(
@@ -83,7 +83,7 @@ class EmulatedLink(Link):
         self._in: Wire[_Incoming] | None = None
         if both_ways:
             backwards = replace(profile, seed=profile.seed + 1)
-            # Should the end be dropped on the wire because of an abort, the sink is told when the wire ends.
+            # If an abort drops the end on the wire, the sink gets it when the wire ends.
             self._in = Wire(backwards, self._land, name=f"from {below.address}", on_idle=self._inbox.pump)
         below.deliver_to(self._arrive)
 
@@ -94,7 +94,7 @@ class EmulatedLink(Link):
             raise over
         flat = flatten(frame, self._options)
         num_bytes = flat.num_bytes
-        # Without the lock: the wire's thread may want it, to say that it is empty.
+        # Without the lock, which the wire's thread may need to send a heartbeat.
         if not self._out.wait_for_room(_QUEUE_FRAMES, self._options.dead_after):
             self._fail(f"{self.address} took nothing for {self._options.dead_after:g} s: queue full")
         with self._writer:
@@ -107,21 +107,21 @@ class EmulatedLink(Link):
                 self._counts = self._counts.plus_sent(num_bytes)
 
     def _leave_wire(self, item: _Outgoing) -> None:
-        """On the outgoing wire's thread."""
+        """Called on the outgoing wire's thread."""
         try:
             if isinstance(item, Frame):
                 self._below.send(item)
             elif isinstance(item, Cut):
                 self._below.abort(item.reason)
             elif isinstance(item, LinkClosed):
-                self._say_bye(item.reason)
+                self._send_bye(item.reason)
                 self._below.close(item.reason)
         except LinkClosed:
-            pass  # the sink is told, or was
-        except FrameError as problem:  # the options given to us are not those of the link below
+            pass  # the sink gets the end of the link below
+        except FrameError as problem:  # `options` are not those of the link below
             self._fail(f"the link below refuses a frame: {problem}")
 
-    def _say_bye(self, reason: str) -> None:
+    def _send_bye(self, reason: str) -> None:
         if self._packets is None:
             return
         with self._writer:
@@ -130,7 +130,7 @@ class EmulatedLink(Link):
             self._below.send(packet)
 
     def _send_beat(self) -> None:
-        """On the outgoing wire's thread, when the wire is empty."""
+        """Called on the outgoing wire's thread when the wire is empty."""
         if self._packets is None:
             return
         with self._writer:
@@ -144,7 +144,7 @@ class EmulatedLink(Link):
     def _arrive(self, item: _Incoming) -> None:
         """The sink of the link below."""
         is_end = isinstance(item, LinkClosed)
-        if self._in is None or (is_end and (self._farewell is not None or not self._in.takes_more)):
+        if self._in is None or (is_end and (self._close_reason is not None or not self._in.takes_more)):
             self._land(item)
         elif isinstance(item, LinkClosed):
             self._in.post_last(item)
@@ -154,9 +154,9 @@ class EmulatedLink(Link):
             self._in.post(item, PRELUDE_BYTES + item.num_bytes)
 
     def _land(self, item: _Incoming) -> None:
-        """Something has come out of the wire."""
+        """Process what has left the incoming wire."""
         if isinstance(item, LinkClosed):
-            self._finish(item.reason if self._farewell is None else self._farewell)
+            self._finish(item.reason if self._close_reason is None else self._close_reason)
         elif self._inbox.ended is None:
             if self._packets is None:
                 self._take(item)
@@ -173,7 +173,7 @@ class EmulatedLink(Link):
             self._take(Frame(packet.header, packet.parts))
 
     def _take(self, frame: Frame) -> None:
-        if self._farewell is not None:  # close() was called: too late
+        if self._close_reason is not None:  # frames that arrive after close() are dropped
             return
         num_bytes = frame.num_bytes
         with self._state:
@@ -205,25 +205,25 @@ class EmulatedLink(Link):
     def close(self, reason: str = "") -> None:
         give_up_at = time.monotonic() + FLUSH_SECONDS
         with self._state:
-            if self._farewell is None and not self._over.is_set():
-                self._farewell = reason
-            farewell = self._farewell
-        if farewell is not None:
-            self._out.post_last(LinkClosed(farewell))
+            if self._close_reason is None and not self._over.is_set():
+                self._close_reason = reason
+            close_reason = self._close_reason
+        if close_reason is not None:
+            self._out.post_last(LinkClosed(close_reason))
         if self._out.is_mine or self._sink_thread == threading.get_ident():
             return  # the wire does the rest
         if not self._over.wait(FLUSH_SECONDS):
-            self._finish(farewell or reason)
-            self._below.abort(reason)  # what is left on the wire is dropped, and the peer must not take it for all
+            self._finish(close_reason or reason)
+            self._below.abort(reason)  # frames left on the wire are dropped, so the peer must not see a complete end
         self._out.join(max(0.0, give_up_at - time.monotonic()))
 
     def abort(self, reason: str = "") -> None:
         self._inbox.end(reason, drop=True)
         self._stop()
-        self._below.abort(reason)  # and it tells `_arrive`, which tells the sink
+        self._below.abort(reason)  # its sink, `_arrive`, ends this link's
 
     def _fail(self, reason: str) -> None:
-        """The contract is broken: end the link, telling the peer why."""
+        """End a link that broke the contract, and send the peer the reason."""
         self._finish(reason)
         self._below.close(reason)
 
@@ -243,9 +243,9 @@ class EmulatedLink(Link):
 
     @property
     def _ended(self) -> LinkClosed | None:
-        """Why nothing can be sent any more."""
-        if self._farewell is not None and self._inbox.ended is None:
-            return LinkClosed(self._farewell)
+        """Why nothing can be sent any more; None while frames can be."""
+        if self._close_reason is not None and self._inbox.ended is None:
+            return LinkClosed(self._close_reason)
         return self._inbox.ended
 
     # -- the rest ----------------------------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
-"""Frames as packets of `framing`, each inside a frame of the link below, so that every fault is noticed.
+"""Sends frames as packets of `framing`, each inside a frame of the link below, so that every fault is detected.
 
     send -> encode -> faults -> wire ----> link below ----> decode -> Sequencer -> recv
 
-Checksums and numbers stand above the faults, as they do in tcp://, whichever link carries them, and every fault ends
-the link. An unwrapped peer would take a packet for a frame; a wrapped one refuses a frame that is no packet. A lost
-tail shows as well: whenever the wire is empty one BEAT follows, with the number that should come next, and BYE goes
-before a polite end. With `checksum_parts=False` a corrupted payload is delivered, as it would be by tcp://.
+Checksums and numbers are added above the faults on every link, as in tcp://, and every fault ends the link. A peer that
+is not emulated would take a packet for a frame; an emulated one refuses a frame that is not a packet. Frames lost at
+the end are detected as well: whenever the wire is empty one BEAT follows, with the number of the next frame, and a
+polite end begins with BYE. With `checksum_parts=False` a corrupted payload is delivered, as by tcp://.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from transports.framing import Kind, Packet, Sequencer, as_bytes, decode, encode
 
 
 class Packets:
-    """Frames as packets inside frames of the link below: the first string of a packet is the header, the rest parts."""
+    """Encodes frames as packets inside frames of the link below: a packet's first byte string is the header, the others
+    are the parts."""
 
     def __init__(self, options: LinkOptions) -> None:
         self._options = options
         self._sequencer = Sequencer()
         self._num_sent = 0
-        self._num_told = 0
+        self._num_announced = 0
 
     def data(self, flat: Frame) -> Frame:
-        """The next DATA packet; it counts once `count_sent` was called."""
+        """The next DATA packet; its number is taken when `count_sent` is called."""
         parts = [as_bytes(part) for part in flat.parts]
         checksum = self._options.checksum_parts
         first, *_ = encode(Kind.DATA, seq=self._num_sent, header=flat.header, parts=parts, checksum=checksum)
@@ -34,17 +35,17 @@ class Packets:
         self._num_sent += 1
 
     def beat(self) -> Frame | None:
-        """A BEAT with the number of the next DATA packet; None if one has said that."""
-        if self._num_told == self._num_sent:
+        """A BEAT with the number of the next DATA packet; None if one was sent for that number."""
+        if self._num_announced == self._num_sent:
             return None
-        self._num_told = self._num_sent
+        self._num_announced = self._num_sent
         return Frame(bytes(as_bytes(encode(Kind.BEAT, seq=self._num_sent)[0])))
 
     def bye(self, reason: str) -> Frame:
         return Frame(bytes(as_bytes(encode(Kind.BYE, seq=self._num_sent, header=reason_bytes(reason))[0])))
 
     def unpack(self, frame: Frame) -> Packet:
-        """Raises FrameError for whatever is damaged, doubled, out of order, or after something missing."""
+        """The packet in a frame. Raises FrameError if it is damaged, repeated, out of order, or after a missing one."""
         packet = decode([frame.header, *frame.parts], self._options)
         self._sequencer.admit(packet)
         if packet.kind in (Kind.OPEN, Kind.ACCEPT):

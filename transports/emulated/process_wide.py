@@ -1,8 +1,8 @@
-"""Every link that this process connects, emulated: nobody who calls `connect` has to know.
+"""Emulates every link that this process connects, without a change to callers of `connect`.
 
-`install` hands the registry a function that wraps what `connect` made. Both directions are delayed on this side, so
-the peers stay as they are; hence nothing that needs packets. A link that two other processes make between themselves
-is out of reach from here: they get an address that says the same (`address_for_others`).
+`install` gives the registry a function that wraps each link. Both directions are delayed on this side, so
+the peers stay as they are; hence faults that need packets are refused. Links between two other processes cannot be
+wrapped here: those processes are given an address with the same profile (`address_for_others`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from transports.registry import connected_wrap, wrap_connected
 
 
 def install(profile: LinkProfile | str | None) -> None:
-    """From now on every link that `connect` makes in this process is emulated, both ways; None: no longer.
+    """From now on emulate every link that `connect` makes in this process, both ways; None: no longer.
 
-    One side is enough, the peers are as they always are. Links that a listener accepts are left alone, and so are those
-    that two other processes make between themselves: whoever sends them to each other does so by `address_for_others`.
-    Raises ValueError as `emulate` does.
+    The peers stay as they are. Accepted links are not emulated, and neither are those between two other processes:
+    those need addresses from `address_for_others`. Raises ValueError as `emulate` does.
     """
     wrap_connected(None if profile is None else _BothWays(profile))
 
@@ -39,13 +38,13 @@ def installed(profile: LinkProfile | str) -> Iterator[None]:
 
 
 def address_for_others(address: str) -> str:
-    """By this address another process makes the link that `connect(address)` makes in this one: as emulated as here."""
+    """The address by which another process makes a link that is emulated as `connect(address)` is in this one."""
     wrap = connected_wrap()
     return wrap.address(address) if isinstance(wrap, _BothWays) else address
 
 
 class _BothWays:
-    """What `install` does to a link, and the address that says the same."""
+    """Wraps a link for `install`, and makes the address that has the same effect."""
 
     def __init__(self, profile: LinkProfile | str) -> None:
         self._profile = preset(profile)

@@ -1,9 +1,9 @@
-"""What a link is like: a `LinkProfile`, and presets for the links that people have.
+"""Describes a link by a `LinkProfile`, and has presets for common links.
 
-A profile describes one direction: how long a byte is under way (`latency`, `jitter`), how fast bytes leave
-(`bytes_per_second`), and how often a frame meets with a fault. *Delays and cuts* can be emulated from one side. The
-*packet faults* (`PACKET_FAULTS`) leave a connection standing on which frames are wrong, so both ends have to be able
-to tell: see `packets`.
+A profile describes one direction: how long a byte takes to arrive (`latency`, `jitter`), how fast bytes leave
+(`bytes_per_second`), and how often a frame has a fault. *Delays and cuts* can be emulated from one side. The
+*packet faults* (`PACKET_FAULTS`) leave a connection open on which frames are wrong, so both ends have to be able
+to detect them: see `packets`.
 """
 
 from __future__ import annotations
@@ -49,36 +49,36 @@ class LinkProfile:
 
     @property
     def seconds_per_byte(self) -> float:
-        """Of sending; 0 where there is no limit."""
+        """Seconds that sending a byte takes; 0 where there is no limit."""
         return 0.0 if self.bytes_per_second is None else 1 / self.bytes_per_second
 
-    def beyond(self, carrier: LinkProfile) -> LinkProfile:
-        """What is left to add to a carrier that itself has `carrier`'s latency and bandwidth; at least nothing."""
-        seconds_per_byte = self.seconds_per_byte - carrier.seconds_per_byte
+    def beyond(self, below: LinkProfile) -> LinkProfile:
+        """The profile to emulate on a link that itself has the latency and bandwidth of `below`; at least none."""
+        seconds_per_byte = self.seconds_per_byte - below.seconds_per_byte
         return replace(
             self,
-            latency=max(0.0, self.latency - carrier.latency),
+            latency=max(0.0, self.latency - below.latency),
             bytes_per_second=1 / seconds_per_byte if seconds_per_byte > 0 else None,
         )
 
 
-# "Published" figures are other people's, from threads of exo, MLX and thunderbolt-ibverbs. Bandwidths are payload,
-# after the headers below us.
+# "Published" figures are from threads of exo, MLX and thunderbolt-ibverbs. Bandwidths are of the payload, without the
+# headers of Ethernet, IP and TCP.
 PRESETS: dict[str, LinkProfile] = {
     # Published: a hop through JACCL takes 10-20 us (bare verbs: 4.2). Verbs carry 4.75 GB/s in 4 KiB and 9.4 GB/s in
     # 64 KiB messages, mx.distributed 3.5-3.8 GB/s with its two copies; 6 is in the middle of what a good one would do.
     "thunderbolt-rdma": LinkProfile(latency=15e-6, bytes_per_second=6e9),
-    # Published: ping 0.38-0.95 ms there and back, 0.67 between two machines; we read that as 0.3 ms a hop. rsync made
-    # 0.3-0.5 GB/s, which is ssh's speed; iperf3 made 16.4 Gbit/s on a 20 Gbit/s USB4 cable (jiribrejcha.net, 2024).
-    # No TCP figure for Thunderbolt 5 is at hand; it may well be above this.
+    # Published: ping 0.38-0.95 ms for a round trip, 0.67 between two machines; taken as 0.3 ms a hop. rsync reached
+    # 0.3-0.5 GB/s, which is ssh's speed; iperf3 16.4 Gbit/s on a 20 Gbit/s USB4 cable (jiribrejcha.net, 2024).
+    # There was no TCP figure for Thunderbolt 5; it may well be above this.
     "thunderbolt-ip": LinkProfile(latency=0.3e-3, bytes_per_second=2e9),
     # 1.25 GB/s less Ethernet, IP and TCP headers (1448 of 1538 bytes) is 1.18; the rest is what one stream loses in
     # practice. 0.1 ms a hop: a switch and two network stacks with interrupt moderation; assumed.
     "10gbe": LinkProfile(latency=0.1e-3, bytes_per_second=1.1e9),
     # 125 MB/s x 1448/1538 = 117.7. A ping of 0.4 ms through a home switch, energy-saving Ethernet on; assumed.
     "1gbe": LinkProfile(latency=0.2e-3, bytes_per_second=117e6),
-    # Published: 4.9-54 ms there and back between Macs of one cluster; 3 ms plus up to 5 gives 6-16, its better end.
-    # 50 MB/s: 802.11ac, two streams, same room; assumed. The air carries one direction at a time, this carries two.
+    # Published: 4.9-54 ms for a round trip between Macs of one cluster; 3 ms plus up to 5 gives 6-16, its better end.
+    # 50 MB/s: 802.11ac, two streams, same room; assumed. Real air is used by one direction at a time, this by two.
     "wifi": LinkProfile(latency=3e-3, jitter=5e-3, bytes_per_second=50e6),
 }
 
@@ -87,7 +87,7 @@ _MILLISECONDS = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)ms")
 
 
 def preset(profile: LinkProfile | str) -> LinkProfile:
-    """A profile itself, the preset of that name, or, for a name such as 3ms, a fast wire of that latency one way.
+    """A profile itself, the preset of that name, or, for a name such as 3ms, a fast link with that one-way latency.
 
     Raises ValueError listing the names.
     """

@@ -1,7 +1,7 @@
 """Emulated links by address: `emulated+tcp://host:port?link=wifi&seed=3`, for `connect` and `listen`.
 
-The address below is what is left without the `emulated+` and without what the query says of the profile; names that
-the inner transport has in its own queries (`query_names`) are handed down to it.
+The address below is the address without `emulated+` and without the profile's part of the query; names that the inner
+transport has in its own queries (`query_names`) are passed to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 from dataclasses import dataclass, fields, replace
 from urllib.parse import parse_qsl, urlencode
 
-from transports.address import calling_it, split_scheme
+from transports.address import errors_naming, split_scheme
 from transports.base import AddressError, Link, LinkOptions, Listener, Transport
 from transports.emulated.link import EmulatedLink
 from transports.emulated.profile import LinkProfile, preset
@@ -20,8 +20,8 @@ _PERFECT = LinkProfile()
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """An address taken apart: `emulated+tcp://host:port?link=wifi` -> `tcp://host:port`, `?link=wifi`, its meaning."""
+class _ParsedAddress:
+    """A parsed address: `emulated+tcp://host:port?link=wifi` -> `tcp://host:port`, `?link=wifi`, and its profile."""
 
     below: str
     query: str
@@ -34,9 +34,9 @@ class EmulatedTransport:
 
         ?link=wifi     a preset to start from, in place of `profile`
         &seed=3        any field of LinkProfile
-        &both_ways=1   what comes is delayed as well, for a peer that is not emulated
+        &both_ways=1   received frames are delayed as well, for a peer that is not emulated
 
-    Each end emulates what it sends, so by default both ends are given the same.
+    Each end emulates what it sends, so by default both ends should be given the same.
     """
 
     def __init__(self, inner: Transport, profile: LinkProfile | str = _PERFECT, *, scheme: str = "") -> None:
@@ -45,19 +45,19 @@ class EmulatedTransport:
         self._profile = preset(profile)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
-        place = self._parse(address)
-        with calling_it(address, place.below):
-            below = self._inner.connect(place.below, timeout=timeout, options=_options_below(place.profile, options))
-        return EmulatedLink(below, place.profile, both_ways=place.both_ways, options=options)
+        parsed = self._parse(address)
+        with errors_naming(address, parsed.below):
+            below = self._inner.connect(parsed.below, timeout=timeout, options=_options_below(parsed.profile, options))
+        return EmulatedLink(below, parsed.profile, both_ways=parsed.both_ways, options=options)
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
-        place = self._parse(address)
-        with calling_it(address, place.below):
-            below = self._inner.listen(place.below, options=_options_below(place.profile, options))
-        rest = split_scheme(below.address)[1].partition("?")[0]  # what followed it is in our own query
-        return EmulatedListener(below, f"{self.scheme}://{rest}{place.query}", place, options)
+        parsed = self._parse(address)
+        with errors_naming(address, parsed.below):
+            below = self._inner.listen(parsed.below, options=_options_below(parsed.profile, options))
+        rest = split_scheme(below.address)[1].partition("?")[0]  # its query is part of `parsed.query`
+        return EmulatedListener(below, f"{self.scheme}://{rest}{parsed.query}", parsed, options)
 
-    def _parse(self, address: str) -> _Place:
+    def _parse(self, address: str) -> _ParsedAddress:
         _, rest = split_scheme(address)
         rest, mark, query = rest.partition("?")
         changes: dict[str, float | int] = {}
@@ -73,26 +73,26 @@ class EmulatedTransport:
                     for_below[name] = value
                 else:
                     changes[name] = _number(name, value)
-            profile = replace(profile, **changes)  # type: ignore[arg-type]  # _number knows which is which
+            profile = replace(profile, **changes)  # type: ignore[arg-type]  # _number returns each field's type
         except ValueError as problem:
             raise AddressError(f"{address!r}: {problem}") from None
         below = f"{self._inner.scheme}://{rest}" + (f"?{urlencode(for_below)}" if for_below else "")
-        return _Place(below, mark + query, profile, both_ways)
+        return _ParsedAddress(below, mark + query, profile, both_ways)
 
 
 class EmulatedListener(Listener):
-    def __init__(self, below: Listener, address: str, place: _Place, options: LinkOptions) -> None:
+    def __init__(self, below: Listener, address: str, parsed: _ParsedAddress, options: LinkOptions) -> None:
         self.address = address
         self._below = below
-        self._place = place
+        self._parsed = parsed
         self._options = options
         self._lock = threading.Lock()
         self._links: list[Link] = []
 
     def accept(self, timeout: float | None = None) -> Link:
-        with calling_it(self.address, self._below.address):
+        with errors_naming(self.address, self._below.address):
             below = self._below.accept(timeout)
-        link = EmulatedLink(below, self._place.profile, both_ways=self._place.both_ways, options=self._options)
+        link = EmulatedLink(below, self._parsed.profile, both_ways=self._parsed.both_ways, options=self._options)
         with self._lock:
             self._links = [known for known in self._links if known.closed is None] + [link]
         return link
@@ -113,7 +113,7 @@ def _number(name: str, value: str) -> float | int:
 
 
 def _options_below(profile: LinkProfile, options: LinkOptions) -> LinkOptions:
-    """Packets are frames with a longer header and a checksum of their own."""
+    """The options of the link below: packets have a longer header and a checksum of their own."""
     if not profile.needs_packets:
         return options
     max_header_bytes = min(options.max_header_bytes + PRELUDE_BYTES, (1 << 32) - 1)

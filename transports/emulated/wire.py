@@ -1,13 +1,13 @@
 """One direction of a link: a queue, a thread, and the time at which each frame is due.
 
-As on a real wire frames queue behind each other: one is on it for bytes / bytes_per_second after the one before it has
-left, and is due `latency` plus a random part of `jitter` later, never before its predecessor and never early.
+As on a real wire frames queue behind each other: a frame is on it for bytes / bytes_per_second after its predecessor
+has left, and is due `latency` plus a random part of `jitter` later, never before its predecessor and never early.
 
     left(i)    = max(posted(i), left(i-1)) + bytes(i) / bytes_per_second
     arrived(i) = max(arrived(i-1), left(i) + latency + uniform(0, jitter))
 
-The thread sleeps until then and hands the frame on; so it is late by what the machine takes to wake a thread. Nothing
-spins.
+The thread sleeps until then and delivers the frame; so it is late by the time the machine takes to wake a thread.
+Nothing spins.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class Wire(Generic[T]):
-    """Hands each item to `deliver`, on a thread of its own, when it is due.
+    """Passes each item to `deliver`, on a thread of its own, when it is due.
 
-    The thread ends after `stop`, or after the last item (`post_last`). It calls `on_idle` whenever nothing is left, and
-    before it ends.
+    The thread ends after `stop`, or after the last item (`post_last`). It calls `on_idle` whenever the queue is empty,
+    and before it ends.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class Wire(Generic[T]):
         self._seconds_per_byte = profile.seconds_per_byte
         self._deliver = deliver
         self._on_idle = on_idle
-        self._chance = random.Random(profile.seed)
+        self._rng = random.Random(profile.seed)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for the thread
-        self._has_room = threading.Condition(self._lock)  # for who posts
+        self._has_room = threading.Condition(self._lock)  # for callers of `wait_for_room`
         self._queue: deque[tuple[float, T, int]] = deque()
         self._num_bytes = 0
         self._free_at = 0.0  # when the last byte posted so far has left
@@ -62,14 +62,14 @@ class Wire(Generic[T]):
         self._thread.start()
 
     def post(self, item: T, num_bytes: int) -> bool:
-        """Put it behind the others, however many they are. False, and nothing happens, after `post_last` or `stop`."""
+        """Queue an item, however many there are. False, and nothing happens, after `post_last` or `stop`."""
         with self._lock:
             if self._takes_more:
                 self._append(item, num_bytes)
             return self._takes_more
 
     def post_last(self, item: T) -> None:
-        """After this item the wire ends; nothing more is taken, whoever waits for room is sent away."""
+        """Queue the last item, after which the wire ends: no more are taken, and waits for room return."""
         with self._lock:
             if self._takes_more:
                 self._append(item, 0)
@@ -77,9 +77,9 @@ class Wire(Generic[T]):
                 self._has_room.notify_all()
 
     def wait_for_room(self, num_frames: int, patience: float) -> bool:
-        """Until fewer than `num_frames` wait, or nothing more is taken. False if the first is overdue by `patience`.
+        """Wait until fewer than `num_frames` are queued, or no more are taken.
 
-        A slow wire is no reason to give up, however long it takes; one that does not get rid of its frames is.
+        False if the first is overdue by `patience` seconds: a slow wire is waited for, but not one that cannot deliver.
         """
         with self._lock:
             while self._takes_more and len(self._queue) >= num_frames:
@@ -91,7 +91,7 @@ class Wire(Generic[T]):
 
     @property
     def num_bytes(self) -> int:
-        """How much is under way."""
+        """Bytes on the wire."""
         return self._num_bytes
 
     @property
@@ -119,8 +119,8 @@ class Wire(Generic[T]):
 
     def _append(self, item: T, num_bytes: int) -> None:
         self._free_at = max(time.monotonic(), self._free_at) + num_bytes * self._seconds_per_byte
-        flight = self._latency + (self._chance.uniform(0, self._jitter) if self._jitter else 0.0)
-        self._arrived_at = max(self._arrived_at, self._free_at + flight)
+        delay = self._latency + (self._rng.uniform(0, self._jitter) if self._jitter else 0.0)
+        self._arrived_at = max(self._arrived_at, self._free_at + delay)
         self._queue.append((self._arrived_at, item, num_bytes))
         self._num_bytes += num_bytes
         if len(self._queue) == 1:  # otherwise the thread waits for an earlier one

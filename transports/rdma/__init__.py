@@ -1,41 +1,41 @@
-"""rdma://host:port: frames over a group of `mx.distributed`, set up and watched over a tcp link.
+"""rdma://host:port: frames over a group of `mx.distributed`, set up and supervised over a tcp link.
 
     engine                       a process of its own                              engine
     RdmaLink --shared memory--> child (rank 0) ==group==> child (rank 1) --shared memory--> RdmaLink
         \\                                                                                    /
-         +----------------- control: a tcp link, encrypted if LinkOptions say so ------------+
+         +----------------- control: a tcp link, encrypted with LinkOptions.security --------+
 
 On Macs the group's backend is JACCL, which is RDMA over Thunderbolt 5; `ring` runs the same code anywhere.
 
-**Who carries what.** The connecting side brings hidden states downstream, megabytes of them, and gets token ids back,
-a few bytes. So what the connector sends goes over the group, and everything else over the control link: the frames of
-the other direction, heartbeats, progress, the end and its reason. The group then has one writer and one reader for all
-its life. It must: JACCL polls one completion queue per peer and does not look whether a completion belongs to a send or
-to a receive, so the two must never be under way in one process at a time. Order is promised per direction, and each
-direction has one road.
+**Which direction uses what.** The connecting side sends hidden states downstream, megabytes of them, and receives
+token ids, a few bytes. So frames from the connector go over the group, and everything else over the control link: the
+frames of the other direction, heartbeats, progress, the end and its reason. The group then has one writer and one
+reader at all times. This is necessary: JACCL polls one completion queue per peer and does not check whether a
+completion belongs to a send or to a receive, so one process must never have both in progress. Order is promised per
+direction, and all frames of a direction take the same path.
 
-**Why a child process.** A group cannot be left: MLX keeps it until the process ends, there are no timeouts, and an
-operation whose peer is gone waits for ever at 100 % of a core, deaf to signals. So the group lives in a process that
-can be killed. The child ends with its parent, whichever way that goes.
+**Why a child process.** A process cannot leave a group: MLX keeps it until the process ends, there are no timeouts, and
+an operation whose peer is gone waits for ever at 100 % of a core and ignores signals. So the group is in a process that
+can be killed. The child ends with its parent, however that ends.
 
-**Framing.** A receiver must know the size of a message beforehand, and a wrong guess is not an error but a silent shift
-of all bytes that follow. So the first message of a frame has a fixed size and says in a header of its own what follows
+**Framing.** A receiver must know the size of a message beforehand, and a wrong size is not an error but silently shifts
+all bytes that follow. So the first message of a frame has a fixed size and a header that describes what follows
 (`messages`); a generated token is that one message. Number, nonce and checksum are checked before any length is
-believed; anything that does not fit ends the link.
+used; any mismatch ends the link.
 
-**Rest.** A waiting receive burns a core. A writer that has had nothing to send for a while says so, and its reader
-sleeps until a word on the control link wakes it.
+**Rest.** A waiting receive uses a whole core. A writer that has had nothing to send for a while announces a rest, and
+its reader sleeps until a message on the control link wakes it.
 
-**The end.** What ends the control link ends this one: silence, a lost connection, a goodbye. So does the end of either
-child, a child that stands still, and a group through which nothing comes though something was sent. Control link and
-group may be on different cables, hence the last.
+**The end.** What ends the control link ends this one: silence, a lost connection, a close. So does the end of either
+child, a child that hangs, and a group through which nothing arrives although something was sent. The last is needed
+because control link and group may be on different cables.
 
-What the group carries is neither encrypted nor authenticated. The nonce that each message begins with was agreed over
-the control link, which keeps strangers' bytes out, not their eyes: use a cable of your own.
+The group's messages are neither encrypted nor authenticated. The nonce at the beginning of each message was agreed over
+the control link, so other senders' bytes are refused, but anyone on the cable can read: use a direct cable.
 
-Files: `address` what may follow rdma:// · `probe` whether this machine can · `transport` connecting and listening ·
-`handshake` from a control link to a group · `link` the link · `carrier` the engine's hold on its child · `child` the
-process · `channel`, `segment`, `messages` what passes between and how.
+Files: `address` what may follow rdma:// · `probe` whether this machine can use a backend · `transport` connecting and
+listening · `handshake` from a control link to a group · `link` the link · `child_process` the engine's handle on its
+child · `child` the code of the child · `channel`, `segment`, `messages` what they exchange.
 """
 
 from transports.rdma.transport import RdmaTransport

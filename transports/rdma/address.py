@@ -1,4 +1,4 @@
-"""rdma://host:port[?backend=ring][&device=rdma_en5[:rdma_en3]], taken apart.
+"""Parses rdma://host:port[?backend=ring][&device=rdma_en5[:rdma_en3]].
 
 `device` is only for JACCL: the connecting side's device and, after a colon, the listener's, if its name differs.
 Without it each end takes its only active one.
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, urlencode
 
-from transports.address import calling_it, parse_host_port, split_scheme
+from transports.address import errors_naming, parse_host_port, split_scheme
 from transports.base import AddressError
 
 JACCL, RING = "jaccl", "ring"
@@ -20,8 +20,8 @@ _DEVICES = re.compile(r"\w{1,32}(:\w{1,32})?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where, and carried by what. `rest` is `host:port`; `device` is "" where nobody named one."""
+class RdmaAddress:
+    """A parsed address. `rest`: `host:port`; `device`: "" if none was named."""
 
     rest: str
     backend: str = JACCL
@@ -31,7 +31,7 @@ class Place:
         if self.backend not in BACKENDS:
             raise ValueError(f"unknown backend {self.backend!r}; known: {', '.join(BACKENDS)}")
         if self.device and not _DEVICES.fullmatch(self.device):
-            raise ValueError(f"{self.device!r} is no device: one name, or here:there, such as rdma_en5:rdma_en3")
+            raise ValueError(f"{self.device!r} is not a device: one name, or here:there, such as rdma_en5:rdma_en3")
 
     @property
     def control(self) -> str:
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def devices(self) -> tuple[str, str]:
-        """The connecting side's device and the listener's; "" for what was not named."""
+        """The connecting side's device and the listener's; "" if none was named."""
         here, _, there = self.device.partition(":")
         return here, there or here
 
@@ -50,8 +50,8 @@ class Place:
         return f"rdma://{self.rest}" + (f"?{given}" if given else "")
 
 
-def parse(address: str) -> Place:
-    """Raises AddressError saying what is wrong."""
+def parse(address: str) -> RdmaAddress:
+    """Parse an rdma:// address. Raises AddressError with what is wrong."""
     _, rest = split_scheme(address)
     rest, _, query = rest.partition("?")
     try:
@@ -59,9 +59,9 @@ def parse(address: str) -> Place:
         unknown = sorted(set(given) - {"backend", "device"})
         if unknown:
             raise ValueError(f"unknown {unknown[0]!r}; known: backend, device")
-        place = Place(rest, **given)
+        parsed = RdmaAddress(rest, **given)
     except ValueError as problem:
         raise AddressError(f"{address!r}: {problem}") from None
-    with calling_it(address, place.control):
-        parse_host_port(place.control)
-    return place
+    with errors_naming(address, parsed.control):
+        parse_host_port(parsed.control)
+    return parsed

@@ -1,9 +1,10 @@
-"""The words between an engine's process and its child, over a pair of sockets.
+"""The messages between an engine's process and its child, over a pair of sockets.
 
-    engine -> child    JOB what to be · GO what to join · GATHERED by both · WAKE
-                       SEND a message lies in the segment, BEGIN the same, and the frame goes on · CONSUMED the oldest
-    child -> engine    UP · GATHER · READY · ALIVE · FAILED why · ROUSE the peer's child
-                       GOT a message lies in the segment · CONSUMED the oldest
+    engine -> child    JOB the child's role · GO how to join the group · GATHERED the data of both · WAKE from a rest
+                       SEND a message that lies in the segment · BEGIN the same, with more of its frame to come
+                       CONSUMED the oldest message
+    child -> engine    UP · GATHER this data · READY · ALIVE · FAILED why · ROUSE the peer's child
+                       GOT a message, which lies in the segment · CONSUMED the oldest message
 
 A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
 and one machine.
@@ -20,7 +21,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 _RECORD = struct.Struct("<BIQQ")
-_BUFFER_BYTES = 256 << 10  # of unread records: more than can be under way (`segment.MAX_MESSAGES`), so no write waits
+_BUFFER_BYTES = 256 << 10  # more than unread records ever take (`segment.MAX_MESSAGES`), so no write waits
 _READ_BYTES = 64 << 10
 
 
@@ -42,7 +43,7 @@ class Word(IntEnum):
 
 
 class Record(NamedTuple):
-    """One word and what belongs to it."""
+    """One message: `offset` and `size` of bytes in the segment, or a `text`."""
 
     word: Word
     offset: int = 0
@@ -52,7 +53,7 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a child is to be. `rest_after`: seconds without anything to send until the peer may sleep."""
+    """A child's role and times. `rest_after`: seconds without anything to send until the peer may sleep."""
 
     rank: int
     backend: str
@@ -63,7 +64,7 @@ class Job:
 
 
 class ChannelClosedError(Exception):
-    """The other end is gone, or takes nothing."""
+    """The other end is gone, or does not read."""
 
 
 class Channel:
@@ -84,7 +85,7 @@ class Channel:
         try:
             with self._sending:
                 if self.socket.send(data) != len(data):
-                    raise ChannelClosedError("it takes nothing")
+                    raise ChannelClosedError("it does not read")
         except OSError as problem:  # BlockingIOError, too: the other end has not read for very long
             raise ChannelClosedError(str(problem)) from None
 

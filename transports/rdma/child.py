@@ -1,14 +1,14 @@
-"""`python -m transports.rdma.child CHANNEL SEGMENT`: the process that a group lives in.
+"""`python -m transports.rdma.child CHANNEL SEGMENT`: the process that is a member of a group.
 
-Started by `carrier`, with two inherited descriptors. It says UP, is told its JOB, is told GO with what its backend
-needs, joins the group, adds up one number with the peer (the first message of a fresh JACCL group was seen to go
-astray; a sum before it is the cure) and says READY. Then rank 0 sends what lies in the segment, rank 1 puts into the
-segment what comes, for ever. One thread does this, one operation at a time, each evaluated before the next is made: MLX
-sends and receives in the order of evaluation.
+`child_process` starts it, with two inherited descriptors. It sends UP, receives its JOB and GO with what its backend
+needs, joins the group, adds one number with the peer (the first message of a new JACCL group was seen to be lost, which
+a sum before it prevents) and sends READY. Then, until it ends, rank 0 sends messages from the segment, and rank 1
+writes messages that it receives to the segment. One thread does this, one operation at a time, each evaluated before
+the next is made: MLX sends and receives in the order of evaluation.
 
-It never outlives its parent. Standard input is a pipe that nobody writes to; when it closes, a second thread ends the
-process, whatever the first one waits for. That thread also says ALIVE. While a group is being joined it cannot run, for
-MLX keeps the GIL then, and waits without limit: so an alarm is set, whose default action needs no Python.
+It never outlives its parent. Standard input is a pipe that no process writes to; when it closes, a second thread ends
+the process, even while the first one waits. That thread also sends ALIVE. It cannot run while a group is being joined,
+as MLX then holds the GIL and waits without limit: so an alarm is set, whose default action needs no Python.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class Child:
         self._segment = segment
         self._job: Job
         self._group: mx.distributed.Group
-        self._is_resting = True  # both ends begin so
-        self._num_rests = 0  # numbered apart from packets: who numbers those does not know of these
+        self._is_resting = True  # both ends begin at rest
+        self._num_rests = 0  # counted apart from packets, which the parent numbers without knowing of rests
         self._num_wakes = 0
         self._ring = Ring(SEGMENT_BYTES)
 
     def run(self) -> None:
         self._channel.send(Word.UP)
         self._job = Job(**json.loads(self._expect(Word.JOB).text))
-        threading.Thread(target=self._live_with_parent, daemon=True).start()
-        order = json.loads(self._expect(Word.GO).text)
+        threading.Thread(target=self._watch_parent, daemon=True).start()
+        config = json.loads(self._expect(Word.GO).text)
         signal.alarm(self._job.join_seconds)
-        self._group = self._join(order)
+        self._group = self._join(config)
         total = mx.distributed.all_sum(mx.array([self._job.rank + 1.0]), group=self._group, stream=mx.cpu)
         if self._group.size() != 2 or total.item() != 3.0:
             raise FrameError(f"a group of {self._group.size()} adds up to {total.item()}, not two to 3")
@@ -68,34 +68,34 @@ class Child:
             raise FrameError(f"{record.word.name} in place of {word.name}")
         return record
 
-    def _live_with_parent(self) -> None:
+    def _watch_parent(self) -> None:
         poll = select.poll()
         poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
         while not poll.poll(self._job.alive_every * 1000):
             try:
                 self._channel.send(Word.ALIVE)
-            except ChannelClosedError:  # it wants us gone; the first thread knows as soon as it can
+            except ChannelClosedError:  # the parent is ending this process; the first thread will notice
                 continue
         os._exit(0)
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
-    def _join(self, order: dict[str, Any]) -> mx.distributed.Group:
-        """`order`: for ring, the two `hosts`; for JACCL, the own `device`."""
+    def _join(self, config: dict[str, Any]) -> mx.distributed.Group:
+        """`config`: for ring, the two `hosts`; for JACCL, the own `device`."""
         os.environ["MLX_RANK"] = str(self._job.rank)
         if self._job.backend == RING:
-            with _file([[host] for host in order["hosts"]]) as file:
+            with _file([[host] for host in config["hosts"]]) as file:
                 os.environ["MLX_HOSTFILE"] = file.name
                 return mx.distributed.init(strict=True, backend=RING)
-        with _file([[None, order["device"]], [order["device"], None]]) as file:  # of the rows only the own one is used
+        with _file([[None, config["device"]], [config["device"], None]]) as file:  # only the own row is used
             os.environ["MLX_IBV_DEVICES"] = file.name
-            os.environ["MLX_JACCL_COORDINATOR"] = "127.0.0.1:1"  # must be set, is not used
+            os.environ["MLX_JACCL_COORDINATOR"] = "127.0.0.1:1"  # must be set, but is not used
             return mx.distributed.init(
                 strict=True, backend=self._job.backend, all_gather_factory=lambda _rank, _size: self._gather
             )
 
     def _gather(self, mine: bytes, _num_bytes: int) -> bytes:
-        """What JACCL has to tell its peer, by way of the two parents."""
+        """Exchanges JACCL's data with the peer through the two parents; the data of both, by rank."""
         self._channel.send(Word.GATHER, text=bytes(mine))
         return self._expect(Word.GATHERED).text
 
@@ -106,7 +106,7 @@ class Child:
         while True:
             record = self._channel.recv(None if self._is_resting or is_within_frame else self._job.rest_after)
             if record is None:
-                self._say_rest()
+                self._send_rest()
                 continue
             if self._is_resting:
                 self._channel.send(Word.ROUSE)
@@ -115,14 +115,14 @@ class Child:
             self._channel.send(Word.CONSUMED)
             is_within_frame = record.word is Word.BEGIN
 
-    def _say_rest(self) -> None:
+    def _send_rest(self) -> None:
         head = pack_head(Kind.REST, nonce=self._job.nonce, seq=self._num_rests)
         self._num_rests += 1
         self._send(memoryview(head.ljust(FIRST_BYTES, b"\0")))
         self._is_resting = True
 
     def _send(self, message: memoryview) -> None:
-        array = mx.array(message)  # type: ignore[arg-type]  # any buffer will do; copies it
+        array = mx.array(message)  # type: ignore[arg-type]  # copies any buffer
         mx.eval(mx.distributed.send(array, 1, group=self._group, stream=mx.cpu))
 
     # -- rank 1 ------------------------------------------------------------------------------------------------------
@@ -152,19 +152,19 @@ class Child:
 
     def _pass_on(self, message: memoryview) -> None:
         while (offset := self._ring.place(message.nbytes)) is None:
-            self._hear(self._channel.recv(None))
+            self._on_record(self._channel.recv(None))
         self._segment.view[offset : offset + message.nbytes] = message
         self._channel.send(Word.GOT, offset, message.nbytes)
         while (record := self._channel.recv(0)) is not None:
-            self._hear(record)
+            self._on_record(record)
 
     def _sleep(self) -> None:
-        """Until the peer wakes us: once for every rest, perhaps before we knew that it rests."""
+        """Wait for the peer's WAKE: one for every rest, which may arrive before the rest is announced."""
         while self._num_wakes == 0:
-            self._hear(self._channel.recv(None))
+            self._on_record(self._channel.recv(None))
         self._num_wakes -= 1
 
-    def _hear(self, record: Record | None) -> None:
+    def _on_record(self, record: Record | None) -> None:
         assert record is not None
         if record.word is Word.CONSUMED:
             self._ring.consumed()
@@ -173,7 +173,7 @@ class Child:
 
 
 def _file(content: object) -> Any:
-    """A file for the time in which MLX reads it."""
+    """A temporary JSON file for MLX to read."""
     file = tempfile.NamedTemporaryFile("w", prefix="splitinfer-rdma-", suffix=".json")  # noqa: SIM115 - the caller closes it
     json.dump(content, file)
     file.flush()
@@ -185,7 +185,7 @@ def main(channel: Channel, segment: Segment) -> int:
         Child(channel, segment).run()
     except ChannelClosedError:
         return 0
-    except Exception as problem:  # noqa: BLE001 - whatever it is, the parent's link ends with it
+    except Exception as problem:  # noqa: BLE001 - any error ends the parent's link
         text = f"{type(problem).__name__}: {problem}" if not isinstance(problem, FrameError) else str(problem)
         channel.send(Word.FAILED, text=text.encode()[:1000])
         return 1

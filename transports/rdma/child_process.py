@@ -1,4 +1,4 @@
-"""The engine's hold on its child: started, spoken to, and certainly ended."""
+"""The engine's handle on its child: starts it, exchanges messages with it, and ends it in any case."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from transports.rdma.messages import CHUNK_BYTES, FIRST_BYTES, Stream
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 _ROOT = Path(__file__).resolve().parents[2]
-_GRACE_SECONDS = 0.3  # for a child to leave its group properly; one that waits in the group cannot
+_GRACE_SECONDS = 0.3  # for a child to end by itself; one that waits in the group cannot
 _KILLED_SECONDS = 5.0  # for the system to end one
-# JACCL would take its own names before MLX's, and MLX_METAL_FAST_SYNCH was seen to hang GPUs together with RDMA.
-_NOT_FOR_THE_CHILD = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_", "MLX_METAL_FAST_SYNCH")
+# JACCL reads its own names before MLX's, and MLX_METAL_FAST_SYNCH was seen to hang GPUs together with RDMA.
+_REMOVED_VARIABLES = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_", "MLX_METAL_FAST_SYNCH")
 
 
 class ChildProcess:
@@ -34,7 +34,7 @@ class ChildProcess:
         self._ring = Ring(SEGMENT_BYTES)
         self._room = threading.Condition()
         self._posting = threading.Lock()
-        self._is_hung_up = False
+        self._is_disconnected = False
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-rdma-")  # noqa: SIM115 - lives as long as the child
         self.segment = Segment.make()
         ours, theirs = sockets.socketpair()
@@ -56,7 +56,7 @@ class ChildProcess:
             stderr=self._log,
             pass_fds=descriptors,
             env=_environment(),
-            start_new_session=True,  # Ctrl-C in a terminal is for its parent
+            start_new_session=True,  # so that Ctrl-C in a terminal reaches only the parent
         )
 
     @property
@@ -64,17 +64,17 @@ class ChildProcess:
         return self._process.pid
 
     def start(self, job: Job) -> None:
-        """Raises ChannelClosedError."""
+        """Send the child its job. Raises ChannelClosedError."""
         self.channel.send(Word.JOB, text=json.dumps(asdict(job)).encode())
 
-    # -- what a writer does ------------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------------------------
 
     def post(self, head: bytes, pieces: Sequence[memoryview | bytes], patience: float) -> None:
-        """Hand a frame to the child. Waits at most `patience` seconds for each of its messages to find room.
+        """Pass a frame to the child. Waits at most `patience` seconds for room for each of its messages.
 
         Raises:
-            TimeoutError: there was none.
-            LinkClosed: the carrier was hung up.
+            TimeoutError: there was no room.
+            LinkClosed: `disconnect` was called.
             ChannelClosedError: the child is gone.
         """
         stream = Stream((head, *pieces))
@@ -90,7 +90,7 @@ class ChildProcess:
     def _wait_for_room(self, size: int, patience: float) -> int:
         give_up_at = time.monotonic() + patience
         with self._room:
-            while not self._is_hung_up:
+            while not self._is_disconnected:
                 if (offset := self._ring.place(size)) is not None:
                     return offset
                 if not self._room.wait(give_up_at - time.monotonic()) and time.monotonic() >= give_up_at:
@@ -105,17 +105,17 @@ class ChildProcess:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def hang_up(self) -> None:
-        """From any thread, at once: nobody waits for room any more, and both ends of the channel see its end."""
+    def disconnect(self) -> None:
+        """End all waits for room and shut the channel at both ends. From any thread, without waiting."""
         with self._room:
-            self._is_hung_up = True
+            self._is_disconnected = True
             self._room.notify_all()
         with contextlib.suppress(OSError):
             self.channel.socket.shutdown(sockets.SHUT_RDWR)
 
     def end(self, grace: float = _GRACE_SECONDS) -> None:
-        """End the process and give everything back; once, by whoever receives from the channel."""
-        self.hang_up()
+        """End the process and free its resources. To be called once, by the thread that receives from the channel."""
+        self.disconnect()
         if not self._ends_within(grace):
             self._process.kill()
             self._ends_within(_KILLED_SECONDS)
@@ -124,11 +124,11 @@ class ChildProcess:
             self._process.stdin.close()
         self.channel.socket.close()
         self._log.close()
-        with self._posting:  # a sender that is still at it is about to notice
+        with self._posting:  # a sender in `post` is about to raise
             self.segment.close()
 
-    def last_words(self) -> str:
-        """Of a child that ended by itself."""
+    def exit_summary(self) -> str:
+        """How a child ended by itself: its exit code or signal, and the last line that it printed."""
         self._ends_within(_GRACE_SECONDS)
         self._log.seek(0)
         lines = self._log.read().strip().splitlines()
@@ -143,6 +143,6 @@ class ChildProcess:
 
 
 def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_FOR_THE_CHILD)}
+    own = {name: value for name, value in os.environ.items() if not name.startswith(_REMOVED_VARIABLES)}
     folders = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {**kept, "PYTHONPATH": os.pathsep.join(folders)}
+    return {**own, "PYTHONPATH": os.pathsep.join(folders)}

@@ -1,14 +1,14 @@
-"""From a fresh control link to a group that both ends have joined.
+"""The handshake on a new control link, after which both ends have joined a group.
 
     connector (rank 0)                                 listener (rank 1)
-    OPEN, header: rdma, backend, listener's device ->  not to be had here: BYE, why
+    OPEN, header: rdma, backend, listener's device ->  if it is not usable: BYE, why
                                                    <-  offer: nonce, and for ring its port
     child: GO, go: for ring its port               ->  child: GO
-    gather ... (JACCL: what its two ends tell each other) ... gather
+    gather ... (JACCL: data exchanged by its two ends) ... gather
     ready                                          <-> ready
 
-Blocking, with a deadline, in the thread of whoever connects, or in one of the listener's own. Whoever fails says why on
-the control link and ends it, so both ends have the same sentence.
+It blocks, with a deadline, in the thread that connects, or in one of the listener's own. An end that fails sends the
+reason on the control link and closes it, so both ends report the same reason.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from typing import Any
 
 from transports.address import parse_host_port
 from transports.base import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkTimeout, TransportUnavailable
-from transports.rdma.address import BACKENDS, RING, Place
+from transports.rdma.address import BACKENDS, RING, RdmaAddress
 from transports.rdma.channel import ChannelClosedError, Job, Record, Word
 from transports.rdma.child_process import ChildProcess
 from transports.rdma.probe import choose_device, usable
 
 HANDSHAKE_SECONDS = 20.0
-_LOOK_SECONDS = 0.1  # how often a wait for the child looks at the control link
-_HEAD_START = 0.02  # rank 0 of a ring listens first; who comes too early waits for a second
+_CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
+_HEAD_START = 0.02  # rank 0 of a ring listens first; a connection that comes too early is retried after a second
 _LISTENING_SECONDS = 0.003
-_MAX_WORD_BYTES = 64 << 10
-# How long a writer must have been idle before its reader may sleep. Waking it takes a message on the control link: for
-# JACCL that is as slow as what one has it for, so it stays awake between the tokens even of a slow model; on ring it is
-# as fast as the group itself.
+_MAX_MESSAGE_BYTES = 64 << 10
+# How long a writer must have been idle before its reader may sleep. Waking it takes a message on the control link: that
+# is slow compared with JACCL, whose reader stays awake between the tokens even of a slow model; on ring it is as fast
+# as the group itself.
 _REST_SECONDS = {RING: 0.02}
 _REST_SECONDS_RDMA = 0.25
 
@@ -47,8 +47,8 @@ _DEVICE = re.compile(r"\w{0,32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What a connector asks a listener for."""
+class LinkRequest:
+    """The kind of link that a connector asks a listener for."""
 
     backend: str
     device: str  # the listener's; "": its only active one
@@ -58,62 +58,62 @@ class Wish:
         return _OPENING + json.dumps(asdict(self)).encode()
 
 
-def parse_opening(opening: bytes) -> Wish:
-    """Raises FrameError for what is no wish of ours."""
+def parse_opening(opening: bytes) -> LinkRequest:
+    """The request in the header of an OPEN. Raises FrameError if it is not valid."""
     try:
         if not opening.startswith(_OPENING) or len(opening) > 200:
             raise ValueError
-        wish = Wish(**json.loads(opening.removeprefix(_OPENING)))
-        if wish.backend not in BACKENDS or not _DEVICE.fullmatch(wish.device):
+        request = LinkRequest(**json.loads(opening.removeprefix(_OPENING)))
+        if request.backend not in BACKENDS or not _DEVICE.fullmatch(request.device):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise FrameError("a kind of link that is not known here") from None
-    return wish
+    return request
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A child whose group stands."""
+    """A child that has joined its group."""
 
     process: ChildProcess
     nonce: int
 
 
-def join_as_connector(control: Link, place: Place, options: LinkOptions) -> Joined:
-    """Raises TransportUnavailable; the control link is ended then."""
-    return _Handshake(control, _process_for(control), options).run(lambda shake: _connect(shake, place))
+def join_as_connector(control: Link, parsed: RdmaAddress, options: LinkOptions) -> Joined:
+    """Join a group as rank 0. Raises TransportUnavailable; the control link is closed then."""
+    return _Handshake(control, _process_for(control), options).run(lambda shake: _connect(shake, parsed))
 
 
-def join_as_listener(control: Link, wish: Wish, options: LinkOptions) -> Joined:
-    """Raises TransportUnavailable; the control link is ended then."""
-    reason = usable(wish.backend, wish.device)
-    if reason is None and wish.backend == RING and options.security is not None:
-        reason = why_not_ring(_host_of(control.address))
+def join_as_listener(control: Link, request: LinkRequest, options: LinkOptions) -> Joined:
+    """Join a group as rank 1. Raises TransportUnavailable; the control link is closed then."""
+    reason = usable(request.backend, request.device)
+    if reason is None and request.backend == RING and options.security is not None:
+        reason = why_no_ring(_host_of(control.address))
     if reason is not None:
         control.close(reason)
         raise TransportUnavailable(reason)
-    return _Handshake(control, _process_for(control), options).run(lambda shake: _accept(shake, wish))
+    return _Handshake(control, _process_for(control), options).run(lambda shake: _accept(shake, request))
 
 
 def _process_for(control: Link) -> ChildProcess:
     try:
         return ChildProcess()
     except OSError as problem:
-        reason = f"no process could be started to carry the frames: {problem}"
+        reason = f"no process could be started for the transport: {problem}"
         control.close(reason)
         raise TransportUnavailable(reason) from problem
 
 
-def why_not_ring(host: str) -> str | None:
-    """Why a link that is to be encrypted may not use a ring to `host`."""
+def why_no_ring(host: str) -> str | None:
+    """Why an encrypted link may not use a ring to `host`; None if it may."""
     if host.startswith("127."):
         return None
-    return "ring carries frames in the open, and this link has keys: within one machine only"
+    return "ring does not encrypt, and this link has keys: use it within one machine only"
 
 
-def address_of(place: Place) -> str:
-    """The numeric IPv4 address of a place, the only kind that MLX's ring knows. Raises TransportUnavailable."""
-    host = parse_host_port(place.control).host
+def address_of(parsed: RdmaAddress) -> str:
+    """The numeric IPv4 address of the host; MLX's ring takes no other. Raises TransportUnavailable."""
+    host = parse_host_port(parsed.control).host
     try:
         return str(sockets.getaddrinfo(host, None, sockets.AF_INET, sockets.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -144,63 +144,64 @@ class _Handshake:
         if isinstance(problem, LinkClosed):
             return problem.reason
         if isinstance(problem, ChannelClosedError):
-            return f"the process that was to carry the frames ended ({self.process.last_words()})"
+            return f"the transport process ended ({self.process.exit_summary()})"
         return str(problem)
 
     @property
     def left(self) -> float:
         left = self.until - time.monotonic()
         if left <= 0:
-            raise LinkTimeout("the two ends have not found each other in time")
+            raise LinkTimeout(f"the two ends have not joined a group within {HANDSHAKE_SECONDS:g} s")
         return left
 
     # -- the peer ----------------------------------------------------------------------------------------------------
 
-    def tell(self, step: str, **words: object) -> None:
-        self.control.send(Frame(json.dumps({"step": step, **words}).encode()))
+    def send(self, step: str, **fields: object) -> None:
+        self.control.send(Frame(json.dumps({"step": step, **fields}).encode()))
 
-    def hear(self, step: str) -> dict[str, Any]:
+    def receive(self, step: str) -> dict[str, Any]:
         header = self.control.recv(self.left).header
         try:
-            words = json.loads(header) if len(header) <= _MAX_WORD_BYTES else None
+            fields = json.loads(header) if len(header) <= _MAX_MESSAGE_BYTES else None
         except (ValueError, RecursionError):
-            words = None
-        if not isinstance(words, dict) or words.get("step") != step:
-            raise FrameError(f"the other end did not say {step}")
-        return words
+            fields = None
+        if not isinstance(fields, dict) or fields.get("step") != step:
+            raise FrameError(f"the other end did not send {step}")
+        return fields
 
     # -- the child ---------------------------------------------------------------------------------------------------
 
     def prepare(self, rank: int, backend: str) -> None:
-        """Wait for the child and tell it what it is."""
-        self.await_word(Word.UP)
+        """Wait until the child is up and send it its job."""
+        self.await_message(Word.UP)
         rest_after = _REST_SECONDS.get(backend, _REST_SECONDS_RDMA)
         seconds = math.ceil(self.left) + 1
         self.process.start(Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after))
 
-    def go(self, **order: object) -> None:
-        self.process.channel.send(Word.GO, text=json.dumps(order).encode())
+    def go(self, **config: object) -> None:
+        """Have the child join the group."""
+        self.process.channel.send(Word.GO, text=json.dumps(config).encode())
 
     def finish(self, rank: int) -> None:
         """Wait until both children are in the group."""
-        while (record := self.await_word(Word.READY, Word.GATHER)).word is Word.GATHER:
+        while (record := self.await_message(Word.READY, Word.GATHER)).word is Word.GATHER:
             self._exchange(rank, record.text)
-        self.tell("ready")
-        self.hear("ready")
+        self.send("ready")
+        self.receive("ready")
 
     def _exchange(self, rank: int, mine: bytes) -> None:
-        self.tell("gather", data=mine.hex())
+        self.send("gather", data=mine.hex())
         try:
-            theirs = bytes.fromhex(self.hear("gather")["data"])
+            theirs = bytes.fromhex(self.receive("gather")["data"])
         except (KeyError, TypeError, ValueError):
-            raise FrameError("the other end gathered nothing usable") from None
+            raise FrameError("the other end sent no usable data for its gather") from None
         if len(theirs) != len(mine):
             raise FrameError(f"the other end gathered {len(theirs)} bytes, not {len(mine)}")
         both = (mine, theirs) if rank == 0 else (theirs, mine)
         self.process.channel.send(Word.GATHERED, text=b"".join(both))
 
-    def await_word(self, *words: Word) -> Record:
-        while (record := self.process.channel.recv(min(self.left, _LOOK_SECONDS))) is None or (
+    def await_message(self, *words: Word) -> Record:
+        while (record := self.process.channel.recv(min(self.left, _CHECK_SECONDS))) is None or (
             record.word is Word.ALIVE
         ):
             if self.control.closed is not None:
@@ -208,43 +209,43 @@ class _Handshake:
         if record.word is Word.FAILED:
             raise FrameError(record.text.decode("utf-8", "replace"))
         if record.word not in words:
-            raise FrameError(f"the own child said {record.word.name}")
+            raise FrameError(f"the transport process sent {record.word.name}")
         return record
 
 
-def _connect(shake: _Handshake, place: Place) -> None:
-    offer = shake.hear("offer")
+def _connect(shake: _Handshake, parsed: RdmaAddress) -> None:
+    offer = shake.receive("offer")
     nonce, port = offer.get("nonce"), offer.get("port")
     if type(nonce) is not int or not 0 <= nonce < 1 << 64:
         raise FrameError("the other end offered no nonce")
     shake.nonce = nonce
-    shake.prepare(0, place.backend)
-    if place.backend == RING:
-        host = address_of(place)
-        mine, own_port = _own_place(host)
+    shake.prepare(0, parsed.backend)
+    if parsed.backend == RING:
+        host = address_of(parsed)
+        mine, own_port = _own_address(host)
         shake.go(hosts=[mine, f"{host}:{_checked_port(port)}"])
         while not _is_listening(mine, own_port) and shake.left > 0:
             time.sleep(_LISTENING_SECONDS)
-        shake.tell("go", port=own_port)
+        shake.send("go", port=own_port)
     else:
-        shake.go(device=choose_device(place.devices[0]).name)
-        shake.tell("go")
+        shake.go(device=choose_device(parsed.devices[0]).name)
+        shake.send("go")
     shake.finish(0)
 
 
-def _accept(shake: _Handshake, wish: Wish) -> None:
+def _accept(shake: _Handshake, request: LinkRequest) -> None:
     shake.nonce = int.from_bytes(os.urandom(8), "little")
     host = _host_of(shake.control.address)
-    mine, own_port = _own_place(host) if wish.backend == RING else ("", 0)
-    shake.tell("offer", nonce=shake.nonce, port=own_port)
-    go = shake.hear("go")
-    shake.prepare(1, wish.backend)
-    if wish.backend == RING:
+    mine, own_port = _own_address(host) if request.backend == RING else ("", 0)
+    shake.send("offer", nonce=shake.nonce, port=own_port)
+    go = shake.receive("go")
+    shake.prepare(1, request.backend)
+    if request.backend == RING:
         time.sleep(_HEAD_START)
-        # Of what the peer says only the port counts: nobody makes us connect to a third machine.
+        # Only the port is taken from the peer, so that it cannot make this machine connect to a third one.
         shake.go(hosts=[f"{host}:{_checked_port(go.get('port'))}", mine])
     else:
-        shake.go(device=choose_device(wish.device).name)
+        shake.go(device=choose_device(request.device).name)
     shake.finish(1)
 
 
@@ -258,25 +259,25 @@ def _host_of(address: str) -> str:
     return parse_host_port(address).host
 
 
-def _is_listening(place: str, port: int) -> bool:
-    """Whether the child waits for the peer; where nobody can tell, yes.
+def _is_listening(address: str, port: int) -> bool:
+    """Whether the child listens for the peer; always true where that cannot be found out.
 
-    On Linux an address that may be reused is refused as soon as somebody listens on it, and to bind it is in nobody's
-    way. Elsewhere it would be in the child's way.
+    On Linux binding a reusable address fails as soon as a process listens on it, and does not disturb one that is about
+    to. Elsewhere it would disturb the child.
     """
     if sys.platform != "linux":
         return True
     with sockets.socket() as trial:
         trial.setsockopt(sockets.SOL_SOCKET, sockets.SO_REUSEADDR, 1)
         try:
-            trial.bind((place.rpartition(":")[0], port))
+            trial.bind((address.rpartition(":")[0], port))
         except OSError:
             return True
     return False
 
 
-def _own_place(towards: str) -> tuple[str, int]:
-    """The address by which `towards` reaches this machine, with a port that is free now; and that port."""
+def _own_address(towards: str) -> tuple[str, int]:
+    """The address at which the host `towards` reaches this machine, with a port that is free now; and that port."""
     try:
         with sockets.socket(sockets.AF_INET, sockets.SOCK_DGRAM) as route:
             route.connect((towards, 9))  # sends nothing

@@ -1,16 +1,16 @@
-"""A link of two roads: the group for what the connector sends, the control link for all else.
+"""A link over two paths: the group for frames from the connector, the control link for everything else.
 
-A thread per link reads from the child: what has come over the group (listener), what the child wants of the other
-side (connector), that it lives. It alone ends the child. Frames of the control link come on its hub's thread. So each
-end has one thread that fills its inbox with frames, and the end may come from either.
+A thread per link reads from the child: messages of the group (listener), requests to wake the other child (connector),
+signs of life. Only this thread ends the child. Frames of the control link are delivered by its hub's thread. So each
+end has one thread that fills its inbox with frames, and either thread may end it.
 
-What the control link carries for us begins with one byte:
+A frame of the control link begins with one byte, the tag:
 
-    D  a frame, listener -> connector             A + u64  bytes that came over the group, listener -> connector
+    D  a frame, listener -> connector             A + u64  bytes received over the group, listener -> connector
     W  wake your child, connector -> listener
 
-Acknowledgements tell no one that a frame has arrived in time, only that something does: where bytes are under way and
-no more of them arrive for `dead_after`, the group is dead, though the control link lives.
+Acknowledgements do not confirm single frames; they show that the group makes progress: if bytes were sent and no more
+of them arrive for `dead_after`, the group is dead, even if the control link is not.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _MAX_HEADER_BYTES = (1 << 32) - 1
 
 
 def control_options(options: LinkOptions) -> LinkOptions:
-    """Those of the control link: what it carries is a byte longer."""
+    """The options of the control link, whose headers are longer by the tag."""
     return replace(options, max_header_bytes=min(options.max_header_bytes + 1, _MAX_HEADER_BYTES))
 
 
 class RdmaLink(Link):
-    """One end. `rank` 0 is the connecting one, which writes to the group."""
+    """One end. `rank` 0 is the connecting end, which writes to the group."""
 
     def __init__(self, address: str, control: Link, joined: Joined, rank: int, options: LinkOptions) -> None:
         self.address = address
@@ -63,33 +63,33 @@ class RdmaLink(Link):
         self._inbox = Inbox(options.max_waiting_bytes)
         self._over = threading.Event()
         self._state = threading.Lock()  # never held while anything else is called
-        self._farewell: str | None = None  # why close() was called
-        self._leave_by = float("inf")
-        self._is_goodbye_due = False
+        self._close_reason: str | None = None  # why close() was called
+        self._close_by = float("inf")
+        self._is_bye_due = False
         self._counts = LinkStats()
         self._sink_thread: int | None = None
-        # The writer's.
+        # Used by senders.
         self._writing = threading.Lock()  # one frame at a time, from its number to its place in the segment
         self._num_posted = 0
         self._bytes_posted = 0
         self._bytes_acked = 0
-        # The thread's.
+        # Used by the thread.
         now = time.monotonic()
         self._child = Liveness(options, now)
         self._group = Liveness(options, now)
         self._tend_at = now + options.beat_every
         self._sequencer = Sequencer()
         self._num_packets = 0
-        self._coming: Assembly | None = None
-        self._bytes_come = 0
-        self._bytes_told = 0
+        self._incoming: Assembly | None = None
+        self._bytes_received = 0
+        self._bytes_reported = 0
         self._thread = threading.Thread(target=self._run, name=f"transports rdma {address}", daemon=True)
         self._thread.start()
         control.deliver_to(self._on_control)
 
     @property
     def child_pid(self) -> int:
-        """The process that carries what the connector sends."""
+        """The process id of this end's child."""
         return self._process.pid
 
     # -- sending -----------------------------------------------------------------------------------------------------
@@ -113,10 +113,10 @@ class RdmaLink(Link):
             raise self._ended or ending from None
 
     def _post(self, kind: Kind, frame: Frame, patience: float) -> None:
-        """A packet for the group. Raises LinkClosed."""
+        """Send a packet over the group. Raises LinkClosed."""
         give_up_at = time.monotonic() + patience
         if not self._writing.acquire(timeout=patience):
-            return  # only a goodbye comes while another frame waits for room
+            return  # only a BYE is sent while another frame waits for room
         try:
             if (over := self._ended if kind is Kind.DATA else self._inbox.ended) is not None:
                 raise over
@@ -146,7 +146,7 @@ class RdmaLink(Link):
         except TimeoutError:
             return f"{self.address} took nothing for {patience:g} s: queue full"
         except ChannelClosedError as problem:
-            return f"the process that carries frames to {self.address} is gone: {problem}"
+            return f"the transport process of {self.address} is gone: {problem}"
         except LinkClosed:
             return ""
         self._num_posted += 1
@@ -158,7 +158,7 @@ class RdmaLink(Link):
     def _on_control(self, item: Frame | LinkClosed) -> None:
         """The control link's sink, on its hub's thread."""
         if isinstance(item, LinkClosed):
-            self._finish(item.reason if self._farewell is None else self._farewell)
+            self._finish(item.reason if self._close_reason is None else self._close_reason)
             return
         tag, header = item.header[:1], item.header[1:]
         if tag == _DATA and self._is_writer:
@@ -168,14 +168,14 @@ class RdmaLink(Link):
         elif tag == _WAKE and not self._is_writer and not header:
             self._wake_child()
         else:
-            self._fail(f"bad word from {self.address} on the control link")
+            self._fail(f"bad message from {self.address} on the control link")
 
     def _wake_child(self) -> None:
-        with contextlib.suppress(ChannelClosedError):  # the thread knows, too
+        with contextlib.suppress(ChannelClosedError):  # the thread ends the link for that
             self._process.channel.send(Word.WAKE)
 
     def _take(self, frame: Frame) -> None:
-        if self._farewell is not None:  # close() was called: what had come by then stays readable, this is too late
+        if self._close_reason is not None:  # frames that arrive after close() are dropped
             return
         num_bytes = frame.num_bytes
         with self._state:
@@ -207,28 +207,28 @@ class RdmaLink(Link):
     def _run(self) -> None:
         try:
             while not self._over.is_set():
-                self._turn()
+                self._iterate()
         except ChannelClosedError:
             if not self._over.is_set():
-                words = self._process.last_words()
-                self._fail(f"the process that carries frames between here and {self.address} ended ({words})")
+                summary = self._process.exit_summary()
+                self._fail(f"the transport process of the link to {self.address} ended ({summary})")
         except FrameError as problem:
             self._fail(f"bad frame from {self.address}: {problem}")
         finally:
             self._finish(f"the thread of {self.address} stopped")
             self._process.end()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         record = self._process.channel.recv(max(0.0, self._tend_at - time.monotonic()))
         now = time.monotonic()
         if record is not None:
-            self._child.heard(now)
+            self._child.received(now)
             self._on_record(record)
         elif self._child.is_dead(now):
-            self._fail(f"the process that carries frames between here and {self.address} stands still")
-        if self._is_goodbye_due and self._farewell is not None:
-            self._is_goodbye_due = False
-            self._say_goodbye(self._farewell)
+            self._fail(f"the transport process of the link to {self.address} hangs")
+        if self._is_bye_due and self._close_reason is not None:
+            self._is_bye_due = False
+            self._send_bye(self._close_reason)
         if now >= self._tend_at:
             self._tend(now)
 
@@ -238,91 +238,92 @@ class RdmaLink(Link):
         elif record.word is Word.GOT:
             self._on_message(self._process.segment.view[record.offset : record.offset + record.size])
         elif record.word is Word.ROUSE:
-            self._tell(_WAKE)
+            self._send_tagged(_WAKE)
         elif record.word is Word.FAILED:
             self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
 
     def _on_message(self, message: memoryview) -> None:
-        """A message of the group. Raises FrameError."""
+        """Process a message of the group. Raises FrameError."""
         with message:
-            self._bytes_come += message.nbytes
-            if self._coming is not None:
-                self._coming.add(message)
+            self._bytes_received += message.nbytes
+            if self._incoming is not None:
+                self._incoming.add(message)
             else:
                 head = unpack_head(message, nonce=self._nonce, seq=self._num_packets)
                 check_lengths(head.lengths, self._options)
-                self._coming = Assembly(head, message)
+                self._incoming = Assembly(head, message)
         self._process.channel.send(Word.CONSUMED)
-        if self._coming.is_whole:
-            coming, self._coming = self._coming, None
+        if self._incoming.is_whole:
+            whole, self._incoming = self._incoming, None
             self._num_packets += 1
-            self._on_packet(coming)
+            self._on_packet(whole)
 
-    def _on_packet(self, coming: Assembly) -> None:
-        packet = decode(coming.pieces, self._options)
+    def _on_packet(self, whole: Assembly) -> None:
+        packet = decode(whole.pieces, self._options)
         self._sequencer.admit(packet)
         if packet.kind is Kind.BYE:
-            self._leave(packet.reason)
+            self._on_bye(packet.reason)
         elif packet.kind is Kind.DATA:
             self._take(Frame(packet.header, packet.parts))
         else:
-            raise FrameError(f"{packet.kind.name} in the group")
+            raise FrameError(f"{packet.kind.name} over the group")
 
     def _tend(self, now: float) -> None:
         self._tend_at = now + self._options.beat_every
         if self._is_writer:
-            self._look_after_group(now)
-        elif self._bytes_told != self._bytes_come:
-            self._bytes_told = self._bytes_come
-            self._tell(_ACK + _COUNT.pack(self._bytes_come))
-        if now >= self._leave_by and self._farewell is not None:
-            self._finish(self._farewell)
-            self._control.abort(self._farewell)
+            self._check_group(now)
+        elif self._bytes_reported != self._bytes_received:
+            self._bytes_reported = self._bytes_received
+            self._send_tagged(_ACK + _COUNT.pack(self._bytes_received))
+        if now >= self._close_by and self._close_reason is not None:
+            self._finish(self._close_reason)
+            self._control.abort(self._close_reason)
 
-    def _look_after_group(self, now: float) -> None:
-        is_moving = self._bytes_told != self._bytes_acked or self._bytes_acked >= self._bytes_posted
-        if is_moving or self._control.silent_for > 2 * self._options.beat_every:  # silence is the control link's affair
-            self._bytes_told = self._bytes_acked
-            self._group.heard(now)
+    def _check_group(self, now: float) -> None:
+        is_moving = self._bytes_reported != self._bytes_acked or self._bytes_acked >= self._bytes_posted
+        if is_moving or self._control.silent_for > 2 * self._options.beat_every:  # the control link ends for silence
+            self._bytes_reported = self._bytes_acked
+            self._group.received(now)
         elif self._group.is_dead(now):
             seconds = self._group.silent_for(now)
-            self._fail(f"nothing arrived at {self.address} for {seconds:.1f} s, though its control link lives")
+            self._fail(f"nothing arrived at {self.address} for {seconds:.1f} s, though its control link is alive")
 
-    def _tell(self, words: bytes) -> None:
-        with contextlib.suppress(LinkClosed):  # the sink was told, or is about to be
-            self._control.send(Frame(words))
+    def _send_tagged(self, header: bytes) -> None:
+        with contextlib.suppress(LinkClosed):  # the sink was called for that, or is about to be
+            self._control.send(Frame(header))
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, reason: str = "") -> None:
         with self._state:
-            is_first = self._farewell is None and not self._over.is_set()
+            is_first = self._close_reason is None and not self._over.is_set()
             if is_first:
-                self._farewell = reason
-                self._leave_by = time.monotonic() + FLUSH_SECONDS
+                self._close_reason = reason
+                self._close_by = time.monotonic() + FLUSH_SECONDS
         if self._sink_thread == threading.get_ident() and not self._is_writer:
-            self._is_goodbye_due |= is_first  # waits for an answer, which a sink must not: the thread does it next
+            self._is_bye_due |= is_first  # sending it may wait, which a sink must not: the thread does it next
             return
         if is_first:
-            self._say_goodbye(reason)
+            self._send_bye(reason)
         if self._sink_thread == threading.get_ident():
-            return  # the answer comes, or the thread sees that it is late
-        if not self._over.wait(max(0.0, self._leave_by - time.monotonic())):
+            return  # the answer arrives, or the thread ends the link when it is late
+        if not self._over.wait(max(0.0, self._close_by - time.monotonic())):
             self._finish(reason)
-            self._control.abort(reason)  # what is still under way is dropped, and the peer must not take it for all
+            self._control.abort(reason)  # frames in flight are dropped, so the peer must not see a complete end
         if threading.current_thread() is not self._thread:
             self._thread.join(FLUSH_SECONDS)
 
-    def _say_goodbye(self, reason: str) -> None:
-        """After the last frame, so on the road that frames take. A reader answers by ending the control link."""
+    def _send_bye(self, reason: str) -> None:
+        """Send the end after the last frame, on the same path. A reader of the group answers by closing the control
+        link."""
         if not self._is_writer:
             self._control.close(reason)
             return
         with contextlib.suppress(LinkClosed):
             self._post(Kind.BYE, Frame(reason_bytes(reason)), FLUSH_SECONDS)
 
-    def _leave(self, reason: str) -> None:
-        """The peer has said goodbye, and all that it sent has come."""
+    def _on_bye(self, reason: str) -> None:
+        """The peer has closed the link, and all that it sent has arrived."""
         self._inbox.end(reason)
         self._control.close(reason)
         self._finish(reason)
@@ -333,21 +334,21 @@ class RdmaLink(Link):
         self._finish(reason)
 
     def _fail(self, reason: str) -> None:
-        """The contract is broken: end the link, telling the peer why if it can be told."""
+        """End a link that broke the contract, and send the peer the reason if possible."""
         self._finish(reason)
         self._control.close(reason)
 
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
         self._over.set()
-        self._process.hang_up()
+        self._process.disconnect()
         self._inbox.pump()
 
     @property
     def _ended(self) -> LinkClosed | None:
-        """Why nothing can be sent any more."""
-        if self._farewell is not None and self._inbox.ended is None:
-            return LinkClosed(self._farewell)
+        """Why nothing can be sent any more; None while frames can be."""
+        if self._close_reason is not None and self._inbox.ended is None:
+            return LinkClosed(self._close_reason)
         return self._inbox.ended
 
     # -- the rest ----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""What goes over the group: bytes in, values out. No sockets, no MLX.
+"""Encodes and decodes the messages of the group. No sockets, no MLX.
 
-A frame is a packet of `transports.framing`: a list of byte strings, here called pieces. The group keeps no boundaries
-that a receiver could ask for, so they are written down:
+A frame is a packet of `transports.framing`: a list of byte strings, here called pieces. The group does not transmit
+message sizes, so a header lists them:
 
     first message, FIRST_BYTES:    head | lengths of the pieces, u64 each | the pieces, as far as there is room
     then, CHUNK_BYTES each:        the rest of the pieces; the last one is as short as it can be
@@ -9,10 +9,10 @@ that a receiver could ask for, so they are written down:
     head: magic 'SPRD' | version u8 | kind u8 | num_pieces u16 | nonce u64 | seq u64 | num_bytes u64 | crc u32
 
 All little-endian. `crc` covers head and lengths. `seq` counts first messages. `num_bytes` is the sum of the lengths, so
-both ends know how many chunks follow. What is behind the pieces in a first message means nothing.
+both ends know how many chunks follow. Bytes after the pieces in a first message are padding.
 
-Kinds: PACKET, which has pieces; REST, after which the reader sleeps until it is rung for; LAST, a packet after which no
-message comes.
+Kinds: PACKET, which has pieces; REST, after which the reader sleeps until it is woken; LAST, a packet after which no
+message follows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transports.framing import PRELUDE_BYTES, as_bytes
 MAGIC = b"SPRD"
 VERSION = 1
 FIRST_BYTES = 16 << 10  # the plan and the hidden state of a step of few tokens
-CHUNK_BYTES = 2 << 20  # bounds what a child holds; large enough for the cost of a message not to matter
+CHUNK_BYTES = 2 << 20  # bounds a child's memory; large enough for the cost of a message not to matter
 
 _HEAD = struct.Struct("<4sBBHQQQI")
 _BEFORE_CRC = _HEAD.size - 4
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A first message's head. `start` is where the pieces begin."""
+    """A first message's head. `start`: offset of the pieces in the message."""
 
     kind: Kind
     seq: int
@@ -74,17 +74,17 @@ class Head:
 def pack_head(kind: Kind, *, nonce: int, seq: int, lengths: Sequence[int] = ()) -> bytes:
     """Head and lengths. Raises FrameError when the lengths do not fit."""
     if len(lengths) > MAX_PIECES:
-        raise FrameError(f"{len(lengths) - 1} parts; an rdma link carries at most {MAX_PIECES - 1}")
+        raise FrameError(f"{len(lengths) - 1} parts; an rdma link takes at most {MAX_PIECES - 1}")
     before = _HEAD.pack(MAGIC, VERSION, kind, len(lengths), nonce, seq, sum(lengths), 0)[:_BEFORE_CRC]
     table = struct.pack(f"<{len(lengths)}Q", *lengths)
     return b"".join((before, _CRC.pack(zlib.crc32(table, zlib.crc32(before))), table))
 
 
 def unpack_head(first: memoryview, *, nonce: int, seq: int) -> Head:
-    """The head of the first message that must be number `seq`. Raises FrameError for anything else."""
+    """The head of a first message, whose number must be `seq`. Raises FrameError for anything else."""
     magic, version, kind, num_pieces, its_nonce, its_seq, num_bytes, crc = _HEAD.unpack_from(first)
     if magic != MAGIC:
-        raise FrameError("a message that does not begin as one: both ends have lost step")
+        raise FrameError("a message does not begin as one: the two ends are out of step")
     if version != VERSION:
         raise FrameError(f"rdma framing version {version} there, version {VERSION} here")
     if num_pieces > MAX_PIECES:
@@ -103,7 +103,7 @@ def unpack_head(first: memoryview, *, nonce: int, seq: int) -> Head:
 
 
 def check_lengths(lengths: Sequence[int], options: LinkOptions) -> None:
-    """Before memory is taken for the pieces. Raises FrameError."""
+    """Check the pieces' lengths before memory is allocated for them. Raises FrameError."""
     if len(lengths) - 1 > options.max_parts:
         raise FrameError(f"{len(lengths) - 1} parts; at most {options.max_parts} are allowed")
     if lengths[0] > PRELUDE_BYTES + options.max_header_bytes:
@@ -114,13 +114,13 @@ def check_lengths(lengths: Sequence[int], options: LinkOptions) -> None:
 
 
 class Stream:
-    """Byte strings, read as one, into whatever room there is."""
+    """Reads several byte strings as one."""
 
     def __init__(self, buffers: Sequence[Buffer]) -> None:
         self._views = [as_bytes(buffer) for buffer in reversed(buffers)]
 
     def fill(self, room: memoryview) -> int:
-        """Write as much as fits; how much that was."""
+        """Copy as many of the next bytes into `room` as fit; returns how many."""
         at = 0
         while self._views and at < room.nbytes:
             view = self._views.pop()
@@ -133,7 +133,7 @@ class Stream:
 
 
 class Assembly:
-    """A frame that is coming in: a first message, then its chunks."""
+    """A frame being received: a first message, then its chunks."""
 
     def __init__(self, head: Head, first: memoryview) -> None:
         self.kind = head.kind
@@ -141,7 +141,7 @@ class Assembly:
         self._num_bytes = head.num_bytes
         inline = first[head.start : head.start + head.num_inline]
         self._num_filled = head.num_inline
-        # What came whole is copied once; room for what did not is taken only now that its size has been checked.
+        # A frame of one message is copied once; memory for a longer one is allocated after its size was checked.
         self._data: bytes | bytearray = (
             bytes(inline) if head.num_inline == head.num_bytes else bytearray(head.num_bytes)
         )

@@ -1,6 +1,6 @@
-"""Whether this machine can carry frames over a backend, and if not, why not: one sentence for a person.
+"""Checks whether this machine can use a backend; if not, the reason is one sentence for the user.
 
-Looks at what must be there, no deeper: a cable that leads elsewhere shows when a group is joined.
+Only the requirements on this machine are checked: a cable that leads to another machine shows when a group is joined.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def usable(backend: str, device: str = "") -> str | None:
     """None if `backend` can be used here, over `device` if one is named; else why not."""
     if backend == JACCL and (reason := _no_macos()) is not None:
         return reason
-    import mlx.core as mx  # late: who never uses rdma:// should not load it for that
+    import mlx.core as mx  # here, so that processes that do not use rdma:// need not load it
 
     if not mx.distributed.is_available(backend):
         return f"this build of MLX has no {backend}" + (": it needs the wheel for macOS 26" if backend == JACCL else "")
@@ -34,14 +34,14 @@ def usable(backend: str, device: str = "") -> str | None:
 
 
 class Choice(NamedTuple):
-    """A device's name; or none, and why."""
+    """A device's name; or "" and the reason why there is none."""
 
     name: str
     problem: str = ""
 
 
 def choose_device(wanted: str = "") -> Choice:
-    """The RDMA device to use: the one that is wanted, or the only one whose port is active."""
+    """The RDMA device to use: `wanted`, or the only one whose port is active."""
     try:
         listed, states = parse_devices(_output("ibv_devices")), parse_states(_output("ibv_devinfo"))
     except (OSError, subprocess.SubprocessError) as problem:
@@ -50,7 +50,7 @@ def choose_device(wanted: str = "") -> Choice:
 
 
 def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> Choice:
-    """Of the devices there are."""
+    """The device to use of those listed and those active (`choose_device`)."""
     if not listed:
         return Choice("", "ibv_devices lists no RDMA device: it takes Thunderbolt 5, and `rdma_ctl enable` in Recovery")
     if wanted and wanted not in listed:
@@ -65,12 +65,12 @@ def pick(wanted: str, listed: Sequence[str], active: Sequence[str]) -> Choice:
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """The names in what `ibv_devices` prints. Raises nothing."""
+    """The device names in the output of `ibv_devices`. Raises nothing."""
     return tuple(re.findall(r"^\s*(\w+)\s+[0-9a-fA-F]{16}\s*$", text, re.MULTILINE))
 
 
 def parse_states(text: str) -> dict[str, str]:
-    """Each device's port in what `ibv_devinfo` prints: PORT_ACTIVE, PORT_DOWN ... Raises nothing."""
+    """Each device's port state in the output of `ibv_devinfo`: PORT_ACTIVE, PORT_DOWN ... Raises nothing."""
     found: dict[str, str] = {}
     device = None
     for line in text.splitlines():

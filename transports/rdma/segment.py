@@ -1,10 +1,10 @@
-"""Memory that the engine's process and its child share, and who may write where in it.
+"""Memory that the engine's process and its child share, and the allocation of messages in it.
 
-The segment has no name by the time anybody could lose it: it is made, unlinked at once, and handed to the child as an
-open descriptor. Whatever dies, the system takes it back.
+The segment is unlinked as soon as it is made, and passed to the child as an open descriptor. So the system frees it
+however the processes end.
 
-It holds bytes and nothing else. Where a message lies and that it was consumed is told over the channel, whose system
-calls also put the reads and writes of two processors into order. So there is one writer of each byte, and no lock.
+It holds only the bytes of messages. Their offsets, and that they were consumed, are sent over the channel, whose system
+calls also order the reads and writes of the two processes. So each byte has one writer, and there is no lock.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import secrets
 from collections import deque
 
 SEGMENT_BYTES = 16 << 20
-MAX_MESSAGES = 128  # so that the channel's buffers hold a word about each
+MAX_MESSAGES = 128  # so that the channel's buffers hold a record for each
 
 
 class Segment:
-    """Shared bytes; `descriptor` is for the child."""
+    """Shared bytes; `descriptor` is passed to the child."""
 
     def __init__(self, descriptor: int, num_bytes: int = SEGMENT_BYTES) -> None:
         self.descriptor = descriptor
@@ -40,7 +40,7 @@ class Segment:
             raise
 
     def close(self) -> None:
-        """Give it back; nobody may hold a view of it."""
+        """Free it; no other view of it may exist."""
         try:
             self.view.release()
             self._map.close()
@@ -49,7 +49,7 @@ class Segment:
 
 
 class Ring:
-    """The writer's book-keeping of a segment: messages lie behind each other, none wraps around the end, and they are
+    """The writer's allocation in a segment: messages follow each other, none wraps around the end, and they are
     consumed in order.
 
     |....consumed....[ oldest ][ ... ][ newest ]........free........|
@@ -62,7 +62,7 @@ class Ring:
         self._spans: deque[int] = deque()  # of each message, with what was skipped before it
 
     def place(self, num_bytes: int) -> int | None:
-        """Where the next message goes; None while there is no room."""
+        """Allocate the next message: its offset; None while there is no room."""
         is_wrapped = self._next + num_bytes > self._num_bytes
         span = num_bytes + (self._num_bytes - self._next if is_wrapped else 0)
         if self._num_used + span > self._num_bytes or len(self._spans) >= MAX_MESSAGES:
@@ -74,7 +74,7 @@ class Ring:
         return offset
 
     def consumed(self) -> None:
-        """The oldest message is."""
+        """Free the oldest message."""
         self._num_used -= self._spans.popleft()
         if not self._spans:
-            self._next = 0  # nobody reads: begin at the front, where the memory is warm
+            self._next = 0  # all are read: begin at the front, which is in the processor's cache

@@ -1,8 +1,8 @@
-"""Connecting and listening: a tcp link first, then a group.
+"""Connects and listens at rdma:// addresses: a tcp link first, then a group.
 
-One port serves both kinds. A connector says in its OPEN what the link is to be, so a listener at rdma:// hands out
-plain tcp links as they come, and upgrades the others. A child is started only for a peer that the control link has let
-in and whose wish makes sense; how many there may be is bounded.
+One port serves both kinds. A connector's OPEN says which kind of link it wants, so a listener at rdma:// returns plain
+tcp links as they are and upgrades the others. A child is started only for a peer that the control link has admitted and
+whose request is valid; the number of children is bounded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from transports.address import calling_it, split_scheme
+from transports.address import errors_naming, split_scheme
 from transports.arrivals import Arrivals
 from transports.base import (
     FrameError,
@@ -22,14 +22,14 @@ from transports.base import (
     ListenerClosed,
     TransportUnavailable,
 )
-from transports.rdma.address import RING, Place, parse
+from transports.rdma.address import RING, RdmaAddress, parse
 from transports.rdma.handshake import (
-    Wish,
+    LinkRequest,
     address_of,
     join_as_connector,
     join_as_listener,
     parse_opening,
-    why_not_ring,
+    why_no_ring,
 )
 from transports.rdma.link import RdmaLink, control_options
 from transports.rdma.probe import usable
@@ -38,12 +38,12 @@ from transports.tcp_link import TcpLink
 
 log = logging.getLogger("transports")
 
-MAX_LINKS = 16  # of one listener, those among them that are being set up; each is a process
+MAX_LINKS = 16  # of one listener, including those being set up; each has a process
 MAX_HANDSHAKES = 4
 
 
-class _Room:
-    """How many links of a listener need a process: bounded, and asked for before anything is done for a peer."""
+class _LinkLimits:
+    """Bounds how many links of a listener have a process; checked before anything is done for a peer."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -51,21 +51,21 @@ class _Room:
         self._num_handshakes = 0
 
     def check_opening(self, opening: bytes) -> None:
-        """Raises FrameError for what an OPEN asks for in vain."""
+        """Raises FrameError for an OPEN whose request is invalid or over the limits."""
         if opening:
             parse_opening(opening)
             with self._lock:
-                if (reason := self._why_none()) is not None:
+                if (reason := self._why_full()) is not None:
                     raise FrameError(reason)
 
-    def take(self) -> str | None:
-        """Room for one more handshake; or why there is none."""
+    def begin(self) -> str | None:
+        """Count one more handshake; or return why there may be none."""
         with self._lock:
-            reason = self._why_none()
+            reason = self._why_full()
             self._num_handshakes += reason is None
             return reason
 
-    def _why_none(self) -> str | None:
+    def _why_full(self) -> str | None:
         self._links = [link for link in self._links if link.closed is None]
         if self._num_handshakes >= MAX_HANDSHAKES:
             return f"{self._num_handshakes} rdma links are being set up here already; try again in a moment"
@@ -73,8 +73,8 @@ class _Room:
             return f"there are {MAX_LINKS} rdma links here already"
         return None
 
-    def leave(self, link: RdmaLink | None) -> None:
-        """A handshake is over, and this came of it."""
+    def finish(self, link: RdmaLink | None) -> None:
+        """A handshake is over; `link`: its result, None if it failed."""
         with self._lock:
             self._num_handshakes -= 1
             if link is not None:
@@ -82,13 +82,13 @@ class _Room:
 
 
 class RdmaListener(Listener):
-    def __init__(self, below: TcpListener, place: Place, room: _Room, options: LinkOptions) -> None:
+    def __init__(self, below: TcpListener, parsed: RdmaAddress, limits: _LinkLimits, options: LinkOptions) -> None:
         _, rest = split_scheme(below.address)
-        self.address = str(Place(rest, place.backend, place.device))
+        self.address = str(RdmaAddress(rest, parsed.backend, parsed.device))
         self._below = below
         self._options = options
         self._arrivals: Arrivals[Link] = Arrivals(self.address)
-        self._room = room
+        self._limits = limits
         self._thread = threading.Thread(target=self._accept_all, name=f"transports on {self.address}", daemon=True)
         self._thread.start()
 
@@ -97,7 +97,7 @@ class RdmaListener(Listener):
 
     def close(self) -> None:
         self._arrivals.close()
-        self._below.close()  # ends the control links, and with them the others
+        self._below.close()  # ends the control links, and with them the rdma links
         if threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
@@ -109,8 +109,8 @@ class RdmaListener(Listener):
                 return
             if not control.opening:
                 self._offer(control)
-            elif (reason := self._room.take()) is not None:
-                control.abort(reason)  # several asked at once, and were told that there is room
+            elif (reason := self._limits.begin()) is not None:
+                control.abort(reason)  # several passed `check_opening` at once
             else:
                 threading.Thread(
                     target=self._upgrade, args=(control,), name=f"transports joins {control.address}", daemon=True
@@ -129,47 +129,49 @@ class RdmaListener(Listener):
         except TransportUnavailable as problem:
             log.info("%s: no rdma link with %s: %s", self.address, control.address, problem.reason)
         finally:
-            self._room.leave(link)
+            self._limits.finish(link)
         if link is not None:
             self._offer(link)
 
 
 class RdmaTransport:
     scheme = "rdma"
-    query_names = ("backend", "device")  # of our addresses, for those that put names of their own behind them
+    query_names = ("backend", "device")  # names in the query of an address, for `emulated+rdma://`, which adds others
 
     def __init__(self) -> None:
         self._tcp = TcpTransport()
 
     def listen(self, address: str, *, options: LinkOptions) -> Listener:
-        """Any backend is taken that a connector asks for and that is usable here: the address's own is for
-        `Listener.address`, by which others connect."""
-        place, room = parse(address), _Room()
-        with calling_it(address, place.control):
-            below = self._tcp.listen(place.control, options=control_options(options), takes=room.check_opening)
-        return RdmaListener(below, place, room, options)
+        """A listener that accepts every backend that a connector asks for and this machine can use. The address's own
+        backend is only for `Listener.address`, by which others connect."""
+        parsed, limits = parse(address), _LinkLimits()
+        with errors_naming(address, parsed.control):
+            below = self._tcp.listen(
+                parsed.control, options=control_options(options), check_opening=limits.check_opening
+            )
+        return RdmaListener(below, parsed, limits, options)
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
-        """`timeout` is for finding the listener; a group takes seconds more when the machines are busy, at most
-        HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
-        place = parse(address)
-        self._check_here(place, options)
-        wish = Wish(place.backend, place.devices[1])
+        """`timeout` is for reaching the listener; joining a group takes further seconds when the machines are busy, at
+        most HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
+        parsed = parse(address)
+        self._check_here(parsed, options)
+        request = LinkRequest(parsed.backend, parsed.devices[1])
         try:
-            with calling_it(address, place.control):
+            with errors_naming(address, parsed.control):
                 control = self._tcp.connect(
-                    place.control, timeout=timeout, options=control_options(options), opening=wish.opening
+                    parsed.control, timeout=timeout, options=control_options(options), opening=request.opening
                 )
         except LinkRefused:
-            raise  # the keys do not fit, which has nothing to do with what carries the frames
+            raise  # the keys do not match, which no other transport would change
         except LinkClosed as problem:
             raise TransportUnavailable(problem.reason) from problem
-        joined = join_as_connector(control, place, options)
+        joined = join_as_connector(control, parsed, options)
         return RdmaLink(address, control, joined, 0, options)
 
-    def _check_here(self, place: Place, options: LinkOptions) -> None:
-        reason = usable(place.backend, place.devices[0])
-        if reason is None and place.backend == RING and options.security is not None:
-            reason = why_not_ring(address_of(place))
+    def _check_here(self, parsed: RdmaAddress, options: LinkOptions) -> None:
+        reason = usable(parsed.backend, parsed.devices[0])
+        if reason is None and parsed.backend == RING and options.security is not None:
+            reason = why_no_ring(address_of(parsed))
         if reason is not None:
             raise TransportUnavailable(reason)
