@@ -11,12 +11,14 @@ from splitinfer.wire.messages import Ready, Welcome
 WORKER = """
 import os, sys
 
-def tell(code, end=os._exit):
-    print("imported", *sys.modules, flush=True)
-    end(code)
+from splitinfer.__main__ import main
+from splitinfer.shutdown import shutdown
 
-os._exit = tell
-from splitinfer.cli import main
+def tell(code):
+    print("imported", *sys.modules, flush=True)
+    os._exit(code)
+
+shutdown._leave = tell
 main()
 """
 NOT_NEEDED = {"asyncio", "huggingface_hub", "jinja2", "prompt_toolkit", "rich", "tokenizers", "transformers", "yaml"}

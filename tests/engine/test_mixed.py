@@ -161,7 +161,7 @@ def test_launching_ahead_changes_no_token(tiny_folder: Callable[..., Path], monk
     wished = wishes(7, 16, longest=120)
     with cluster(folder, [2, 2], Settings(token_budget=48)) as running:
         alone = [running.llm.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
-    for module in ("engine", "worker"):
+    for module in ("coordinator.engine", "worker.worker"):
         monkeypatch.setattr(f"splitinfer.engine.{module}.launches_ahead", lambda: True)
     with cluster(folder, [2, 2], Settings(token_budget=48)) as running:
         for request, wish, tokens in zip(submit_all(running.llm, wished), wished, alone, strict=True):
