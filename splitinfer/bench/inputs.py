@@ -1,5 +1,6 @@
 """Cheap checks of a measurement's inputs, before anything is loaded: loading takes a minute."""
 
+import os
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
@@ -36,3 +37,31 @@ def check_context(checkpoint: Checkpoint, needed: int, options: str) -> None:
             f"the tasks need {needed:,} tokens, but the model's context is {checkpoint.context_length:,}; "
             f"give fewer with {options}"
         )
+
+
+def check_plot(path: Path | None = None) -> None:
+    """Refuse a plot that cannot be written, before anything is measured.
+
+    Raises:
+        ConfigError: matplotlib is not installed, or cannot write to ``path``.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from None
+    if path is not None:
+        _check_path(path)
+
+
+def _check_path(path: Path) -> None:
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise ConfigError(f"{path} names no format of a plot; there are {', '.join(sorted(formats))}")
+    if path.is_dir():
+        raise ConfigError(f"the plot cannot be written to {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise ConfigError(f"the plot cannot be written to {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"the plot cannot be written to {path}: permission denied")

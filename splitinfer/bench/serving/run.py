@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from splitinfer.bench.inputs import check_plot
 from splitinfer.bench.serving.plot import plot_serving
 from splitinfer.bench.serving.servers import BatchServer, Job, LiveServer, Server, jobs_of
 from splitinfer.bench.serving.tables import serve_tables
@@ -25,7 +26,6 @@ from splitinfer.bench.shared.deprecated_keys import DEPRECATED, with_old_keys
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm, plain_mlx_lm, vocabulary
 from splitinfer.bench.shared.workload import made_up
-from splitinfer.bench.speculation.plot import check_plot
 from splitinfer.config import find_layout
 from splitinfer.console import errors
 from splitinfer.core.scheduler.cost_model import StageCosts

@@ -1,41 +1,10 @@
 """Plots speed-up against acceptance: measured, expected, and the limit."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from splitinfer.errors import ConfigError
-
 _LEAST, _MOST = 0.9, 8.0  # of the speed-ups shown; the limit has none
-
-
-def check_plot(path: Path | None = None) -> None:
-    """Refuse a plot that cannot be written, before anything is measured.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or cannot write to ``path``.
-    """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install matplotlib") from None
-    if path is not None:
-        _check_path(path)
-
-
-def _check_path(path: Path) -> None:
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    formats = FigureCanvasBase.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise ConfigError(f"{path} names no format of a plot; there are {', '.join(sorted(formats))}")
-    if path.is_dir():
-        raise ConfigError(f"the plot cannot be written to {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise ConfigError(f"the plot cannot be written to {path}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigError(f"the plot cannot be written to {path}: permission denied")
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from splitinfer.bench.inputs import check_context, check_text
+from splitinfer.bench.inputs import check_context, check_plot, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.deprecated_keys import DEPRECATED
@@ -22,7 +22,7 @@ from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm
 from splitinfer.bench.shared.texts import passages
 from splitinfer.bench.speculation.options import SpeculationOptions
-from splitinfer.bench.speculation.plot import check_plot, plot
+from splitinfer.bench.speculation.plot import plot
 from splitinfer.bench.speculation.replay import Replay
 from splitinfer.bench.speculation.report import (
     Cut,
