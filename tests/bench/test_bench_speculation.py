@@ -14,7 +14,6 @@ import yaml
 from rich.console import Console
 
 from splitinfer.bench.shared.texts import passages
-from splitinfer.bench.speculation import plot as plotting
 from splitinfer.bench.speculation.report import (
     IN_FLIGHT,
     SEQUENTIAL,
@@ -116,12 +115,6 @@ def test_what_cannot_be_measured_is_said(tmp_path: Path) -> None:
 def test_a_text_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         passages(tmp_path / "no.txt", 3, 3200)
-
-
-def test_without_the_library_that_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match="pip install matplotlib"):
-        plotting.check_plot()
 
 
 # -- figures from made-up trials -------------------------------------------------------------------

@@ -15,7 +15,6 @@ from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.texts import passages
-from splitinfer.bench.speculation import plot
 from splitinfer.bench.speculation.run import SpeculationOptions, measure_speculation
 from splitinfer.bench.wire.run import WireOptions, measure_wire
 from splitinfer.cli import app
@@ -131,7 +130,7 @@ def test_what_is_no_number_is_a_wrong_option(option: str, value: str):
 def test_without_the_library_that_draws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(ConfigError, match="pip install matplotlib"):
-        plot.check_plot(tmp_path / "a.png")
+        inputs.check_plot(tmp_path / "a.png")
 
 
 def test_a_text_is_read_where_it_has_words(tmp_path: Path):
