@@ -329,3 +329,8 @@ def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> 
     next(iter(request))
     request.abort()
     assert llm.generate(TALE, params(max_tokens=2))[0].finish_reason == "length"
+
+
+def test_the_old_name_of_the_serving_options_warns() -> None:
+    with LLM("demo.yaml") as llm, pytest.warns(DeprecationWarning, match="serving_options"):
+        assert llm.dials is llm.serving_options
