@@ -9,10 +9,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from splitinfer.bench import inputs
 from splitinfer.bench.kv.run import KVOptions, measure_kv
 from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
+from splitinfer.bench.shared import inputs
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.texts import passages
 from splitinfer.bench.speculation.run import SpeculationOptions, measure_speculation

@@ -13,9 +13,9 @@ from typing import Any
 
 from rich.table import Table
 
-from splitinfer.bench.inputs import check_context, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.fidelity import Fidelity, logprobs, whole_model
+from splitinfer.bench.shared.inputs import check_context, check_text
 from splitinfer.bench.shared.measure import ratios, summarize
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import Stages

@@ -20,9 +20,9 @@ from typing import Any
 from rich.table import Table
 
 from splitinfer import cleanup
-from splitinfer.bench.inputs import check_context
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.measure import Summary, ratios, summarize
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.throughput import BatchRun

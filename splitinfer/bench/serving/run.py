@@ -17,12 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.inputs import check_plot
 from splitinfer.bench.serving.plot import plot_serving
 from splitinfer.bench.serving.servers import BatchServer, Job, LiveServer, Server, jobs_of
 from splitinfer.bench.serving.tables import serve_tables
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.deprecated_keys import DEPRECATED, with_old_keys
+from splitinfer.bench.shared.inputs import check_plot
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm, plain_mlx_lm, vocabulary
 from splitinfer.bench.shared.workload import made_up

@@ -14,10 +14,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from splitinfer.bench.inputs import check_context, check_plot, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.child_process import ChildProcess
 from splitinfer.bench.shared.deprecated_keys import DEPRECATED
+from splitinfer.bench.shared.inputs import check_context, check_plot, check_text
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import PlainMlxLm
 from splitinfer.bench.shared.texts import passages

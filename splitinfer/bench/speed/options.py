@@ -7,7 +7,7 @@ is refused here.
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitinfer.bench.inputs import check_context
+from splitinfer.bench.shared.inputs import check_context
 from splitinfer.bench.shared.workload import Workload
 from splitinfer.config import find_layout
 from splitinfer.core.serving_options import MAX_RUNNING

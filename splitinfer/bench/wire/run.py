@@ -17,9 +17,9 @@ from typing import Any
 import mlx.core as mx
 from rich.table import Table
 
-from splitinfer.bench.inputs import check_context, check_text
 from splitinfer.bench.shared import machine
 from splitinfer.bench.shared.fidelity import Fidelity, logprobs, logprobs_of, whole_model
+from splitinfer.bench.shared.inputs import check_context, check_text
 from splitinfer.bench.shared.measure import ratios, summarize
 from splitinfer.bench.shared.printing import print_found
 from splitinfer.bench.shared.systems import Stages, vocabulary

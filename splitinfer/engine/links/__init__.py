@@ -1,1 +1,1 @@
-"""Links between stages: their transport, their measurement, their codec."""
+"""Links between stages: their transport, keys, measurement and codec, and what goes over them."""
