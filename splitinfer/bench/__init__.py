@@ -8,7 +8,6 @@ kv             quantised KV
 wire           codecs for hidden states
 link           links, beside bare ZeroMQ
 shared         the systems that are compared, workloads, child processes, and the arithmetic of measurements
-inputs         checks of what was given, before anything is loaded
 
 The method. All systems do the same tasks, in turns (A B A B ...), so that other load on the machine falls on all of
 them; one computes while the others sleep. Every process has its own processor, where the system can pin. Prompts are
