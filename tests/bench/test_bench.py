@@ -123,6 +123,7 @@ def check_throughput(ours: dict[str, Any]) -> None:
     assert all(0 < share < 100 for share in shares)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_demo_model_without_what_mlx_lm_cannot_do() -> None:
     command = [
@@ -159,6 +160,7 @@ def test_json_alone_without_baseline_over_a_slow_link(layout_file: Path) -> None
     assert by_cause["hops_and_host"]["low"] >= there_and_back > 0
 
 
+@pytest.mark.long
 def test_the_links_between_workers_are_emulated_too(layout_file: Path, tmp_path: Path) -> None:
     thirds = tmp_path / "thirds.yaml"
     stages = [{"name": "a", "layers": 2}, *({"name": n, "layers": 1, "address": "local"} for n in "bc")]

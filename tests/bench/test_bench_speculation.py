@@ -48,10 +48,7 @@ def rig(front: float = 0.4, draft: float = 0.05, link: float = 0.01) -> Rig:
 
 
 def bench(*options: str, seconds: float = 250) -> dict[str, Any]:
-    few = {"_TEACHER_TEXTS": 3, "_CROWD": 4, "_SETTLE": 20, "_WARM_UP": 12}
-    command = brief.command(
-        ["--mode", "speculation", "--trials", "1", *options], "splitinfer.bench.speculation.run", few
-    )
+    command = brief.command(["--mode", "speculation", "--trials", "1", *options], FEWER)
     done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -84,6 +81,7 @@ def test_replay_on_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path
     assert "3ms" in [link["link"] for link in found["links"]]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_demo_pair_on_a_text(tmp_path: Path) -> None:
     text = tmp_path / "tale.txt"

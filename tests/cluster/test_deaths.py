@@ -87,7 +87,7 @@ def test_a_worker_freezes(is_local: bool, tmp_path: Path):
         until(lambda: not running.is_alive or time.monotonic() - struck > 2, "it waits", 5)
         if running.is_alive:
             assert sum(running.process.cpu_times()[:2]) - used < 0.5, "waiting should cost nothing"
-        ends_with_one_sentence(running, struck, "nothing heard", FROZEN + (SOON if is_local else 0))
+        ends_with_one_sentence(running, struck, "nothing received", FROZEN + (SOON if is_local else 0))
         if not is_local:
             frozen.resume()
             remote.sees("is gone|session ended")  # as it is thawed while it listens, or while it sends

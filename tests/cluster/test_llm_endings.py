@@ -131,7 +131,7 @@ def test_a_local_worker_that_hangs_before_it_says_a_word(monkeypatch: pytest.Mon
     monkeypatch.setattr("splitinfer.engine.coordinator.local_workers.START_TIMEOUT", 0.5)
     silent = LocalWorker("b")
     began = time.monotonic()
-    with pytest.raises(WorkerUnreachable, match=r"the local worker b did not start: nothing heard for 0\.5 s"):
+    with pytest.raises(WorkerUnreachable, match=r"the local worker b did not start: nothing received for 0\.5 s"):
         silent.address()
     silent.stop()
     assert time.monotonic() - began < 4

@@ -82,7 +82,7 @@ class LocalWorker:
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], START_TIMEOUT)[0]:
             raise WorkerUnreachable(
-                f"the local worker {self.name} did not start: nothing heard for {START_TIMEOUT:g} s"
+                f"the local worker {self.name} did not start: nothing received for {START_TIMEOUT:g} s"
             )
         line = self._process.stdout.readline()
         try:

@@ -136,5 +136,5 @@ def test_of_a_machine_it_does_not_know_it_asks_little():
 def test_copying_stored_kv_is_no_cost_of_a_steps_rows():
     model, part = CostModel.of(1), Slice(1, 0, (0,), 1)
     for step in range(20):
-        model.learn([part], [StageFigures(0, step, step + 0.5, copying=0.3, rows=1)], heard=step + 0.5)
+        model.learn([part], [StageFigures(0, step, step + 0.5, copying=0.3, rows=1)], returned_at=step + 0.5)
     assert model.stages[0].at(Shape.of([part])) == pytest.approx(0.2, rel=0.01)

@@ -63,10 +63,10 @@ def test_windows_and_states_stay_as_they_are(name: str, tiny_folder: Callable[..
 
 @pytest.mark.parametrize(
     ("kv_format", "policy"),
-    [("exact", "stall_free"), ("exact", "prefill_first"), ("exact", "watermark"), ("exact", "decode_first"),
-     ("k8v8", "stall_free"), ("k8v8", "watermark"), ("k8v4", "prefill_first"), ("k8v4", "decode_first"),
-     long("k8v8", "prefill_first"), long("k8v8", "decode_first"),
-     long("k8v4", "stall_free"), long("k8v4", "watermark")],
+    [("exact", "prefill_first"), ("exact", "watermark"), ("k8v8", "stall_free"), ("k8v4", "decode_first"),
+     long("exact", "stall_free"), long("exact", "decode_first"),
+     long("k8v8", "prefill_first"), long("k8v8", "watermark"), long("k8v8", "decode_first"),
+     long("k8v4", "stall_free"), long("k8v4", "prefill_first"), long("k8v4", "watermark")],
 )  # fmt: skip
 def test_among_others_under_every_policy(
     kv_format: str, policy: str, tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
