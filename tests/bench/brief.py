@@ -4,6 +4,7 @@ import importlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HERE, TESTS = Path(__file__).parent, Path(__file__).parents[1]
 sys.path.insert(0, str(TESTS))
@@ -11,7 +12,7 @@ sys.path.insert(0, str(TESTS))
 from effort import thorough  # noqa: E402
 
 
-def command(arguments: Sequence[str], constants: Mapping[str, int]) -> list[str]:
+def command(arguments: Sequence[str], constants: Mapping[str, Any]) -> list[str]:
     """The command line of ``splitinfer bench``, with other values for some constants, named with their modules below
     ``splitinfer.bench``; under --all with their own. A constant that is not there ends the process."""
     if thorough(False, True):
@@ -20,7 +21,7 @@ def command(arguments: Sequence[str], constants: Mapping[str, int]) -> list[str]
     return [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(HERE)!r}); {code}", "bench", *arguments]
 
 
-def run(constants: Mapping[str, int]) -> None:
+def run(constants: Mapping[str, Any]) -> None:
     """Run the command line of this process with other values for constants."""
     for dotted, value in constants.items():
         path, _, name = f"splitinfer.bench.{dotted}".rpartition(".")

@@ -11,14 +11,16 @@ import mlx.core as mx
 import pytest
 import tiny
 import yaml
+from effort import thorough
 
+from splitinfer.bench.serving.run import DIAL
 from splitinfer.bench.serving.servers import jobs_of
 from splitinfer.bench.shared.fidelity import Fidelity
 from splitinfer.sim.files import read_machine
 from splitinfer.sim.workload import Arrival
 
 FEWER = {
-    "serve": {"serving.run._WARM_UP": 10, "serving.run._BEFORE": 15},
+    "serve": {"serving.run._WARM_UP": 10, "serving.run._BEFORE": 15, "serving.run.DIAL": (0.1, 1.0)},
     "wire": {"wire.run._LENGTH": 200},
     "kv": {"kv.run._TEXTS": 3},
 }
@@ -56,7 +58,7 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
         assert point["live"]["num_requests"] == 4
         if "simulated" in point:
             assert point["simulated"]["num_tokens"] == point["live"]["num_tokens"]
-    assert [point["prefill_share"] for point in found["dial"]] == [0.1, 0.2, 0.4, 0.7, 1.0]  # type: ignore[attr-defined]
+    assert [point["prefill_share"] for point in found["dial"]] == thorough([0.1, 1.0], list(DIAL))  # type: ignore[attr-defined]
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert "BatchGenerator" in text
     measured = tmp_path / "machine.json"

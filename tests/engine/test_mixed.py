@@ -29,7 +29,7 @@ from splitinfer.models.kv_pool import KVPool
 from transports import listen
 
 EXACT = ["llama", "qwen3", "gemma3_text", "qwen3_moe"]
-NUM_REQUESTS = thorough(26, 50)  # of each model
+NUM_REQUESTS = thorough(18, 50)  # of each model
 BLOCK = 64  # tokens of KV by which what a sequence has is counted here: short answers outgrow it
 NEAR = 1e-4  # of the largest logit
 
