@@ -328,6 +328,9 @@ def main() -> None:
     if args.trial:
         kind, _, number = args.trial.partition("-")
         names = [(kind, int(number))]
+    # A shell that runs this in the background has it ignore Ctrl-C, and its children would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     began = time.monotonic()
     found = summary(run([Trial.drawn(*name, args.seed) for name in names], args.busy))
     print(json.dumps({**found, "seed": args.seed, "seconds": round(time.monotonic() - began)}))
