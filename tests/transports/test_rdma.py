@@ -228,6 +228,24 @@ def test_a_damaged_first_message_ends_the_link(damage, reason: str, monkeypatch:
         assert reason in reason_at(here)
 
 
+def test_what_arrived_before_the_child_ended_is_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child ends while its engine is busy: what it had received, and why it ended, are not lost."""
+    real, on_message = link.pack_head, link.RdmaLink._on_message
+
+    def late(self: link.RdmaLink, message: memoryview) -> None:
+        time.sleep(0.4)  # the child has read the damaged message meanwhile
+        on_message(self, message)
+
+    with pair(RING) as (here, there):
+        monkeypatch.setattr(link.RdmaLink, "_on_message", late)
+        for index in range(2):
+            here.send(numbered(index))
+        monkeypatch.setattr(link, "pack_head", lambda *args, **kinds: b"XXXX" + real(*args, **kinds)[4:])
+        here.send(Frame(b"", (b"x",)))
+        assert [number(there.recv(SECONDS)) for _ in range(2)] == [0, 1]
+        assert "ended" not in reason_at(there)
+
+
 def transport_kind(head: bytes):  # type: ignore[no-untyped-def]
     from transports.rdma.messages import Kind as MessageKind
 

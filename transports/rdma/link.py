@@ -252,7 +252,8 @@ class RdmaLink(Link):
                 head = unpack_head(message, nonce=self._nonce, seq=self._num_packets)
                 check_lengths(head.lengths, self._options)
                 self._incoming = Assembly(head, message)
-        self._process.channel.send(Word.CONSUMED)
+        with contextlib.suppress(ChannelClosedError):  # the child has ended; what it sent before is still to be read
+            self._process.channel.send(Word.CONSUMED)
         if self._incoming.is_whole:
             whole, self._incoming = self._incoming, None
             self._num_packets += 1
