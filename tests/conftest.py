@@ -1,6 +1,5 @@
 """Fixtures that several floors of the tests share, and which tests a run has, in which order (see README.md)."""
 
-import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ for folder in ("", "cluster", "core", "transports"):
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import effort  # noqa: E402
+import interrupts  # noqa: E402
 import surveys  # noqa: E402
 import tiny  # noqa: E402
 
@@ -37,9 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: runs with --all only")
     config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
     effort.everything = config.getoption("--all")
-    # A shell that runs us in the background has us ignore Ctrl-C, and our children would inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.let_children_hear_them()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

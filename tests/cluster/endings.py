@@ -14,7 +14,6 @@ with the trial that showed it, and the exit code is 1.
 """
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -32,12 +31,16 @@ from pathlib import Path
 
 sys.path[:0] = [str(folder) for folder in (Path(__file__).parent, *Path(__file__).resolve().parents[1:3])]
 
+import interrupts
 import psutil
 from processes import Running, until, worker, write_layout
 
 from splitinfer.cli.draining import DRAIN_SECONDS
+from splitinfer.core.json_text import dumps
 
 KINDS = ("coordinator", "worker")
+# Never rests, and ends with the process that started it, however that ends.
+BUSY = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 WORKS = {"coordinator": ("answers", "chats"), "worker": ("waits", "serves")}
 STAGES = (("local",), ("remote",), ("local", "remote"))
@@ -213,7 +216,7 @@ class Endings:
     @contextmanager
     def _busy(self, is_busy: bool) -> Iterator[None]:
         """Processes that never rest."""
-        others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(self._num_busy * is_busy)]
+        others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(self._num_busy * is_busy)]
         try:
             yield
         finally:
@@ -271,7 +274,7 @@ def run(trials: Sequence[Trial], num_busy: int) -> list[Outcome]:
         for trial in trials:
             outcome = endings.run(trial)
             said = outcome.said if outcome.wrong else ""
-            print(json.dumps({**asdict(outcome), "said": said, "wrong": outcome.wrong}), flush=True)
+            print(dumps({**asdict(outcome), "said": said, "wrong": outcome.wrong}), flush=True)
             outcomes.append(outcome)
     return outcomes
 
@@ -328,12 +331,10 @@ def main() -> None:
     if args.trial:
         kind, _, number = args.trial.partition("-")
         names = [(kind, int(number))]
-    # A shell that runs this in the background has it ignore Ctrl-C, and its children would inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupts.let_children_hear_them()
     began = time.monotonic()
     found = summary(run([Trial.drawn(*name, args.seed) for name in names], args.busy))
-    print(json.dumps({**found, "seed": args.seed, "seconds": round(time.monotonic() - began)}))
+    print(dumps({**found, "seed": args.seed, "seconds": round(time.monotonic() - began)}))
     raise SystemExit(bool(found["wrong"]))
 
 
