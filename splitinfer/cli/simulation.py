@@ -60,7 +60,7 @@ def simulate(
 
     def run() -> int:
         from splitinfer.cli.simulation_tables import run_simulation
-        from splitinfer.sim.files import read_machine
+        from splitinfer.machine.files import read_machine
         from splitinfer.sim.search import Search
         from splitinfer.sim.workload import fitted, made_up_lengths, read_lengths
 

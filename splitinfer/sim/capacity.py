@@ -11,7 +11,7 @@ from splitinfer.core.scheduler.cost_model import CostModel, Shape
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.sim.machine import Machine
+from splitinfer.machine.machine import Machine
 from splitinfer.sim.outcome import Objective, Outcome, outcome_of
 from splitinfer.sim.simulator import Simulator
 from splitinfer.sim.workload import Arrival

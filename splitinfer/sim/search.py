@@ -8,8 +8,8 @@ from typing import Any
 
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
+from splitinfer.machine.machine import Machine
 from splitinfer.sim.capacity import Serving, cuts, decode_gap, find_capacity, outcome, simulate
-from splitinfer.sim.machine import Machine
 from splitinfer.sim.outcome import Objective, Outcome
 from splitinfer.sim.workload import Arrival, Lengths, poisson, recorded
 

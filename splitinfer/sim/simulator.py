@@ -19,7 +19,7 @@ from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.sim.machine import Machine
+from splitinfer.machine.machine import Machine
 
 _TARGET, _WRONG = 0, 1  # the token that is always sampled, and a wrong draft
 

@@ -16,7 +16,7 @@ from effort import thorough
 from splitinfer.bench.serving.run import DIAL
 from splitinfer.bench.serving.servers import jobs_of
 from splitinfer.bench.shared.fidelity import Fidelity
-from splitinfer.sim.files import read_machine
+from splitinfer.machine.files import read_machine
 from splitinfer.sim.workload import Arrival
 
 FEWER = {

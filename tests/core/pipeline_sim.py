@@ -10,7 +10,7 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.sim.machine import Hop, Machine
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
 

@@ -12,9 +12,9 @@ from splitinfer.cli import app
 from splitinfer.core.scheduler.cost_model import Shape, StageCosts
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.errors import ConfigError
+from splitinfer.machine.files import read_machine
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.capacity import cuts, decode_gap, find_capacity
-from splitinfer.sim.files import read_machine
-from splitinfer.sim.machine import Hop, Machine
 from splitinfer.sim.outcome import Objective, Outcome, Spread, outcome_of, quantile
 from splitinfer.sim.search import Search, search
 from splitinfer.sim.simulator import Served

@@ -9,7 +9,7 @@ from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.flight import Flight, Rig, RowTimes, tokens_per_second
-from splitinfer.sim.machine import Hop, Machine
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
 

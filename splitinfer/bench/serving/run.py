@@ -33,12 +33,12 @@ from splitinfer.core.scheduler.policy import PolicyName
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.memory import on_gpu
 from splitinfer.sim.capacity import Serving, outcome, simulate
-from splitinfer.sim.machine import Hop, Machine
 from splitinfer.sim.outcome import Outcome, Spread, outcome_of
 from splitinfer.sim.simulator import Served
 from splitinfer.sim.workload import Arrival, Lengths, fitted, made_up_lengths, poisson, read_lengths

@@ -11,7 +11,7 @@ from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyDecision, PolicyInput, PolicyName, Watermark, policy_of
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
-from splitinfer.sim.machine import Hop, Machine
+from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
 BUSY, ALONE = PolicyInput(num_decoding=3), PolicyInput(num_decoding=0)

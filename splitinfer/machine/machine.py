@@ -1,6 +1,7 @@
-"""The machine that is simulated: the seconds of stages, links, drafts and the coordinator's own work.
+"""A machine: the seconds of stages, links, drafts and the coordinator's own work, and what the devices are like.
 
-``splitinfer bench --mode serve`` measures and prints them; for machines that one does not have they are described.
+``splitinfer bench --mode serve`` measures and prints them; for machines that one does not have they are described. A
+machine can be simulated (``sim``), and emulated: a device with its times computes real models (``engine.device``).
 """
 
 import math
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.machine.device_queue import DeviceTraits
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +33,10 @@ class Machine:
     hops: the hop after each stage.
     layers: the number of layers of each stage.
     host: seconds of the coordinator for each step, beside computing.
-    draft: seconds for each draft.
-    launches_ahead: whether the first stage takes a step before it is done with the one before, as on a GPU.
+    draft: seconds for each draft, on the first stage's device.
+    launches_ahead: whether the devices compute while their hosts go on, as GPUs do.
+    buffers: the command buffers of a step on each stage; empty: one.
+    device: what the devices are like.
 
     Raises:
         ValueError: the parts contradict each other, or a time is negative.
@@ -44,12 +48,16 @@ class Machine:
     host: float = 0.0
     draft: float = 0.0
     launches_ahead: bool = False
+    buffers: tuple[int, ...] = ()
+    device: DeviceTraits = DeviceTraits()  # noqa: RUF009 - frozen
 
     def __post_init__(self) -> None:
         if not self.stages or not len(self.stages) == len(self.hops) == len(self.layers):
             raise ValueError(
                 f"{len(self.stages)} stages have {len(self.hops)} hops and {len(self.layers)} layer counts"
             )
+        if self.buffers and (len(self.buffers) != len(self.stages) or min(self.buffers) < 1):
+            raise ValueError(f"{len(self.stages)} stages have the numbers of command buffers {list(self.buffers)}")
         if min(self.layers) < 1:
             raise ValueError(f"each stage needs a layer, but they have {self.layers}")
         times = (self.host, self.draft, *(x for hop in self.hops for x in (hop.fixed, hop.per_row)))

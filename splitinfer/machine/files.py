@@ -24,7 +24,7 @@ import yaml
 
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.errors import ConfigError
-from splitinfer.sim.machine import Hop, Machine
+from splitinfer.machine.machine import Hop, Machine
 
 _Positive = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 _MS, _US = 1e-3, 1e-6

@@ -1,0 +1,6 @@
+"""The machine: the seconds of a pipeline's devices, links and drafts, described in a file or measured. Pure.
+
+machine         the costs of every stage, and what its device is like
+device_queue    the times of a device's steps, given when they are launched
+files           reads machines from files
+"""
