@@ -44,28 +44,6 @@ class StallDetector:
         return self._since is not None and now - self._since > self.limit
 
 
-_SURE = 0.7  # share of a step's usual time after which it may be done
-
-
-@dataclass(slots=True)
-class Pace:
-    """How long a loop may poll for more work before it blocks on the step under way, in seconds.
-
-    While a loop blocks on a device it receives nothing; work that arrives earlier can be launched behind the step, so
-    that the device does not idle between the two. Most of a step's usual time is therefore spent polling.
-    """
-
-    usual: float = 0.0
-
-    def took(self, seconds: float) -> None:
-        """Note that a step was done ``seconds`` after its launch."""
-        self.usual += _SMOOTHING * (seconds - self.usual)
-
-    def spare(self, since_launch: float) -> float:
-        """Seconds that are left for polling."""
-        return max(0.0, _SURE * self.usual - since_launch)
-
-
 MAX_LOSSES_IN_A_ROW = 3
 
 

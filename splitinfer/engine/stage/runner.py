@@ -1,7 +1,8 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-A step is split in two, because MLX is asynchronous: ``launch`` builds the graph and hands it to the device, ``finish``
-waits for it. Between the two the loop may launch the next step, so the device never waits for Python.
+A step is split in two, because a device may be asynchronous: ``launch`` builds the graph and hands it to the device;
+``finish`` reads the results once the device is done. Between the two the loop may launch the next step, so the device
+never waits for Python; and ``finish`` may run on another thread than ``launch``, so no result waits for a launch.
 
 Drafts are verified on the last stage, which is therefore the first to know that some slices are void: those behind a
 wrong draft are not computed there, and their results have no tokens.
@@ -12,14 +13,15 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cache
 
 import mlx.core as mx
 
 from splitinfer.core.kv.block_tree import Key, chained
 from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
+from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.device.device import Device, Span, Ticket, Work
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.sampler import Choice, Row, Sampler, read
 from splitinfer.errors import ProtocolError
@@ -27,21 +29,10 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import PackedRows
 from splitinfer.models.kv_blocks import KVBlock
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.memory import on_gpu
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 
 log = logging.getLogger(__name__)
-
-
-@cache
-def launches_ahead() -> bool:
-    """Whether a loop gains by launching the next step before it waits for the one under way.
-
-    A GPU computes while Python goes on. MLX's CPU backend holds ``async_eval`` until most of the work is done,
-    so there the result of one step would be sent on only after the next was computed.
-    """
-    return on_gpu()
 
 
 @dataclass(slots=True)
@@ -77,7 +68,7 @@ class _History:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """The cost of copying stored KV for sequences that begin with it."""
+    """The cost of copying stored KV for sequences that begin with it. ``seconds``: 0 if it is a part of the step's."""
 
     num_bytes: int = 0
     seconds: float = 0.0
@@ -88,6 +79,11 @@ class _Copied:
         began = time.monotonic()
         mx.eval(arrays)
         return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
+
+    @classmethod
+    def with_step(cls, arrays: list[mx.array]) -> "_Copied":
+        """Copy with the step: waiting for it would be waiting for the step under way."""
+        return cls(sum(array.nbytes for array in arrays))
 
 
 @dataclass(slots=True)
@@ -107,13 +103,12 @@ class Launched:
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here
-    started: float
     hidden: mx.array | None
     packed: PackedRows | None
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
-    last_write: mx.array | None  # one element of the last cache written: evaluated when the step is done
     applied: _Applied
+    ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +136,23 @@ class Finished:
 
 
 class StageRunner:
-    """Owns a stage's model and caches. One thread uses it: the one that loaded the model."""
+    """Owns a stage's model and caches.
 
-    def __init__(self, model: StageModel, stage: int, vocab_size: int, disk: StageDisk | None = None) -> None:
-        self._model, self._stage, self._disk = model, stage, disk
+    One thread uses it, the one that loaded the model; but ``wait``, ``finish`` and ``store`` may be called on another,
+    for one step after the other in the order of their launches. Whoever calls ``launch`` with a plan of which
+    ``needs_verdict`` is true has seen to it that all steps before it are finished.
+    """
+
+    def __init__(
+        self, model: StageModel, stage: int, vocab_size: int, device: Device, disk: StageDisk | None = None
+    ) -> None:
+        self._model, self._stage, self.device, self._disk = model, stage, device, disk
         self._step = StepModel(model)
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, _History] = {}
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
-        self._idle_since = time.monotonic()
         self._codec = NONE
 
     def use_codec(self, codec: str) -> None:
@@ -173,15 +174,15 @@ class StageRunner:
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
-        self._idle_since = time.monotonic()
 
     def launch(self, plan: StepPlan, hidden: mx.array | None) -> Launched:
         """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
 
         Raises:
             ProtocolError: the plan does not fit this stage.
+            DeviceFailed: the device did.
         """
-        started = time.monotonic()
+        began = time.monotonic()
         self._check(plan, hidden)
         applied = self._apply(plan)
         slices, hidden = self._without_void(plan, hidden)
@@ -202,11 +203,10 @@ class StageRunner:
             rows = tuple(row for part in slices for row in self._histories[part.seq_id].rows(part))
             choices = tuple(self._sampler.choose(joined, rows)) if joined is not None else ()
             joined = None
-        last_write = _corner(pending[-1]) if pending else None
-        mx.async_eval(  # type: ignore[no-untyped-call]
-            *_arrays(joined, packed, choices), *pending, *([] if last_write is None else [last_write])
-        )
-        return Launched(plan, slices, started, joined, packed, rows, choices, last_write, applied)
+        last_write = [_corner(pending[-1])] if pending else []  # evaluated when the step is done
+        outputs = [*_arrays(joined, packed, choices), *last_write]
+        ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
+        return Launched(plan, slices, joined, packed, rows, choices, applied, ticket)
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
         """The prompts' rows of a step, packed, if the link to the next stage has a codec."""
@@ -275,7 +275,9 @@ class StageRunner:
             begun = {block_id for new in plan.new for block_id in new.blocks}
             self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
         pending = [array for _, block in saved for array in block.arrays()]
-        return _Applied(pending, _Copied.now(copied), for_disk, fetching, lacking)
+        if self.device.computes_at_launch:
+            return _Applied(pending, _Copied.now(copied), for_disk, fetching, lacking)
+        return _Applied([*pending, *copied], _Copied.with_step(copied), for_disk, fetching, lacking)
 
     def _fetch(self, fetch: Fetch) -> bool:
         """Read a block from disk into the pool; whether that succeeded."""
@@ -286,17 +288,26 @@ class StageRunner:
         self._keys[fetch.block_id] = fetch.key
         return True
 
+    def wait(self, launched: Launched) -> Span:
+        """Wait until the device is done with a step.
+
+        Raises:
+            DeviceFailed: the device failed.
+        """
+        return self.device.wait(launched.ticket)
+
     def finish(self, launched: Launched) -> Finished:
-        """Wait for a step."""
-        outputs = _arrays(launched.hidden, launched.packed, launched.choices)
-        mx.eval(*outputs, *([] if launched.last_write is None else [launched.last_write]))
+        """Read the results of a step, when it is done."""
+        span = self.wait(launched)
         tokens = read(launched.choices, launched.rows)
-        # A step launched while the one before it ran began, on the device, when that one ended.
-        started, ended = max(launched.started, self._idle_since), time.monotonic()
-        rows = sum(len(part.token_ids) for part in launched.slices)
-        figures = self._figures(launched.applied, started, ended, rows)
-        self._idle_since = ended
+        figures = self._figures(launched, span)
         return Finished(launched.plan, figures, launched.hidden, launched.packed, self._verdicts(launched, tokens))
+
+    def store(self, launched: Launched) -> None:
+        """Have the blocks that a finished step has saved written to disk. Call when its results are on their way."""
+        if self._disk is not None:
+            for save, block in launched.applied.for_disk:
+                self._disk.write(save, block)
 
     def _verdicts(self, launched: Launched, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
         """The tokens of each slice with logits, on the last stage; void slices get none."""
@@ -315,24 +326,20 @@ class StageRunner:
         history = self._histories.get(part.seq_id)
         return tuple(sampled) if history is None else history.verdict(part, sampled)
 
-    def _figures(self, applied: _Applied, started: float, ended: float, rows: int) -> StageFigures:
-        """Write the step's blocks to disk; return what the step cost, and the keys of blocks written."""
-        written: tuple[Key, ...] = ()
-        if self._disk is not None:
-            for save, block in applied.for_disk:
-                self._disk.write(save, block)
-            written = self._disk.written()
-        copied = applied.copied
+    def _figures(self, launched: Launched, span: Span) -> StageFigures:
+        """What a step cost, and the keys of the blocks written to disk since the step before."""
+        applied = launched.applied
         return StageFigures(
             self._stage,
-            started,
-            ended,
-            bytes_copied=copied.num_bytes,
-            copying=copied.seconds,
-            rows=rows,
+            span.started,
+            span.ended,
+            bytes_copied=applied.copied.num_bytes,
+            copying=applied.copied.seconds,
+            rows=sum(len(part.token_ids) for part in launched.slices),
             fetching=applied.fetching,
             lacking=applied.lacking,
-            written=written,
+            written=() if self._disk is None else self._disk.written(),
+            is_void=span.is_void,
         )
 
 

@@ -1,0 +1,50 @@
+"""Which device a process computes its stage on: MLX's default device, or an emulated accelerator.
+
+``SPLITINFER_ACCELERATOR`` names a machine file. Every process that inherits it, local workers too, then computes on the
+CPU in the times of that machine's stage.
+"""
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+from splitinfer.engine.device.accelerator import Accelerator
+from splitinfer.engine.device.device import Device
+from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.machine.files import read_machine
+from splitinfer.models.memory import on_gpu
+
+VARIABLE = "SPLITINFER_ACCELERATOR"
+_SWITCH = 0.0005  # seconds until a thread that waits for the interpreter's lock gets it
+
+
+def is_emulated() -> bool:
+    """Whether this process emulates an accelerator."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
+    """The device of stage ``stage``, whose layers are ``bounds[stage]`` to ``bounds[stage + 1]``.
+
+    Raises:
+        ConfigError: the machine file cannot be read, or does not fit the layout.
+    """
+    if not is_emulated():
+        return default_device()
+    _share_the_interpreter()
+    machine = read_machine(Path(os.environ[VARIABLE]))
+    return Accelerator(machine.stages[stage], machine.buffers[stage], machine.device, machine.draft)
+
+
+@cache
+def default_device() -> Device:
+    """MLX's default device. A process has one, whatever it computes there."""
+    if on_gpu():
+        _share_the_interpreter()
+    return MlxDevice(computes_at_launch=not on_gpu())
+
+
+def _share_the_interpreter() -> None:
+    """Let the thread that waits for a step go on soon, though another builds the next one's graph."""
+    sys.setswitchinterval(_SWITCH)
