@@ -298,6 +298,11 @@ class Engine:
         seq = self.scheduler.drafts_next
         return seq is not None and self.drafter.prepare(seq)
 
+    def _prepare_steps(self) -> None:
+        """Build graphs of steps that are likely to come, until an event does."""
+        while self._inbox.is_empty and self.pipeline.own.prepare_next():
+            pass
+
     def _receive(self) -> None:
         """Handle all events that have arrived; wait for the first only if there is nothing else to do."""
         can_schedule = self.scheduler.can_schedule or (self.drafter is not None and self.scheduler.wish() is not None)
@@ -305,6 +310,7 @@ class Engine:
         if nothing_to_do:
             self.metrics.blocked()
             nothing_to_do = not self._prepare_drafts()
+            self._prepare_steps()
         while (event := self._next_event(for_ever=nothing_to_do)) is not None:
             self._handle(event)
             nothing_to_do = False

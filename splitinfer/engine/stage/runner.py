@@ -15,6 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
+import numpy as np
 
 from splitinfer.core.kv.block_tree import Key, chained
 from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
@@ -23,13 +24,16 @@ from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work
 from splitinfer.engine.stage.disk import StageDisk
-from splitinfer.engine.stage.sampler import Choice, Row, Sampler, read
+from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
+from splitinfer.engine.stage.sampler import Row, Sampler, read
+from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import ProtocolError
 from splitinfer.models.cut import StageModel
-from splitinfer.models.hidden_states import PackedRows
+from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_blocks import KVBlock
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Part
+from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 
 log = logging.getLogger(__name__)
@@ -52,6 +56,10 @@ class _History:
         for position in range(part.end - part.num_logits + 1, part.end + 1):
             recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
             yield Row(self.params, self.seed, position, recent)
+
+    def row_at(self, position: int) -> Row:
+        """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
+        return Row(self.params, self.seed, position, ())
 
     def is_void(self, part: Slice) -> bool:
         """Whether a slice lies behind a wrong draft."""
@@ -103,10 +111,7 @@ class Launched:
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here
-    hidden: mx.array | None
-    packed: PackedRows | None
-    rows: tuple[Row, ...]
-    choices: tuple[Choice, ...]
+    graph: StepGraph
     applied: _Applied
     ticket: Ticket
 
@@ -154,6 +159,7 @@ class StageRunner:
         self._histories: dict[int, _History] = {}
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
         self._codec = NONE
+        self._prepared = PreparedSteps()
 
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
@@ -171,11 +177,12 @@ class StageRunner:
     def reset(self) -> None:
         """Forget every sequence and block, and the codec to the next stage."""
         self._codec = NONE
+        self._prepared.clear()
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
 
-    def launch(self, plan: StepPlan, hidden: mx.array | None) -> Launched:
+    def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> Launched:
         """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
 
         Raises:
@@ -184,7 +191,23 @@ class StageRunner:
         """
         began = time.monotonic()
         self._check(plan, hidden)
+        received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
+        prepared = self._prepared.take(plan, received)
         applied = self._apply(plan)
+        if prepared is None:
+            rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
+            slices, graph = self._graph_of(plan, rows, applied)
+        else:
+            slices, graph = plan.slices, self._filled(prepared, plan, received)
+        pending = [*applied.pending, *graph.pending]
+        ticket = self.device.launch(graph.outputs(), pending, Work(Shape.of(slices)), began)
+        self._prepared.note(plan)
+        return Launched(plan, slices, graph, applied, ticket)
+
+    def _graph_of(
+        self, plan: StepPlan, hidden: mx.array | None, applied: _Applied
+    ) -> tuple[tuple[Slice, ...], StepGraph]:
+        """The slices of a plan that are computed here, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
         parts = []
         for part in slices:
@@ -192,21 +215,64 @@ class StageRunner:
             if part.num_drafts:
                 applied.pending += self._pool.remember(part.seq_id)
             parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits))
-        outputs = self._step.run(parts, [t for part in slices for t in part.token_ids], hidden) if parts else []
+        rows = tuple(row for part in slices for row in self._rows_of(part))
+        return slices, self._build(slices, parts, [t for part in slices for t in part.token_ids], hidden, rows)
+
+    def _rows_of(self, part: Slice) -> Iterator[Row]:
+        """Append a slice's tokens to its sequence, on the last stage; the rows that want logits."""
+        return self._histories[part.seq_id].rows(part) if self._model.is_last else iter(())
+
+    def _build(
+        self,
+        slices: tuple[Slice, ...],
+        parts: list[Part],
+        token_ids: list[int] | mx.array,
+        hidden: mx.array | None,
+        rows: tuple[Row, ...],
+    ) -> StepGraph:
+        """Build the graph of a step."""
+        outputs = self._step.run(parts, token_ids, hidden) if parts else []
         # A state that the output does not depend on would otherwise let the graph grow from step to step.
-        pending = [*applied.pending, *arrays_to_evaluate(parts)]
+        pending = arrays_to_evaluate(parts)
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
-        rows: tuple[Row, ...] = ()
-        choices: tuple[Choice, ...] = ()
-        packed = self._pack(slices, joined)
-        if self._model.is_last:
-            rows = tuple(row for part in slices for row in self._histories[part.seq_id].rows(part))
-            choices = tuple(self._sampler.choose(joined, rows)) if joined is not None else ()
-            joined = None
-        last_write = [_corner(pending[-1])] if pending else []  # evaluated when the step is done
-        outputs = [*_arrays(joined, packed, choices), *last_write]
-        ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
-        return Launched(plan, slices, joined, packed, rows, choices, applied, ticket)
+        if not self._model.is_last:
+            return StepGraph(joined, self._pack(slices, joined), (), (), pending)
+        choices = () if joined is None else tuple(self._sampler.choose(joined, rows))
+        return StepGraph(None, None, rows, choices, pending)
+
+    # -- graphs built ahead --------------------------------------------------------------------
+
+    def prepare_next(self) -> bool:
+        """Build the graph of a step that is likely to come. Call when there is nothing else to do; whether there was
+        one to build."""
+        slices = self._prepared.next_wanted()
+        if slices and self._can_prepare(slices):
+            self._prepared.add(self._prepare(slices))
+        return bool(slices)
+
+    def _can_prepare(self, slices: tuple[Slice, ...]) -> bool:
+        histories = [self._histories.get(part.seq_id) for part in slices]
+        # A penalty depends on the tokens, which are not known yet.
+        return all(one is not None and one.params.repetition_penalty == 1.0 for one in histories)
+
+    def _prepare(self, slices: tuple[Slice, ...]) -> PreparedStep:
+        parts = [Part(self._pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
+        snapshot = Snapshot(part.caches for part in parts)
+        ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
+        hidden = None
+        if self._model.hidden_spec is not None:
+            width, dtype = self._model.hidden_spec
+            hidden, raw = blank_rows(len(slices), width, dtype)
+        rows = tuple(self._histories[part.seq_id].row_at(part.end) for part in slices) if self._model.is_last else ()
+        return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), ids, raw, snapshot)
+
+    def _filled(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None) -> StepGraph:
+        """The graph of a prepared step, with its inputs."""
+        prepared.fill([part.token_ids[0] for part in plan.slices], received)
+        for part in plan.slices:
+            for _ in self._rows_of(part):  # appends its tokens
+                pass
+        return prepared.graph
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
         """The prompts' rows of a step, packed, if the link to the next stage has a codec."""
@@ -240,9 +306,9 @@ class StageRunner:
             hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
         return tuple(keep), hidden
 
-    def _check(self, plan: StepPlan, hidden: mx.array | None) -> None:
+    def _check(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> None:
         """Raise ProtocolError for a plan that cannot be carried out here."""
-        rows, wanted = 0 if hidden is None else hidden.shape[0], 0 if self._model.is_first else plan.num_tokens
+        rows, wanted = _num_rows(hidden), 0 if self._model.is_first else plan.num_tokens
         if rows != wanted:
             raise ProtocolError(
                 f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
@@ -299,9 +365,9 @@ class StageRunner:
     def finish(self, launched: Launched) -> Finished:
         """Read the results of a step, when it is done."""
         span = self.wait(launched)
-        tokens = read(launched.choices, launched.rows)
-        figures = self._figures(launched, span)
-        return Finished(launched.plan, figures, launched.hidden, launched.packed, self._verdicts(launched, tokens))
+        graph, figures = launched.graph, self._figures(launched, span)
+        tokens = read(graph.choices, graph.rows)
+        return Finished(launched.plan, figures, graph.hidden, graph.packed, self._verdicts(launched, tokens))
 
     def store(self, launched: Launched) -> None:
         """Have the blocks that a finished step has saved written to disk. Call when its results are on their way."""
@@ -343,16 +409,7 @@ class StageRunner:
         )
 
 
-def _corner(array: mx.array) -> mx.array:
-    """One new element that depends on all of ``array``. Holding the array itself would make the next step copy it
-    instead of writing in place."""
-    piece = array[tuple(slice(0, 1) for _ in array.shape)]
-    return piece + piece
-
-
-def _arrays(hidden: mx.array | None, packed: PackedRows | None, choices: tuple[Choice, ...]) -> list[mx.array]:
-    found = [] if hidden is None else [hidden]
-    found += [] if packed is None else packed.arrays()
-    for choice in choices:
-        found += [choice.tokens] if choice.logprobs is None else [choice.tokens, choice.logprobs]
-    return found
+def _num_rows(hidden: mx.array | ReceivedRows | None) -> int:
+    if hidden is None:
+        return 0
+    return hidden.num_rows if isinstance(hidden, ReceivedRows) else hidden.shape[0]

@@ -42,7 +42,7 @@ from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.hidden_states import from_parts
+from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
@@ -178,7 +178,10 @@ class Worker:
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | StepFailed | str | None:
-        """Wait for the next event; ``None`` if it is time to keep the device awake."""
+        """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if it is
+        time to keep the device awake."""
+        while self._stage is not None and self._inbox.is_empty and self._stage.runner.prepare_next():
+            pass
         return self._inbox.get(None, expecting=self._expecting)
 
     def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
@@ -315,8 +318,8 @@ class Worker:
         _check_step(step, frame, stage)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
-        parts = [memoryview(part) for part in frame.parts]
-        hidden = None if step.tensor is None else from_parts(step.tensor, step.packing, parts)
+        parts = tuple(memoryview(part) for part in frame.parts)
+        hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
         launched = stage.runner.launch(step.plan, hidden)
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
