@@ -137,6 +137,11 @@ class Machine:
         return len(self.stages)
 
     @property
+    def wait(self) -> float:
+        """Seconds from the end of a step until it goes on its way."""
+        return self.device.wait if self.launches_ahead else 0.0
+
+    @property
     def cut(self) -> str:
         """The layers of each stage, as in a layout's name: ``40-26``."""
         return "-".join(map(str, self.layers))

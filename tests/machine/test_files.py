@@ -1,4 +1,4 @@
-"""Machine files: what each key becomes, what fits a layout, what is refused; and that costs pass through what is given."""
+"""Machine files: what each key becomes, what fits a layout, what is refused. Costs pass through what is given."""
 
 import json
 from itertools import pairwise

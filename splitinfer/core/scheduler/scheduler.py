@@ -222,8 +222,9 @@ class Scheduler:
         return next(iter(self.running.values()), None) if self.state.has_room_for_drafts else None
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
-        """Return the newest plan, which has not left the first stage, without slices that a result has voided since."""
-        if not self.state.plans or self.state.plans[-1] is not plan:
+        """Return a plan that has not left the first stage without slices that a result has voided since."""
+        at = next((i for i, one in enumerate(self.state.plans) if one is plan), None)
+        if at is None:
             return plan  # the plans were cleared since, and its sequences may have been planned again
         void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
         if not void:
@@ -232,8 +233,8 @@ class Scheduler:
             self.running[part.seq_id].num_in_flight -= 1
             if self.speculation is not None:
                 self.speculation.counts.unsent += 1
-        self.state.plans[-1] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
-        return self.state.plans[-1]
+        self.state.plans[at] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        return self.state.plans[at]
 
     def _is_void(self, part: Slice) -> bool:
         seq = self.running.get(part.seq_id)
