@@ -221,7 +221,7 @@ class Engine:
         else:
             self.metrics.launched(plan)
             self.totals.computed_tokens += plan.num_tokens
-            self._watch.waiting(time.monotonic())
+            self._watch.sent(time.monotonic(), self.scheduler.predicted(plan))
             launched = self.pipeline.launch(plan)
         self._finish_and_send(self._under_way)
         self._under_way = launched
@@ -325,7 +325,7 @@ class Engine:
         now = time.monotonic()
         self.metrics.returned(result, heard)
         events = self.scheduler.update(result, heard)
-        self._watch.answered(now, more=self.scheduler.num_in_flight > 0)
+        self._watch.answered(now)
         self.totals.step(result, heard)
         for event in events:
             state = self._requests.get(event.seq_id)
