@@ -48,8 +48,9 @@ def test_what_a_device_of_one_stage_needs(tmp_path: Path):
 
 
 def test_times_of_stages_fit_a_layout_of_as_many(tmp_path: Path):
-    with pytest.raises(ConfigError, match="has the times of 2 stages, but the layout has 3; take another machine"):
-        read_machine_file(written(tmp_path, BY_STAGE)).accelerator(0, 3, num_layers=40)
+    for count in (1, 3):
+        with pytest.raises(ConfigError, match=f"has the times of 2 stages, but the layout has {count}; take another"):
+            read_machine_file(written(tmp_path, BY_STAGE)).accelerator(0, count, num_layers=40)
 
 
 @pytest.mark.parametrize("stages", ["", "stages: [{layers: 5}, {layers: 7}]"])
