@@ -12,8 +12,8 @@ import mlx.core as mx
 from splitinfer.core import sequence as core
 from splitinfer.core.rng import position_key
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.accelerator import Accelerator
 from splitinfer.engine.device.device import DRAFT, Device
+from splitinfer.engine.device.emulated import EmulatedDevice
 
 _SIDE = 512  # of the square weights that are multiplied: 1 MB, as a layer of a small model has
 _TRIED = 200  # products that are timed
@@ -72,7 +72,7 @@ class Replay:
 
     def _compute(self) -> None:
         """Compute one draft: products of ``seconds``, or on an emulated accelerator one draft of its own seconds."""
-        if isinstance(self._device, Accelerator):
+        if isinstance(self._device, EmulatedDevice):
             self._device.wait(self._device.launch((mx.zeros((1,)),), (), DRAFT, time.monotonic()))
             return
         if self._weights is None:

@@ -46,7 +46,7 @@ from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel
+from splitinfer.core.scheduler.cost_model import CostModel, Shape
 from splitinfer.core.scheduler.decision import Admission, Decision
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.planner import StepPlanner
@@ -260,6 +260,11 @@ class Scheduler:
         self.state.now = max(self.state.now, now)
         decision = self._planner.decide()
         return None if decision is None else self._apply(decision)
+
+    def predicted(self, plan: StepPlan) -> float | None:
+        """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
+        for a plan whose blocks are read from disks."""
+        return None if plan.fetches else self.costs.predicted(Shape.of(plan.slices))
 
     @property
     def can_schedule(self) -> bool:

@@ -240,7 +240,7 @@ class Engine:
         """Hand a step to the device. It is sent when the device is done with it."""
         self.metrics.launched(plan)
         self.totals.computed_tokens += plan.num_tokens
-        self._watch.waiting(time.monotonic())
+        self._watch.sent(time.monotonic(), self.scheduler.predicted(plan))
         self._unsent.add(plan)
         launched = self.pipeline.own.launch(plan, None)
         is_done = self.pipeline.own.device.computes_at_launch
@@ -351,7 +351,7 @@ class Engine:
         self.metrics.returned(result, heard)
         events = self.scheduler.update(result, heard)
         self._unsent.reduce(self.scheduler.still_wanted)
-        self._watch.answered(now, more=self.scheduler.num_in_flight > 0)
+        self._watch.answered(now)
         self.totals.step(result, heard)
         for event in events:
             state = self._requests.get(event.seq_id)

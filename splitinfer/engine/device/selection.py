@@ -9,10 +9,10 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from splitinfer.engine.device.accelerator import Accelerator
 from splitinfer.engine.device.device import Device
+from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.machine.files import read_machine
+from splitinfer.machine.files import read_machine_file
 from splitinfer.models.memory import on_gpu
 
 VARIABLE = "SPLITINFER_ACCELERATOR"
@@ -33,8 +33,10 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
     if not is_emulated():
         return default_device()
     _share_the_interpreter()
-    machine = read_machine(Path(os.environ[VARIABLE]))
-    return Accelerator(machine.stages[stage], machine.buffers[stage], machine.device, machine.draft)
+    found = read_machine_file(Path(os.environ[VARIABLE])).accelerator(
+        stage, len(bounds) - 1, bounds[stage + 1] - bounds[stage]
+    )
+    return EmulatedDevice(found)
 
 
 @cache

@@ -17,28 +17,23 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.engine.device.device import Span, Ticket, Work
 from splitinfer.engine.device.mlx_device import device_errors
-from splitinfer.machine.device_queue import DeviceQueue, DeviceTraits
+from splitinfer.machine.device_queue import DeviceQueue
+from splitinfer.machine.machine import Accelerator
 
 _COARSE = 0.0003  # seconds before a time up to which the operating system may be trusted to wake a thread
 _TICK = 2e-6  # seconds of the smallest launch
 
 
-class Accelerator:
-    """One stage's emulated device.
-
-    costs: the seconds of a step.
-    buffers: the command buffers of a step.
-    draft: the seconds of a draft.
-    """
+class EmulatedDevice:
+    """One stage's device, with the times of ``accelerator``."""
 
     computes_at_launch = False
 
-    def __init__(self, costs: StageCosts, buffers: int, traits: DeviceTraits, draft: float) -> None:
-        self._costs, self._buffers, self._draft = costs, buffers, draft
-        self._queue = DeviceQueue(traits)
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._queue = DeviceQueue(accelerator.traits)
         self._lock = threading.Lock()
         self._is_late = False  # a draft was; the step behind it is void
         self._held: deque[tuple[float, Sequence[mx.array]]] = deque()
@@ -47,7 +42,7 @@ class Accelerator:
         """See ``Device``."""
         launched = time.monotonic()
         with self._lock:
-            timing = self._queue.launch(launched, self._seconds(work), 1 if work.is_draft else self._buffers)
+            timing = self._queue.launch(launched, *self._cost(work))
         self._release(launched)
         with device_errors():
             mx.eval(*outputs, *pending)
@@ -65,10 +60,13 @@ class Accelerator:
         sleep_until(timing.returns)
         return ticket
 
-    def _seconds(self, work: Work) -> float:
+    def _cost(self, work: Work) -> tuple[float, int]:
+        """Seconds and command buffers."""
         if work.is_draft:
-            return self._draft
-        return self._costs.at(work.shape) if work.shape.rows else 0.0
+            return self._accelerator.draft, self._accelerator.draft_buffers
+        if not work.shape.rows:
+            return 0.0, 1
+        return self._accelerator.costs.at(work.shape), self._accelerator.buffers
 
     def _release(self, now: float) -> None:
         while self._held and self._held[0][0] <= now:
