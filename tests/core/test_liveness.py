@@ -1,5 +1,6 @@
 """Losses, stalls and patience, on a clock that is an argument."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
