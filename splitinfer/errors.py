@@ -58,7 +58,12 @@ class Refused(PeerError):
 
 
 class WorkerLost(PeerError):
-    """A worker was connected, and is lost."""
+    """A worker was connected, and is lost. ``no_memory_on``: the stage whose device had no memory left, if that is why;
+    that worker is still there."""
+
+    def __init__(self, text: str, no_memory_on: int | None = None) -> None:
+        super().__init__(text)
+        self.no_memory_on = no_memory_on
 
 
 class ProtocolError(PeerError):

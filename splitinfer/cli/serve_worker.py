@@ -46,7 +46,8 @@ def serve(
     access = AccessControl(None if is_open else keys)
     listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # the same port accepts plain TCP links
     address = "tcp://" + listener.address.partition("://")[2]
-    worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access)
+    ending, asked, stopped = threading.Event(), threading.Event(), threading.Event()
+    worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access, ended=ending.set)
     if child:
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
     if keys is not None and not is_open:
@@ -54,22 +55,21 @@ def serve(
     elif not _is_loopback(host):
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
-    asked, stopped = threading.Event(), threading.Event()
 
     def stop() -> None:
         asked.set()
+        ending.set()
         stopped.wait()
 
     with shutdown.closed_by(Closing(stop, _END_SECONDS, stop, _END_SECONDS)):
         try:
-            while not asked.wait(timeout=0.5):
-                if not worker.is_alive:
-                    return 1
+            while not ending.wait(timeout=0.5):
+                pass
         finally:
             log.info("worker %s stops", worker.name)
             worker.stop(timeout=_STOP_SECONDS)
             stopped.set()
-    return 0
+    return 0 if asked.is_set() else 1
 
 
 def _log_pairing(name: str, address: str, keys: Keyring) -> None:

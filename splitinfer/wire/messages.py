@@ -244,11 +244,12 @@ class Result:
 class Fault:
     """The sender cannot go on; ``reason`` is a sentence for a person. The link ends.
 
-    ``no_memory``: its device had no memory left for a step.
+    ``no_memory``: its device had no memory left for a step. ``is_ending``: its process ends, because its device failed.
     """
 
     reason: str
     no_memory: bool = False
+    is_ending: bool = False
 
 
 Message = (

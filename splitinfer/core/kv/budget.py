@@ -12,10 +12,11 @@ Stages differ in these factors, but not in the counts: the memory of any set of 
 each stage, from three numbers (``KVUse``). So there is one sum, not one per stage, and the fullest stage decides.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 BLOCK = 256  # tokens
+_STAYS = 0.75  # of what was in use on a device when it had no memory left
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,3 +125,14 @@ class KVBudget:
         lack, index = max(lacks, default=(0, 0))
         if lack > 0:
             raise NeverFits(num_tokens, index, self.stages[index].bytes_of(use), self.stages[index].budget_bytes)
+
+    def lowered(self, stage: int, use: KVUse) -> "KVBudget":
+        """The budget once the device of stage ``stage`` had no memory left for ``use``: three quarters of that there.
+
+        >>> KVBudget((StageKV(9 * BLOCK, 1),)).lowered(0, KVUse(1, 4)) == KVBudget((StageKV(3 * BLOCK, 1),))
+        True
+        """
+        stages = list(self.stages)
+        for there in stages[stage : stage + 1]:
+            stages[stage] = replace(there, budget_bytes=int(_STAYS * min(there.budget_bytes, there.bytes_of(use))))
+        return KVBudget(tuple(stages))

@@ -81,10 +81,11 @@ class _Unwritten:
 
 
 class PrefixCache:
-    """Pure. ``tree``: blocks in every stage's memory, or being read; ``disk``: blocks on every stage's disk."""
+    """Pure. ``tree``: blocks in every stage's memory, or being read; ``disk``: blocks on every stage's disk;
+    ``budget``: the memory of blocks and of sequences."""
 
     def __init__(self, config: PrefixCacheConfig, budget: KVBudget) -> None:
-        self._config, self._budget = config, budget
+        self._config, self.budget = config, budget
         self.tree = BlockTree(config.root, whole_blocks=config.whole_blocks)
         self.disk = BlockTree(config.root, whole_blocks=config.whole_blocks)
         self.sessions: OrderedDict[str, Block] = OrderedDict()  # the last block of each session's last request
@@ -274,7 +275,7 @@ class PrefixCache:
         evicted: list[Block] = []
         use = used + self.use + STORED_BLOCK
         pinned, candidates = self.pinned, self.tree.evictable()
-        while not self._budget.fits(use):
+        while not self.budget.fits(use):
             block = next(candidates, None)
             if block is None:
                 return False

@@ -30,16 +30,16 @@ class AdmissionControl:
             return
         reserved, coming = NOTHING, set(prefix_cache.coming())
         for seq in self.state.running.values():
-            reserved += use_of(self._reservation(seq))
+            reserved += use_of(self.reservation(seq))
             coming.update(self._keys_to_store(seq, len(seq.blocks)))
         for seq in self.state.waiting:
             if seq.awaits:
-                reserved += use_of(self._reservation(seq))
+                reserved += use_of(self.reservation(seq))
                 continue
             match = prefix_cache.match(seq).without(allocation.evicted)
             if self._is_being_computed(seq, match, coming):
                 continue
-            reserved += use_of(self._reservation(seq))
+            reserved += use_of(self.reservation(seq))
             if num_places <= 0:
                 return
             num_places -= 1
@@ -86,7 +86,7 @@ class AdmissionControl:
         at = match.num_tokens // BLOCK
         return at < len(seq.keys) and seq.keys[at] in coming
 
-    def _reservation(self, seq: Sequence) -> int:
+    def reservation(self, seq: Sequence) -> int:
         """Tokens of KV reserved for a sequence: those it has now and, before it decodes, one block more."""
         if seq in self.state.batches:
             return max(seq.kv_tokens, len(seq.tokens))

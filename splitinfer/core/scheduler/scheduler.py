@@ -30,7 +30,8 @@ KV is bounded (``core.kv.budget``). A sequence is admitted when its whole prompt
 fit beside what all others have or have reserved (``core.scheduler.admission``). Where growing answers fill the memory
 nevertheless, sequences are preempted (chosen by ``core.scheduler.kv_allocation``): a preempted sequence waits, keeps
 its tokens, and is computed again later. A token's random key depends on its position alone, so preemption does not
-change the tokens.
+change the tokens. Where a stage's device had no memory left although the budget was kept, the budget is lowered
+(``lower_budget``) before the sequences are queued again; those that do not fit even alone then are ``unable``.
 
 The planner (``core.scheduler.planner``) decides what the next plan does and changes nothing; ``can_schedule`` asks it,
 ``schedule`` applies its decision. Both read the same state (``core.scheduler.state``).
@@ -40,7 +41,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from splitinfer.core.kv.block_tree import DiskBlock, full_keys
-from splitinfer.core.kv.budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
+from splitinfer.core.kv.budget import BLOCK, NOTHING, KVBudget, KVUse, NeverFits, growth, use_of
 from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
@@ -74,13 +75,12 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, costs: CostModel | None = None) -> None:
-        budget, num_stages = config.kv or KVBudget(), config.num_stages or config.num_groups
+        num_stages = config.num_stages or config.num_groups
         self.state = state = SchedulerState(
             config=config,
             policy=policy_of(config.policy_config),
             costs=costs or CostModel.of(num_stages),
-            budget=budget,
-            prefix_cache=PrefixCache(config.blocks, budget),
+            prefix_cache=PrefixCache(config.blocks, config.kv or KVBudget()),
             batches=MicroBatches(config.num_groups),
             speculation=Speculation(num_stages, config.rewind) if config.speculates else None,
         )
@@ -91,6 +91,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._next_step = self._num_arrived = 0
         self.num_preemptions = 0  # times a running sequence was preempted
+        self._is_lowered = False  # the budget, below the config's
 
     @property
     def config(self) -> SchedulerConfig:
@@ -184,6 +185,25 @@ class Scheduler:
             seq.forget_stages()
             self.waiting.add(seq)
         self.running.clear()
+
+    def lower_budget(self, stage: int) -> bool:
+        """Lower a stage's budget because its device had no memory left for what is in use; call before ``replay``.
+        Returns whether there is less now, so that it will not happen for ever."""
+        before, use = self.state.budget, self.kv_used + self.kv_stored
+        self.prefix_cache.budget = before.lowered(stage, use)
+        self._is_lowered = True
+        return self.state.budget != before
+
+    def unable(self) -> list[tuple[Sequence, NeverFits]]:
+        """The sequences that cannot go on even alone since the budget was lowered, and why; the caller ends them."""
+        return [*self._unable()] if self._is_lowered else []
+
+    def _unable(self) -> Iterator[tuple[Sequence, NeverFits]]:
+        for seq in (*self.running.values(), *self.waiting):
+            try:
+                self.state.budget.check(self._admission.reservation(seq))
+            except NeverFits as error:
+                yield seq, error
 
     def drop(self, session: str) -> None:
         """Forget a session: the next plan frees its blocks, except those that others begin with, too."""
@@ -285,6 +305,11 @@ class Scheduler:
     def num_in_flight(self) -> int:
         """Plans under way."""
         return len(self.state.plans)
+
+    @property
+    def oldest_step(self) -> int | None:
+        """The number of the plan that has been under way for longest; ``None`` if none is."""
+        return self.state.plans[0].step if self.state.plans else None
 
     @property
     def kv_used(self) -> KVUse:

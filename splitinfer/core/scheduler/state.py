@@ -31,7 +31,6 @@ class SchedulerState:
     config: SchedulerConfig
     policy: Policy
     costs: CostModel
-    budget: KVBudget
     prefix_cache: PrefixCache
     batches: MicroBatches
     speculation: Speculation | None
@@ -44,6 +43,11 @@ class SchedulerState:
     share: int = 0
     share_left: int = 0
     prompts_go_on: int = 0
+
+    @property
+    def budget(self) -> KVBudget:
+        """The memory of sequences and of stored blocks; as configured, or less (``Scheduler.lower_budget``)."""
+        return self.prefix_cache.budget
 
     @property
     def has_changes(self) -> bool:

@@ -67,10 +67,12 @@ class _Stop(Exception):
 
 
 class _OwnResult(NamedTuple):
-    """The result of a step, where the coordinator's stage is the last one, and when it was there."""
+    """The result of a step, where the coordinator's stage is the last one, when it was there, and after how many
+    losses."""
 
     result: StepResult
     at: float
+    era: int
 
 
 class Engine:
@@ -95,6 +97,7 @@ class Engine:
         self._unsent = Unsent()
         self._steps = StepsUnderWay(self._wait_for, self._send, lambda why: self._inbox.put(lambda: self._raise(why)))
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
+        self._era = 0  # losses so far
         self._started = threading.Event()
         self._is_closing = False
         self.totals = Totals([])
@@ -229,6 +232,7 @@ class Engine:
         """One turn of the loop; at most one step is launched."""
         self._receive()
         self._expire()
+        self._end_unable()
         self._draft()
         plan = self.scheduler.schedule(time.monotonic())
         if plan is None:
@@ -242,6 +246,8 @@ class Engine:
         self.totals.computed_tokens += plan.num_tokens
         self._watch.sent(time.monotonic(), self.scheduler.predicted(plan))
         self._unsent.add(plan)
+        if self.pipeline.own.needs_verdict(plan):
+            self._steps.drain()
         launched = self.pipeline.own.launch(plan, None)
         is_done = self.pipeline.own.device.computes_at_launch
         if is_done and self._unsent.has_drafts:
@@ -258,7 +264,7 @@ class Engine:
         done = own.finish(launched)
         result = self.pipeline.send(done.reduced_to(self._unsent.take(done.plan)))
         if result is not None:
-            self._inbox.put(_OwnResult(result, time.monotonic()))
+            self._inbox.put(_OwnResult(result, time.monotonic(), self._era))
         own.store(launched)
 
     def _raise(self, why: StepFailed) -> None:
@@ -317,7 +323,7 @@ class Engine:
 
     def _handle(self, event: Event | _OwnResult | Call) -> None:
         if isinstance(event, _OwnResult):
-            self._learn(event.result, event.at)
+            self._learn(event.result if event.era == self._era else None, event.at)
         elif isinstance(event, Event):
             self._learn(self.pipeline.receive(event), event.at)
         else:
@@ -332,17 +338,44 @@ class Engine:
                 if not for_ever:
                     return None
                 self._expire()
+                self._tick()
                 if self._watch.is_stuck(time.monotonic()):
-                    raise self.pipeline.stuck_worker(self._watch.limit) from None
+                    raise self._stuck() from None
 
     @property
     def _is_waiting(self) -> bool:
         return self._scheduler is not None and self._scheduler.num_in_flight > 0
 
     def _until_next_look(self) -> float:
-        """Seconds until a step may be stuck, or a request's deadline."""
-        deadline = None if self._scheduler is None else self.scheduler.next_deadline
-        return _WATCH_EVERY if deadline is None else min(_WATCH_EVERY, max(0.0, deadline - time.monotonic()))
+        """Seconds until a step may be stuck, a request's deadline, or the device's next tick."""
+        if self._scheduler is None:
+            return _WATCH_EVERY
+        now, deadline = time.monotonic(), self.scheduler.next_deadline
+        tick = self.pipeline.own.until_tick(now)
+        return min(
+            _WATCH_EVERY,
+            _WATCH_EVERY if deadline is None else max(0.0, deadline - now),
+            _WATCH_EVERY if tick is None else tick,
+        )
+
+    def _tick(self) -> None:
+        """Keep the device awake while requests are open."""
+        if self._scheduler is not None:
+            self.pipeline.own.tick(time.monotonic())
+
+    def _stuck(self) -> SplitinferError:
+        """The error for a step that does not come back."""
+        oldest = self.scheduler.oldest_step
+        if oldest is not None and oldest in self._unsent:  # nothing in this process can make the device go on
+            return SplitinferError(
+                f"the device of stage {self._own_name} has made no progress for {self._watch.limit:.0f} s; "
+                "start the coordinator again"
+            )
+        return self.pipeline.stuck_worker(self._watch.limit)
+
+    @property
+    def _own_name(self) -> str:
+        return self.pipeline.layout.stages[0].name
 
     def _learn(self, result: StepResult | None, heard: float) -> None:
         if result is None:
@@ -364,22 +397,25 @@ class Engine:
                 self.scheduler.finish(event.seq_id, reason)
                 self._forget(event.seq_id, reason)
 
-    # -- a worker is lost --------------------------------------------------------------------
+    # -- a worker is lost, or a device fails ---------------------------------------------------
 
     def _rejoin(self, loss: WorkerLost | DeviceFailed) -> None:
         """Wait until all stages are back, then have them compute what they held.
 
         Raises:
-            WorkerLost: it took too long, or the same loss was repeated without a token in between.
+            WorkerLost, DeviceFailed: it took too long, or the same loss was repeated without a token in between.
         """
-        if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
-            raise loss
-        log.warning("%s; waiting up to %.0f s for it: %s", loss, self._rejoin_timeout, self.pipeline.remedy)
+        if isinstance(loss, DeviceFailed):
+            loss = DeviceFailed(f"stage {self._own_name} cannot go on: {loss}", loss.no_memory)
+        log.warning("%s; %s", loss, self._remedy(loss))
         self.metrics.lost(time.monotonic())
         self._watch.reset()
         self.pipeline.regroup(str(loss))
         self._steps.drop()
         self._unsent.clear()
+        self._era += 1
+        if isinstance(loss, DeviceFailed):
+            self._forget_drafting()
         patience, reason = RejoinDeadline(self._rejoin_timeout), self._reopen()
         while reason is not None:
             self._handle_calls()
@@ -391,6 +427,28 @@ class Engine:
         self.metrics.resumed(self.pipeline.clocks, time.monotonic())
         self.totals.rejoins += 1
         log.warning("all stages are back; going on where it stopped")
+
+    def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
+        """What is done about a loss, as part of a sentence.
+
+        Raises:
+            WorkerLost, DeviceFailed: nothing; the loss is repeated, or is not to be waited for.
+        """
+        stage = _stage_without_memory(loss)
+        if stage is not None and self.scheduler.lower_budget(stage):
+            kv = self.scheduler.state.budget.stages[stage]
+            return f"it gets {size(kv.budget_bytes)} of KV at most from now on, and fewer requests at a time"
+        if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
+            raise loss
+        if isinstance(loss, DeviceFailed):
+            return "it computes again what it held"
+        return f"waiting up to {self._rejoin_timeout:.0f} s for it: {self.pipeline.remedy}"
+
+    def _forget_drafting(self) -> None:
+        """Have the drafter begin again: what it computed on the device that failed cannot be trusted."""
+        for seq_id in self._requests:
+            if self.drafter is not None:
+                self.drafter.forget(seq_id)
 
     def _reopen(self) -> str | None:
         """Open the pipeline again; the reason if that cannot be done yet."""
@@ -466,6 +524,25 @@ class Engine:
             self._requests[seq_id].end(FinishReason.ABORT, "its time was over")
             self._forget(seq_id, FinishReason.ABORT)
 
+    def _end_unable(self) -> None:
+        """End the requests whose KV does not fit any more, since a stage's device had no memory left."""
+        for seq, error in self.scheduler.unable():
+            name = self.pipeline.layout.stages[error.stage].name
+            reason = (
+                f"{error.num_tokens:,} tokens need {size(error.needed)} of KV on stage {name}, whose device ran out of "
+                f"memory and has {size(error.there)} for it; shorten the request, or give the stage fewer layers"
+            )
+            self.scheduler.finish(seq.seq_id, FinishReason.ERROR)
+            self._requests[seq.seq_id].end(FinishReason.ERROR, reason)
+            self._forget(seq.seq_id, FinishReason.ERROR)
+
     def _abort_all(self) -> None:
         for seq_id in self._requests:
             self._abort(seq_id)
+
+
+def _stage_without_memory(loss: WorkerLost | DeviceFailed) -> int | None:
+    """The stage whose device had no memory left, if that is why."""
+    if isinstance(loss, DeviceFailed):
+        return 0 if loss.no_memory else None
+    return loss.no_memory_on

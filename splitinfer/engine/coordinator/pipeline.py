@@ -136,8 +136,8 @@ class Pipeline:
                 worker.kill()
 
     def _is_lost(self, handle: WorkerHandle, worker: LocalWorker) -> bool:
-        """Whether a local worker has died or frozen. One that only reported another's loss has not."""
-        if handle is self._stuck or handle.is_silent:
+        """Whether a local worker has died or frozen, or will end. One that only reported another's loss has not."""
+        if handle is self._stuck or handle.is_silent or handle.is_ending:
             return True
         return handle.link.closed is not None and worker.ends_within(_EXIT_SECONDS)
 

@@ -22,6 +22,11 @@ class Unsent:
         with self._lock:
             self._plans[plan.step] = plan
 
+    def __contains__(self, step: int) -> bool:
+        """Whether a step has not been taken yet."""
+        with self._lock:
+            return step in self._plans
+
     @property
     def has_drafts(self) -> bool:
         """Whether a result could make void what is unsent."""

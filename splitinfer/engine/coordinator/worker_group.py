@@ -81,6 +81,7 @@ class WorkerHandle:
     session: Session = field(default_factory=lambda: Session(opened=True))
     welcome: Welcome | None = None  # its versions, device and free memory
     silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
+    last_frame: Frame | None = None  # received from it
 
     @property
     def is_silent(self) -> bool:
@@ -88,9 +89,29 @@ class WorkerHandle:
         silence = self.link.silent_for if self.silence_at_end is None else self.silence_at_end
         return silence >= _SILENCE
 
+    @property
+    def fault(self) -> Fault | None:
+        """Its last message, if that says why it cannot go on."""
+        try:
+            message = None if self.last_frame is None else codec.decode(self.last_frame.header)
+        except ProtocolError:
+            return None
+        return message if isinstance(message, Fault) else None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its process ends, as it says itself."""
+        return self.fault is not None and self.fault.is_ending
+
     def lost(self, reason: str) -> WorkerLost:
-        """The error for the loss of this worker."""
+        """The error for the loss of this worker, with the reason that it gave itself, if it did."""
+        if self.fault is not None:
+            return self._faulty(self.fault)
         return WorkerLost(f"worker {self.spec.name} ({self.address}) is gone: {reason or 'it closed the link'}")
+
+    def _faulty(self, fault: Fault) -> WorkerLost:
+        no_memory_on = self.stage if fault.no_memory else None
+        return WorkerLost(f"worker {self.spec.name} ({self.address}) cannot go on: {fault.reason}", no_memory_on)
 
     def send(self, message: Message, *parts: memoryview) -> None:
         """Send one message. Raises LinkClosed, ProtocolError."""
@@ -112,7 +133,7 @@ class WorkerHandle:
         if isinstance(message, Refuse):
             raise Refused(f"worker {self.spec.name} ({self.address}) refused: {message.reason}")
         if isinstance(message, Fault):
-            raise WorkerLost(f"worker {self.spec.name} ({self.address}) cannot go on: {message.reason}")
+            raise self._faulty(message)
         return message
 
 
@@ -294,6 +315,8 @@ class WorkerGroup:
     def _deliver(self, worker: WorkerHandle, item: Frame | LinkClosed) -> None:
         if isinstance(item, LinkClosed):
             worker.silence_at_end = worker.link.silent_for
+        else:
+            worker.last_frame = item
         event = Event(worker, item, time.monotonic())
         with self._delivery_lock:
             put = self._put if self._opening is None else self._opening.put

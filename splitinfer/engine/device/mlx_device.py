@@ -61,12 +61,30 @@ class MlxDevice:
 
 
 @contextmanager
+def memory_errors() -> Iterator[None]:
+    """Translate what MLX raises when there is no memory left for an array; other errors are not the device's."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_no_memory(error):
+            raise
+        raise _failed(error) from error
+
+
+@contextmanager
 def device_errors() -> Iterator[None]:
     """Translate what MLX raises when the device fails, or has no memory left."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        text = " ".join(str(error).split()) or type(error).__name__
-        no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
-        what = "has no memory left" if no_memory else "failed"
-        raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error
+        raise _failed(error) from error
+
+
+def _is_no_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(words in str(error).lower() for words in _NO_MEMORY)
+
+
+def _failed(error: Exception) -> DeviceFailed:
+    text, no_memory = " ".join(str(error).split()) or type(error).__name__, _is_no_memory(error)
+    what = "has no memory left" if no_memory else "failed"
+    return DeviceFailed(f"the device {what} ({text:.200})", no_memory)

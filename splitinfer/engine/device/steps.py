@@ -2,6 +2,8 @@
 
 On a device that computes at launch that is at once, on the launching thread. On any other a thread waits for the steps,
 one after the other, and completes them, so that nothing on the way of a result waits for a launch.
+
+Behind a step that failed none is completed: its result would be taken for the missing one's.
 """
 
 import queue
@@ -26,7 +28,7 @@ class StepsUnderWay(Generic[T]):
     """Steps of one loop.
 
     wait: blocks until a step is done.
-    complete: does what is to be done then; never called for a step that was dropped.
+    complete: does what is to be done then; never called for a step that was dropped, or is behind one that failed.
     failed: called on the waiting thread with what ``wait`` or ``complete`` raised there. When the loop comes to it,
         ``StepFailed.is_late`` says whether that step has been dropped since.
     """
@@ -38,6 +40,7 @@ class StepsUnderWay(Generic[T]):
         self._queue: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards the two below
         self._num_under_way = self._generation = 0
+        self._failed_generation = -1  # steps of this one are not completed any more
         self._completing = threading.Lock()
         self._thread: threading.Thread | None = None
 
@@ -80,9 +83,10 @@ class StepsUnderWay(Generic[T]):
     def _run(self) -> None:
         while True:
             generation, step = self._queue.get()
-            error = self._try(generation, step)
+            error = None if generation == self._failed_generation else self._try(generation, step)
             del step  # it holds arrays
             if error is not None and not self._is_dropped(generation):
+                self._failed_generation = generation
                 self._failed(StepFailed(error, partial(self._is_dropped, generation)))
             with self._changed:
                 if generation == self._generation:

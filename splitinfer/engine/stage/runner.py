@@ -23,6 +23,7 @@ from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work
+from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.sampler import Row, Sampler, read
@@ -37,6 +38,8 @@ from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 
 log = logging.getLogger(__name__)
+
+_TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clock
 
 
 @dataclass(slots=True)
@@ -160,6 +163,7 @@ class StageRunner:
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
         self._codec = NONE
         self._prepared = PreparedSteps()
+        self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
 
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
@@ -175,13 +179,35 @@ class StageRunner:
         log.info("many sequences run by %s", self._step.way.value)
 
     def reset(self) -> None:
-        """Forget every sequence and block, and the codec to the next stage."""
+        """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
         self._codec = NONE
         self._prepared.clear()
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
+        mx.clear_cache()
 
+    # -- keeping the device awake --------------------------------------------------------------
+
+    def until_tick(self, now: float) -> float | None:
+        """Seconds until ``tick`` is due; ``None`` while no sequence is open, or if the device computes at launch."""
+        if self.device.computes_at_launch or not len(self._pool):
+            return None
+        return max(0.0, self._busy_at + _TICK_EVERY - now)
+
+    def tick(self, now: float) -> None:
+        """Give the device next to nothing to compute, if that is due, so that the next step finds it awake.
+
+        Raises:
+            DeviceFailed: the device did.
+        """
+        if self.until_tick(now) == 0:
+            self._busy_at = now
+            self.device.stay_awake()
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    @memory_errors()
     def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> Launched:
         """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
 
@@ -201,6 +227,7 @@ class StageRunner:
             slices, graph = plan.slices, self._filled(prepared, plan, received)
         pending = [*applied.pending, *graph.pending]
         ticket = self.device.launch(graph.outputs(), pending, Work(Shape.of(slices)), began)
+        self._busy_at = time.monotonic()
         self._prepared.note(plan)
         return Launched(plan, slices, graph, applied, ticket)
 
@@ -242,9 +269,14 @@ class StageRunner:
 
     # -- graphs built ahead --------------------------------------------------------------------
 
+    @memory_errors()
     def prepare_next(self) -> bool:
         """Build the graph of a step that is likely to come. Call when there is nothing else to do; whether there was
-        one to build."""
+        one to build.
+
+        Raises:
+            DeviceFailed: it had no memory left. ``reset`` is all that may be called then.
+        """
         slices = self._prepared.next_wanted()
         if slices and self._can_prepare(slices):
             self._prepared.add(self._prepare(slices))
@@ -362,9 +394,15 @@ class StageRunner:
         """
         return self.device.wait(launched.ticket)
 
+    @memory_errors()
     def finish(self, launched: Launched) -> Finished:
-        """Read the results of a step, when it is done."""
+        """Read the results of a step, when it is done.
+
+        Raises:
+            DeviceFailed: the device did.
+        """
         span = self.wait(launched)
+        self._busy_at = max(self._busy_at, span.ended)
         graph, figures = launched.graph, self._figures(launched, span)
         tokens = read(graph.choices, graph.rows)
         return Finished(launched.plan, figures, graph.hidden, graph.packed, self._verdicts(launched, tokens))

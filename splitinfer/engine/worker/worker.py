@@ -13,12 +13,16 @@ a step; so neither the device nor the link waits for the other. Where the device
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
 Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. The
-weights stay in memory, so a coordinator that connects again finds them loaded.
+weights stay in memory, so a coordinator that connects again finds them loaded. Only a device that fails ends it, unless
+that was for lack of memory: then it keeps its weights, and the coordinator asks less of it.
 """
 
 import logging
+import queue
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -98,7 +102,7 @@ class Worker:
 
     ``model`` overrides the coordinator's name for the model, for a folder that lies elsewhere on this machine.
     ``disk``: where KV is stored for coordinators that ask for it. ``keys``: for encrypted links to the next stage.
-    ``access``: which peers may connect to ``listener``.
+    ``access``: which peers may connect to ``listener``. ``ended``: called by the engine's thread when it ends.
     """
 
     def __init__(
@@ -110,10 +114,11 @@ class Worker:
         disk: Disk | None = None,
         keys: Keys | None = None,
         access: AccessControl | None = None,
+        ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
-        self._model, self._disk = model, disk
+        self._model, self._disk, self._ended = model, disk, ended
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
@@ -145,6 +150,7 @@ class Worker:
             pass
         if self._stage is not None:
             self._stage.close()
+        self._ended()
 
     def _take(self, event: Event | StepFailed | str | None) -> bool:
         """Act on an event, and see to what goes wrong; whether to go on."""
@@ -161,7 +167,7 @@ class Worker:
         except _Abandoned:
             self._end_session("the coordinator is gone")
         except DeviceFailed as error:
-            self._fail(f"{self.name}: {error}", no_memory=error.no_memory)
+            self._fail(str(error), no_memory=error.no_memory, is_ending=not error.no_memory)
             return error.no_memory  # a process whose device failed cannot be trusted
         except (SplitinferError, TransportError) as error:
             self._fail(str(error))
@@ -178,11 +184,18 @@ class Worker:
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | StepFailed | str | None:
-        """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if it is
-        time to keep the device awake."""
-        while self._stage is not None and self._inbox.is_empty and self._stage.runner.prepare_next():
-            pass
-        return self._inbox.get(None, expecting=self._expecting)
+        """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if none
+        came until the device had to be kept awake."""
+        try:
+            while self._stage is not None and self._inbox.is_empty and self._stage.runner.prepare_next():
+                pass
+            limit = None if self._stage is None else self._stage.runner.until_tick(time.monotonic())
+            with suppress(queue.Empty):
+                return self._inbox.get(limit, expecting=self._expecting)
+            self._loaded().runner.tick(time.monotonic())
+        except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
+            return StepFailed(error, lambda: False)
+        return None
 
     def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Act on one frame, or on a link's end."""
@@ -359,14 +372,14 @@ class Worker:
         elif self._owner is not None and connection.session_id == self._owner.session_id:
             self._fail(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
 
-    def _fail(self, reason: str, *, no_memory: bool = False) -> None:
+    def _fail(self, reason: str, *, no_memory: bool = False, is_ending: bool = False) -> None:
         """End the session, with one sentence on both sides."""
         reason = one_line(reason)
         log.warning("session ended: %s", reason)
         owner = self._owner
         if owner is not None and owner.link.closed is None:
             try:
-                owner.send(Fault(reason, no_memory))
+                owner.send(Fault(reason, no_memory, is_ending))
             except (TransportError, ProtocolError) as error:
                 log.info("the reason could not be sent to the coordinator: %s", error)
             owner.link.close(reason)

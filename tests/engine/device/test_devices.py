@@ -1,0 +1,177 @@
+"""Devices: when a launch returns, when it is done, what is held until then, and what is said when one fails."""
+
+import time
+import weakref
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+
+from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.engine.device import emulated as emulated_module
+from splitinfer.engine.device.device import DRAFT, Ticket, Work
+from splitinfer.engine.device.emulated import EmulatedDevice
+from splitinfer.engine.device.mlx_device import MlxDevice, device_errors, memory_errors
+from splitinfer.errors import DeviceFailed
+from splitinfer.machine.device_queue import DeviceTraits
+from splitinfer.machine.machine import Accelerator
+
+MS = 1e-3
+STEP = Work(Shape(1))
+NOTHING = Work(Shape())
+
+
+class Clock:
+    """Time that passes by sleeping only."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-6)  # to yield takes a moment, too
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(emulated_module, "time", made)
+    return made
+
+
+def emulated(ms: float = 10, buffers: int = 1, draft_ms: float = 0, **traits: float) -> EmulatedDevice:
+    costs = StageCosts.through({1: ms * MS})
+    return EmulatedDevice(Accelerator(costs, buffers, DeviceTraits(**traits), draft_ms * MS))  # type: ignore[arg-type]
+
+
+def one() -> mx.array:
+    """An array that is still to be computed."""
+    return mx.ones((4,)) + 1
+
+
+def launch(device: EmulatedDevice, work: Work = STEP) -> Ticket:
+    return device.launch([one()], (), work, 0.0)
+
+
+def seconds(device: EmulatedDevice, work: Work = STEP) -> float:
+    """What a step takes that is waited for."""
+    span = device.wait(launch(device, work))
+    return span.ended - span.started
+
+
+# -- emulated --------------------------------------------------------------------------------------
+
+
+def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clock: Clock) -> None:
+    device, began = emulated(ms=20, wait=1 * MS), clock.now
+    tickets = [launch(device), launch(device)]
+    assert clock.now == pytest.approx(began, abs=MS / 10)
+    first, second = (device.wait(ticket) for ticket in tickets)
+    assert clock.now == pytest.approx(began + 41 * MS, abs=MS / 10), "who waits hears of it a moment later"
+    assert first.ended == pytest.approx(began + 20 * MS)
+    assert second.started == first.ended, "steps stand in line"
+    assert second.ended == pytest.approx(began + 40 * MS)
+    assert not (first.is_void or second.is_void)
+    assert device.wait(tickets[0]) is first
+
+
+def test_a_launch_is_held_until_few_command_buffers_are_left(clock: Clock) -> None:
+    device, began = emulated(ms=40, buffers=20, max_buffers=5), clock.now
+    launch(device)
+    assert clock.now == pytest.approx(began + 30 * MS, abs=MS / 10), "15 of 20 are complete"
+
+
+def test_a_step_that_takes_longer_to_compute_is_void_and_late(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, evaluate = emulated(ms=1, draft_ms=1), mx.eval
+
+    def slowly(*arrays: mx.array) -> None:
+        clock.sleep(5 * MS)
+        evaluate(*arrays)
+
+    monkeypatch.setattr(mx, "eval", slowly)
+    span = device.wait(launch(device))
+    assert span.is_void
+    assert span.ended - span.started == pytest.approx(5 * MS)
+    assert device.wait(launch(device, DRAFT)).is_void
+    monkeypatch.setattr(mx, "eval", evaluate)
+    assert device.wait(launch(device)).is_void, "it stood behind a draft that was late"
+    assert not device.wait(launch(device)).is_void
+    monkeypatch.setattr(mx, "eval", slowly)
+    assert not device.wait(launch(device, NOTHING)).is_void, "a plan without rows has no time to keep"
+
+
+def test_a_draft_takes_a_drafts_seconds(clock: Clock) -> None:
+    assert seconds(emulated(ms=50, draft_ms=8), DRAFT) == pytest.approx(8 * MS)
+
+
+def test_arrays_are_held_until_their_launch_is_done(clock: Clock) -> None:
+    """So that the next step copies what a GPU would have to copy."""
+    device, array = emulated(ms=5), mx.zeros((2**20,))
+    mx.eval(array)
+    ticket = device.launch([array[:1] + 1], [array], STEP, 0.0)
+    there = weakref.ref(array)
+    del array
+    launch(device)
+    assert there() is not None
+    device.wait(ticket)
+    launch(device)
+    assert there() is None
+
+
+def test_a_device_that_was_idle_is_slow_and_one_that_was_kept_awake_is_not(clock: Clock) -> None:
+    device = emulated(ms=4, idle_after=1, idle_factor=3)
+    assert seconds(device) == pytest.approx(4 * MS)
+    clock.sleep(1.2)
+    assert seconds(device) == pytest.approx(12 * MS)
+    for _ in range(2):
+        clock.sleep(0.6)
+        device.stay_awake()
+    clock.sleep(0.6)
+    assert seconds(device) == pytest.approx(4 * MS)
+
+
+# -- MLX's own -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_launch", [False, True])
+def test_spans_of_mlx_follow_each_other(at_launch: bool) -> None:
+    device = MlxDevice(computes_at_launch=at_launch)
+    began = time.monotonic()
+    outputs = [one(), one()]
+    tickets = [device.launch([output], (), STEP, began) for output in outputs]
+    first, second = (device.wait(ticket) for ticket in tickets)
+    assert began <= first.started <= first.ended <= second.started <= second.ended <= time.monotonic()
+    assert [output.tolist() for output in outputs] == [[2.0] * 4] * 2
+    assert device.wait(tickets[1]) is second
+    device.stay_awake()
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "no_memory"),
+    [
+        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (00000008)"), "no memory left", True),
+        (RuntimeError("[malloc] Unable to allocate 5 bytes."), "no memory left", True),
+        (MemoryError(), "no memory left \\(MemoryError\\)", True),
+        (RuntimeError("[METAL] Command buffer\n  execution failed: timeout"), "failed \\(.METAL. Command buffer exe", False),
+    ],
+)  # fmt: skip
+def test_what_mlx_raises_becomes_one_sentence(error: Exception, text: str, no_memory: bool) -> None:
+    with pytest.raises(DeviceFailed, match=f"the device (has )?{text}") as caught, device_errors():
+        raise error
+    assert caught.value.no_memory == no_memory
+    with pytest.raises(DeviceFailed if no_memory else type(error)), memory_errors():
+        raise error
+
+
+@pytest.mark.parametrize("device", [MlxDevice(computes_at_launch=False), emulated()], ids=["mlx", "emulated"])
+def test_a_launch_that_fails_says_so(device: MlxDevice | EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arrays: Sequence[mx.array]) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(mx, "eval", refuse)
+    monkeypatch.setattr(mx, "async_eval", refuse)
+    with pytest.raises(DeviceFailed) as caught:
+        device.launch([one()], (), STEP, 0.0)
+    assert caught.value.no_memory
