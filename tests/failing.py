@@ -1,0 +1,93 @@
+"""Devices that fail as a test wishes, in the place of a stage's own."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import pytest
+
+from splitinfer.engine.device.device import Device, Span, Ticket, Work
+from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.stage import loader
+from splitinfer.errors import DeviceFailed
+
+Wish = Callable[[Sequence[mx.array]], Exception | None]
+
+
+def never(_arrays: Sequence[mx.array]) -> None:
+    """Nothing fails."""
+
+
+class FailingDevice:
+    """MLX's device, asynchronous or not. ``at_launch`` and ``at_wait`` get what a step writes, and return what is to be
+    raised."""
+
+    def __init__(self, *, computes_at_launch: bool, at_launch: Wish = never, at_wait: Wish = never) -> None:
+        self._device = MlxDevice(computes_at_launch=computes_at_launch)
+        self.computes_at_launch = computes_at_launch
+        self._at_launch, self._at_wait = at_launch, at_wait
+        self._failing: dict[int, Exception] = {}
+
+    def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
+        if (error := self._at_launch(pending)) is not None:
+            raise error
+        ticket = self._device.launch(outputs, pending, work, began)
+        if (error := self._at_wait(pending)) is not None:
+            self._failing[id(ticket)] = error
+        return ticket
+
+    def wait(self, ticket: Ticket) -> Span:
+        if (error := self._failing.pop(id(ticket), None)) is not None:
+            raise error
+        return self._device.wait(ticket)
+
+    def stay_awake(self) -> None:
+        self._device.stay_awake()
+
+
+class StuckDevice(FailingDevice):
+    """Stands still at its ``number``-th step, for ever: its process lives on. The steps that it gets afterwards are
+    computed, so that a process which is started again has no part in it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(computes_at_launch=False)
+        self._left = number
+
+    def wait(self, ticket: Ticket) -> Span:
+        if ticket.span is None:
+            self._left -= 1
+        if self._left == 0:
+            threading.Event().wait()
+        return super().wait(ticket)
+
+
+def nth(number: int, error: Exception) -> Wish:
+    """Fail once, at the ``number``-th step with rows."""
+    left = number
+
+    def wish(arrays: Sequence[mx.array]) -> Exception | None:
+        nonlocal left
+        left -= bool(arrays)
+        if left == 0:
+            left = -1
+            return error
+        return None
+
+    return wish
+
+
+def beyond(num_bytes: int) -> Wish:
+    """Have no memory for a step that writes to caches of more bytes."""
+
+    def wish(arrays: Sequence[mx.array]) -> Exception | None:
+        there = sum(array.nbytes for array in arrays)
+        return DeviceFailed(f"the device has no memory left ({there} bytes)", True) if there > num_bytes else None
+
+    return wish
+
+
+def use(monkeypatch: pytest.MonkeyPatch, devices: dict[int, Device]) -> None:
+    """Have stages that are loaded from now on compute on these devices; the others' are asynchronous."""
+    monkeypatch.setattr(
+        loader, "open_device", lambda stage, _bounds: devices.get(stage) or MlxDevice(computes_at_launch=False)
+    )
