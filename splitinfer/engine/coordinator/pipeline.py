@@ -268,7 +268,8 @@ class Pipeline:
         try:
             message = handle.receive(item)
         except WorkerLost as loss:
-            self._lost = handle if isinstance(item, LinkClosed) else self._also_lost(handle)
+            is_sure = isinstance(item, LinkClosed) or handle.is_ending
+            self._lost = handle if is_sure else self._also_lost(handle)
             if self._lost is None or self._lost is handle:
                 raise
             raise self._lost.lost(_reason(self._lost)) from loss
