@@ -44,6 +44,7 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.coordinator.worker_group import Event
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.device.void_steps import VOID_STEPS
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.runner import Launched
@@ -353,6 +354,7 @@ class Engine:
         self._unsent.reduce(self.scheduler.still_wanted)
         self._watch.answered(now)
         self.totals.step(result, heard)
+        VOID_STEPS.count(result)
         for event in events:
             state = self._requests.get(event.seq_id)
             if state is None:
