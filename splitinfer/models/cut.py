@@ -23,7 +23,8 @@ arrays: if anything it computes depends on what a passthrough returned, or on a 
 earlier layer, the cut is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import mlx.core as mx
@@ -45,6 +46,7 @@ _CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for man
 
 
 Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
+Watch = Callable[[Any, Any, Any], Any]  # a layer, its arguments and its named ones -> what it is taken to return
 
 
 class _Reached(Exception):
@@ -93,6 +95,15 @@ class _Border(StandIn):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._relay.given = (args, kwargs)
         raise _Reached
+
+
+class _Watched(StandIn):
+    def __init__(self, real: Any, watch: Watch) -> None:
+        super().__init__(real)
+        self._watch = watch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watch(self._real, args, kwargs)
 
 
 class _Tap(StandIn):
@@ -253,6 +264,27 @@ class StageModel:
             return cast(mx.array, get_at(given, self._outgoing.rows[0].path))
         assert logits is not None, "the model ended before its last layer"
         return logits if self._is_tapped else _rows_at(logits, logit_rows)
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Let ``watch`` call this stage's layers, in the place of the model, for the length of a ``with`` block."""
+        before = dict(self._stand_ins)
+        outer = []
+        for i in range(self.start, self.end):
+            stand_in = before.get(i)
+            if stand_in is None:
+                self._stand_ins[i] = _Watched(self.layer(i), watch)
+                continue
+            while isinstance(stand_in._real, StandIn):
+                stand_in = stand_in._real
+            outer.append((stand_in, stand_in._real))
+            stand_in._real = _Watched(stand_in._real, watch)
+        try:
+            yield
+        finally:
+            self._stand_ins = before
+            for stand_in, real in outer:
+                stand_in._real = real
 
     def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, num_rows: int) -> mx.array:
         if self._incoming is not None:
