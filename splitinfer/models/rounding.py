@@ -21,6 +21,7 @@ it moves: which is an error. On a machine without rounding the first trial decid
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,34 +59,39 @@ def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Erro
         noise: errors of the reference against itself, computed in another way, with the same tokens. Measured only if
             the first trial is not within its tolerances.
     """
-    off, own = list[Errors](), list[Errors]()
+    trials, own = list[Errors](), list[Errors]()
     for number in range(_MAX_ROUNDS):
-        found = trial(number)
-        if number == 0 and found.are_tolerable:
+        trials.append(trial(number))
+        if number == 0 and trials[0].are_tolerable:
             return None
-        off.append(found)
         own.append(noise(number))
-        verdict = _verdict(off, own)
-        if verdict is not None:
-            return verdict or None
-    return f"some rows differ in each of {_MAX_ROUNDS} trials, and rounding moves too many rows to explain which"
+        verdict, reason = _judge(trials, own)
+        if verdict is not _Verdict.UNDECIDED:
+            return reason
+    return f"after {_MAX_ROUNDS} trials still {reason}"
 
 
-def _verdict(trials: list[Errors], noise: list[Errors]) -> str | None:
-    """A reason to refuse, "" to accept, ``None`` if it needs another trial."""
-    limits = _limits(trials[0], noise)
-    if limits.max() > _MAX_LIMIT:
-        return f"rows computed alone, cut in two ways, differ by {limits.max() / _TIMES_NOISE:.2g} in one layer"
-    shares = _share_of_noise(noise)
+class _Verdict(Enum):
+    """What trials so far show."""
+
+    ROUNDING = auto()
+    ERROR = auto()
+    UNDECIDED = auto()
+
+
+def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[_Verdict, str | None]:
+    limits, share = _limits(trials[0], noise), _share_of_noise(noise)
     off = np.stack([~(one.values <= limits) for one in trials])
     always = off.all(axis=0)
-    if off[-1].mean() > _MAX_SHARE + _SHARES_OF_NOISE * shares:
-        return f"{off[-1].sum()} of {off[-1].size} rows differ, summed over layers"
+    if off[-1].mean() > _MAX_SHARE + _SHARES_OF_NOISE * share:
+        return _Verdict.ERROR, f"{off[-1].sum()} of {off[-1].size} rows differ, over all layers"
+    if limits.max() > _MAX_LIMIT:
+        return _Verdict.UNDECIDED, f"a layer's own rounding is {limits.max() / _TIMES_NOISE:.2g} of what it computes"
     if not always.any():
-        return ""
-    if off[0].size * min(1.0, _SHARES_OF_NOISE * shares) ** len(trials) < _CHANCE:
-        return f"the same {always.sum()} of {always.size} rows, summed over layers, differ in {len(trials)} trials"
-    return None
+        return _Verdict.ROUNDING, None
+    reason = f"the same {always.sum()} of {always.size} rows, over all layers, differ in {len(trials)} trials"
+    chance = always.size * min(1.0, _SHARES_OF_NOISE * share) ** len(trials)
+    return _Verdict.ERROR if chance < _CHANCE else _Verdict.UNDECIDED, reason
 
 
 def _limits(trial: Errors, noise: list[Errors]) -> Floats:
