@@ -30,6 +30,7 @@ class Mode(StrEnum):
     KV = "kv"
     WIRE = "wire"
     LINK = "link"
+    EXACT = "exact"
 
 
 _OLD_MODES = {"kept": Mode.PREFIX, "spec": Mode.SPECULATION}  # accepted with a warning, for one release
@@ -57,7 +58,7 @@ def bench(
             autocompletion=lambda: [each.value for each in Mode],
             help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
             "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
-            "states. link: round trips beside bare ZeroMQ.",
+            "states. link: round trips beside bare ZeroMQ. exact: the first token at which other ways to compute part.",
         ),
     ] = Mode.SPEED.value,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -93,7 +94,8 @@ def bench(
         str, typer.Option("--acceptance", help="With replay: the shares of drafts that are right, as in 0,0.6,0.8.")
     ] = "0,0.6,0.8,0.9",
     text: Annotated[
-        Path | None, typer.Option("--text", help="With speculation and a draft model, kv and wire: a text to read.")
+        Path | None,
+        typer.Option("--text", help="With speculation and a draft model, kv, wire and exact: a text to read."),
     ] = None,
     texts: Annotated[
         int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves fidelity out.")
@@ -126,6 +128,9 @@ def bench(
         _bench_links(as_json, trials, verbose)
     if layout is None:
         raise typer.BadParameter(f"--mode {chosen} needs a layout: --layout FILE")
+    if chosen is Mode.EXACT:
+        exact = (layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, text)
+        _bench_exact(exact, verbose)
     from splitinfer.bench.shared.blas import prefer_openblas
 
     prefer_openblas()  # may start this program anew, so before anything else
@@ -185,6 +190,14 @@ def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
     from splitinfer.bench.link.run import LinkBenchOptions, measure_links
 
     finish(lambda: measure_links(LinkBenchOptions(as_json, trials)), verbose)
+
+
+def _bench_exact(options: tuple[str, str | None, bool, int, int, int, int, Path | None], verbose: bool) -> NoReturn:
+    """Compare roads on the BLAS that every other command has here."""
+    set_up(verbose)
+    from splitinfer.bench.exact.run import ExactOptions, measure_exact
+
+    finish(lambda: measure_exact(ExactOptions(*options)), verbose)
 
 
 def _counts(text: str) -> tuple[int, ...]:
