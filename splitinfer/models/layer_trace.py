@@ -141,6 +141,7 @@ def _rows(value: Any, num_rows: int) -> dict[Path, mx.array]:
 
 
 def _side_by_side(calls: Sequence[LayerCall]) -> LayerCall:
+    # An array that has as many heads as one run has rows seems to have rows there, but not in the others.
     first = calls[0]
     given = [call.given for call in calls if call.given is not None]
     return LayerCall(
@@ -148,7 +149,7 @@ def _side_by_side(calls: Sequence[LayerCall]) -> LayerCall:
         {
             path: mx.concatenate([call.returned[path] for call in calls])
             for path in first.returned
-            if all(path in call.returned for call in calls)
+            if len({call.returned[path].shape[1:] if path in call.returned else None for call in calls}) == 1
         },
     )
 

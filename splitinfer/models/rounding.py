@@ -85,6 +85,8 @@ def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[_Verdict, str | N
     always = off.all(axis=0)
     if off[-1].mean() > _MAX_SHARE + _SHARES_OF_NOISE * share:
         return _Verdict.ERROR, f"{off[-1].sum()} of {off[-1].size} rows differ, over all layers"
+    if np.isinf(limits.max()):
+        return _Verdict.ERROR, "a layer's rows alone are no numbers"
     if limits.max() > _MAX_LIMIT:
         return _Verdict.UNDECIDED, f"a layer's own rounding is {limits.max() / _TIMES_NOISE:.2g} of what it computes"
     if not always.any():

@@ -73,6 +73,17 @@ def test_where_rounding_is_as_large_as_mistakes_nothing_can_be_told():
     assert "own rounding" in (reason_to_refuse(loud, rounding(2, 0.0, size=0.5)) or "")
 
 
+def test_a_layer_that_gives_no_numbers_is_refused_at_once():
+    asked: list[int] = []
+
+    def nothing(number: int) -> Errors:
+        asked.append(number)
+        return errors_of(np.where(LAYER_OF == 7, np.inf, 1e-4))
+
+    assert "no numbers" in (reason_to_refuse(planted(rounding(1, 0.0), 3), nothing) or "")
+    assert asked == [0]
+
+
 def test_without_errors_noise_is_not_measured():
     def never(_number: int) -> Errors:
         raise AssertionError("it takes as long as the trial")

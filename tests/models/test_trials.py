@@ -22,8 +22,8 @@ from splitinfer.models.rows import RowCache, RowStep, attend_by_rows
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.step_trial import StepTrial
 
-LAYERS = 40
-ODD = 17  # the only layer with a mistake, where only one has it
+DEEP, SHALLOW = 40, 10  # layers: rounding needs many of them to grow, a mistake does not
+ODD = 7  # the only layer with a mistake, where only one has it
 
 # MLX's CPU backend multiplies experts in float32 only, so these have larger errors in float32.
 KINDS: dict[str, tuple[str, mx.Dtype, float, dict[str, Any]]] = {
@@ -34,7 +34,7 @@ Fault = Callable[[pytest.MonkeyPatch], None]
 
 
 @dataclass
-class Deep:
+class Tried:
     """A stage, and the references of its trial, which serve every test."""
 
     stage: StageModel
@@ -45,28 +45,38 @@ class Deep:
         return step._try(self.trial, Way.ROWS, step._plain_places if cohorts else [])
 
 
-@pytest.fixture(scope="module", params=list(KINDS))
-def deep(request: pytest.FixtureRequest) -> Iterator[Deep]:
-    """A stage of forty layers with noise in its linear layers."""
-    name, dtype, noise, changes = KINDS[request.param]
-    model, _ = tiny.build(name, num_hidden_layers=LAYERS, hidden_size=32, intermediate_size=32, **changes)
+def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
+    name, dtype, noise, changes = KINDS[kind]
+    model, _ = tiny.build(name, num_hidden_layers=num_layers, hidden_size=32, intermediate_size=32, **changes)
     model.update(tree_map(lambda array: array.astype(dtype), model.parameters()))
     mx.eval(model.parameters())
     with pytest.MonkeyPatch.context() as patch:
         RowNoise(noise).install(patch)
-        stage = StageModel(model, 0, LAYERS)
+        stage = StageModel(model, 0, num_layers)
         attend_by_rows(model)
-        yield Deep(stage, StepTrial(stage, StepModel(stage)._one_by_one))
+        yield Tried(stage, StepTrial(stage, StepModel(stage)._one_by_one))
 
 
-def test_rounding_is_no_reason_to_refuse(deep: Deep):
+@pytest.fixture(scope="module", params=list(KINDS))
+def deep(request: pytest.FixtureRequest) -> Iterator[Tried]:
+    """A stage of many layers with noise in its linear layers."""
+    yield from noisy_stage(request.param, DEEP)
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def shallow(request: pytest.FixtureRequest) -> Iterator[Tried]:
+    """The same of fewer layers."""
+    yield from noisy_stage(request.param, SHALLOW)
+
+
+def test_rounding_is_no_reason_to_refuse(deep: Tried):
     step = StepModel(deep.stage, exact=False)
     assert step.way is Way.ROWS
     assert step._places, "members of a cohort attend together"
     assert try_blocks(deep.stage).why_not is None
 
 
-def test_whole_models_would_differ(deep: Deep):
+def test_whole_models_would_differ(deep: Tried):
     """That is, the noise is such that comparing what the whole stage returns could not work."""
     stage, ids = deep.stage, mx.array([[(7 * i) % 32 for i in range(6)]])
     chunk = stage(ids, stage.make_caches(), None, 6)[0].astype(mx.float32)
@@ -138,14 +148,14 @@ def rows_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", [position_off_by_one, sees_what_comes, neighbours_keys, rows_swapped])
-def test_mistakes_in_rows_are_refused(deep: Deep, fault: Fault, monkeypatch: pytest.MonkeyPatch):
+def test_mistakes_in_rows_are_refused(shallow: Tried, fault: Fault, monkeypatch: pytest.MonkeyPatch):
     fault(monkeypatch)
-    reason = deep.refuses_rows()
+    reason = shallow.refuses_rows()
     assert reason is not None
     assert "differ" in reason, "found by what was computed, not by an exception"
 
 
-def test_padding_that_is_not_masked_is_refused(deep: Deep, monkeypatch: pytest.MonkeyPatch):
+def test_padding_that_is_not_masked_is_refused(shallow: Tried, monkeypatch: pytest.MonkeyPatch):
     """The smallest mistake: two rows of one step, and what they see too much is zeros."""
     attend = Cohort.attend
 
@@ -154,8 +164,8 @@ def test_padding_that_is_not_masked_is_refused(deep: Deep, monkeypatch: pytest.M
         return attend(cohort, *args)
 
     monkeypatch.setattr(Cohort, "attend", unmasked)
-    assert "the same" in (deep.refuses_rows() or "")
-    assert deep.refuses_rows(cohorts=False) is None, "each sequence attends by itself"
+    assert "the same" in (shallow.refuses_rows() or "")
+    assert shallow.refuses_rows(cohorts=False) is None, "each sequence attends by itself"
 
 
 # -- mistakes in stored KV -----------------------------------------------------------------------------
@@ -211,18 +221,18 @@ def blocks_swapped(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", [earlier_position, shared_memory, blocks_swapped])
-def test_mistakes_in_blocks_are_refused(deep: Deep, fault: Fault, monkeypatch: pytest.MonkeyPatch):
+def test_mistakes_in_blocks_are_refused(shallow: Tried, fault: Fault, monkeypatch: pytest.MonkeyPatch):
     fault(monkeypatch)
-    reason = try_blocks(deep.stage).why_not
+    reason = try_blocks(shallow.stage).why_not
     assert reason is not None
     assert "differ" in reason, "found by what was computed, not by an exception"
 
 
-def test_blocks_are_kept_where_no_two_calls_agree(deep: Deep):
+def test_blocks_are_kept_where_no_two_calls_agree(shallow: Tried):
     """Not even the same rows computed again, as with sums in no fixed order."""
     with pytest.MonkeyPatch.context() as patch:
         RowNoise(1e-4, each_call=True).install(patch)
-        assert try_blocks(deep.stage).why_not is None
+        assert try_blocks(shallow.stage).why_not is None
 
 
 def test_a_layer_that_adds_little_hides_nothing():
