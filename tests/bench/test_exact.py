@@ -69,6 +69,7 @@ def test_planted_rounding_is_found_where_it_parts(measure: Callable[..., Any], m
     by_name = {road["road"]: road for road in found["roads"]}
     assert sum(road["parted"] for road in by_name.values()) >= 5
     assert found["way"] == "rows"
+    assert all(road["largest_logit_difference"] > 0 for road in by_name.values()), "each computes in its own way"
     assert f"{max(road['parted'] for road in by_name.values())} of 2" in table
     model = roads.Model(StageModel(tiny.build("llama")[0], 0, 4), 160)
     for i, first in enumerate(by_name["prompt in chunks of 7"]["first_tokens"]):
