@@ -11,6 +11,7 @@
     │   ├── Refused             it refused
     │   ├── WorkerLost          it was connected, and is lost
     │   └── ProtocolError       it sent what the protocol does not allow
+    ├── DeviceFailed            the device that computes a stage failed
     └── RequestError            one request cannot be carried out
         └── QueueFull           ... now, because the waiting queue is full
 
@@ -62,6 +63,14 @@ class WorkerLost(PeerError):
 
 class ProtocolError(PeerError):
     """The peer sent what the protocol does not allow."""
+
+
+class DeviceFailed(SplitinferError):
+    """The device that computes a stage failed in a launch or a wait. ``no_memory``: because it had none left."""
+
+    def __init__(self, text: str, no_memory: bool = False) -> None:
+        super().__init__(text)
+        self.no_memory = no_memory
 
 
 class RequestError(SplitinferError):

@@ -124,6 +124,10 @@ KVFormatName = Annotated[
         help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); the layout's if not given.",
     ),
 ]
+Accelerator = Annotated[
+    Path | None,
+    typer.Option("--accelerator", help="Compute in the times of this machine file: an emulated accelerator."),
+]
 Timeout = Annotated[
     float, typer.Option("--connect-timeout", min=0.1, callback=finite, help="Seconds to reach a worker.")
 ]

@@ -1,14 +1,19 @@
 """When a stage counts as lost, and how long to wait for it. Times are arguments; nothing here reads a clock.
 
 The transport detects a dead process or a broken link. It cannot detect an engine that hangs while its heartbeats
-go on; that shows as a step which takes far longer than usual.
+go on; that shows as a step which takes far longer than the cost model predicts.
+
+Stages compute steps in order. So a result is due, at the latest, as many seconds after the result before it as its step
+takes on all stages when nothing else is under way.
 """
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
-_PATIENCE = 20  # times the usual time of a step
-_AT_LEAST = 10.0  # seconds; a machine may be busy with something else for some time
-_BEFORE_ANY = 120.0  # seconds for the first step, which also fills caches and compiles kernels
+_BEYOND = 10.0  # seconds beyond what is predicted; a machine may be busy with something else for some time
+_UNKNOWN = (
+    120.0  # seconds where nothing is predicted: caches are filled and kernels compiled, or the step is a large one
+)
 _SMOOTHING = 0.2  # weight of the newest step
 
 
@@ -16,54 +21,34 @@ _SMOOTHING = 0.2  # weight of the newest step
 class StallDetector:
     """Detects a step that takes too long. Times are seconds on any one clock."""
 
-    usual: float | None = None  # usual seconds from sending a step to its result
-    _since: float | None = None  # since when the oldest step under way is waited for
+    _limits: deque[float] = field(default_factory=deque)  # of the steps under way, oldest first
+    _since: float = 0.0  # since when the oldest one is waited for
 
-    def waiting(self, now: float) -> None:
-        """Note that a step is under way."""
-        self._since = now if self._since is None else self._since
+    def sent(self, now: float, predicted: float | None) -> None:
+        """Note that a step is under way. ``predicted``: the seconds that it takes on all stages and links, ``None`` if
+        that is not known."""
+        if not self._limits:
+            self._since = now
+        self._limits.append(_UNKNOWN if predicted is None else predicted + _BEYOND)
 
-    def answered(self, now: float, *, more: bool) -> None:
-        """Note that a result came; ``more``: other steps are still under way."""
-        if self._since is not None:
-            took = now - self._since
-            self.usual = took if self.usual is None else (1 - _SMOOTHING) * self.usual + _SMOOTHING * took
-        self._since = now if more else None
+    def answered(self, now: float) -> None:
+        """Note that the result of the oldest step came."""
+        if self._limits:
+            self._limits.popleft()
+        self._since = now
 
     def reset(self) -> None:
         """Note that nothing is under way any more."""
-        self._since = None
+        self._limits.clear()
 
     @property
     def limit(self) -> float:
-        """Seconds after which a step counts as stuck."""
-        return _BEFORE_ANY if self.usual is None else max(_AT_LEAST, _PATIENCE * self.usual)
+        """Seconds after which the oldest step counts as stuck."""
+        return self._limits[0] if self._limits else _UNKNOWN
 
     def is_stuck(self, now: float) -> bool:
         """Whether the oldest step has been under way for too long."""
-        return self._since is not None and now - self._since > self.limit
-
-
-_SURE = 0.7  # share of a step's usual time after which it may be done
-
-
-@dataclass(slots=True)
-class Pace:
-    """How long a loop may poll for more work before it blocks on the step under way, in seconds.
-
-    While a loop blocks on a device it receives nothing; work that arrives earlier can be launched behind the step, so
-    that the device does not idle between the two. Most of a step's usual time is therefore spent polling.
-    """
-
-    usual: float = 0.0
-
-    def took(self, seconds: float) -> None:
-        """Note that a step was done ``seconds`` after its launch."""
-        self.usual += _SMOOTHING * (seconds - self.usual)
-
-    def spare(self, since_launch: float) -> float:
-        """Seconds that are left for polling."""
-        return max(0.0, _SURE * self.usual - since_launch)
+        return bool(self._limits) and now - self._since > self.limit
 
 
 MAX_LOSSES_IN_A_ROW = 3

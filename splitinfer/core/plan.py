@@ -224,6 +224,7 @@ class StageFigures:
     fetching: seconds that reading the plan's fetches took.
     lacking: ids of the fetches' blocks that it could not read.
     written: keys of blocks written to its disk since the last figures.
+    is_void: whether an emulated device took longer than the one that it emulates.
     """
 
     stage: int
@@ -239,6 +240,7 @@ class StageFigures:
     fetching: float = 0.0
     lacking: tuple[int, ...] = ()
     written: tuple[Key, ...] = ()
+    is_void: bool = False
 
 
 @dataclass(frozen=True, slots=True)

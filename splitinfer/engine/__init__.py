@@ -15,6 +15,9 @@ stage           one stage, the same on coordinator and workers
     runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens
     sampler         logits to tokens, keyed by position
     disk            the stage's blocks of KV on disk
+device          what computes a step, and when it is done
+    device, mlx_device, emulated    the interface; MLX; an emulated accelerator
+    steps           the steps under way, completed in their order
 drafts          drafters: an n-gram index, or a small model
 links           connects by rdma, or by tcp where that is unavailable; measures links; chooses their codecs
 """

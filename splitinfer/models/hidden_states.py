@@ -93,6 +93,33 @@ def _sent(hidden: mx.array, packed: PackedRows, num_unfit: int) -> Sent:
     return Sent(spec_of(hidden), packing, (*rest, *map(to_buffer, packed.columns)), num_unfit)
 
 
+@dataclass(frozen=True, slots=True)
+class ReceivedRows:
+    """The rows [T, d] of a step as they came: ``spec`` and ``packing`` of the message, the parts of the frame."""
+
+    spec: TensorSpec
+    packing: Packing | None
+    parts: tuple[memoryview, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return self.spec.shape[0]
+
+    @property
+    def buffer(self) -> memoryview | None:
+        """The rows as bytes, if none is packed."""
+        return self.parts[0].cast("B") if self.packing is None and len(self.parts) == 1 else None
+
+    def array(self) -> mx.array:
+        """The rows, copied into MLX's memory.
+
+        Raises:
+            ProtocolError: the parts do not match the message.
+        """
+        return from_parts(self.spec, self.packing, self.parts)
+
+
 def from_parts(spec: TensorSpec, packing: Packing | None, parts: Seq[memoryview]) -> mx.array:
     """The rows [T, d] that a peer sent.
 
@@ -117,6 +144,13 @@ def from_parts(spec: TensorSpec, packing: Packing | None, parts: Seq[memoryview]
     if not num_rest:
         return unpacked
     return _joined(packing, num_rows, from_buffer(TensorSpec(spec.dtype, (num_rest, width)), rest[0]), unpacked)
+
+
+def blank_rows(num_rows: int, width: int, dtype: mx.Dtype) -> tuple[mx.array, mx.array]:
+    """Rows [T, d] of a dtype that are filled later, and the array whose memory they are: its bytes may be written until
+    anything that depends on the rows is computed. No device is needed to make them."""
+    raw = mx.array(np.zeros((num_rows, width), np.dtype(f"uint{8 * dtype.size}")))
+    return raw.view(dtype), raw
 
 
 def _joined(packing: Packing, num_rows: int, rest: mx.array, unpacked: mx.array) -> mx.array:

@@ -117,12 +117,12 @@ class StepModel:
     def _has_kv(self, place: int) -> bool:
         return isinstance(self._fresh[place], KVCache | WindowKVCache)
 
-    def run(self, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
+    def run(self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None) -> list[mx.array]:
         """Build the graph of a step; computes nothing yet. Advances each sequence by its rows.
 
         Args:
             parts: each sequence's share, in the order of the rows; at least one.
-            tokens: T token ids.
+            tokens: T token ids, numbers or an int32 array.
             hidden: [T, d] from the previous stage; ``None`` on the first stage.
 
         Returns:
@@ -133,20 +133,23 @@ class StepModel:
             return self._by_rows(parts, tokens, hidden)
         return self._one_by_one(parts, tokens, hidden)
 
-    def _one_by_one(self, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
-        outputs, at = [], 0
+    def _one_by_one(
+        self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None
+    ) -> list[mx.array]:
+        outputs, at, tokens = [], 0, _ids(tokens)
         for part in parts:
             rows = slice(at, at := at + part.count)
             part.caches.release()
-            ids, given = mx.array([tokens[rows]], dtype=mx.int32), None if hidden is None else hidden[None, rows]
+            ids, given = tokens[None, rows], None if hidden is None else hidden[None, rows]
             y = self.stage(ids, part.caches, given, part.num_logits)
             if part.num_logits or not self.stage.is_last:
                 outputs.append(y[0])
         return outputs
 
-    def _by_rows(self, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
-        ordered = self._arrange(parts)
-        ids = mx.array(list(tokens), dtype=mx.int32)
+    def _by_rows(
+        self, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None
+    ) -> list[mx.array]:
+        ordered, ids = self._arrange(parts), _ids(tokens)
         if ordered.to_step is not None:
             ids, hidden = ids[ordered.to_step], None if hidden is None else hidden[ordered.to_step]
         wants = any(part.num_logits for part in parts)
@@ -202,6 +205,10 @@ class StepModel:
             cohort = Cohort(members, self._places)
         cohort.begin_step()
         return cohort
+
+
+def _ids(tokens: Sequence[int] | mx.array) -> mx.array:
+    return tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), dtype=mx.int32)
 
 
 def arrays_to_evaluate(parts: Sequence[Part]) -> list[mx.array]:

@@ -52,7 +52,7 @@ def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: i
     """Simulate until all requests are served; ``served`` of the simulator has what they got."""
     longest = max(one.num_prompt_tokens + one.num_output_tokens for one in arrivals) + 1
     config = serving.config(machine.num_stages, longest, len(arrivals))
-    costs = CostModel(list(machine.stages), machine.hops[0].fixed, is_known=True)
+    costs = CostModel(list(machine.stages), machine.hops[0].fixed + machine.wait, is_known=True)
     simulator = Simulator(Scheduler(config, costs), machine, acceptance=serving.acceptance or 0.0, seed=seed)
     for seq_id, one in enumerate(arrivals, 1):
         params = SamplingParams(max_tokens=one.num_output_tokens)
@@ -63,12 +63,17 @@ def simulate(machine: Machine, serving: Serving, arrivals: Seq[Arrival], seed: i
 
 def decode_gap(machine: Machine, num_decoding: int, context: int) -> float:
     """Seconds between two tokens of each of ``num_decoding`` sequences of ``context`` tokens, without prompts."""
-    each = -(-num_decoding // machine.num_stages)
+    groups = min(machine.num_stages, num_decoding)
+    each = -(-num_decoding // groups)
     shape = Shape.of_single_rows([context] * each)
     times = [stage.at(shape) for stage in machine.stages]
-    times[0] += machine.host
+    beside = machine.num_stages * machine.wait
+    if machine.launches_ahead:
+        beside += machine.host  # the first stage computes another group meanwhile
+    else:
+        times[0] += machine.host
     hops = sum(hop.seconds(each) for hop in machine.hops) if machine.num_stages > 1 else 0.0
-    return max(machine.num_stages * max(times), sum(times) + hops)
+    return max(groups * max(times), beside + sum(times) + hops)
 
 
 def find_capacity(

@@ -1,11 +1,16 @@
 """The coordinator's loop and all stages on a virtual clock, with the live scheduler.
 
-    coordinator    take in messages | draft | plan | own layers | ...      one thing at a time
+    coordinator    take in messages | draft | plan | launch | ...      one thing at a time
     stages         one step each, in order of arrival
     hops           any number of steps at a time
 
-Messages that arrive while the coordinator computes are taken in afterwards, as in the engine; so a token's time is when
-its reader gets it. Deterministic for a seed: only which drafts are right is random.
+Where a device computes while its host goes on (``Machine.launches_ahead``), each stage has a queue
+(``machine.device_queue``). A launch holds the thread that launches as long as the queue does; a step's result leaves
+when the step is done, whatever that thread is doing. Drafts stand in the first stage's queue, behind its steps. Where
+a device computes while launching, the coordinator is busy until a step has ended, and then sends it.
+
+Messages that arrive while the coordinator is busy or held are taken in afterwards, as in the engine; so a token's time
+is when its reader gets it. Deterministic for a seed: only which drafts are right is random.
 """
 
 import heapq
@@ -19,6 +24,7 @@ from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
+from splitinfer.machine.device_queue import DeviceQueue, DeviceTraits, Timing
 from splitinfer.machine.machine import Machine
 
 _TARGET, _WRONG = 0, 1  # the token that is always sampled, and a wrong draft
@@ -82,7 +88,9 @@ class Simulator:
         self.busy = [Busy() for _ in machine.stages]
         self._acceptance, self._random, self._checks = acceptance, Random(seed), check
         self._answers = Answers()
-        self._free_at = [0.0] * machine.num_stages
+        traits = machine.device if machine.launches_ahead else DeviceTraits()
+        self._queues = [DeviceQueue(traits) for _ in machine.stages]
+        self._unsent: dict[int, StepPlan] = {}  # launched on the first stage and not done, by step
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._inbox: list[Callable[[], None]] = []
         self._figures: dict[int, list[StageFigures]] = {}
@@ -139,7 +147,7 @@ class Simulator:
             return
         began, made = self.now, 0
         while made < wish.count and wish.stands:
-            self._advance(self.now + self.machine.draft)
+            self._make_draft()
             self._take_in()
             made += 1
             token = _TARGET if self._random.random() < self._acceptance else _WRONG
@@ -148,18 +156,42 @@ class Simulator:
         self.scheduler.speculation.took(made, self.now - began)
         self.scheduler.take(wish)
 
+    def _make_draft(self) -> None:
+        """Wait for one draft, which stands in line behind the first stage's steps on a device that launches ahead."""
+        if not self.machine.launches_ahead:
+            self._advance(self.now + self.machine.draft)
+            return
+        timing = self._queues[0].launch(self.now, self.machine.draft, self.machine.draft_buffers)
+        self._advance(timing.done)
+
     def _compute(self, plan: StepPlan) -> None:
-        """Compute the coordinator's layers; a machine that launches ahead waits only for the step before."""
-        before = self._free_at[0]
+        """Plan and launch a step on the coordinator's layers."""
         self._advance(self.now + self.machine.host)
-        figures = self._step(0, plan, plan.slices)
-        self._advance(max(self.now, before) if self.machine.launches_ahead else figures.ended)
+        if self.machine.launches_ahead:
+            self._launch(plan)
+            return
+        timing = self._step(0, plan, plan.slices)
+        self._advance(timing.ended)
         if any(part.begins_with_draft for part in plan.slices):
             self._take_in()
             plan = self.scheduler.still_wanted(plan)
-        self._figures[plan.step] = [figures]
         self.carried_out(0, plan)
-        self._pass_on(0, plan, figures.ended)
+        self._pass_on(0, plan, timing.ended)
+
+    def _launch(self, plan: StepPlan) -> None:
+        """Launch a step, and hold the coordinator as long as its device does. The result leaves when it is done."""
+        self.carried_out(0, plan)
+        timing = self._step(0, plan, plan.slices)
+        self._unsent[plan.step] = plan
+        self._at(timing.done, lambda: self._pass_on(0, self._unsent.pop(plan.step), timing.done))
+        self._advance(timing.returns)
+
+    def _reduce_unsent(self) -> None:
+        """Leave out what a result has voided of the steps that have not left the first stage."""
+        if self.scheduler.speculation is None:
+            return
+        for step, plan in self._unsent.items():
+            self._unsent[step] = self.scheduler.still_wanted(plan)
 
     # -- the stages ----------------------------------------------------------------------------
 
@@ -170,33 +202,34 @@ class Simulator:
         """What the last stage samples for a plan, and the slices that it computes."""
         return self._answers.to(plan)
 
-    def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...]) -> StageFigures:
-        received = self.now
-        start = max(self.now, self._free_at[stage])
+    def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...]) -> Timing:
+        """Launch a step on a stage. A worker that is held in a launch launches it later, but before its device is free,
+        so this makes no difference."""
         shape = Shape.of(slices)
-        end = start + (self.machine.stages[stage].at(shape) if slices else 0.0)
-        self._free_at[stage] = end
-        self.busy[stage].spans.append((start, end, shape.rows))
-        return StageFigures(stage, start, end, received, rows=shape.rows, sent=end)
+        seconds = self.machine.stages[stage].at(shape) if slices else 0.0
+        timing = self._queues[stage].launch(self.now, seconds, self.machine.buffers_of(stage) if slices else 1)
+        self.busy[stage].spans.append((timing.started, timing.ended, shape.rows))
+        figures = StageFigures(stage, timing.started, timing.ended, self.now, rows=shape.rows, sent=timing.done)
+        self._figures.setdefault(plan.step, []).append(figures)
+        return timing
 
-    def _pass_on(self, stage: int, plan: StepPlan, ended: float) -> None:
+    def _pass_on(self, stage: int, plan: StepPlan, done: float) -> None:
         if self.machine.num_stages == 1:
             sampled, _ = self.sampled(plan)
-            self._answer(plan, sampled, ended)
+            self._answer(plan, sampled, done)
             return
-        arrives = ended + self.machine.hops[stage].seconds(plan.num_tokens)
+        arrives = done + self.machine.hops[stage].seconds(plan.num_tokens)
         self._at(arrives, lambda: self._arrive(stage + 1, plan))
 
     def _arrive(self, stage: int, plan: StepPlan) -> None:
         self.carried_out(stage, plan)
         is_last = stage + 1 == self.machine.num_stages
         sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
-        figures = self._step(stage, plan, slices)
-        self._figures[plan.step].append(figures)
+        timing = self._step(stage, plan, slices)
         if is_last:
-            self._answer(plan, sampled, figures.ended + self.machine.hops[stage].fixed)
+            self._answer(plan, sampled, timing.done + self.machine.hops[stage].fixed)
         else:
-            self._pass_on(stage, plan, figures.ended)
+            self._pass_on(stage, plan, timing.done)
 
     def _answer(self, plan: StepPlan, sampled: tuple[SampledSlice, ...], returned_at: float) -> None:
         result = StepResult(plan.step, sampled, tuple(self._figures.pop(plan.step)))
@@ -208,6 +241,7 @@ class Simulator:
             served.token_times.append(self.now)
             served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
+        self._reduce_unsent()
 
     def got(self, seq_id: int, token_id: int) -> None:
         """Called when a request gets a token; for subclasses."""

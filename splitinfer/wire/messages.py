@@ -18,7 +18,7 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +243,13 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The sender cannot go on; ``reason`` is a sentence for a person. The link ends."""
+    """The sender cannot go on; ``reason`` is a sentence for a person. The link ends.
+
+    ``no_memory``: its device had no memory left for a step.
+    """
 
     reason: str
+    no_memory: bool = False
 
 
 Message = (

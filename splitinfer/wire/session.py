@@ -87,7 +87,10 @@ _TABLE: dict[Move, State] = {
 
 
 class Session:
-    """The state of one end of a link. ``opened``: whether this end opened it."""
+    """The state of one end of a link. ``opened``: whether this end opened it.
+
+    Steps and results, which leave the state as it is, may be sent on another thread than everything else.
+    """
 
     def __init__(self, *, opened: bool) -> None:
         self._out, self._in = ("down", "up") if opened else ("up", "down")

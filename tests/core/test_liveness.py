@@ -4,43 +4,137 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.liveness import LossCounter, Pace, RejoinDeadline, StallDetector
+from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
+from splitinfer.core.plan import Fetch, Slice, StageFigures, StepPlan
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import CostModel, Shape, StageCosts
+from splitinfer.core.scheduler.scheduler import Scheduler
 
 
-def test_a_step_may_take_twenty_times_the_usual_and_ten_seconds_at_least() -> None:
+def test_a_step_may_take_ten_seconds_more_than_predicted():
+    for predicted in (0.0, 0.08, 25.0):
+        watch = StallDetector()
+        watch.sent(5.0, predicted)
+        assert not watch.is_stuck(5.0 + predicted + 9.9)
+        assert watch.is_stuck(5.0 + predicted + 10.1)
+        assert watch.limit == predicted + 10
+        watch.reset()
+        assert not watch.is_stuck(1000.0)
+
+
+def test_a_step_of_which_nothing_is_known_may_take_two_minutes():
     watch = StallDetector()
-    watch.waiting(0.0)
-    assert not watch.is_stuck(100.0)  # nobody knows yet what is usual
-    watch.answered(0.1, more=False)
-    watch.waiting(5.0)
-    assert not watch.is_stuck(14.9)
-    assert watch.is_stuck(15.1)
-    watch.reset()
+    watch.sent(0.0, None)
+    assert not watch.is_stuck(119.0)
+    assert watch.is_stuck(121.0)
+
+
+def test_every_answer_starts_the_wait_for_the_next():
+    watch = StallDetector()
+    watch.sent(0.0, 0.1)
+    watch.sent(8.0, 20.0)  # another step goes out; the first is still the oldest
+    assert not watch.is_stuck(10.0)
+    assert watch.is_stuck(10.2)
+    watch.answered(11.0)  # late, but there
+    assert not watch.is_stuck(40.9)
+    assert watch.is_stuck(41.1)
+    watch.answered(41.2)
     assert not watch.is_stuck(1000.0)
-    slow = StallDetector(usual=2.0)
-    slow.waiting(0.0)
-    assert not slow.is_stuck(39.0)
-    assert slow.is_stuck(41.0)
+    watch.sent(1000.0, 0.1)
+    assert not watch.is_stuck(1009.0)
 
 
-def test_every_answer_starts_the_wait_for_the_next() -> None:
-    watch = StallDetector(usual=0.1)
-    watch.waiting(0.0)
-    watch.waiting(8.0)  # another step goes out; the first is still the oldest
-    assert watch.is_stuck(11.0)
-    watch.answered(11.0, more=True)
-    assert not watch.is_stuck(20.0)
+@given(st.lists(st.tuples(st.floats(0, 5), st.floats(0.01, 60.0), st.floats(0, 1.0)), min_size=1, max_size=30))
+def test_a_pipeline_that_goes_on_as_predicted_is_never_stuck(steps: list[tuple[float, float, float]]):
+    """However many steps stand in line: (seconds until the next is sent, predicted, share of that it takes)."""
+    watch, now, events = StallDetector(), 0.0, list[tuple[float, int, float]]()
+    returned = 0.0
+    for pause, predicted, share in steps:
+        events.append((now, 0, predicted))
+        returned = max(now, returned) + share * predicted
+        events.append((returned, 1, 0.0))
+        now += pause
+    for at, is_answer, predicted in sorted(events, key=lambda event: event[:2]):
+        assert not watch.is_stuck(at - 1e-6)
+        if is_answer:
+            watch.answered(at)
+        else:
+            watch.sent(at, predicted)
 
 
-@given(st.lists(st.floats(0.01, 5.0), min_size=30, max_size=60))
-def test_usual_follows_the_steps(times: list[float]) -> None:
-    watch, now = StallDetector(), 0.0
-    for took in times:
-        watch.waiting(now)
-        now += took
-        watch.answered(now, more=False)
-    assert watch.usual is not None
-    assert min(times) - 1e-6 <= watch.usual <= max(times) + 1e-6
+# -- with a cost model ---------------------------------------------------------------------------------
+
+
+DECODES, CHUNK = (Slice(1, 5000, (7,), 1),), (Slice(1, 0, (7,) * 512, 0),)
+
+
+class Watched:
+    """Steps through two stages of a machine, one after another, under a detector that is told what was predicted."""
+
+    def __init__(self) -> None:
+        self.costs, self.watch, self.now = CostModel.of(2), StallDetector(), 0.0
+
+    def stuck_after(self, slices: tuple[Slice, ...]) -> float:
+        """Seconds after which a step counts as stuck."""
+        watch = StallDetector()
+        watch.sent(0.0, self.costs.predicted(Shape.of(slices)))
+        return watch.limit
+
+    def step(self, slices: tuple[Slice, ...], seconds: float) -> None:
+        """A step that takes ``seconds`` on each stage; it must not count as stuck."""
+        self.watch.sent(self.now, self.costs.predicted(Shape.of(slices)))
+        rows, middle = Shape.of(slices).rows, self.now + seconds
+        figures = [
+            StageFigures(0, self.now, middle, rows=rows),
+            StageFigures(1, middle, middle + seconds, received=middle, rows=rows),
+        ]
+        self.now = middle + seconds
+        assert not self.watch.is_stuck(self.now), f"a step of {2 * seconds} s"
+        self.watch.answered(self.now)
+        self.costs.learn(slices, figures, returned_at=self.now)
+
+
+def test_before_any_step_a_first_chunk_of_two_minutes_is_no_reason():
+    Watched().step(CHUNK, seconds=59.0)
+
+
+def test_after_decodes_a_first_chunk_of_twenty_seconds_is_no_reason():
+    watched = Watched()
+    for _ in range(50):
+        watched.step(DECODES, 0.04)
+    assert watched.stuck_after(DECODES) == pytest.approx(10.08, abs=0.05)
+    assert watched.stuck_after(CHUNK) == 120.0
+    for _ in range(8):
+        watched.step(CHUNK, 10.0)
+    assert 30.0 <= watched.stuck_after(CHUNK) <= 41.0, "what it takes by now, the margin, and 10 s"
+    assert watched.stuck_after(DECODES) < 13.0, "decodes are as short as they were"
+
+
+def test_a_chunk_far_behind_all_seen_before_is_not_known():
+    watched = Watched()
+    for start in (0, 0, 0, 0, 0):
+        watched.step((Slice(1, start, (7,) * 512, 0),), 1.0)
+    assert watched.stuck_after((Slice(1, 256, (7,) * 512, 0),)) < 20.0
+    assert watched.stuck_after((Slice(1, 50_000, (7,) * 512, 0),)) == 120.0, "it attends to what was kept"
+
+
+def test_costs_that_are_given_are_known():
+    costs = CostModel([StageCosts.line(0.01, 0.001, chunk=1e-8)] * 2, hop=0.001, is_known=True)
+    predicted = costs.predicted(Shape.of((Slice(1, 50_000, (7,) * 512, 0),)))
+    assert predicted is not None
+    assert predicted == pytest.approx(1.02 * 2 * (0.01 + 0.512 + 0.2573) + 0.002, rel=1e-3)
+    again = CostModel([StageCosts.from_dict(stage.as_dict()).scaled(1.0) for stage in costs.stages], 0.001, True)
+    assert again.predicted(Shape.of(CHUNK)) == pytest.approx(costs.predicted(Shape.of(CHUNK)))
+
+
+def test_nothing_is_predicted_of_reading_disks():
+    costs = CostModel([StageCosts.line(0.01, 0.001)], is_known=True)
+    scheduler = Scheduler(SchedulerConfig(1, 1, 512, 8, 4096), costs)
+    assert scheduler.predicted(StepPlan(0, slices=CHUNK)) == pytest.approx(1.02 * 0.522)
+    assert scheduler.predicted(StepPlan(0, slices=CHUNK, fetches=(Fetch(0, b"key", 0, 256),))) is None
+
+
+# -- the rest --------------------------------------------------------------------------------------------
 
 
 def test_losses_without_a_token_in_between_are_not_waited_for_for_ever() -> None:
@@ -57,13 +151,3 @@ def test_patience_runs_only_while_somebody_waits() -> None:
     assert patience.is_over(1060.0, anybody_waits=True)
     assert not patience.is_over(1061.0, anybody_waits=False)
     assert not patience.is_over(1062.0, anybody_waits=True)
-
-
-def test_most_of_a_usual_step_is_spent_listening():
-    pace = Pace()
-    assert pace.spare(0) == 0, "nothing is known before the first step"
-    for _ in range(60):
-        pace.took(0.1)
-    assert pace.spare(0) == pytest.approx(0.07, rel=1e-4)
-    assert pace.spare(0.05) == pytest.approx(0.02, rel=1e-4)
-    assert pace.spare(0.2) == 0

@@ -23,6 +23,8 @@ from mlx_lm.utils import load_model
 from stages import layout, pipeline, prompt, shorten_blocks
 
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.stage import loader as stage_loader
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.llm import LLM, Request, Settings
 from splitinfer.models.kv_pool import KVPool
@@ -161,8 +163,7 @@ def test_launching_ahead_changes_no_token(tiny_folder: Callable[..., Path], monk
     wished = wishes(7, 16, longest=120)
     with cluster(folder, [2, 2], Settings(token_budget=48)) as running:
         alone = [running.llm.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
-    for module in ("coordinator.engine", "worker.worker"):
-        monkeypatch.setattr(f"splitinfer.engine.{module}.launches_ahead", lambda: True)
+    monkeypatch.setattr(stage_loader, "open_device", lambda *_: MlxDevice(computes_at_launch=False))
     with cluster(folder, [2, 2], Settings(token_budget=48)) as running:
         for request, wish, tokens in zip(submit_all(running.llm, wished), wished, alone, strict=True):
             check(request, wish, tokens)

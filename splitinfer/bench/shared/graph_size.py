@@ -53,7 +53,9 @@ def counted(rows: int) -> Iterator[list[GraphSize]]:
     found: list[GraphSize] = []
     original: Callable[..., list[mx.array]] = StepModel.run
 
-    def run(self: StepModel, parts: Sequence[Part], tokens: Sequence[int], hidden: mx.array | None) -> list[mx.array]:
+    def run(
+        self: StepModel, parts: Sequence[Part], tokens: Sequence[int] | mx.array, hidden: mx.array | None
+    ) -> list[mx.array]:
         outputs = original(self, parts, tokens, hidden)
         if len(parts) == rows == len(tokens):
             found.append(count([*outputs, *arrays_to_evaluate(parts)]))

@@ -12,6 +12,8 @@ import mlx.core as mx
 from splitinfer.core import sequence as core
 from splitinfer.core.rng import position_key
 from splitinfer.core.speculation.speculation import Draft
+from splitinfer.engine.device.device import DRAFT, Device
+from splitinfer.engine.device.emulated import EmulatedDevice
 
 _SIDE = 512  # of the square weights that are multiplied: 1 MB, as a layer of a small model has
 _TRIED = 200  # products that are timed
@@ -34,6 +36,7 @@ class Replay:
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._weights: mx.array | None = None
         self._per_product = 0.0
+        self._device: Device | None = None
 
     def know(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
         """Store the model's answer to a prompt."""
@@ -41,6 +44,10 @@ class Replay:
 
     def __contains__(self, prompt: Sequence[int]) -> bool:
         return tuple(prompt) in self._answers
+
+    def use_device(self, device: Device) -> None:
+        """Compute on a device from now on."""
+        self._device = device
 
     def prepare(self, _seq: core.Sequence) -> bool:
         """Nothing has to be computed first."""
@@ -64,6 +71,10 @@ class Replay:
         """Nothing is stored for a request."""
 
     def _compute(self) -> None:
+        """Compute one draft: products of ``seconds``, or on an emulated accelerator one draft of its own seconds."""
+        if isinstance(self._device, EmulatedDevice):
+            self._device.wait(self._device.launch((mx.zeros((1,)),), (), DRAFT, time.monotonic()))
+            return
         if self._weights is None:
             self._weights = mx.random.normal((_SIDE, _SIDE), key=mx.random.key(0))
             self._products(_TRIED)

@@ -40,6 +40,7 @@ _QUANTILE = 0.95
 _LEAST_MARGIN, _MOST_MARGIN = 1.02, 1.5
 _TRUSTED_AFTER = 4  # steps
 _FURTHER = 2  # predictions are trusted up to this multiple of the most rows seen
+_NO_BOUND = 2**62  # positions
 _UNTRIED = 3  # further sizes that are tried where nothing is known
 
 
@@ -100,6 +101,7 @@ class StageCosts:
     num_seen: int = 0
     most_rows: int = 0
     factor: float = 1.0
+    most_attended: int = 0  # positions, by the rows of a step's chunks
     _matrix: list[list[float]] = field(default_factory=lambda: [[0.0] * _NUM_FEATURES for _ in range(_NUM_FEATURES)])
     _vector: list[float] = field(default_factory=lambda: [0.0] * _NUM_FEATURES)
     _ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
@@ -121,21 +123,27 @@ class StageCosts:
         """The most rows for which predictions are reliable."""
         return _FURTHER * self.most_rows if self.num_seen >= _TRUSTED_AFTER else 0
 
+    def knows(self, shape: Shape) -> bool:
+        """Whether the prediction for this shape is reliable."""
+        is_near = shape.chunk_context <= _FURTHER * self.most_attended
+        return is_near and 0 < self.trusted_rows >= shape.rows
+
     def took(self, shape: Shape, seconds: float) -> None:
         """Learn from one step of this shape."""
         if shape.rows < 1 or not 0 < seconds < math.inf:
             return
-        expected, is_known = self.at(shape), shape.rows <= self.most_rows and self.num_seen >= _TRUSTED_AFTER
+        expected, is_known = self.at(shape), shape.rows <= self.most_rows and self.knows(shape)
         if is_known and expected > 0:
             off = min(max(seconds / expected, 1 / _MOST_OFF), _MOST_OFF)
             self._ratios.append(off)
             seconds = expected * off
             self.factor += _DRIFT * (off - 1) * self.factor
         self.most_rows = max(self.most_rows, shape.rows)
+        self.most_attended = max(self.most_attended, shape.chunk_context)
         self._add(shape._features(), seconds)
         self.num_seen += 1
         every = 1 if self.num_seen < _SOLVE_EACH else _SOLVE_EVERY if self.num_seen < _SETTLED else 4 * _SOLVE_EVERY
-        if self.num_seen % every == 0:
+        if self.num_seen % every == 0 or not is_known:  # what is larger than all before counts as known from now on
             self._solve()
 
     def _add(self, features: list[tuple[int, float]], seconds: float) -> None:
@@ -186,14 +194,14 @@ class StageCosts:
         coefficients = [float(c) for c in numbers["coefficients"]]
         if len(coefficients) != _NUM_FEATURES or not all(0 <= c < math.inf for c in coefficients):
             raise ValueError(f"a stage's costs are {_NUM_FEATURES} numbers, none negative")
-        return cls(coefficients, num_seen=_SOLVE_EACH, most_rows=int(numbers["most_rows"]))
+        return cls(coefficients, num_seen=_SOLVE_EACH, most_rows=int(numbers["most_rows"]), most_attended=_NO_BOUND)
 
     @classmethod
     def line(cls, base: float, per_row: float, decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
         """Linear costs in seconds: ``base`` for each step, ``per_row``, and ``decode`` and ``chunk`` for each position
         that single rows and rows of chunks attend to."""
         pieces = [per_row] * len(_EDGES)
-        return cls([base, *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK], num_seen=_SOLVE_EACH, most_rows=2**20)
+        return cls._given([base, *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK])
 
     @classmethod
     def through(cls, seconds: Mapping[int, float], decode: float = 0.0, chunk: float = 0.0) -> "StageCosts":
@@ -217,13 +225,16 @@ class StageCosts:
         rising = (at(_EDGES[1]) - at(1)) / (_EDGES[1] - 1)
         points = [max(0.0, at(1) - rising), *(at(edge) for edge in (*_EDGES[1:], 2 * _EDGES[-1]))]
         pieces = [max(0.0, b - a) / width for (a, b), width in zip(pairwise(points), _WIDTHS, strict=True)]
-        costs = [points[0], *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK]
-        return cls(costs, num_seen=_SOLVE_EACH, most_rows=2**20)
+        return cls._given([points[0], *pieces, decode / _PER_DECODE, chunk / _PER_CHUNK])
+
+    @classmethod
+    def _given(cls, coefficients: list[float]) -> "StageCosts":
+        return cls(coefficients, num_seen=_SOLVE_EACH, most_rows=2**20, most_attended=_NO_BOUND)
 
     def scaled(self, factor: float) -> "StageCosts":
         """The costs of ``factor`` times as many layers."""
         coefficients = [self.factor * factor * c for c in self.coefficients]
-        return StageCosts(coefficients, num_seen=self.num_seen, most_rows=self.most_rows)
+        return StageCosts(coefficients, self.num_seen, self.most_rows, most_attended=self.most_attended)
 
 
 def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
@@ -286,6 +297,11 @@ class CostModel:
         twenty. In that time the slowest stage computes a step for each group, and one step passes all stages."""
         times = [(_LEAST_MARGIN if self.is_known else stage.margin) * stage.at(shape) for stage in self.stages]
         return max(num_groups * max(times), sum(times) + self.hop * (len(times) if len(times) > 1 else 0))
+
+    def predicted(self, shape: Shape) -> float | None:
+        """Seconds from sending a step of this shape until its result is back, with nothing else under way, exceeded one
+        time in twenty; ``None`` where too little has been seen: too few steps, or none as large as half of it."""
+        return self.cycle(shape, 1) if all(stage.knows(shape) for stage in self.stages) else None
 
     @property
     def trusted_rows(self) -> int:

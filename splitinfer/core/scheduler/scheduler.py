@@ -46,7 +46,7 @@ from splitinfer.core.kv.rewind import UNLIMITED
 from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
-from splitinfer.core.scheduler.cost_model import CostModel
+from splitinfer.core.scheduler.cost_model import CostModel, Shape
 from splitinfer.core.scheduler.decision import Admission, Decision
 from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.planner import StepPlanner
@@ -222,8 +222,9 @@ class Scheduler:
         return next(iter(self.running.values()), None) if self.state.has_room_for_drafts else None
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
-        """Return the newest plan, which has not left the first stage, without slices that a result has voided since."""
-        if not self.state.plans or self.state.plans[-1] is not plan:
+        """Return a plan that has not left the first stage, without slices that a result has voided since."""
+        at = next((i for i, known in enumerate(self.state.plans) if known is plan), None)
+        if at is None:
             return plan  # the plans were cleared since, and its sequences may have been planned again
         void = [part for part in plan.slices if part.begins_with_draft and self._is_void(part)]
         if not void:
@@ -232,8 +233,8 @@ class Scheduler:
             self.running[part.seq_id].num_in_flight -= 1
             if self.speculation is not None:
                 self.speculation.counts.unsent += 1
-        self.state.plans[-1] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
-        return self.state.plans[-1]
+        self.state.plans[at] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        return self.state.plans[at]
 
     def _is_void(self, part: Slice) -> bool:
         seq = self.running.get(part.seq_id)
@@ -259,6 +260,11 @@ class Scheduler:
         self.state.now = max(self.state.now, now)
         decision = self._planner.decide()
         return None if decision is None else self._apply(decision)
+
+    def predicted(self, plan: StepPlan) -> float | None:
+        """Return the seconds after which a plan's result is due, if nothing else is under way; ``None``: not known, as
+        for a plan whose blocks are read from disks."""
+        return None if plan.fetches else self.costs.predicted(Shape.of(plan.slices))
 
     @property
     def can_schedule(self) -> bool:

@@ -1,19 +1,24 @@
-"""The coordinator's loop: receive, plan, draft, run, learn. One thread, the only one that touches MLX.
+"""The coordinator's loop: receive, draft, plan, launch, learn. It reacts to events, and waits for nothing else.
 
     receive     submissions, aborts, results of steps
-    plan        the scheduler writes the next step, if a stage can take it
     draft       if the scheduler wishes for drafts, the drafter makes them
-    run         launch the step on this machine's layers; send the step before it to the next stage
+    plan        the scheduler writes the next step, if a stage can take it
+    launch      hand the step to this machine's device
     learn       a result brings tokens; tokens go to their readers
+
+One thread decides and launches. A step is sent to the next stage when the device is done with it, by the thread that
+waits for that (``engine.device.steps``), because a launch may hold the loop for most of a step; where the device
+computes at launch, by the loop itself. A step's length follows from nothing but the device.
 
 When a worker is lost, the loop opens the pipeline again as soon as it can, and has the stages compute what they held
 from the tokens, which are all here: readers see a pause. Every request ends, with one sentence, only when the worker
 does not come back in time or the same loss is repeated.
 
-Between two draft tokens, and before a block of them is sent, the loop looks for results: one may have made them void.
+Between two draft tokens the loop looks for results: one may have made them void. What is void of a step that has not
+been sent yet is left out (``engine.coordinator.unsent``).
 
-Launching a step before waiting for the one before it keeps the device busy; ``max_in_flight`` plans keep every stage
-busy.
+``max_in_flight`` plans keep every stage busy, and where the device computes while Python goes on, the next of them is
+launched behind the one under way.
 """
 
 import logging
@@ -21,11 +26,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from splitinfer.core.kv.budget import NeverFits
-from splitinfer.core.liveness import LossCounter, Pace, RejoinDeadline, StallDetector
-from splitinfer.core.plan import StepResult
+from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
+from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
@@ -36,12 +41,15 @@ from splitinfer.engine.coordinator.request_table import RequestTable
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.coordinator.worker_group import Event
+from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.device.void_steps import VOID_STEPS
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.stage.runner import Launched, launches_ahead
+from splitinfer.engine.stage.runner import Launched
 from splitinfer.engine.threads import join
-from splitinfer.errors import PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
+from splitinfer.errors import DeviceFailed, PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
 from splitinfer.models.memory import size
 
 log = logging.getLogger(__name__)
@@ -57,6 +65,13 @@ _ABORT = 0.5  # seconds for aborts to be carried out, between two steps
 
 class _Stop(Exception):
     """The loop was asked to end."""
+
+
+class _OwnResult(NamedTuple):
+    """The result of a step, where the coordinator's stage is the last one, and when it was there."""
+
+    result: StepResult
+    at: float
 
 
 class Engine:
@@ -76,11 +91,11 @@ class Engine:
         trace: Trace | None = None,
         draft: Callable[[], Drafter | None] = lambda: None,
     ) -> None:
-        self._inbox: Mailbox[Event | Call] = Mailbox()
+        self._inbox: Mailbox[Event | _OwnResult | Call] = Mailbox()
         self._requests = RequestTable()
-        self._under_way: Launched | None = None
+        self._unsent = Unsent()
+        self._steps = StepsUnderWay(self._wait_for, self._send, lambda why: self._inbox.put(lambda: self._raise(why)))
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
-        self._pace = Pace()
         self._started = threading.Event()
         self._is_closing = False
         self.totals = Totals([])
@@ -184,6 +199,8 @@ class Engine:
         try:
             self.drafter = draft()  # before the stages say what memory is free
             self.pipeline.open()
+            if self.drafter is not None:
+                self.drafter.use_device(self.pipeline.own.device)
             self.metrics.opened(self.pipeline.clocks, time.monotonic())
             self._scheduler = Scheduler(configure(self.pipeline))
             self.totals = Totals([StageTotals() for _ in range(self.pipeline.num_stages)])
@@ -191,7 +208,7 @@ class Engine:
             while True:
                 try:
                     self._turn()
-                except WorkerLost as loss:
+                except (WorkerLost, DeviceFailed) as loss:
                     self._rejoin(loss)
         except _Stop:
             self._requests.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
@@ -215,33 +232,39 @@ class Engine:
         self._expire()
         self._draft()
         plan = self.scheduler.schedule(time.monotonic())
-        launched = None
         if plan is None:
             self.metrics.blocked()
         else:
-            self.metrics.launched(plan)
-            self.totals.computed_tokens += plan.num_tokens
-            self._watch.waiting(time.monotonic())
-            launched = self.pipeline.launch(plan)
-        self._finish_and_send(self._under_way)
-        self._under_way = launched
-        if not launches_ahead():
-            self._send_step_under_way()
+            self._launch(plan)
 
-    def _send_step_under_way(self) -> None:
-        step, self._under_way = self._under_way, None
-        self._finish_and_send(step)
-
-    def _finish_and_send(self, step: Launched | None) -> None:
-        """Wait for a step on this machine's layers, and send the slices that are not void to the next stage."""
-        if step is None:
-            return
-        done = self.pipeline.finish(step)
-        self._pace.took(time.monotonic() - step.started)
-        if any(part.begins_with_draft for part in done.plan.slices):
+    def _launch(self, plan: StepPlan) -> None:
+        """Hand a step to the device. It is sent when the device is done with it."""
+        self.metrics.launched(plan)
+        self.totals.computed_tokens += plan.num_tokens
+        self._watch.sent(time.monotonic(), self.scheduler.predicted(plan))
+        self._unsent.add(plan)
+        launched = self.pipeline.own.launch(plan, None)
+        is_done = self.pipeline.own.device.computes_at_launch
+        if is_done and self._unsent.has_drafts:
             self._receive_without_waiting()
-            done = done.reduced_to(self.scheduler.still_wanted(done.plan))
-        self._learn(self.pipeline.send(done), time.monotonic())
+        self._steps.add(launched, is_done=is_done)
+
+    def _wait_for(self, launched: Launched) -> None:
+        self.pipeline.own.wait(launched)
+
+    def _send(self, launched: Launched) -> None:
+        """Send a step that is done to the next stage, but for slices that are void by now. Runs on the thread that
+        waits for steps, if there is one."""
+        own = self.pipeline.own
+        done = own.finish(launched)
+        result = self.pipeline.send(done.reduced_to(self._unsent.take(done.plan)))
+        if result is not None:
+            self._inbox.put(_OwnResult(result, time.monotonic()))
+        own.store(launched)
+
+    def _raise(self, why: StepFailed) -> None:
+        if not why.is_late():
+            raise why.error
 
     # -- drafts ------------------------------------------------------------------------------
 
@@ -250,7 +273,6 @@ class Engine:
         wish = self.scheduler.wish() if self.drafter is not None else None
         if wish is None or self.drafter is None or self.scheduler.speculation is None:
             return
-        self._send_step_under_way()  # or it would wait until the drafts are made
         speculation, began, made = self.scheduler.speculation, time.monotonic(), 0
         while wish.stands and self.drafter.prepare(wish.seq):
             self._receive_without_waiting()
@@ -267,42 +289,46 @@ class Engine:
 
     def _receive_without_waiting(self) -> None:
         """Handle all events that have arrived."""
-        while (event := self._next_event(0.0, for_ever=False)) is not None:
+        while (event := self._next_event(for_ever=False)) is not None:
             self._handle(event)
 
     def _prepare_drafts(self) -> bool:
         """Have the drafter read ahead while there is nothing else to do. Returns whether it did."""
-        if self.drafter is None or not self._inbox.is_empty:
+        if self.drafter is None or not self._inbox.is_empty or not self._steps.is_empty:
             return False
         seq = self.scheduler.drafts_next
         return seq is not None and self.drafter.prepare(seq)
 
+    def _prepare_steps(self) -> None:
+        """Build graphs of steps that are likely to come, until an event does."""
+        while self._inbox.is_empty and self.pipeline.own.prepare_next():
+            pass
+
     def _receive(self) -> None:
         """Handle all events that have arrived; wait for the first only if there is nothing else to do."""
         can_schedule = self.scheduler.can_schedule or (self.drafter is not None and self.scheduler.wish() is not None)
-        nothing_to_do = self._under_way is None and not can_schedule
+        nothing_to_do = not can_schedule
         if nothing_to_do:
             self.metrics.blocked()
             nothing_to_do = not self._prepare_drafts()
-        spare = 0.0 if self._under_way is None or can_schedule else self._spare(self._under_way)
-        while (event := self._next_event(spare, for_ever=nothing_to_do)) is not None:
+            self._prepare_steps()
+        while (event := self._next_event(for_ever=nothing_to_do)) is not None:
             self._handle(event)
-            nothing_to_do, spare = False, 0.0
+            nothing_to_do = False
 
-    def _handle(self, event: Event | Call) -> None:
-        if isinstance(event, tuple):
+    def _handle(self, event: Event | _OwnResult | Call) -> None:
+        if isinstance(event, _OwnResult):
+            self._learn(event.result, event.at)
+        elif isinstance(event, Event):
             self._learn(self.pipeline.receive(event), event.at)
         else:
             self.metrics.heard(time.monotonic())
             event()
 
-    def _spare(self, under_way: Launched) -> float:
-        return self._pace.spare(time.monotonic() - under_way.started)
-
-    def _next_event(self, seconds: float, *, for_ever: bool) -> Event | Call | None:
+    def _next_event(self, *, for_ever: bool) -> Event | _OwnResult | Call | None:
         while True:
             try:
-                return self._inbox.get(self._until_next_look() if for_ever else seconds, expecting=self._is_waiting)
+                return self._inbox.get(self._until_next_look() if for_ever else 0.0, expecting=self._is_waiting)
             except queue.Empty:
                 if not for_ever:
                     return None
@@ -325,8 +351,10 @@ class Engine:
         now = time.monotonic()
         self.metrics.returned(result, heard)
         events = self.scheduler.update(result, heard)
-        self._watch.answered(now, more=self.scheduler.num_in_flight > 0)
+        self._unsent.reduce(self.scheduler.still_wanted)
+        self._watch.answered(now)
         self.totals.step(result, heard)
+        VOID_STEPS.count(result)
         for event in events:
             state = self._requests.get(event.seq_id)
             if state is None:
@@ -340,7 +368,7 @@ class Engine:
 
     # -- a worker is lost --------------------------------------------------------------------
 
-    def _rejoin(self, loss: WorkerLost) -> None:
+    def _rejoin(self, loss: WorkerLost | DeviceFailed) -> None:
         """Wait until all stages are back, then have them compute what they held.
 
         Raises:
@@ -349,10 +377,11 @@ class Engine:
         if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
             raise loss
         log.warning("%s; waiting up to %.0f s for it: %s", loss, self._rejoin_timeout, self.pipeline.remedy)
-        self._under_way = None
         self.metrics.lost(time.monotonic())
         self._watch.reset()
         self.pipeline.regroup(str(loss))
+        self._steps.drop()
+        self._unsent.clear()
         patience, reason = RejoinDeadline(self._rejoin_timeout), self._reopen()
         while reason is not None:
             self._handle_calls()

@@ -22,7 +22,7 @@ from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.metrics.clocks import Clocks
-from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.plan import StepResult
 from splitinfer.core.wire_codec import AUTO
 from splitinfer.engine.coordinator.local_workers import LocalWorker, take
 from splitinfer.engine.coordinator.worker_group import Event, Notice, WorkerGroup, WorkerHandle, start_command
@@ -31,7 +31,7 @@ from splitinfer.engine.links.codecs import codecs_of
 from splitinfer.engine.links.keys import Keys, upstream_key
 from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.runner import Finished, Launched
+from splitinfer.engine.stage.runner import Finished, StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.kvstore.store import Disk
 from splitinfer.wire.messages import Load, Progress, Ready, Result
@@ -229,18 +229,15 @@ class Pipeline:
         everywhere = set.intersection(*(set(ready.kept or ()) for ready in self.ready))
         return self._own.kept(key for key in self.ready[0].kept or () if key in everywhere)
 
-    def launch(self, plan: StepPlan) -> Launched:
-        """Launch a step on the coordinator's own layers."""
+    @property
+    def own(self) -> StageRunner:
+        """The coordinator's own layers. They exist once the pipeline was opened."""
         assert self._own is not None
-        return self._own.runner.launch(plan, None)
-
-    def finish(self, launched: Launched) -> Finished:
-        """Wait for a step on the coordinator's own layers."""
-        assert self._own is not None
-        return self._own.runner.finish(launched)
+        return self._own.runner
 
     def send(self, done: Finished) -> StepResult | None:
-        """Send a step to the next stage; where there is only one stage, return the result.
+        """Send a step to the next stage; where there is only one stage, return the result. Any thread may send, but
+        only one at a time.
 
         Raises:
             WorkerLost: the step cannot be sent.

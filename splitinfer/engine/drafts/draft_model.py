@@ -9,6 +9,7 @@ On a GPU the next draft of a block is launched before the one before it has been
 number.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,8 @@ import mlx.core as mx
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence, common_prefix
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.stage.runner import launches_ahead
+from splitinfer.engine.device.device import DRAFT, Device, Ticket
+from splitinfer.engine.device.selection import default_device
 from splitinfer.engine.stage.sampler import Row, Sampler
 from splitinfer.errors import ModelError
 from splitinfer.models.caches import trim
@@ -58,20 +60,21 @@ class _DraftInFlight:
 
     token: mx.array
     confidence: mx.array
+    ticket: Ticket
 
 
 class DraftModel:
     """Drafts with ``model``, which is whole. ``vocab_size``: the tokenizer's, at which noise is drawn.
 
-    ``ahead``: whether a draft is launched before the one before it has been read.
+    On a device that computes while Python goes on, a draft is launched before the one before it has been read.
     """
 
-    def __init__(self, name: str, model: StageModel, vocab_size: int, *, ahead: bool | None = None) -> None:
+    def __init__(self, name: str, model: StageModel, vocab_size: int) -> None:
         self.name = name
         self._model, self._vocab_size = model, vocab_size
         self._sampler = Sampler(vocab_size)
         self._entries: OrderedDict[int, _CacheEntry] = OrderedDict()
-        self._ahead = launches_ahead() if ahead is None else ahead
+        self._device = default_device()
 
     @classmethod
     def load(
@@ -99,6 +102,10 @@ class DraftModel:
 
     # -- the Drafter protocol ------------------------------------------------------------------
 
+    def use_device(self, device: Device) -> None:
+        """Compute on a device from now on."""
+        self._device = device
+
     def prepare(self, seq: Sequence) -> bool:
         """Compute the KV of one chunk of the sequence's tokens; whether any was missing."""
         entry, stream = self._rewound(seq), seq.stream
@@ -107,7 +114,7 @@ class DraftModel:
             return False
         chunk = stream[start : min(end, start + _CHUNK)]
         self._model(mx.array([chunk], dtype=mx.int32), entry.caches, None, 0)
-        mx.eval(cache_arrays(entry.caches))
+        self._device.wait(self._device.launch(cache_arrays(entry.caches), (), DRAFT, time.monotonic()))
         entry.tokens += chunk
         return True
 
@@ -116,7 +123,8 @@ class DraftModel:
         while self.prepare(seq):
             pass
         entry, stream, draft = self._rewound(seq), seq.stream, None
-        ahead = self._ahead and seq.params.repetition_penalty == 1.0  # a penalty needs the token ids
+        has_penalty = seq.params.repetition_penalty != 1.0  # which needs the token ids
+        ahead = not self._device.computes_at_launch and not has_penalty
         for number in range(count):
             if draft is None:
                 missing = stream[len(entry.tokens) :]
@@ -126,6 +134,7 @@ class DraftModel:
             if ahead and number + 1 < count:
                 following = self._launch(entry, draft.token, seq, [*stream, 0])
                 entry.tokens.append(0)  # a placeholder until the id is known
+            self._device.wait(draft.ticket)
             token_id = cast(int, draft.token.item())
             if following is not None:
                 entry.tokens[-1] = token_id
@@ -166,8 +175,8 @@ class DraftModel:
         (choice,) = self._sampler.choose(logits, [row])
         assert choice.logprobs is not None
         confidence = mx.exp(mx.take_along_axis(choice.logprobs, choice.tokens[:, None], axis=-1)[:, 0])
-        mx.async_eval(choice.tokens, confidence)  # type: ignore[no-untyped-call]
-        return _DraftInFlight(choice.tokens, confidence)
+        ticket = self._device.launch((choice.tokens, confidence), (), DRAFT, time.monotonic())
+        return _DraftInFlight(choice.tokens, confidence, ticket)
 
 
 def _num_shared(a: list[int], b: list[int]) -> int:

@@ -15,6 +15,7 @@ from typing import Protocol
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.ngram import NGramIndex
 from splitinfer.core.speculation.speculation import Draft
+from splitinfer.engine.device.device import Device
 
 NGRAM = "ngram"
 
@@ -25,6 +26,10 @@ class Drafter(Protocol):
     @property
     def name(self) -> str:
         """Its name in figures."""
+        ...
+
+    def use_device(self, device: Device) -> None:
+        """Compute on this device, which is the first stage's."""
         ...
 
     def prepare(self, seq: Sequence) -> bool:
@@ -47,6 +52,9 @@ class NGramDrafter:
 
     def __init__(self) -> None:
         self._indices: dict[int, NGramIndex] = {}
+
+    def use_device(self, device: Device) -> None:
+        """Nothing to do: look-up takes no device."""
 
     def prepare(self, seq: Sequence) -> bool:
         """Nothing to do: the index is extended as drafts are pulled."""

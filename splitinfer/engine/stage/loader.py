@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.plan import TensorSpec
+from splitinfer.engine.device.device import Device
+from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.versions import device_name
@@ -72,7 +74,9 @@ def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> 
 
     Raises:
         ModelError: the model is not here, has other weights, cannot be cut there, or does not fit.
+        ConfigError: the emulated accelerator does not fit the layout.
     """
+    device = open_device(command.stage, command.bounds)
     checkpoint = open_model(command.model)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
@@ -85,11 +89,17 @@ def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> 
     report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free)))
     fetch(command.model, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
     set_limits(found.need, command.kv_tokens)
-    return _read(command, checkpoint, found, dtype, report, disk if command.kv_root else None)
+    return _read(command, checkpoint, found, dtype, device, report, disk if command.kv_root else None)
 
 
 def _read(
-    command: Load, checkpoint: Checkpoint, found: Survey, dtype: str | None, report: Report, disk: Disk | None
+    command: Load,
+    checkpoint: Checkpoint,
+    found: Survey,
+    dtype: str | None,
+    device: Device,
+    report: Report,
+    disk: Disk | None,
 ) -> LoadedStage:
     model = load_stage(checkpoint, found, command.start, command.end, dtype, lambda *at: report(Progress("load", *at)))
     use_transposed_products(model.whole)
@@ -125,7 +135,7 @@ def _read(
         hidden=_row(model),
         device=device_name(),
     )
-    runner = StageRunner(model, command.stage, command.vocab_size, on_disk)
+    runner = StageRunner(model, command.stage, command.vocab_size, device, on_disk)
     runner.prepare()
     # Modules and layers stay alive. A full garbage collection in the middle of a step takes 60 ms if it has to visit
     # them, and next to nothing once they are frozen.

@@ -1,7 +1,8 @@
 """Carries out a StepPlan on one stage's layers: the same class on the coordinator and on every worker.
 
-A step is split in two, because MLX is asynchronous: ``launch`` builds the graph and hands it to the device, ``finish``
-waits for it. Between the two the loop may launch the next step, so the device never waits for Python.
+A step is split in two, because a device may be asynchronous: ``launch`` builds the graph and hands it to the device;
+``finish`` reads the results once the device is done. Between the two the loop may launch the next step, so the device
+never waits for Python; and ``finish`` may run on another thread than ``launch``, so no result waits for a launch.
 
 Drafts are verified on the last stage, which is therefore the first to know that some slices are void: those behind a
 wrong draft are not computed there, and their results have no tokens.
@@ -12,36 +13,30 @@ import time
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from functools import cache
 
 import mlx.core as mx
+import numpy as np
 
 from splitinfer.core.kv.block_tree import Key, chained
 from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
+from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.wire_codec import NONE
+from splitinfer.engine.device.device import Device, Span, Ticket, Work
 from splitinfer.engine.stage.disk import StageDisk
-from splitinfer.engine.stage.sampler import Choice, Row, Sampler, read
+from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
+from splitinfer.engine.stage.sampler import Row, Sampler, read
+from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import ProtocolError
 from splitinfer.models.cut import StageModel
-from splitinfer.models.hidden_states import PackedRows
+from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
 from splitinfer.models.kv_blocks import KVBlock
 from splitinfer.models.kv_pool import KVPool
-from splitinfer.models.memory import on_gpu
 from splitinfer.models.rows import Part
+from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 
 log = logging.getLogger(__name__)
-
-
-@cache
-def launches_ahead() -> bool:
-    """Whether a loop gains by launching the next step before it waits for the one under way.
-
-    A GPU computes while Python goes on. MLX's CPU backend holds ``async_eval`` until most of the work is done,
-    so there the result of one step would be sent on only after the next was computed.
-    """
-    return on_gpu()
 
 
 @dataclass(slots=True)
@@ -62,6 +57,10 @@ class _History:
             recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
             yield Row(self.params, self.seed, position, recent)
 
+    def row_at(self, position: int) -> Row:
+        """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
+        return Row(self.params, self.seed, position, ())
+
     def is_void(self, part: Slice) -> bool:
         """Whether a slice lies behind a wrong draft."""
         return part.is_void(len(self.tokens), self.next)
@@ -77,7 +76,7 @@ class _History:
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """The cost of copying stored KV for sequences that begin with it."""
+    """The cost of copying stored KV for sequences that begin with it. ``seconds``: 0 if it is a part of the step's."""
 
     num_bytes: int = 0
     seconds: float = 0.0
@@ -88,6 +87,11 @@ class _Copied:
         began = time.monotonic()
         mx.eval(arrays)
         return cls(sum(array.nbytes for array in arrays), time.monotonic() - began) if arrays else cls()
+
+    @classmethod
+    def with_step(cls, arrays: list[mx.array]) -> "_Copied":
+        """Copy with the step: waiting for it would be waiting for the step under way."""
+        return cls(sum(array.nbytes for array in arrays))
 
 
 @dataclass(slots=True)
@@ -107,13 +111,9 @@ class Launched:
 
     plan: StepPlan
     slices: tuple[Slice, ...]  # those that are computed here
-    started: float
-    hidden: mx.array | None
-    packed: PackedRows | None
-    rows: tuple[Row, ...]
-    choices: tuple[Choice, ...]
-    last_write: mx.array | None  # one element of the last cache written: evaluated when the step is done
+    graph: StepGraph
     applied: _Applied
+    ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,18 +141,25 @@ class Finished:
 
 
 class StageRunner:
-    """Owns a stage's model and caches. One thread uses it: the one that loaded the model."""
+    """Owns a stage's model and caches.
 
-    def __init__(self, model: StageModel, stage: int, vocab_size: int, disk: StageDisk | None = None) -> None:
-        self._model, self._stage, self._disk = model, stage, disk
+    One thread uses it, the one that loaded the model; but ``wait``, ``finish`` and ``store`` may be called on another,
+    for one step after the other in the order of their launches. Whoever calls ``launch`` with a plan of which
+    ``needs_verdict`` is true has seen to it that all steps before it are finished.
+    """
+
+    def __init__(
+        self, model: StageModel, stage: int, vocab_size: int, device: Device, disk: StageDisk | None = None
+    ) -> None:
+        self._model, self._stage, self.device, self._disk = model, stage, device, disk
         self._step = StepModel(model)
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
         self._num_ids = model.num_embeddings
         self._histories: dict[int, _History] = {}
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
-        self._idle_since = time.monotonic()
         self._codec = NONE
+        self._prepared = PreparedSteps()
 
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
@@ -170,20 +177,37 @@ class StageRunner:
     def reset(self) -> None:
         """Forget every sequence and block, and the codec to the next stage."""
         self._codec = NONE
+        self._prepared.clear()
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
-        self._idle_since = time.monotonic()
 
-    def launch(self, plan: StepPlan, hidden: mx.array | None) -> Launched:
+    def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> Launched:
         """Launch a step. ``hidden``: [T, d], the rows of all its slices in order; ``None`` on the first stage.
 
         Raises:
             ProtocolError: the plan does not fit this stage.
+            DeviceFailed: the device did.
         """
-        started = time.monotonic()
+        began = time.monotonic()
         self._check(plan, hidden)
+        received = hidden.buffer if isinstance(hidden, ReceivedRows) else None
+        prepared = self._prepared.take(plan, received)
         applied = self._apply(plan)
+        if prepared is None:
+            rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
+            slices, graph = self._graph_of(plan, rows, applied)
+        else:
+            slices, graph = plan.slices, self._filled(prepared, plan, received)
+        pending = [*applied.pending, *graph.pending]
+        ticket = self.device.launch(graph.outputs(), pending, Work(Shape.of(slices)), began)
+        self._prepared.note(plan)
+        return Launched(plan, slices, graph, applied, ticket)
+
+    def _graph_of(
+        self, plan: StepPlan, hidden: mx.array | None, applied: _Applied
+    ) -> tuple[tuple[Slice, ...], StepGraph]:
+        """The slices of a plan that are computed here, and their graph."""
         slices, hidden = self._without_void(plan, hidden)
         parts = []
         for part in slices:
@@ -191,22 +215,64 @@ class StageRunner:
             if part.num_drafts:
                 applied.pending += self._pool.remember(part.seq_id)
             parts.append(Part(caches, part.start, len(part.token_ids), part.num_logits))
-        outputs = self._step.run(parts, [t for part in slices for t in part.token_ids], hidden) if parts else []
+        rows = tuple(row for part in slices for row in self._rows_of(part))
+        return slices, self._build(slices, parts, [t for part in slices for t in part.token_ids], hidden, rows)
+
+    def _rows_of(self, part: Slice) -> Iterator[Row]:
+        """Append a slice's tokens to its sequence, on the last stage; the rows that want logits."""
+        return self._histories[part.seq_id].rows(part) if self._model.is_last else iter(())
+
+    def _build(
+        self,
+        slices: tuple[Slice, ...],
+        parts: list[Part],
+        token_ids: list[int] | mx.array,
+        hidden: mx.array | None,
+        rows: tuple[Row, ...],
+    ) -> StepGraph:
+        """Build the graph of a step."""
+        outputs = self._step.run(parts, token_ids, hidden) if parts else []
         # A state that the output does not depend on would otherwise let the graph grow from step to step.
-        pending = [*applied.pending, *arrays_to_evaluate(parts)]
+        pending = arrays_to_evaluate(parts)
         joined = (mx.concatenate(outputs) if len(outputs) > 1 else outputs[0]) if outputs else None
-        rows: tuple[Row, ...] = ()
-        choices: tuple[Choice, ...] = ()
-        packed = self._pack(slices, joined)
-        if self._model.is_last:
-            rows = tuple(row for part in slices for row in self._histories[part.seq_id].rows(part))
-            choices = tuple(self._sampler.choose(joined, rows)) if joined is not None else ()
-            joined = None
-        last_write = _corner(pending[-1]) if pending else None
-        mx.async_eval(  # type: ignore[no-untyped-call]
-            *_arrays(joined, packed, choices), *pending, *([] if last_write is None else [last_write])
-        )
-        return Launched(plan, slices, started, joined, packed, rows, choices, last_write, applied)
+        if not self._model.is_last:
+            return StepGraph(joined, self._pack(slices, joined), (), (), pending)
+        choices = () if joined is None else tuple(self._sampler.choose(joined, rows))
+        return StepGraph(None, None, rows, choices, pending)
+
+    # -- graphs built ahead --------------------------------------------------------------------
+
+    def prepare_next(self) -> bool:
+        """Build the graph of a step that is likely to come. Call when there is nothing else to do; whether there was
+        one to build."""
+        slices = self._prepared.next_wanted()
+        if slices and self._can_prepare(slices):
+            self._prepared.add(self._prepare(slices))
+        return bool(slices)
+
+    def _can_prepare(self, slices: tuple[Slice, ...]) -> bool:
+        histories = [self._histories.get(part.seq_id) for part in slices]
+        # A penalty depends on the tokens, which are not known yet.
+        return all(one is not None and one.params.repetition_penalty == 1.0 for one in histories)
+
+    def _prepare(self, slices: tuple[Slice, ...]) -> PreparedStep:
+        parts = [Part(self._pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]
+        snapshot = Snapshot(part.caches for part in parts)
+        ids, raw = mx.array(np.zeros(len(slices), np.int32)), None
+        hidden = None
+        if self._model.hidden_spec is not None:
+            width, dtype = self._model.hidden_spec
+            hidden, raw = blank_rows(len(slices), width, dtype)
+        rows = tuple(self._histories[part.seq_id].row_at(part.end) for part in slices) if self._model.is_last else ()
+        return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), ids, raw, snapshot)
+
+    def _filled(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None) -> StepGraph:
+        """The graph of a prepared step, with its inputs."""
+        prepared.fill([part.token_ids[0] for part in plan.slices], received)
+        for part in plan.slices:
+            for _ in self._rows_of(part):  # appends its tokens
+                pass
+        return prepared.graph
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
         """The prompts' rows of a step, packed, if the link to the next stage has a codec."""
@@ -240,9 +306,9 @@ class StageRunner:
             hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
         return tuple(keep), hidden
 
-    def _check(self, plan: StepPlan, hidden: mx.array | None) -> None:
+    def _check(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> None:
         """Raise ProtocolError for a plan that cannot be carried out here."""
-        rows, wanted = 0 if hidden is None else hidden.shape[0], 0 if self._model.is_first else plan.num_tokens
+        rows, wanted = _num_rows(hidden), 0 if self._model.is_first else plan.num_tokens
         if rows != wanted:
             raise ProtocolError(
                 f"step {plan.step} has {rows} hidden states for stage {self._stage}, which takes {wanted}"
@@ -275,7 +341,9 @@ class StageRunner:
             begun = {block_id for new in plan.new for block_id in new.blocks}
             self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
         pending = [array for _, block in saved for array in block.arrays()]
-        return _Applied(pending, _Copied.now(copied), for_disk, fetching, lacking)
+        if self.device.computes_at_launch:
+            return _Applied(pending, _Copied.now(copied), for_disk, fetching, lacking)
+        return _Applied([*pending, *copied], _Copied.with_step(copied), for_disk, fetching, lacking)
 
     def _fetch(self, fetch: Fetch) -> bool:
         """Read a block from disk into the pool; whether that succeeded."""
@@ -286,17 +354,26 @@ class StageRunner:
         self._keys[fetch.block_id] = fetch.key
         return True
 
+    def wait(self, launched: Launched) -> Span:
+        """Wait until the device is done with a step.
+
+        Raises:
+            DeviceFailed: the device failed.
+        """
+        return self.device.wait(launched.ticket)
+
     def finish(self, launched: Launched) -> Finished:
-        """Wait for a step."""
-        outputs = _arrays(launched.hidden, launched.packed, launched.choices)
-        mx.eval(*outputs, *([] if launched.last_write is None else [launched.last_write]))
-        tokens = read(launched.choices, launched.rows)
-        # A step launched while the one before it ran began, on the device, when that one ended.
-        started, ended = max(launched.started, self._idle_since), time.monotonic()
-        rows = sum(len(part.token_ids) for part in launched.slices)
-        figures = self._figures(launched.applied, started, ended, rows)
-        self._idle_since = ended
-        return Finished(launched.plan, figures, launched.hidden, launched.packed, self._verdicts(launched, tokens))
+        """Read the results of a step, when it is done."""
+        span = self.wait(launched)
+        graph, figures = launched.graph, self._figures(launched, span)
+        tokens = read(graph.choices, graph.rows)
+        return Finished(launched.plan, figures, graph.hidden, graph.packed, self._verdicts(launched, tokens))
+
+    def store(self, launched: Launched) -> None:
+        """Have the blocks that a finished step has saved written to disk. Call when its results are on their way."""
+        if self._disk is not None:
+            for save, block in launched.applied.for_disk:
+                self._disk.write(save, block)
 
     def _verdicts(self, launched: Launched, tokens: list[SampledToken]) -> tuple[SampledSlice, ...]:
         """The tokens of each slice with logits, on the last stage; void slices get none."""
@@ -315,37 +392,24 @@ class StageRunner:
         history = self._histories.get(part.seq_id)
         return tuple(sampled) if history is None else history.verdict(part, sampled)
 
-    def _figures(self, applied: _Applied, started: float, ended: float, rows: int) -> StageFigures:
-        """Write the step's blocks to disk; return what the step cost, and the keys of blocks written."""
-        written: tuple[Key, ...] = ()
-        if self._disk is not None:
-            for save, block in applied.for_disk:
-                self._disk.write(save, block)
-            written = self._disk.written()
-        copied = applied.copied
+    def _figures(self, launched: Launched, span: Span) -> StageFigures:
+        """What a step cost, and the keys of the blocks written to disk since the step before."""
+        applied = launched.applied
         return StageFigures(
             self._stage,
-            started,
-            ended,
-            bytes_copied=copied.num_bytes,
-            copying=copied.seconds,
-            rows=rows,
+            span.started,
+            span.ended,
+            bytes_copied=applied.copied.num_bytes,
+            copying=applied.copied.seconds,
+            rows=sum(len(part.token_ids) for part in launched.slices),
             fetching=applied.fetching,
             lacking=applied.lacking,
-            written=written,
+            written=() if self._disk is None else self._disk.written(),
+            is_void=span.is_void,
         )
 
 
-def _corner(array: mx.array) -> mx.array:
-    """One new element that depends on all of ``array``. Holding the array itself would make the next step copy it
-    instead of writing in place."""
-    piece = array[tuple(slice(0, 1) for _ in array.shape)]
-    return piece + piece
-
-
-def _arrays(hidden: mx.array | None, packed: PackedRows | None, choices: tuple[Choice, ...]) -> list[mx.array]:
-    found = [] if hidden is None else [hidden]
-    found += [] if packed is None else packed.arrays()
-    for choice in choices:
-        found += [choice.tokens] if choice.logprobs is None else [choice.tokens, choice.logprobs]
-    return found
+def _num_rows(hidden: mx.array | ReceivedRows | None) -> int:
+    if hidden is None:
+        return 0
+    return hidden.num_rows if isinstance(hidden, ReceivedRows) else hidden.shape[0]

@@ -47,6 +47,10 @@ class Choice:
     tokens: mx.array
     logprobs: mx.array | None
 
+    def arrays(self) -> list[mx.array]:
+        """The arrays that have to be evaluated."""
+        return [self.tokens] if self.logprobs is None else [self.tokens, self.logprobs]
+
 
 class Sampler:
     """Chooses tokens. ``vocab_size``: the number of values noise is drawn for. ``compiled``: by default on a GPU."""

@@ -1,14 +1,15 @@
 """The loop on the other machines: serves one coordinator after another.
 
-One thread, the engine, owns MLX: it loads the stage and runs the steps. Links deliver into its inbox from their own
-threads, so the next step is received while this one is computed; and the next step is launched before this one is sent
-on, so neither the device nor the link waits for the other.
+One thread, the engine, owns MLX: it loads the stage and launches the steps. Links deliver into its inbox from their own
+threads, so the next step is received while this one is computed. A step is sent on when the device is done with it, by
+the thread that waits for that (``engine.device.steps``), because launching the next one may hold the engine for most of
+a step; so neither the device nor the link waits for the other. Where the device computes at launch, the engine sends.
 
     inbox -> Load      -> survey, fetch, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
           -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
-          -> Step      -> launch ... finish -> Step to the next stage, or Result to the coordinator
+          -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
 Nothing that a peer sends ends a worker: an error ends that coordinator's session, with one sentence on both sides. The
@@ -16,7 +17,6 @@ weights stay in memory, so a coordinator that connects again finds them loaded.
 """
 
 import logging
-import queue
 import threading
 import time
 from dataclasses import dataclass, replace
@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from splitinfer.core.layout import DTYPES
-from splitinfer.core.liveness import Pace
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
+from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
@@ -35,14 +35,14 @@ from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.loader import LoadedStage, load
-from splitinfer.engine.stage.runner import Launched, launches_ahead
+from splitinfer.engine.stage.runner import Launched
 from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
-from splitinfer.errors import PeerError, ProtocolError, SplitinferError
+from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
-from splitinfer.models.hidden_states import from_parts
+from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
@@ -79,11 +79,14 @@ Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in 
 
 @dataclass(slots=True)
 class _StepInFlight:
-    """A step under way on the device, its message, and when that was received, in seconds."""
+    """A step under way on the device, the stage, its message, when that was received, in seconds, and whose it is."""
 
+    stage: LoadedStage
     launched: Launched
     step: Step
     received: float
+    owner: Connection
+    downstream: NextStage | None
 
 
 class _Abandoned(Exception):
@@ -111,15 +114,14 @@ class Worker:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
         self._model, self._disk = model, disk
-        self._inbox: Mailbox[Event | str] = Mailbox()
+        self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
         self._upstream: Connection | None = None
         self._downstream: NextStage | None = None
         self._stage: LoadedStage | None = None
-        self._in_flight: _StepInFlight | None = None
+        self._steps = StepsUnderWay(_wait_for, self._send, self._inbox.put)
         self._num_steps = 0
-        self._pace = Pace()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access)
@@ -139,49 +141,56 @@ class Worker:
     # -- the loop ----------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        while True:
-            event = self._next_event()
-            try:
-                following = self._handle(*event) if isinstance(event, tuple) else None
-                if following is not None or not isinstance(event, tuple):
-                    self._finish_in_flight()
-                self._in_flight = following or self._in_flight
-                self._expecting = following is not None
-                if not launches_ahead():
-                    self._finish_in_flight()
-            except _Abandoned:
-                self._end_session("the coordinator is gone")
-            except (SplitinferError, TransportError) as error:
-                self._fail(str(error))
-            except Exception as error:
-                log.exception("the stage failed")
-                self._fail(f"{self.name} failed ({type(error).__name__}: {error})")
-            if event is _STOP:
+        while self._take(self._next_event()):
+            pass
+        if self._stage is not None:
+            self._stage.close()
+
+    def _take(self, event: Event | StepFailed | str | None) -> bool:
+        """Act on an event, and see to what goes wrong; whether to go on."""
+        self._expecting = False
+        try:
+            if isinstance(event, StepFailed):
+                self._raise(event)
+            elif isinstance(event, tuple):
+                self._handle(*event)
+            elif event is _STOP:
+                self._steps.drain()
                 self._end_session("the worker was stopped")
-                if self._stage is not None:
-                    self._stage.close()
-                return
+                return False
+        except _Abandoned:
+            self._end_session("the coordinator is gone")
+        except DeviceFailed as error:
+            self._fail(f"{self.name}: {error}", no_memory=error.no_memory)
+            return error.no_memory  # a process whose device failed cannot be trusted
+        except (SplitinferError, TransportError) as error:
+            self._fail(str(error))
+        except Exception as error:
+            log.exception("the stage failed")
+            self._fail(f"{self.name} failed ({type(error).__name__}: {error})")
+        return True
+
+    def _raise(self, why: StepFailed) -> None:
+        if not why.is_late():
+            raise why.error
 
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
         self._inbox.put((connection, item, time.monotonic()))
 
-    def _next_event(self) -> Event | str | None:
-        """Wait for the next event; ``None`` if the step under way should be finished before one arrives."""
-        timeout = None
-        if self._in_flight is not None:
-            timeout = self._pace.spare(time.monotonic() - self._in_flight.launched.started)
-        try:
-            return self._inbox.get(timeout, expecting=self._expecting)
-        except queue.Empty:
-            return None
+    def _next_event(self) -> Event | StepFailed | str | None:
+        """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if it is
+        time to keep the device awake."""
+        while self._stage is not None and self._inbox.is_empty and self._stage.runner.prepare_next():
+            pass
+        return self._inbox.get(None, expecting=self._expecting)
 
-    def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> _StepInFlight | None:
-        """Act on one event. Returns the step it launched, which is sent on when it is done."""
+    def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
+        """Act on one frame, or on a link's end."""
         if isinstance(item, LinkClosed):
             self._on_closed(connection, item)
-            return None
+            return
         if not self._is_in_session(connection):
-            return None
+            return
         message = connection.receive(item)
         if connection.role == "upstream" and not isinstance(message, Step | Echo):
             kind = codec.kind_of(message)
@@ -190,7 +199,8 @@ class Worker:
             )
         match message:
             case Step():
-                return self._launch(message, item, received)
+                self._launch(message, item, received)
+                self._expecting = True
             case Load():
                 self._load(connection, message)
             case Connect():
@@ -199,7 +209,6 @@ class Worker:
                 self._loaded().runner.use_codec(message.codec)
             case _:
                 self._reply(connection, message, item, received)
-        return None
 
     def _reply(self, connection: Connection, message: Message, frame: Frame, received: float) -> None:
         """Reply to a message that leaves the stage as it is."""
@@ -303,51 +312,43 @@ class Worker:
 
     # -- steps -------------------------------------------------------------------------------
 
-    def _launch(self, step: Step, frame: Frame, received: float) -> _StepInFlight:
+    def _launch(self, step: Step, frame: Frame, received: float) -> None:
+        """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._loaded()
-        if (step.tensor is not None) != bool(frame.parts):
-            raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
-        if step.tensor is not None and len(step.tensor.shape) != 2:
-            raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
-        room = stage.command.kv_tokens
-        if any(part.end > room for part in step.plan.slices):
-            raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
+        _check_step(step, frame, stage)
         if stage.runner.needs_verdict(step.plan):
-            self._finish_in_flight()
-        parts = [memoryview(part) for part in frame.parts]
-        hidden = None if step.tensor is None else from_parts(step.tensor, step.packing, parts)
-        return _StepInFlight(stage.runner.launch(step.plan, hidden), step, received)
+            self._steps.drain()
+        parts = tuple(memoryview(part) for part in frame.parts)
+        hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
+        launched = stage.runner.launch(step.plan, hidden)
+        assert self._owner is not None
+        in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
+        self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)
 
     def _loaded(self) -> LoadedStage:
         if self._stage is None:
             raise ProtocolError("a step came before the stage was loaded")
         return self._stage
 
-    def _finish_in_flight(self) -> None:
-        if self._in_flight is not None:
-            self._finish(self._in_flight)
-            self._pace.took(time.monotonic() - self._in_flight.launched.started)
-            self._in_flight = None
-
-    def _finish(self, step_in_flight: _StepInFlight) -> None:
-        """Wait for a step; send its hidden states to the next stage, or its result to the coordinator."""
-        assert self._stage is not None
-        assert self._owner is not None
-        done = self._stage.runner.finish(step_in_flight.launched)
+    def _send(self, under_way: _StepInFlight) -> None:
+        """Send a step that is done: its hidden states to the next stage, or its result to the coordinator. Runs on the
+        thread that waits for steps, if there is one."""
+        stage, step, owner, following = under_way.stage, under_way.step, under_way.owner, under_way.downstream
+        done = stage.runner.finish(under_way.launched)
         self._num_steps += 1
-        self._owner.link.beat(self._num_steps)
-        if self._stage.command.is_last:
-            own = replace(done.figures, received=step_in_flight.received, sent=time.monotonic())
-            self._owner.send(Result(StepResult(done.plan.step, done.sampled, (*step_in_flight.step.figures, own))))
-        elif self._downstream is None:
+        owner.link.beat(self._num_steps)
+        if stage.command.is_last:
+            own = replace(done.figures, received=under_way.received, sent=time.monotonic())
+            owner.send(Result(StepResult(done.plan.step, done.sampled, (*step.figures, own))))
+        elif following is None:
             raise ProtocolError("a step came before the next stage was connected")
         else:
             try:
-                following = self._downstream
-                send_step(following.link, following.session, step_in_flight.step.figures, done, step_in_flight.received)
+                send_step(following.link, following.session, step.figures, done, under_way.received)
             except TransportError as error:
                 raise PeerError(f"{self.name} lost the next stage: {error}") from error
         yield_own_processor()
+        stage.runner.store(under_way.launched)
 
     # -- endings -----------------------------------------------------------------------------
 
@@ -358,14 +359,14 @@ class Worker:
         elif self._owner is not None and connection.session_id == self._owner.session_id:
             self._fail(f"{self.name} lost {connection.name} ({connection.link.address}): {ending.reason}")
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, no_memory: bool = False) -> None:
         """End the session, with one sentence on both sides."""
         reason = one_line(reason)
         log.warning("session ended: %s", reason)
         owner = self._owner
         if owner is not None and owner.link.closed is None:
             try:
-                owner.send(Fault(reason))
+                owner.send(Fault(reason, no_memory))
             except (TransportError, ProtocolError) as error:
                 log.info("the reason could not be sent to the coordinator: %s", error)
             owner.link.close(reason)
@@ -378,10 +379,26 @@ class Worker:
                 connection.link.close(reason)
         if self._downstream is not None:
             self._downstream.link.close(reason)
-        self._owner = self._upstream = self._downstream = self._in_flight = None
+        self._owner = self._upstream = self._downstream = None
+        self._steps.drop()
         self._access.expect("")
         if self._stage is not None:
             self._stage.runner.reset()
+
+
+def _wait_for(under_way: _StepInFlight) -> None:
+    under_way.stage.runner.wait(under_way.launched)
+
+
+def _check_step(step: Step, frame: Frame, stage: LoadedStage) -> None:
+    """Raise ProtocolError for a step whose payload or length cannot be right."""
+    if (step.tensor is not None) != bool(frame.parts):
+        raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
+    if step.tensor is not None and len(step.tensor.shape) != 2:
+        raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
+    room = stage.command.kv_tokens
+    if any(part.end > room for part in step.plan.slices):
+        raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
 
 
 def _check_load(command: Load) -> None:

@@ -19,10 +19,10 @@ from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
-from splitinfer.engine.coordinator import engine
+from splitinfer.engine.device.device import Device
+from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter
 from splitinfer.engine.stage import loader as stage_loader
-from splitinfer.engine.worker import worker as engine_worker
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.models.kv_trial import Trial
 
@@ -41,6 +41,9 @@ class Dice:
         self.right, self.random = right, Random(seed)
         self.answers: dict[tuple[int, ...], list[int]] = {}
         self.pause = 0.0
+
+    def use_device(self, _device: Device) -> None:
+        pass
 
     def prepare(self, _seq: Sequence) -> bool:
         return False
@@ -287,9 +290,8 @@ def test_a_session_of_threads(llm: LLM, dice: Dice) -> None:
 
 
 def test_where_steps_are_launched_ahead(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU: the next step is launched before the last one is passed on, but for a verdict."""
-    for module in (engine, engine_worker):
-        monkeypatch.setattr(module, "launches_ahead", lambda: True)
+    """As on a GPU: the next step is launched before the last one is sent on, but for a verdict."""
+    monkeypatch.setattr(stage_loader, "open_device", lambda *_: MlxDevice(computes_at_launch=False))
     dice = Dice(0.7)
     for cuts in ([1, 3], [1, 2, 1], [4]):
         with pipeline(tiny_folder("llama"), cuts, drafter=lambda: dice, token_budget=16) as llm:

@@ -11,6 +11,7 @@ from stages import plain_greedy, plain_sampled, prompt
 
 from splitinfer.core.plan import NewSequence, SampledSlice, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage.runner import Finished, Launched, StageRunner, _History
 from splitinfer.errors import ProtocolError
 from splitinfer.models.checkpoint import open_folder
@@ -25,7 +26,7 @@ def load_runner(folder: Path, start: int, end: int, stage: int = 0) -> StageRunn
     checkpoint = open_folder(folder)
     found = survey(checkpoint, start, end, "float32")
     model = load_stage(checkpoint, found, start, end, "float32", lambda _done, _total: None)
-    return StageRunner(model, stage, VOCAB)
+    return StageRunner(model, stage, VOCAB, MlxDevice(computes_at_launch=True))
 
 
 @pytest.fixture(scope="module")

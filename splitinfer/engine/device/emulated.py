@@ -1,0 +1,105 @@
+"""An emulated accelerator: a device that computes while the host goes on, in the times of a machine file.
+
+What is launched is computed at once, on the CPU, so the results are real. When they are done is what
+``machine.device_queue`` says: a queue in order, seconds by a step's rows and by what they attend to, a launch that is
+held until most of the step's command buffers are complete, a clock that falls when the device is idle. Arrays of a
+launch are held until it is done, as a GPU holds the buffers of its commands, so what a later launch overwrites is
+copied where a GPU would copy it.
+
+Where computing takes longer than the device would, the step is void: it ends late, its span says so, and figures with
+more than one void step in a thousand mean nothing.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import mlx.core as mx
+
+from splitinfer.engine.device.device import Span, Ticket, Work
+from splitinfer.engine.device.mlx_device import device_errors
+from splitinfer.machine.device_queue import DeviceQueue
+from splitinfer.machine.machine import Accelerator
+
+_COARSE = 0.0003  # seconds before a time up to which the operating system may be trusted to wake a thread
+_TICK = 2e-6  # seconds of the smallest launch
+
+
+class EmulatedDevice:
+    """One stage's device, with the times of ``accelerator``."""
+
+    computes_at_launch = False
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._queue = DeviceQueue(accelerator.traits)
+        self._lock = threading.Lock()
+        self._is_late = False  # a draft was; the step behind it is void
+        self._held: deque[tuple[float, Sequence[mx.array]]] = deque()
+
+    def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
+        """See ``Device``."""
+        launched = time.monotonic()
+        with self._lock:
+            timing = self._queue.launch(launched, *self._cost(work))
+        self._release(launched)
+        with device_errors():
+            mx.eval(*outputs, *pending)
+        computed = time.monotonic()
+        ended, done = timing.ended, timing.done
+        is_late = computed > ended and work.shape.rows > 0
+        if is_late:
+            ended = done = computed
+            with self._lock:
+                self._queue.delay(computed)
+        span = Span(timing.started, ended, is_void=is_late or self._is_late)
+        self._is_late = is_late and work.is_draft
+        ticket = _Emulated(outputs, launched, done, span)
+        self._held.append((done, [*outputs, *pending]))
+        sleep_until(timing.returns)
+        return ticket
+
+    def _cost(self, work: Work) -> tuple[float, int]:
+        """Seconds and command buffers."""
+        if work.is_draft:
+            return self._accelerator.draft, self._accelerator.draft_buffers
+        if not work.shape.rows:
+            return 0.0, 1
+        return self._accelerator.costs.at(work.shape), self._accelerator.buffers
+
+    def _release(self, now: float) -> None:
+        while self._held and self._held[0][0] <= now:
+            self._held.popleft()
+
+    def wait(self, ticket: Ticket) -> Span:
+        """See ``Device``."""
+        assert isinstance(ticket, _Emulated)
+        if ticket.span is None:
+            sleep_until(ticket.done)
+            ticket.span = ticket.emulated
+        return ticket.span
+
+    def stay_awake(self) -> None:
+        """See ``Device``."""
+        with self._lock:
+            self._queue.launch(time.monotonic(), _TICK)
+
+
+class _Emulated(Ticket):
+    """A launch, and when it is done."""
+
+    __slots__ = ("done", "emulated")
+
+    def __init__(self, outputs: Sequence[mx.array], launched: float, done: float, emulated: Span) -> None:
+        super().__init__(outputs, launched)
+        self.done, self.emulated = done, emulated
+
+
+def sleep_until(at: float) -> None:
+    """Sleep, and for the last moment yield, so that the thread goes on within some microseconds of ``at``."""
+    left = at - time.monotonic()
+    if left > _COARSE:
+        time.sleep(left - _COARSE)
+    while time.monotonic() < at:
+        time.sleep(0)

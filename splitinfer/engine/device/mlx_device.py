@@ -1,0 +1,72 @@
+"""MLX's own devices. Arrays are evaluated in the order of their launches, on the launching thread's stream.
+
+``mx.eval`` of arrays that are already scheduled only waits for their event, and releases the interpreter's lock. So a
+thread that has launched nothing may wait for them.
+
+A GPU does not say when it began a step. It began when the step was launched, or when the launch before was done: the
+queue is in order.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mlx.core as mx
+
+from splitinfer.engine.device.device import Span, Ticket, Work
+from splitinfer.errors import DeviceFailed
+
+# What MLX and the drivers below it say when there is no memory: Metal, MLX's allocators, CUDA, C++.
+_NO_MEMORY = ("insufficient memory", "out of memory", "unable to allocate", "resource limit exceeded", "bad_alloc")
+
+
+class MlxDevice:
+    """MLX's default device. ``computes_at_launch``: whether it is a CPU."""
+
+    def __init__(self, *, computes_at_launch: bool) -> None:
+        self._computes_at_launch = computes_at_launch
+        self._lock = threading.Lock()
+        self._free_at = time.monotonic()
+        self._nothing = mx.zeros((1,))
+
+    @property
+    def computes_at_launch(self) -> bool:
+        """Whether a launch takes as long as computing it."""
+        return self._computes_at_launch
+
+    def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
+        """See ``Device``. On a CPU building the graph counts as computing: both take the processor."""
+        launched = began if self._computes_at_launch else time.monotonic()
+        with device_errors():
+            mx.async_eval(*outputs, *pending)  # type: ignore[no-untyped-call]
+        return Ticket(outputs, launched)
+
+    def wait(self, ticket: Ticket) -> Span:
+        """See ``Device``."""
+        if ticket.span is None:
+            with device_errors():
+                mx.eval(*ticket.outputs)
+            ended = time.monotonic()
+            with self._lock:
+                ticket.span = Span(min(max(ticket.launched, self._free_at), ended), ended)
+                self._free_at = max(self._free_at, ended)
+        return ticket.span
+
+    def stay_awake(self) -> None:
+        """See ``Device``."""
+        if not self._computes_at_launch:
+            with device_errors():
+                mx.async_eval(self._nothing + 1)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def device_errors() -> Iterator[None]:
+    """Translate what MLX raises when the device fails, or has no memory left."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        no_memory = isinstance(error, MemoryError) or any(words in text.lower() for words in _NO_MEMORY)
+        what = "has no memory left" if no_memory else "failed"
+        raise DeviceFailed(f"the device {what} ({text:.200})", no_memory) from error

@@ -1,0 +1,125 @@
+"""Graphs of steps that have not come yet, built while there is nothing else to do.
+
+Building a step's graph takes Python milliseconds, and a device that has nothing in line stands still meanwhile. Most
+steps are decodes of the same sequences as some step before, one position on: all that is not known of such a step is
+its token ids and, but for the first stage, its hidden states. So its graph is built ahead, on inputs whose memory is
+filled when the step comes. (Fixed input buffers are what CUDA graphs are launched on in vLLM, too; MLX documents that
+writing to an array's memory through a view changes the array.)
+
+A step that comes otherwise, because a sequence has ended or drafts are verified, finds the caches as they were: what
+building has changed in them is put back first.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from splitinfer.core.plan import Slice, StepPlan
+from splitinfer.engine.stage.step_graph import StepGraph
+from splitinfer.models.snapshot import Snapshot
+
+_MAX_NOTED = 8  # more than the groups of any pipeline
+
+
+@dataclass(slots=True)
+class PreparedStep:
+    """A graph whose inputs are to be filled: [T] token ids and, but for the first stage, [T, d] hidden states."""
+
+    slices: tuple[Slice, ...]
+    graph: StepGraph
+    ids: mx.array
+    hidden: mx.array | None
+    snapshot: Snapshot | None
+
+    def fill(self, token_ids: list[int], hidden: memoryview | None) -> None:
+        """Write the inputs."""
+        _bytes_of(self.ids)[:] = np.array(token_ids, np.int32).tobytes()
+        if self.hidden is not None and hidden is not None:
+            _bytes_of(self.hidden)[:] = hidden
+
+    def takes(self, hidden: memoryview | None) -> bool:
+        """Whether these hidden states fill its input."""
+        if self.hidden is None or hidden is None:
+            return self.hidden is None and hidden is None
+        return self.hidden.nbytes == hidden.nbytes
+
+
+def _bytes_of(array: mx.array) -> memoryview:
+    return memoryview(array).cast("B")  # type: ignore[arg-type] # MLX's stubs lack the buffer protocol
+
+
+def following(plan: StepPlan) -> tuple[Slice, ...]:
+    """The slices of the step that is likely to follow on a plan's sequences, without token ids; none if it does more
+    than decode."""
+    if not plan.slices or any(not _is_decode(part) for part in plan.slices):
+        return ()
+    return tuple(Slice(part.seq_id, part.end, (0,), 1) for part in plan.slices)
+
+
+def _is_decode(part: Slice) -> bool:
+    return len(part.token_ids) == part.num_logits == 1 and not part.num_drafts
+
+
+class PreparedSteps:
+    """The steps that are prepared, and those that could be."""
+
+    def __init__(self) -> None:
+        self._noted: deque[tuple[Slice, ...]] = deque(maxlen=_MAX_NOTED)
+        self._prepared: dict[frozenset[int], PreparedStep] = {}
+
+    def note(self, plan: StepPlan) -> None:
+        """Take a plan that was launched; the step that follows it may be prepared."""
+        if slices := following(plan):
+            self._noted.append(slices)
+
+    def next_wanted(self) -> tuple[Slice, ...]:
+        """The slices of a step to prepare; none if there is nothing to do."""
+        return self._noted.popleft() if self._noted else ()
+
+    def add(self, step: PreparedStep) -> None:
+        """Keep a prepared step."""
+        self._prepared[_sequences(step.slices)] = step
+
+    def take(self, plan: StepPlan, hidden: memoryview | None) -> PreparedStep | None:
+        """The prepared step that is the plan's, if there is one; call before anything of the plan is carried out. Steps
+        that the plan makes impossible are undone."""
+        if not self._prepared and not self._noted:
+            return None
+        key, others = _sequences(plan.slices), {save.seq_id for save in plan.saves} | set(plan.freed)
+        wanted = self._prepared.get(key)
+        if wanted is None or key & others or not _agree(wanted.slices, plan.slices) or not wanted.takes(hidden):
+            self._undo(others | key)
+            return None
+        self._undo(others)
+        del self._prepared[key]
+        wanted.snapshot = None  # or computing would copy what it could write in place
+        return wanted
+
+    def _undo(self, seq_ids: set[int]) -> None:
+        """Undo every prepared step with one of these sequences, and note none of them any more."""
+        for key in [key for key in self._prepared if key & seq_ids]:
+            step = self._prepared.pop(key)
+            if step.snapshot is not None:
+                step.snapshot.restore()
+                step.snapshot = None
+        if seq_ids:
+            stay = [slices for slices in self._noted if not _sequences(slices) & seq_ids]
+            self._noted = deque(stay, maxlen=_MAX_NOTED)
+
+    def clear(self) -> None:
+        """Forget everything; the caches are gone."""
+        self._prepared.clear()
+        self._noted.clear()
+
+
+def _sequences(slices: tuple[Slice, ...]) -> frozenset[int]:
+    return frozenset(part.seq_id for part in slices)
+
+
+def _agree(prepared: tuple[Slice, ...], slices: tuple[Slice, ...]) -> bool:
+    """Whether slices are those prepared, but for their token ids."""
+    return len(prepared) == len(slices) and all(
+        (a.seq_id, a.start) == (b.seq_id, b.start) and _is_decode(b) for a, b in zip(prepared, slices, strict=True)
+    )

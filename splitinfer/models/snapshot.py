@@ -1,0 +1,63 @@
+"""What building a step's graph changes in the caches of its sequences, taken before and put back.
+
+MLX computes nothing while a graph is built, but caches move on: offsets grow, and the arrays that they name become
+those of the graph. Handles of the arrays before cost nothing. While they are held, though, computing the graph copies
+what it would write in place; so a snapshot is dropped before that.
+"""
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import mlx.core as mx
+
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.mlx_lm import CacheList
+
+
+class Snapshot:
+    """The state of some sequences' caches, and of the cohorts that they are in."""
+
+    def __init__(self, sequences: Iterable[SequenceCaches]) -> None:
+        self._before: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for sequence in sequences:
+            self._take(sequence)
+            self._take(sequence.place)
+            for cache in sequence.own:
+                self._take_cache(cache)
+            if sequence.cohort is not None:
+                self._take_all_of(sequence)
+
+    def _take_all_of(self, sequence: SequenceCaches) -> None:
+        assert sequence.cohort is not None
+        self._take(sequence.cohort)
+        for member in sequence.cohort.members:
+            self._take(member)
+            for cache in member.own:
+                self._take_cache(cache)
+
+    def _take_cache(self, cache: Any) -> None:
+        self._take(cache)
+        for one in cache.caches if isinstance(cache, CacheList) else ():
+            self._take_cache(one)
+
+    def _take(self, thing: Any) -> None:
+        if id(thing) not in self._before:
+            self._before[id(thing)] = (thing, {name: _handle(value) for name, value in vars(thing).items()})
+
+    def restore(self) -> None:
+        """Put everything back. Only once, because handles are handed out."""
+        for thing, before in self._before.values():
+            vars(thing).clear()
+            vars(thing).update(before)
+
+
+def _handle(value: Any) -> Any:
+    """The value, with arrays replaced by handles of their own, which assignments to the originals do not change."""
+    if isinstance(value, mx.array):
+        return copy.copy(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_handle, value))
+    if type(value) is dict:
+        return {key: _handle(one) for key, one in value.items()}
+    return value

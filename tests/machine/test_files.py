@@ -1,0 +1,179 @@
+"""Machine files: what each key becomes, what fits a layout, what is refused. Costs pass through what is given."""
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.errors import ConfigError
+from splitinfer.machine.device_queue import DeviceTraits
+from splitinfer.machine.files import EXAMPLES, read_machine, read_machine_file
+from splitinfer.machine.machine import Accelerator, EachLayer, Machine
+
+BY_STAGE = """
+stages:
+  - {layers: 40, rows_ms: {1: 47, 8: 52}, buffers: 88}
+  - {layers: 26, rows_ms: {1: 31, 8: 34}, buffers: 57}
+draft_ms: 3
+draft_buffers: 4
+launches_ahead: true
+max_buffers: 7
+wait_us: 50
+idle_after_s: 0.5
+idle_factor: 1.5
+"""
+BY_LAYER = """
+each_layer: {rows_ms: {1: 1, 8: 2}, buffers: 2.2, decode_per_1k_ms: 0.1, prompt_per_1k_ms: 0.01}
+each_step_ms: 0.5
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "m.yaml"
+    path.write_text(text)
+    return path
+
+
+def ms(costs: StageCosts, rows: int) -> float:
+    return 1000 * costs.at(Shape(rows))
+
+
+def test_what_a_device_of_one_stage_needs(tmp_path: Path):
+    found = read_machine_file(written(tmp_path, BY_STAGE)).accelerator(1, 2, num_layers=3)
+    assert (ms(found.costs, 1), ms(found.costs, 8)) == pytest.approx((31, 34))
+    assert found.traits == DeviceTraits(7, 50 * 1e-6, 0.5, 1.5)
+    assert (found.buffers, found.draft, found.draft_buffers) == (57, 0.003, 4)
+
+
+def test_times_of_stages_fit_a_layout_of_as_many(tmp_path: Path):
+    for count in (1, 3):
+        with pytest.raises(ConfigError, match=f"has the times of 2 stages, but the layout has {count}; take another"):
+            read_machine_file(written(tmp_path, BY_STAGE)).accelerator(0, count, num_layers=40)
+
+
+@pytest.mark.parametrize("stages", ["", "stages: [{layers: 5}, {layers: 7}]"])
+def test_costs_of_each_layer_fit_every_layout(stages: str, tmp_path: Path):
+    found = read_machine_file(written(tmp_path, BY_LAYER + stages))
+    for num_layers, buffers in ((1, 2), (10, 22), (40, 88)):
+        device = found.accelerator(1, 3, num_layers)
+        assert ms(device.costs, 1) == pytest.approx(0.5 + num_layers)
+        assert ms(device.costs, 8) == pytest.approx(0.5 + 2 * num_layers)
+        assert device.buffers == buffers
+    attends = Shape(1, decode_context=3000), Shape(1, chunk_context=3000)
+    device = found.accelerator(0, 1, 10)
+    assert [1000 * device.costs.at(shape) for shape in attends] == pytest.approx([10.5 + 3, 10.5 + 0.3])
+
+
+def test_costs_of_each_layer_are_a_machine_once_there_are_stages(tmp_path: Path):
+    machine = read_machine(written(tmp_path, BY_LAYER + "stages: [{layers: 5}, {layers: 7}]"))
+    assert (machine.cut, machine.buffers) == ("5-7", (11, 15))
+    other = machine.cut_into([2, 10])
+    assert [ms(stage, 1) for stage in other.stages] == pytest.approx([2.5, 10.5]), "a step's own time stays as it is"
+    assert other.buffers == (4, 22)
+    with pytest.raises(ConfigError, match="not how many layers each stage has; add, for example, 'stages: "):
+        read_machine(written(tmp_path, BY_LAYER))
+
+
+def test_another_cut_has_buffers_by_its_layers(tmp_path: Path):
+    assert read_machine(written(tmp_path, BY_STAGE)).cut_into([20, 46]).buffers == (44, 101)
+
+
+@pytest.mark.parametrize("text", [BY_STAGE, BY_LAYER + "stages: [{layers: 5}, {layers: 7}]"])
+def test_a_machine_survives_being_written_down(text: str, tmp_path: Path):
+    machine = read_machine(written(tmp_path, text))
+    again = Machine.from_dict(json.loads(json.dumps(machine.as_dict())))
+    assert again.as_dict() == machine.as_dict()
+    assert (again.buffers, again.device, again.draft_buffers) == (
+        machine.buffers,
+        machine.device,
+        machine.draft_buffers,
+    )
+    assert again.cut_into([6, 6] if machine.each_layer else [33, 33]).cut in ("6-6", "33-33")
+
+
+def test_what_older_versions_wrote_is_read(tmp_path: Path):
+    machine = read_machine(written(tmp_path, BY_STAGE)).as_dict()
+    for new in ("buffers", "device", "draft_buffers", "each_layer"):
+        del machine[new]
+    found = read_machine(written(tmp_path, json.dumps({"machine": machine})))
+    assert (found.buffers, found.device, found.each_layer) == ((), DeviceTraits(), None)
+    assert found.accelerator(0) == Accelerator(found.stages[0], 1, DeviceTraits(), 0.003, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "stages: [{layers: 1, rows_ms: {1: 3}, buffers: 0}]",
+            "stages.0.buffers: input should be greater than or equal",
+        ),
+        ("stages: [{layers: 1, rows_ms: {0: 3}}]", "stages.0.rows_ms.0.*greater than or equal to 1"),
+        (
+            "stages: [{layers: 1, rows_ms: {1: 3}}]\nmax_buffers: 0",
+            "max_buffers: input should be greater than or equal",
+        ),
+        ("stages: [{layers: 1, rows_ms: {1: 3}}]\nwait_us: -1", "wait_us: input should be greater than or equal to 0"),
+        ("stages: [{layers: 1, rows_ms: {1: 3}}]\nidle_factor: 0.5", "idle_factor: input should be greater"),
+        ("stages: [{layers: 1, rows_ms: {1: 3}}]\nidle_after_s: 0", "idle_after_s: input should be greater than 0"),
+        ("stages: [{layers: 1, rows_ms: {1: 3}}]\ndraft_buffers: 0", "draft_buffers: input should be greater"),
+        ("stages: [{layers: 1, rows_ms: {1: 3}}]\neach_step_ms: 1", "each_step_ms goes with each_layer"),
+        ("each_layer: {buffers: 2}", "each_layer.rows_ms: field required"),
+        ("each_layer: {rows_ms: {1: 2}, buffers: 0}", "each_layer.buffers: input should be greater than 0"),
+        ("each_layer: {rows_ms: {1: 2, 8: 1}}", "more rows than one cannot take less time"),
+        (
+            "each_layer: {rows_ms: {1: 2}}\nstages: [{layers: 1, rows_ms: {1: 3}}]",
+            "stages.0 has rows_ms, but with each",
+        ),
+        ("each_layer: {rows_ms: {1: 2}}\nstages: [{layers: 0}]", "each stage needs a layer"),
+        ("3", "a description has keys, such as stages"),
+    ],
+)
+def test_what_is_no_machine_is_refused_in_one_sentence(text: str, sentence: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=f"machine .*m.yaml: .*{sentence}") as caught:
+        read_machine_file(written(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("step", "buffers"), [(-1.0, 1.0), (0.0, 0.0)])
+def test_costs_of_a_layer_that_cannot_be(step: float, buffers: float):
+    with pytest.raises(ValueError, match="no negative time beside its layers"):
+        EachLayer(StageCosts.line(1, 1), step, buffers)
+
+
+# -- the examples --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "rows_ms"),
+    [
+        ("two-large", 0, {1: 47, 8: 52, 16: 75, 32: 140, 128: 545, 512: 2150}),
+        ("two-large", 1, {1: 31, 8: 34, 16: 50, 32: 92, 128: 360, 512: 1420}),
+        ("two-small", 1, {1: 8, 8: 9, 32: 14, 128: 45, 512: 170}),
+        ("three-large", 2, {1: 30, 8: 33, 16: 48, 32: 90, 128: 345, 512: 1370}),
+    ],
+)
+def test_costs_pass_through_what_was_given(name: str, stage: int, rows_ms: dict[int, float]):
+    costs = read_machine(Path(name)).stages[stage]
+    assert {rows: ms(costs, rows) for rows in rows_ms} == pytest.approx(rows_ms, rel=1e-6)
+    times = [ms(costs, rows) for rows in range(1, 700)]
+    assert all(a <= b for a, b in pairwise(times))
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_examples_are_found_by_name(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    machine = read_machine(path)
+    assert machine.launches_ahead
+    assert read_machine(Path(path.stem)).as_dict() == read_machine(Path(path.name)).as_dict() == machine.as_dict()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / path.name).write_text("stages: [{layers: 1, rows_ms: {1: 3}}]")
+    assert read_machine(Path(path.name)).num_stages == 1, "a file of that name goes before the example"
+
+
+def test_the_costs_of_each_layer_are_about_those_of_the_stages():
+    by_layer, by_stage = read_machine(Path("each-layer")), read_machine(Path("two-large"))
+    for one, other in zip(by_layer.stages, by_stage.stages, strict=True):
+        assert [ms(one, rows) for rows in (1, 8, 128, 512)] == pytest.approx(
+            [ms(other, rows) for rows in (1, 8, 128, 512)], rel=0.03
+        )
