@@ -34,6 +34,7 @@ class Mode(StrEnum):
     WIRE = "wire"
     LINK = "link"
     DEVICE = "device"
+    EXACT = "exact"
 
 
 _OLD_MODES = {"kept": Mode.PREFIX, "spec": Mode.SPECULATION}  # accepted with a warning, for one release
@@ -61,7 +62,8 @@ def bench(
             autocompletion=lambda: [each.value for each in Mode],
             help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
             "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
-            "states. link: round trips beside bare ZeroMQ. device: what the loops leave of a device's time.",
+            "states. link: round trips beside bare ZeroMQ. device: what the loops leave of a device's time. exact: the "
+            "first token at which other ways to compute part.",
         ),
     ] = Mode.SPEED.value,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -97,7 +99,8 @@ def bench(
         str, typer.Option("--acceptance", help="With replay: the shares of drafts that are right, as in 0,0.6,0.8.")
     ] = "0,0.6,0.8,0.9",
     text: Annotated[
-        Path | None, typer.Option("--text", help="With speculation and a draft model, kv and wire: a text to read.")
+        Path | None,
+        typer.Option("--text", help="With speculation and a draft model, kv, wire and exact: a text to read."),
     ] = None,
     texts: Annotated[
         int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves fidelity out.")
@@ -129,20 +132,15 @@ def bench(
     chosen = _OLD_MODES.get(mode) or Mode(mode)
     if chosen is Mode.LINK:
         _bench_links(as_json, trials, verbose)
-    if accelerator is not None:
-        os.environ[VARIABLE] = str(accelerator)
+    _emulate(accelerator)
     if chosen is Mode.DEVICE:
         _bench_device((layout, model, as_json, trials, seed, connect_timeout), verbose)
     if layout is None:
         raise typer.BadParameter(f"--mode {chosen} needs a layout: --layout FILE")
-    from splitinfer.bench.shared.blas import prefer_openblas
-
-    prefer_openblas()  # may start this program anew, so before anything else
-    set_up(verbose)
-    if mode in _OLD_MODES:
-        typer.echo(
-            f"splitinfer: --mode {mode} is called --mode {chosen} now; the next release drops the old name", err=True
-        )
+    if chosen is Mode.EXACT:
+        exact = (layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, text)
+        _bench_exact(exact, verbose)
+    _start(mode, verbose)
     if chosen is Mode.PREFIX:
         from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 
@@ -188,12 +186,39 @@ def bench(
     finish(lambda: measure(options), verbose)
 
 
+def _emulate(accelerator: Path | None) -> None:
+    """Have stages compute on an emulated accelerator, if there is one to be."""
+    if accelerator is not None:
+        os.environ[VARIABLE] = str(accelerator)
+
+
+def _start(mode: str, verbose: bool) -> None:
+    """Start anew with OpenBLAS where there is one, and warn of a mode's old name."""
+    from splitinfer.bench.shared.blas import prefer_openblas
+
+    prefer_openblas()  # may start this program anew, so before anything else
+    set_up(verbose)
+    if mode in _OLD_MODES:
+        new = _OLD_MODES[mode]
+        typer.echo(
+            f"splitinfer: --mode {mode} is called --mode {new} now; the next release drops the old name", err=True
+        )
+
+
 def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
     """Measure links, which takes neither a layout nor MLX's BLAS."""
     set_up(verbose)
     from splitinfer.bench.link.run import LinkBenchOptions, measure_links
 
     finish(lambda: measure_links(LinkBenchOptions(as_json, trials)), verbose)
+
+
+def _bench_exact(options: tuple[str, str | None, bool, int, int, int, int, Path | None], verbose: bool) -> NoReturn:
+    """Compare roads on the BLAS that every other command has here."""
+    set_up(verbose)
+    from splitinfer.bench.exact.run import ExactOptions, measure_exact
+
+    finish(lambda: measure_exact(ExactOptions(*options)), verbose)
 
 
 def _bench_device(options: tuple[str | None, str | None, bool, int, int, float], verbose: bool) -> NoReturn:

@@ -12,7 +12,7 @@ a file; a placeholder among them is an error, never a silent zero.
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +27,7 @@ from splitinfer.errors import ModelError
 from splitinfer.models.caches import arrays_of, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.cut import StageModel
+from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
@@ -56,7 +56,8 @@ class Survey:
 
     ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
     caches can be rolled back (``core.kv.rewind``). ``hidden_size``, ``logits_size``: numbers per row of its output; 0
-    for what it does not compute.
+    for what it does not compute. ``head_bytes``: of a float32 copy of the head, where a step in float32 makes one;
+    ``None`` if it cannot be computed in float32.
     """
 
     num_layers: int
@@ -66,6 +67,17 @@ class Survey:
     rewind: int | None
     hidden_size: int
     logits_size: int
+    head_bytes: int | None = 0
+
+    def with_float32_head(self) -> "Survey":
+        """The same with a head in float32, for which a step makes a copy of weights in half precision.
+
+        Raises:
+            ModelError: this model's head cannot be computed in float32.
+        """
+        if self.head_bytes is None:
+            raise ModelError(NO_FLOAT32_HEAD)
+        return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
 
 
 def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
@@ -110,7 +122,20 @@ def survey(
         rewind=least_rewind(rewind_limit(c) for c in own),
         hidden_size=0 if stage.is_last else output.shape[-1],
         logits_size=output.shape[-1] if stage.is_last else 0,
+        head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
     )
+
+
+def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
+    """Bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32 already."""
+    if not stage.can_have_float32_head:
+        return None
+    tables = [
+        module.weight
+        for _, module in stage.whole.named_modules()
+        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.shape[0] == logits_size
+    ]
+    return max((4 * table.size for table in tables if table.dtype != mx.float32), default=0)
 
 
 def count_layers(checkpoint: Checkpoint) -> int:

@@ -83,6 +83,8 @@ def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> 
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     found = survey(checkpoint, command.start, command.end, dtype, format_of(command.kv_format))
+    if command.float32_head:
+        found = found.with_float32_head()
     free = check_fit(found.need, command.kv_tokens, f"stage {name} (layers {command.start} to {command.end - 1})")
     report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free)))
     fetch(command.model, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
@@ -101,6 +103,8 @@ def _read(
 ) -> LoadedStage:
     model = load_stage(checkpoint, found, command.start, command.end, dtype, lambda *at: report(Progress("load", *at)))
     use_transposed_products(model.whole)
+    if command.float32_head:
+        model.use_float32_head()
     kv_format = format_of(command.kv_format)
     if kv_format is not None:
         error = off_by(model, kv_format)
