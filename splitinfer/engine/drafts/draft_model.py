@@ -165,7 +165,7 @@ class DraftModel:
         row = Row(entry.params, seq.seed, len(before), tuple(before[-REPETITION_CONTEXT:]))
         (choice,) = self._sampler.choose(logits, [row])
         assert choice.logprobs is not None
-        confidence = mx.exp(mx.take_along_axis(choice.logprobs, choice.tokens[:, None], axis=-1)[:, 0])
+        confidence = mx.exp(choice.logprobs[:, 0])
         mx.async_eval(choice.tokens, confidence)  # type: ignore[no-untyped-call]
         return _DraftInFlight(choice.tokens, confidence)
 

@@ -30,6 +30,7 @@ from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.rows import Part
 from splitinfer.models.step import StepModel, arrays_to_evaluate
+from splitinfer.models.tensors import HostRows, Rows
 
 log = logging.getLogger(__name__)
 
@@ -123,19 +124,19 @@ class Finished:
 
     plan: StepPlan
     figures: StageFigures
-    hidden: mx.array | None
+    hidden: Rows | None
     packed: PackedRows | None
     sampled: tuple[SampledSlice, ...]
 
     def reduced_to(self, plan: StepPlan) -> "Finished":
-        """The same step with only the slices of ``plan``."""
+        """The same step with only the slices of ``plan``. Their rows are copied by the host (``models.tensors``)."""
         if plan is self.plan:
             return self
         rows, at = list[int](), 0
         for part in self.plan.slices:
             first, at = at, at + len(part.token_ids)
             rows += range(first, at) if part in plan.slices else ()
-        hidden = self.hidden[mx.array(rows, dtype=mx.int32)] if self.hidden is not None and rows else None
+        hidden = HostRows.of(self.hidden, rows) if self.hidden is not None and rows else None
         packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
         return replace(self, plan=plan, hidden=hidden, packed=packed)
 
