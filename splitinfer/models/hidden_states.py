@@ -6,9 +6,9 @@ others, as they are. The step's message says which rows are which, so the receiv
     rows of a step      [ decode | prompt, packed .......... | decode ]
     parts of its frame  [ decode, decode ]  [ codes ]  [ scales ] ...
 
-Packing is part of the step's graph, so it is done when the step is. What happens to a finished step, because slices were
-dropped or rows do not fit the codec, the host does in the arrays' buffers: an operation on the device would wait for the
-step that was launched meanwhile.
+Packing is part of the step's graph, so it is done when the step is. What happens to a finished step, because slices
+were dropped or rows do not fit the codec, the host does in the arrays' buffers: an operation on the device would wait
+for the step that was launched meanwhile.
 """
 
 from collections.abc import Sequence as Seq

@@ -19,11 +19,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
+from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.models.caches import Cache, WindowKVCache, copied, copied_state, saved_state
 from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.growing import phase_at
 from splitinfer.models.mlx_lm import cache as mlx_caches
 
-_ROOM = 256  # tokens by which caches grow
+_ROOM = BLOCK  # tokens of a full block
 _BY_TOKEN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache, WindowKVCache)
 
 
@@ -214,6 +216,6 @@ def _first_wanted(cache: Cache, length: int) -> int:
 
 def _with_room(cache: Cache, parts: Sequence[mx.array]) -> mx.array:
     used = sum(part.shape[-2] for part in parts)
-    room = 0 if isinstance(cache, mlx_caches.ConcatenateKVCache) else -used % _ROOM
-    shape = (*parts[0].shape[:-2], room, parts[0].shape[-1])
-    return mx.concatenate([*parts, *([mx.zeros(shape, parts[0].dtype)] if room else [])], axis=-2)
+    more = 0 if isinstance(cache, mlx_caches.ConcatenateKVCache) else room(used, phase_at(cache)) - used
+    shape = (*parts[0].shape[:-2], more, parts[0].shape[-1])
+    return mx.concatenate([*parts, *([mx.zeros(shape, parts[0].dtype)] if more else [])], axis=-2)

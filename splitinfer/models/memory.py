@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import psutil
 
+from splitinfer.core.kv.growth import spare
 from splitinfer.errors import CannotFit
 
 _MARGIN = 256 * 2**20  # activations, buffers and the interpreter
@@ -25,8 +26,8 @@ class Need:
     kv_stored: int = 0  # of one stored block
 
     def total(self, kv_tokens: int) -> int:
-        """Weights and the KV of ``kv_tokens`` tokens."""
-        return self.weights + self.kv_fixed + self.kv_per_token * kv_tokens
+        """Weights and the KV of ``kv_tokens`` tokens, with the room that it may grow into."""
+        return self.weights + self.kv_fixed + self.kv_per_token * (kv_tokens + spare(kv_tokens))
 
     def sentence(self, kv_tokens: int, free: int) -> str:
         """What is needed and what is free, as part of a message."""

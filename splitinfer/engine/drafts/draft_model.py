@@ -22,11 +22,12 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.stage.runner import launches_ahead
 from splitinfer.engine.stage.sampler import Row, Sampler
 from splitinfer.errors import ModelError
-from splitinfer.models.caches import trim
+from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch
+from splitinfer.models.kv_pool import MAX_COPIED
 from splitinfer.models.loader import cache_arrays, count_layers, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, on_gpu
 from splitinfer.models.openblas import use_transposed_products
@@ -117,6 +118,7 @@ class DraftModel:
             pass
         entry, stream, draft = self._rewound(seq), seq.stream, None
         ahead = self._ahead and seq.params.repetition_penalty == 1.0  # a penalty needs the token ids
+        ahead = ahead and sum(map(nbytes_written, entry.caches.own)) <= MAX_COPIED
         for number in range(count):
             if draft is None:
                 missing = stream[len(entry.tokens) :]

@@ -9,7 +9,7 @@ What follows the head is a dozen small operations on one row for each sequence. 
 own, so there they are compiled into one call. MLX's CPU backend has no launches to save, and its compiler takes seconds
 for the first token of each kind; there they are not compiled.
 
-A compiled function is compiled anew for each constant in it, so settings are data wherever that changes no bit: an array
+A compiled function is compiled anew for each constant in it, so settings are data wherever that changes no bit: arrays
 with a line for each row. What remains is a row's *structure* (``_Structure``): which filters are on, and top_k, because
 the partition that it is computed with chooses among equal numbers by k. Rows of one structure share one call.
 
