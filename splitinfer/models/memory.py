@@ -61,6 +61,26 @@ def free_bytes() -> int:
 _FEWER_LAYERS = "give it fewer layers, or a smaller --context"
 
 
+def resource_limit() -> int | None:
+    """The number of buffers that a process may have on the GPU; ``None`` where MLX knows of no limit."""
+    limit = mx.device_info().get("resource_limit") if on_gpu() else None
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None) -> int:
+    """The bytes that a stored block of ``kv_stored`` bytes and ``num_arrays`` arrays counts as.
+
+    Where its arrays are scarcer than its bytes it counts as more than it takes: so much that blocks for all of the free
+    bytes have at most half of ``limit`` buffers. The other half is for weights, running sequences and steps.
+
+    >>> [counted_bytes(1000, 40, 10**6, limit) for limit in (None, 499_000, 800)]
+    [1000, 1000, 100000]
+    """
+    if limit is None or not num_arrays:
+        return kv_stored
+    return max(kv_stored, -(-free // max(1, limit // 2 // num_arrays)))
+
+
 def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS) -> int:
     """The free bytes, if ``need`` fits into them. ``name``: what needs it, in the message.
 

@@ -47,6 +47,17 @@ def dtype_of(name: str) -> mx.Dtype:
     return _DTYPES[name][0]
 
 
+def mlx_dtype(name: str) -> mx.Dtype:
+    """Any known dtype by MLX's name.
+
+    Raises:
+        ValueError: an unknown one.
+    """
+    if name not in _DTYPES:
+        raise ValueError(f"unknown dtype {name!r:.20}")
+    return _DTYPES[name][0]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRows:
     """Some rows of an evaluated array, copied by the host: the bytes of ``spec``'s shape, row-major."""
