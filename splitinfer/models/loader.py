@@ -4,13 +4,13 @@
 header's shape, which take no memory), cut, and called on a few tokens. MLX's graph then shows which
 tensors this stage reads, through everything that ``sanitize`` and quantisation do to them. *Fit* compares
 the bytes needed with those free, before anything is read. *Fetch* downloads only the files that hold those
-tensors. *Load* builds the model again with the real tensors and evaluates the stage's parameters one
-by one, so the peak is the stage and one tensor. Every parameter the stage reads must come from
-a file; a placeholder among them is an error, never a silent zero.
+tensors. *Load* builds the model again with the real tensors and evaluates the stage's parameters a few at a
+time, so that reads overlap; the peak is the stage and those few, or one large tensor. Every parameter the
+stage reads must come from a file; a placeholder among them is an error, never a silent zero.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from splitinfer import cleanup
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
-from splitinfer.models.caches import arrays_of, grows_evenly, rewind_limit
+from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
@@ -45,6 +45,7 @@ _DTYPES = {
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
+_TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
 _patching = threading.Lock()  # two stages of one process may load at a time
 # Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
 _LONG, _EVEN = (1024, 16384), (256, 512)
@@ -179,11 +180,24 @@ def load_stage(
 
 def _evaluate(parameters: list[mx.array], report: Report) -> None:
     total, done = sum(p.nbytes for p in parameters), 0
-    for parameter in parameters:
-        mx.eval(parameter)
-        done += parameter.nbytes
+    for few in in_bunches(parameters, _TOGETHER):
+        mx.eval(few)
+        done += sum(p.nbytes for p in few)
         report(done, total)
     mx.clear_cache()
+
+
+def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:
+    """The arrays in their order, in lists of at most ``most`` bytes; a larger array is alone."""
+    bunch, held = list[mx.array](), 0
+    for array in arrays:
+        if bunch and held + array.nbytes > most:
+            yield bunch
+            bunch, held = [], 0
+        bunch.append(array)
+        held += array.nbytes
+    if bunch:
+        yield bunch
 
 
 def _probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
@@ -206,6 +220,8 @@ def _kv_need(stage: StageModel) -> tuple[int, int, int]:
     """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per stored
     block."""
     caches, sizes = stage.make_caches(), []
+    for cache in caches.own:
+        grow_in_step(cache)  # at the lengths measured here, such caches have no room to spare
     # Where no cache fills up, as a window does, two chunks suffice; a recurrent layer makes a node for every token.
     chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
     with uncompiled():

@@ -17,6 +17,7 @@ from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.caches import WindowKVCache, arrays_of
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
+from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.layers import type_name
 from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache
@@ -66,7 +67,7 @@ class StepModel:
         self._exact = is_batch_invariant() if exact is None else exact
         self._fresh = fresh = model.make_caches().full
         self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
-        self._plain_places = [i for i in model.own_places if type(fresh[i]) in (KVCache, QuantisedKVCache)]
+        self._plain_places = [i for i in model.own_places if type(fresh[i]) in (GrowingKVCache, QuantisedKVCache)]
         self._places = self._plain_places
         self._each: list[tuple[Any, str, EachSequence]] = []
 
