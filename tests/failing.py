@@ -26,19 +26,20 @@ class FailingDevice:
         self._device = MlxDevice(computes_at_launch=computes_at_launch)
         self.computes_at_launch = computes_at_launch
         self._at_launch, self._at_wait = at_launch, at_wait
-        self._failing: dict[int, Exception] = {}
+        self._failing: list[tuple[Ticket, Exception]] = []
 
     def launch(self, outputs: Sequence[mx.array], pending: Sequence[mx.array], work: Work, began: float) -> Ticket:
         if (error := self._at_launch(pending)) is not None:
             raise error
         ticket = self._device.launch(outputs, pending, work, began)
         if (error := self._at_wait(pending)) is not None:
-            self._failing[id(ticket)] = error
+            self._failing.append((ticket, error))
         return ticket
 
     def wait(self, ticket: Ticket) -> Span:
-        if (error := self._failing.pop(id(ticket), None)) is not None:
-            raise error
+        for failed, error in self._failing:
+            if failed is ticket:
+                raise error
         return self._device.wait(ticket)
 
     def stay_awake(self) -> None:

@@ -4,24 +4,17 @@
 CPU in the times of that machine's stage.
 """
 
-import os
 import sys
 from functools import cache
-from pathlib import Path
 
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.machine.files import read_machine_file
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 
-VARIABLE = "SPLITINFER_ACCELERATOR"
 _SWITCH = 0.0005  # seconds until a thread that waits for the interpreter's lock gets it
-
-
-def is_emulated() -> bool:
-    """Whether this process emulates an accelerator."""
-    return bool(os.environ.get(VARIABLE))
 
 
 def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
@@ -30,13 +23,12 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
     Raises:
         ConfigError: the machine file cannot be read, or does not fit the layout.
     """
-    if not is_emulated():
+    file = emulated_machine()
+    if file is None:
         return default_device()
     _share_the_interpreter()
-    found = read_machine_file(Path(os.environ[VARIABLE])).accelerator(
-        stage, len(bounds) - 1, bounds[stage + 1] - bounds[stage]
-    )
-    return EmulatedDevice(found)
+    machine, num_layers = read_machine_file(file), bounds[stage + 1] - bounds[stage]
+    return EmulatedDevice(machine.accelerator(stage, len(bounds) - 1, num_layers))
 
 
 @cache
