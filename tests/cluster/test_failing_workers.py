@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import long
 from processes import ROOT, coordinator, figure, worker, write_layout
 from test_rejoin import workers
 
@@ -31,13 +32,13 @@ class _Starting:
         return cleanup.start([command[0], PROGRAM, *command[3:]], **how)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def expected() -> list[list[int]]:
     with LLM({"model": "demo", "stages": [{"name": "a", "layers": 12}]}) as llm:
         return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize(("fails", "is_replaced"), [("wait:5", True), ("launch:9", True), ("memory:9", False)])
+@pytest.mark.parametrize(("fails", "is_replaced"), [("wait:5", True), ("memory:9", False), long("launch:9", True)])
 def test_a_local_worker_whose_device_fails(
     fails: str, is_replaced: bool, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

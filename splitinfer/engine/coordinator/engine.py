@@ -232,6 +232,7 @@ class Engine:
             self.pipeline.close(
                 "the coordinator is done" if reason is FinishReason.ABORT else str(self._requests.failure)
             )
+            self._steps.close()
 
     def _turn(self) -> None:
         """One turn of the loop; at most one step is launched."""
@@ -491,6 +492,8 @@ class Engine:
             self._abort_all()
             while not self.scheduler.is_idle and time.monotonic() < give_up:
                 self._turn()
+            if self.scheduler.is_idle:
+                self._steps.drain()  # the results are here, but blocks may still be on their way to the disk
         except (SplitinferError, _Stop) as error:
             log.info("the last KV could not be saved: %s", error)
 

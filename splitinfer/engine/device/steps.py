@@ -37,7 +37,7 @@ class StepsUnderWay(Generic[T]):
         self, wait: Callable[[T], object], complete: Callable[[T], None], failed: Callable[["StepFailed"], None]
     ) -> None:
         self._wait, self._complete, self._failed = wait, complete, failed
-        self._queue: queue.SimpleQueue[tuple[int, T]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()  # ``None``: the end
         self._changed = threading.Condition()  # guards the two below
         self._num_under_way = self._generation = 0
         self._failed_generation = -1  # steps of this one are not completed any more
@@ -80,9 +80,15 @@ class StepsUnderWay(Generic[T]):
         with self._completing:  # one may be half-way
             pass
 
+    def close(self) -> None:
+        """Forget all steps under way, and end the thread as soon as it waits for none. None may be added any more."""
+        self.drop()
+        self._queue.put(None)
+
     def _run(self) -> None:
-        while True:
-            generation, step = self._queue.get()
+        while (entry := self._queue.get()) is not None:
+            generation, step = entry
+            del entry
             error = None if generation == self._failed_generation else self._try(generation, step)
             del step  # it holds arrays
             if error is not None and not self._is_dropped(generation):

@@ -150,6 +150,7 @@ class Worker:
             pass
         if self._stage is not None:
             self._stage.close()
+        self._steps.close()
         self._ended()
 
     def _take(self, event: Event | StepFailed | str | None) -> bool:

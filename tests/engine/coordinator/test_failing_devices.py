@@ -1,4 +1,4 @@
-"""A device that fails, has no memory left, or stands still: requests go on from their tokens, or end with a sentence."""
+"""A device that fails, has no memory left or stands still: requests go on from their tokens, or end with a sentence."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ from stages import layout, pipeline, prompt
 from splitinfer.core import liveness
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator import engine as engine_module
-from splitinfer.engine.device.device import Device
+from splitinfer.engine.device.device import Device, Span, Ticket
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.engine.stage import loader
 from splitinfer.engine.worker.worker import Worker
@@ -170,7 +170,7 @@ def test_memory_that_a_graph_lacks_is_no_fault_of_the_program(
     folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Building allocates, too: what it raises is a lack of memory, not a bug."""
-    from splitinfer.engine.stage.runner import StageRunner  # noqa: PLC0415 - only here
+    from splitinfer.engine.stage.runner import StageRunner
 
     failing.use(monkeypatch, {})
     build, left = StageRunner._build, [20]
@@ -226,9 +226,10 @@ def test_devices_are_kept_awake_while_requests_are_open_and_not_afterwards(
     own, slow = Ticked(), Ticked()
     wait = slow.wait
 
-    def slowly(ticket: object) -> object:
-        time.sleep(0.4)
-        return wait(ticket)  # type: ignore[arg-type]
+    def slowly(ticket: Ticket) -> Span:
+        if ticket.span is None:
+            time.sleep(0.3)
+        return wait(ticket)
 
     monkeypatch.setattr(slow, "wait", slowly)
     monkeypatch.setattr(loader, "open_device", lambda stage, _bounds: (own, slow)[stage])
@@ -236,7 +237,7 @@ def test_devices_are_kept_awake_while_requests_are_open_and_not_afterwards(
         time.sleep(0.15)
         assert (own.ticks, slow.ticks) == ([], []), "nothing is open"
         llm.generate(prompt(5), SamplingParams(max_tokens=2, ignore_eos=True))
-        assert 4 <= len(own.ticks) <= 20
+        assert len(own.ticks) >= 4
         gaps = [after - before for before, after in zip(own.ticks, own.ticks[1:], strict=False)]
         assert min(gaps) >= 0.04
         time.sleep(0.1)  # what ended is freed

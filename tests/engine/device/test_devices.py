@@ -73,7 +73,7 @@ def test_a_step_takes_the_seconds_of_the_machine_and_its_launch_none_of_them(clo
     assert first.ended == pytest.approx(began + 20 * MS)
     assert second.started == first.ended, "steps stand in line"
     assert second.ended == pytest.approx(began + 40 * MS)
-    assert not (first.is_void or second.is_void)
+    assert not any(span.is_void for span in (first, second))
     assert device.wait(tickets[0]) is first
 
 
@@ -151,10 +151,10 @@ def test_spans_of_mlx_follow_each_other(at_launch: bool) -> None:
 @pytest.mark.parametrize(
     ("error", "text", "no_memory"),
     [
-        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (00000008)"), "no memory left", True),
+        (RuntimeError("[METAL] Command buffer execution failed: Insufficient Memory (0008)"), "no memory left", True),
         (RuntimeError("[malloc] Unable to allocate 5 bytes."), "no memory left", True),
-        (MemoryError(), "no memory left \\(MemoryError\\)", True),
-        (RuntimeError("[METAL] Command buffer\n  execution failed: timeout"), "failed \\(.METAL. Command buffer exe", False),
+        (MemoryError(), r"no memory left \(MemoryError\)", True),
+        (RuntimeError("[METAL] Command buffer\n  execution failed: x"), r"failed \(.METAL. Command buffer exec", False),
     ],
 )  # fmt: skip
 def test_what_mlx_raises_becomes_one_sentence(error: Exception, text: str, no_memory: bool) -> None:

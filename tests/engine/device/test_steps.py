@@ -147,6 +147,22 @@ def test_a_failure_of_what_was_dropped_is_not_heard() -> None:
         assert loop.failed.empty()
 
 
+def test_its_thread_ends_with_it() -> None:
+    before = set(threading.enumerate())
+    with running(Loop()) as loop:
+        loop.device.done(1)
+        loop.add(1, 0)
+        assert loop.completed.get(timeout=SOON) == 1
+        (thread,) = set(threading.enumerate()) - before
+        loop.steps.close()
+        assert loop.steps.is_empty
+        loop.device.done(0)
+        thread.join(SOON)
+        assert not thread.is_alive()
+        assert loop.completed.empty()
+    StepsUnderWay[int](lambda _step: None, lambda _step: None, lambda _why: None).close()
+
+
 def test_what_completing_raises_is_a_failure_too() -> None:
     failed: queue.SimpleQueue[StepFailed] = queue.SimpleQueue()
 

@@ -1,9 +1,8 @@
 """Graphs that are built ahead change nothing: a runner that prepares after its steps gives, bit for bit, what one gives
 that never does, whatever plans come."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,11 @@ from splitinfer.core.kv.format import format_of
 from splitinfer.core.plan import NewSequence, SampledToken, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps, following
 from splitinfer.engine.stage.runner import Finished, StageRunner
-from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.loader import load_stage, survey
-from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel
 from splitinfer.models.tensors import spec_of, to_buffer
 
