@@ -249,8 +249,8 @@ class Fault:
     """
 
     reason: str
-    no_memory: bool = False
-    is_ending: bool = False
+    no_memory: bool
+    is_ending: bool
 
 
 Message = (
