@@ -1,5 +1,6 @@
 """Fixtures that several floors of the tests share, and which tests a run has, in which order (see README.md)."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
+
+from splitinfer.machine.selection import VARIABLE
 
 for folder in ("", "cluster", "core", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -34,12 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("how much is tested")
     group.addoption("--all", action="store_true", help="tests marked long, too: every cut, every combination")
     group.addoption("--fast", action="store_true", help="the rooms that run no model, and the tests marked fast")
+    group.addoption("--accelerator", metavar="FILE", type=Path, help="compute on an emulated accelerator")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: runs with --all only")
     config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
+    config.addinivalue_line("markers", "own_device: says why, with --accelerator, it does not run")
     effort.everything = config.getoption("--all")
+    if config.getoption("--accelerator") is not None:
+        os.environ[VARIABLE] = str(config.getoption("--accelerator").resolve())
     interrupts.let_children_hear_them()
 
 
@@ -52,6 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_left_out(item: pytest.Item, config: pytest.Config) -> bool:
+    if config.getoption("--accelerator") is not None and item.get_closest_marker("own_device"):
+        return True
     if config.getoption("--fast"):
         return not (_room(item) in PURE or item.get_closest_marker("fast")) or _is_long(item)
     return _is_long(item) and not config.getoption("--all")

@@ -38,7 +38,7 @@ def expected() -> list[list[int]]:
         return [output.token_ids for output in llm.generate(PROMPTS, PARAMS)]
 
 
-@pytest.mark.parametrize(("fails", "is_replaced"), [("wait:5", True), ("memory:9", False), long("launch:9", True)])
+@pytest.mark.parametrize(("fails", "is_replaced"), [("wait:5", True), long("memory:9", False), long("launch:9", True)])
 def test_a_local_worker_whose_device_fails(
     fails: str, is_replaced: bool, expected: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

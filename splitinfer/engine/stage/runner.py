@@ -142,7 +142,9 @@ class Finished:
             rows += range(first, at) if part in plan.slices else ()
         hidden = HostRows.of(self.hidden, rows) if self.hidden is not None and rows else None
         packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
-        return replace(self, plan=plan, hidden=hidden, packed=packed)
+        wanted = {part.seq_id for part in plan.slices}
+        sampled = tuple(one for one in self.sampled if one.seq_id in wanted)
+        return replace(self, plan=plan, hidden=hidden, packed=packed, sampled=sampled)
 
 
 class StageRunner:

@@ -392,3 +392,14 @@ def test_a_step_without_some_of_its_slices(halves: list[StageRunner], expected: 
     assert done.hidden is not None
     assert bytes(to_buffer(reduced.hidden)) == bytes(to_buffer(done.hidden))[20 * 64 * 4 :]
     assert done.reduced_to(replace(first, slices=())).hidden is None
+
+
+def test_a_step_without_some_of_its_slices_has_no_tokens_for_them(whole: StageRunner, expected: list[int]):
+    """On a first stage that is the last one, too."""
+    steps = Steps(whole)
+    new = [NewSequence(1, GREEDY, 0), NewSequence(2, GREEDY, 0)]
+    plan = steps.plan(Slice(1, 0, tuple(PROMPT), 1), Slice(2, 0, (1, 2, 3), 1), new=new)
+    done = whole.finish(whole.launch(plan, None))
+    (first,) = done.reduced_to(replace(plan, slices=plan.slices[:1])).sampled
+    assert (first.seq_id, [token.token_id for token in first.tokens]) == (1, expected[:1])
+    assert done.reduced_to(replace(plan, slices=())).sampled == ()

@@ -1,0 +1,86 @@
+"""A few of the tests of tokens on devices that compute while their hosts go on (``quick_accelerator.yaml``). All tests
+of the engine and of real processes can be run so: ``scripts/test --accelerator FILE``."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine.drafts.test_drafts import Dice
+from engine.test_mixed import check, cluster, submit_all, wishes
+from processes import until
+from stages import pipeline, plain_greedy, prompt, tokens_of
+
+from splitinfer import LLM, Flight, SamplingParams, Settings
+from splitinfer.core.layout import LOCAL
+from splitinfer.engine.device.emulated import EmulatedDevice
+from splitinfer.machine.selection import VARIABLE
+
+FILE = Path(__file__).parents[1] / "quick_accelerator.yaml"
+
+
+@pytest.fixture(autouse=True)
+def on_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(FILE))
+
+
+def is_emulated(llm: LLM) -> bool:
+    return isinstance(llm._engine.pipeline.own.device, EmulatedDevice)
+
+
+def test_requests_of_every_kind_at_once(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, wished = tiny_folder("llama"), wishes(7, 16, longest=120)
+    with monkeypatch.context() as plain:
+        plain.delenv(VARIABLE)
+        with pipeline(folder, [4], prefix_cache=False) as whole:
+            assert not is_emulated(whole)
+            alone = [whole.generate(wish.tokens, wish.params)[0].token_ids for wish in wished]
+    with cluster(folder, [2, 2], Settings(token_budget=48, max_running=12)) as running:
+        assert is_emulated(running.llm)
+        for request, wish, tokens in zip(submit_all(running.llm, wished), wished, alone, strict=True):
+            check(request, wish, tokens)
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen3_next"])
+def test_windows_and_states(name: str, tiny_folder: Callable[..., Path]) -> None:
+    folder = tiny_folder(name)
+    expected = plain_greedy(folder, prompt(16), 40)
+    with pipeline(folder, [1, 2, 1 if name == "qwen3_next" else 3], "tcp", token_budget=16) as llm:
+        assert is_emulated(llm)
+        assert tokens_of(llm, prompt(16), max_tokens=40) == expected
+
+
+@pytest.mark.parametrize(("cuts", "groups"), [([4], 2), ([1, 2, 1], 3)], ids=["one stage", "three"])
+def test_drafts(cuts: list[int], groups: int, tiny_folder: Callable[..., Path]) -> None:
+    """One stage with two groups has blocks of drafts behind each other, as several stages do."""
+    dice, tokens = Dice(0.7), prompt(40)
+    expected = plain_greedy(tiny_folder("llama"), tokens, 40)
+    dice.answers[tuple(tokens)] = expected
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    with pipeline(tiny_folder("llama"), cuts, drafter=lambda: dice, micro_batches=groups) as llm:
+        assert is_emulated(llm)
+        for flight in (None, Flight(4), Flight(3, 4, 3)):
+            assert llm.submit(tokens, params, flight=flight).result().token_ids == expected, flight
+        assert llm.stats()["speculation"]["accepted"] > 20
+
+
+def test_a_worker_of_our_own_is_killed() -> None:
+    """A real process, in the middle of many steps under way."""
+    stages = [{"name": "a", "layers": 6}, {"name": "b", "layers": 6, "address": LOCAL}]
+    params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, seed=2)
+    with LLM({"model": "demo", "stages": stages}) as llm:
+        assert is_emulated(llm)
+        expected = [output.token_ids for output in llm.generate(["The king", "A dog", "Once"], params)]
+        requests = [llm.submit(text, params) for text in ("The king", "A dog", "Once")]
+        events = iter(requests[0])
+        for _ in range(9):
+            next(events)
+        llm._engine.pipeline._locals["b"].kill()
+        assert [request.result().token_ids for request in requests] == expected
+        assert llm.stats()["rejoins"] == 1
+
+
+def test_what_ended_is_freed(tiny_folder: Callable[..., Path]) -> None:
+    """Graphs that were built ahead for it, too."""
+    with cluster(tiny_folder("llama"), [2, 2], Settings()) as running:
+        assert len(tokens_of(running.llm, prompt(30), max_tokens=20)) == 20
+        until(running.is_empty, "nothing is held", 10)
