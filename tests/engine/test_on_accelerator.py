@@ -50,8 +50,13 @@ def test_windows_and_states(name: str, tiny_folder: Callable[..., Path]) -> None
 
 
 @pytest.mark.parametrize(("cuts", "groups"), [([4], 2), ([1, 2, 1], 3)], ids=["one stage", "three"])
-def test_drafts(cuts: list[int], groups: int, tiny_folder: Callable[..., Path]) -> None:
-    """One stage with two groups has blocks of drafts behind each other, as several stages do."""
+def test_drafts(
+    cuts: list[int], groups: int, tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One stage with two groups has blocks of drafts behind each other, as several stages do. Steps take so long, and
+    launches so little, that a block is built before the verdict on the one before it."""
+    (tmp_path / "slow.yaml").write_text("{each_layer: {rows_ms: {1: 1}}, each_step_ms: 6, max_buffers: 100}")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "slow.yaml"))
     dice, tokens = Dice(0.7), prompt(40)
     expected = plain_greedy(tiny_folder("llama"), tokens, 40)
     dice.answers[tuple(tokens)] = expected

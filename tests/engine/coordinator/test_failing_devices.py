@@ -2,10 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import failing
+import mlx.core as mx
 import pytest
 from stages import layout, pipeline, prompt
 
@@ -134,6 +135,24 @@ def test_the_coordinators_device_fails_once(
     failing.use(monkeypatch, {0: make(failing.nth(number, BROKEN))})
     with pipeline(folder, cuts, max_running=3) as llm:
         assert answers(llm, 5) == expected[:5]
+        assert llm._engine.totals.rejoins == 1
+
+
+def test_results_from_before_a_failure_are_not_taken_for_later_ones(
+    folder: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launch fails while the result of the step before it is already there."""
+    fail = failing.nth(2, BROKEN)
+
+    def slowly(arrays: Sequence[mx.array]) -> Exception | None:
+        error = fail(arrays)
+        if error is not None:
+            time.sleep(0.1)  # the step before it is done meanwhile
+        return error
+
+    failing.use(monkeypatch, {0: failing.FailingDevice(computes_at_launch=False, at_launch=slowly)})
+    with pipeline(folder, [4], token_budget=8) as llm:
+        assert answers(llm, 1) == expected[:1]
         assert llm._engine.totals.rejoins == 1
 
 

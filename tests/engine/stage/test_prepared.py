@@ -3,6 +3,7 @@ that never does, whatever plans come."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,25 @@ import pytest
 from effort import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import ArraysCache
 from stages import prompt
 
 from splitinfer.core.kv.format import format_of
 from splitinfer.core.plan import NewSequence, SampledToken, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
+from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps, following
 from splitinfer.engine.stage.runner import Finished, StageRunner
+from splitinfer.engine.stage.step_graph import StepGraph
+from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.loader import load_stage, survey
+from splitinfer.models.mlx_lm import CacheList, KVCache
+from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel
 from splitinfer.models.tensors import spec_of, to_buffer
 
@@ -234,3 +243,117 @@ OP = st.tuples(st.integers(0, 9), st.integers(0, 15), st.integers(0, 7))
 def test_preparing_changes_no_bit(pair: tuple[str, Pair], ops: list[tuple[int, int, int]]) -> None:
     name, (plain, ahead) = pair
     Script(plain, ahead, name in STATES).play([(0, 1, 4), (0, 6, 4), (0, 2, 4), *ops])
+
+
+# -- the parts -------------------------------------------------------------------------------------
+
+
+def decode(seq_id: int, start: int) -> Slice:
+    return Slice(seq_id, start, (7,), 1)
+
+
+def test_a_step_follows_one_that_decodes_only() -> None:
+    assert following(StepPlan(0, slices=(decode(1, 4), decode(2, 9)))) == (
+        Slice(1, 5, (0,), 1),
+        Slice(2, 10, (0,), 1),
+    )
+    assert following(StepPlan(0, slices=(decode(1, 4), Slice(2, 0, (1, 2), 1)))) == ()
+    assert following(StepPlan(0, slices=(Slice(1, 4, (7, 8), 2, num_drafts=1),))) == ()
+    assert following(StepPlan(0)) == ()
+
+
+class Undone:
+    """Stands for a snapshot; counts."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def restore(self) -> None:
+        self.count += 1
+
+
+def prepared(*slices: Slice) -> tuple[PreparedStep, Undone]:
+    undone, graph = Undone(), StepGraph(None, None, (), (), ())
+    return PreparedStep(slices, graph, [], memoryview(bytearray(4)), None, undone), undone  # type: ignore[arg-type]
+
+
+def test_only_the_step_that_comes_is_taken_and_what_it_makes_impossible_is_undone() -> None:
+    steps, (one, first), (two, second), (three, third) = (
+        PreparedSteps(), prepared(decode(1, 4)), prepared(decode(2, 4), decode(3, 4)), prepared(decode(4, 4)),
+    )  # fmt: skip
+    for step in (one, two, three):
+        steps.add(step)
+    assert steps.take(StepPlan(0, slices=(decode(1, 4),)), None) is one
+    assert one.snapshot is None, "or computing would copy what it could write in place"
+    assert steps.take(StepPlan(1, slices=(decode(2, 4),)), None) is None
+    assert (first.count, second.count, third.count) == (0, 1, 0), "another group goes on"
+    assert steps.take(StepPlan(2, slices=(decode(4, 4),), freed=(9,)), None) is three
+    late, fourth = prepared(decode(5, 4))
+    steps.add(late)
+    assert steps.take(StepPlan(3, slices=(decode(5, 5),)), None) is None, "it is elsewhere"
+    assert fourth.count == 1
+    ended, fifth = prepared(decode(6, 4))
+    steps.add(ended)
+    assert steps.take(StepPlan(4, freed=(6,)), None) is None
+    assert fifth.count == 1
+
+
+def test_hidden_states_of_another_size_do_not_fill_a_prepared_step() -> None:
+    steps, (one, undone) = PreparedSteps(), prepared(decode(1, 4))
+    one.hidden = memoryview(bytearray(64 * 4))
+    steps.add(one)
+    assert steps.take(StepPlan(0, slices=(decode(1, 4),)), memoryview(bytes(64 * 2))) is None
+    assert undone.count == 1
+
+
+@pytest.mark.parametrize("kind", ["plain", "window", "state", "list"])
+def test_a_snapshot_puts_back_what_was_written_in_place(kind: str) -> None:
+    """Also beyond what the caches would read: else the graph that is not wanted any more would be computed."""
+    cache = {
+        "plain": KVCache, "window": partial(WindowKVCache, 24), "state": partial(ArraysCache, 2),
+        "list": lambda: CacheList(KVCache(), ArraysCache(1)),
+    }[kind]()  # fmt: skip
+    caches = SequenceCaches([cache], [cache], Place())
+
+    def write(value: float) -> None:
+        new = mx.full((1, 2, 1, 8), value)
+        for one in _leaves(cache):
+            if isinstance(one, ArraysCache):
+                one[0] = new
+            else:
+                one.update_and_fetch(new, new)
+        caches.place.position += 1
+
+    def read() -> list[Any]:
+        arrays = [array for one in _leaves(cache) for _, array in tree_flatten(one.state)]
+        return [array.tolist() if isinstance(array, mx.array) else array for array in arrays]
+
+    write(1.0)
+    before, snapshot = read(), Snapshot([caches])
+    write(2.0)
+    assert read() != before
+    snapshot.restore()
+    assert read() == before
+    assert caches.place.position == 1
+
+
+def _leaves(cache: Any) -> list[Any]:
+    return list(cache.caches) if isinstance(cache, CacheList) else [cache]
+
+
+def test_most_steps_are_prepared(pair: tuple[str, Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a group decodes again and again, every graph but the first is there when the step comes."""
+    name, (plain, ahead) = pair
+    taken = list[bool]()
+    take = PreparedSteps.take
+
+    def note(self: PreparedSteps, plan: StepPlan, hidden: memoryview | None) -> PreparedStep | None:
+        found = take(self, plan, hidden)
+        taken.append(found is not None)
+        return found
+
+    monkeypatch.setattr(PreparedSteps, "take", note)
+    script = Script(plain, ahead, name in STATES)
+    script.play([(0, 5, 4), (0, 6, 4), (7, 0, 4), *[(8, 3, 4)] * 3])
+    assert not any(taken[0::2]), "that pipeline never prepares"
+    assert taken[1::2][-24:] == [True] * 24, "both stages, twelve steps"
