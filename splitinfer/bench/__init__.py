@@ -7,6 +7,7 @@ serving        policies and objectives, while requests arrive
 kv             quantised KV
 wire           codecs for hidden states
 link           links, beside bare ZeroMQ
+gpu            what only a GPU can show, in parts: ``scripts/on_gpu``
 shared         the systems that are compared, workloads, child processes, and the arithmetic of measurements
 
 The method. All systems do the same tasks, in turns (A B A B ...), so that other load on the machine falls on all of

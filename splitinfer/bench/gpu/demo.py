@@ -1,4 +1,4 @@
-"""A demo pair larger than the one that comes with splitinfer, trained for a short time (``scripts/train_demo_model``)."""
+"""A larger demo pair than the one that comes with splitinfer, trained shortly: ``scripts/train_demo_model``."""
 
 import json
 import os
@@ -28,17 +28,11 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         raise ConfigError("the training is in a clone of the repository only (scripts/demo_training)")
     minutes = options["limit_s"] / 60
     out = options["pair"] or str(Path(options["folder"]) / "pair")
-    words = [
-        options["corpus"],
-        out,
-        "--minutes",
-        f"{_TARGET * minutes:.3f}",
-        "--draft-minutes",
-        f"{_DRAFT * minutes:.3f}",
-    ]
+    budget = ["--minutes", f"{_TARGET * minutes:.3f}", "--draft-minutes", f"{_DRAFT * minutes:.3f}"]
+    words = [options["corpus"], out, *budget, *options["words"]]
     path = os.pathsep.join(filter(None, (str(_SCRIPTS), str(_SCRIPTS.parent), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(
-        [sys.executable, "-m", "demo_training", *words, *options["words"]], stdin=subprocess.DEVNULL,
+        [sys.executable, "-m", "demo_training", *words], stdin=subprocess.DEVNULL,
         capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     if done.returncode:

@@ -5,6 +5,7 @@ and two stages are no faster than one: what can be compared is launching ahead w
 wait. On the emulated accelerator each stage has a device of its own.
 """
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,9 +27,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
     """One stream and two groups of ``streams`` sequences, on the model's halves."""
     shape, streams, tokens = options["shape"], options["streams"], options["tokens"]
     layout = halves(model_folder(options["folder"], shape), shape["layers"])
-    work = Workload(
-        1, 1, tokens, shape["vocab"], streams=(streams,), stream_prompt_tokens=_PROMPT, stream_tokens=tokens
-    )
+    work = Workload(1, 1, tokens, shape["vocab"], 1, (streams,), _PROMPT, tokens)
     settings = Settings(context=2 * _PROMPT + tokens, draft="none", prefix_cache=False, rejoin_timeout=0.0)
     with LLM(layout, settings=settings) as llm:
         stages = Stages("two stages", llm)
@@ -41,8 +40,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
 
 
 def _one_stream(run: Run) -> dict[str, Any]:
-    times = run.token_times
-    gaps = [later - earlier for earlier, later in zip(times[1:], times[2:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(run.token_times[1:])]
     return {"token_ms": distribution([gap * 1e3 for gap in gaps])}
 
 

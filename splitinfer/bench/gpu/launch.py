@@ -1,21 +1,21 @@
 """The share of a step that a launch takes: after which ``mx.async_eval`` returns.
 
 While a launch is under way its thread can launch nothing else and send nothing. Where a device takes in a few command
-buffers only, a launch returns when nearly all of its step is computed. Measured twice: on an idle device (``launch_ms``,
-``share``), and while another sequence's step is under way (``second_ms``), which is what launching ahead does.
+buffers only, a launch returns when nearly all of its step is computed. Measured twice: on an idle device
+(``launch_ms``, ``share``), and while another sequence's step is under way (``second_ms``, ``second_share``), which is
+what launching ahead does.
 """
 
 import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import mlx.core as mx
-import mlx.nn as nn
 
-from splitinfer.bench.gpu.job import Report, guarded, sentence
+from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import Sequences, distribution
 from splitinfer.bench.shared import random_model
 from splitinfer.core.scheduler.cost_model import Shape
@@ -34,25 +34,30 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
     for bits in options["bits"]:
         shape = replace(random_model.Shape(**options["shape"]), bits=bits)
         name = f"{bits}-bit" if bits else shape.dtype
-        try:
-            model = random_model.build(shape)
-            structure = ModelStructure(model)
-        except Exception as error:  # noqa: BLE001 - the other kind is measured all the same
-            report(name, {"problem": sentence(error)})
-            continue
+        made = _Made(shape)
         for layers in options["layers"]:
-            find = partial(_of_layers, model, structure, layers, shape.vocab, options["steps"])
-            guarded(report, f"{name}, {layers} layers", find)
-        del model, structure
+            find = partial(_of_layers, made, layers, options["steps"])
+            report.guarded(f"{name}, {layers} layers", find)
+        del made, find
         mx.clear_cache()
 
 
-def _of_layers(
-    model: nn.Module, structure: ModelStructure, layers: int, vocab_size: int, num_steps: int
-) -> dict[str, Any]:
-    step = StepModel(StageModel(model, 0, layers, structure))
+class _Made:
+    """A random model, made when it is first asked for, so that what prevents that is a finding's problem."""
+
+    def __init__(self, shape: random_model.Shape) -> None:
+        self.shape = shape
+
+    @cached_property
+    def structure(self) -> ModelStructure:
+        """Its structure, which has the model."""
+        return ModelStructure(random_model.build(self.shape))
+
+
+def _of_layers(made: _Made, layers: int, num_steps: int) -> dict[str, Any]:
+    step = StepModel(StageModel(made.structure.model, 0, layers, made.structure))
     device = open_device(0, (0, layers))
-    sequences = Sequences(step, vocab_size, [_PROMPT, _PROMPT])
+    sequences = Sequences(step, made.shape.vocab, [_PROMPT, _PROMPT])
     for _ in range(_WARM_UP):
         _pair(device, sequences)
     alone = [_one(device, sequences) for _ in range(num_steps)]
@@ -65,22 +70,25 @@ def _of_layers(
         "share": distribution([one.launch / one.step for one in alone]),
         "second_ms": distribution([second.launch * 1e3 for _, second in pairs]),
         "second_share": statistics.median(second.launch for _, second in pairs) * 1e3 / step_ms,
+        "void_steps": sum(step.is_void for step in (*alone, *(step for pair in pairs for step in pair))),
     }
 
 
 @dataclass(slots=True)
 class _Step:
-    """Seconds: of building its graph, of the launch, and from the beginning of the launch to the end of the step."""
+    """Seconds: of building its graph, of the launch, and from the beginning of the launch to the end of the step.
+    ``is_void``: an emulated device needed longer than the one that it emulates."""
 
     build: float
     launch: float
     step: float = 0.0
+    is_void: bool = False
 
 
 def _one(device: Device, sequences: Sequences) -> _Step:
     """One step on an idle device."""
     ticket, launched_at, step = _launch(device, sequences, 0)
-    device.wait(ticket)
+    step.is_void = device.wait(ticket).is_void
     step.step = time.monotonic() - launched_at
     return step
 
@@ -88,8 +96,7 @@ def _one(device: Device, sequences: Sequences) -> _Step:
 def _pair(device: Device, sequences: Sequences) -> tuple[_Step, _Step]:
     """Two steps of different sequences, the second launched while the first is under way."""
     (first, _, one), (second, _, other) = (_launch(device, sequences, which) for which in (0, 1))
-    device.wait(first)
-    device.wait(second)
+    one.is_void, other.is_void = device.wait(first).is_void, device.wait(second).is_void
     return one, other
 
 

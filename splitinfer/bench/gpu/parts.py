@@ -58,14 +58,11 @@ def _support(size: Size) -> list[Job]:
 
 def _launch(size: Size) -> list[Job]:
     options = {"shape": size.launch, "layers": size.launch_layers, "bits": [0, 4], "steps": size.steps}
+    buffers: tuple[dict[str, str], ...] = ({}, {_OPS: _LARGER}, {_MB: _LARGER}, {_OPS: _LARGER, _MB: _LARGER})
+    names = [" ".join(f"{name}={value}" for name, value in variables.items()) for variables in buffers]
     found = [
-        Job(
-            " ".join(f"{name}={value}" for name, value in variables.items()) or "MLX's own",
-            "launch",
-            options,
-            variables,
-        )
-        for variables in ({}, {_OPS: _LARGER}, {_MB: _LARGER}, {_OPS: _LARGER, _MB: _LARGER})
+        Job(name or "MLX's own buffers", "launch", options, variables)
+        for name, variables in zip(names, buffers, strict=True)
     ]
     groups = {"shape": size.folder, "streams": size.streams, "tokens": size.stream_tokens}
     found += [
@@ -83,11 +80,8 @@ def _rows(size: Size) -> list[Job]:
 
 
 def _exact(size: Size) -> list[Job]:
-    options = {"mode": "exact", "words": size.exact}
-    return [
-        Job("a random model", "commands", {**options, "shape": size.exact_folder}),
-        Job("demo", "commands", options),
-    ]
+    demo = {"mode": "exact", "words": size.exact}
+    return [Job("a random model", "commands", {**demo, "shape": size.exact_folder}), Job("demo", "commands", demo)]
 
 
 def _kv(size: Size) -> list[Job]:
@@ -134,7 +128,7 @@ def allotted(left: float, weights: Sequence[float], most: float | None = None) -
     >>> allotted(60.0, [1.0, 2.0]), allotted(60.0, [1.0, 2.0], most=5.0), allotted(-1.0, [1.0])
     (20.0, 5.0, 0.0)
     """
-    share = max(0.0, left) * weights[0] / sum(weights)
+    share = max(0.0, left) * (weights[0] / sum(weights))
     return share if most is None else min(share, most)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.bench.gpu.job import Report, guarded
+from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import Sequences, distribution, row_errors
 from splitinfer.bench.shared.random_model import Shape, build
 from splitinfer.models.cut import StageModel
@@ -34,11 +34,11 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
     half = max(1, shape.layers // 2)
     for name, end in (("hidden states of the first half", half), ("logits", shape.layers)):
         stage = StageModel(model, 0, end, structure)
-        guarded(report, f"{name}: trials", partial(_trials, stage))
+        report.guarded(f"{name}: trials", partial(_trials, stage))
         for count in options["sequences"]:
             find = partial(_together, stage, shape.vocab, count, options["steps"])
-            guarded(report, f"{name}: {count} rows together", find)
-        guarded(report, f"{name}: prompt in other chunks", partial(_chunks, stage, shape.vocab, options["steps"]))
+            report.guarded(f"{name}: {count} rows together", find)
+        report.guarded(f"{name}: prompt in other chunks", partial(_chunks, stage, shape.vocab, options["steps"]))
 
 
 def _trials(stage: StageModel) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Runs the parts one after the other and makes the document.
 
-This process computes nothing and does not load MLX: whatever a device does to a job, the document is written. After each
-job it is written again, so that it is there whatever ends this process.
+This process computes nothing and does not load MLX: whatever a device does to a job, the document is written. It is
+written after each job, so that it is there whatever ends this process.
 """
 
 import time
@@ -13,7 +13,7 @@ from typing import Any
 import typer
 
 from splitinfer import cleanup
-from splitinfer.bench.gpu.child import Outcome, run_job
+from splitinfer.bench.gpu.child import Outcome, problems, run_job
 from splitinfer.bench.gpu.parts import Job, Part, allotted, tails
 from splitinfer.bench.gpu.sizes import SIZES, Size
 from splitinfer.core.json_text import dumps
@@ -102,8 +102,8 @@ def _run_part(
         _say(f"{part.name}, {job.name}: {_shortly(outcome)}")
         own["jobs"][job.name] = asdict(outcome)
         own["seconds"] = round(time.monotonic() - began, 1)
-        if outcome.problem is not None:
-            sentence = f"{job.name}: {outcome.problem}"
+        for problem in problems(outcome):
+            sentence = f"{job.name}: {problem}"
             own["problem"] = own["problem"] or sentence
             document.found["problems"].append(f"{part.name}, {sentence}")
         document.write()
@@ -114,7 +114,7 @@ def _say(text: str) -> None:
 
 
 def _shortly(outcome: Outcome) -> str:
-    return f"{outcome.seconds:.1f} s" + ("" if outcome.problem is None else f"; {outcome.problem}")
+    return "; ".join([f"{outcome.seconds:.1f} s", *problems(outcome)])
 
 
 def _environment(options: GpuOptions) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.bench.gpu.job import Report, guarded
+from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import distribution
 from splitinfer.bench.shared.random_model import Shape, build
 from splitinfer.bench.shared.workload import made_up
@@ -42,7 +42,7 @@ class _Case:
     rows: of each sequence in a step; ``drafts``: how many of them are drafts.
     wanted: reduces a plan to what is still wanted when it is done.
     codec: of the prompts' rows; the sequences are then prompts.
-    unfit: whether one row of each step has a value that no codec can hold.
+    unfit: whether the first sequence has values that no codec can hold, so that its rows go unpacked.
     """
 
     params: SamplingParams = SamplingParams()  # noqa: RUF009 - frozen
@@ -61,7 +61,7 @@ _FIRST = {
     "hidden states": _Case(),
     "drafts, every other slice void": _Case(rows=4, drafts=3, wanted=_every_other),
     "prompts as int8": _Case(rows=_CHUNK, codec=INT8),
-    "prompts as int8, a row that does not fit": _Case(rows=_CHUNK, codec=INT8, unfit=True),
+    "prompts as int8, one of which does not fit": _Case(rows=_CHUNK, codec=INT8, unfit=True),
 }
 _LAST = {"tokens": _Case(), "log-probabilities": _Case(SamplingParams(logprobs=5))}
 
@@ -78,7 +78,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         runner = StageRunner(cut, stage, shape.vocab, open_device(stage, bounds))
         for name, case in cases.items():
             find = partial(_run, runner, cut, case, options["rows"], options["steps"], shape.vocab)
-            guarded(report, name, find)
+            report.guarded(name, find)
 
 
 def _run(
@@ -102,7 +102,7 @@ class _Line:
         self._free = threading.Semaphore(_UNDER_WAY)
         self._failed: list[Exception] = []
         self._times: list[tuple[float, float]] = []
-        self._unfit = 0
+        self._unfit = self._void = 0
         self._steps = StepsUnderWay(runner.wait, self._send, self._fail)
 
     def launch(self, plan: StepPlan, hidden: mx.array) -> None:
@@ -120,6 +120,7 @@ class _Line:
         figures = done.figures
         self._times.append((time.monotonic() - figures.ended, figures.ended - figures.started))
         self._unfit += sent.num_unfit
+        self._void += figures.is_void
         self._free.release()
 
     def _fail(self, why: StepFailed) -> None:
@@ -138,7 +139,13 @@ class _Line:
         step = distribution([1e3 * seconds for _, seconds in times])
         until_sent = distribution([1e3 * seconds for seconds, _ in times])
         share = until_sent["p50"] / step["p50"] if step["p50"] else None
-        return {"until_sent_ms": until_sent, "step_ms": step, "share_of_step": share, "unfit_rows": self._unfit}
+        return {
+            "until_sent_ms": until_sent,
+            "step_ms": step,
+            "share_of_step": share,
+            "unfit_rows": self._unfit,
+            "void_steps": self._void,
+        }
 
 
 def _plan(number: int, case: _Case, num_sequences: int, vocab_size: int) -> StepPlan:
@@ -146,7 +153,6 @@ def _plan(number: int, case: _Case, num_sequences: int, vocab_size: int) -> Step
     is_prompt = case.codec != NONE
     new = [NewSequence(i, case.params, i, num_prompt=_PROMPTS if is_prompt else 0) for i in range(num_sequences)]
     start, logits = number * case.rows, 0 if is_prompt else case.rows
-    # What begins with a draft would be void here: nothing is sampled for the sequences of a first stage.
     slices = [
         Slice(i, start, made_up(f"{number} {i}", case.rows, vocab_size), logits, case.drafts)
         for i in range(num_sequences)

@@ -2,8 +2,8 @@
 
 Every architecture is built tiny, as in tests/matrix, cut in the middle, and run in chunks and row by row on the same
 made-up tokens. Errors are relative to a row's norm: of our whole model against plain mlx-lm, and of the two stages
-against our whole model. The survey of a model traces MLX's graph, which is another on a GPU, where ``mx.fast`` has nodes
-of its own. ``scripts/matrix`` compares all cuts to the last bit, on the CPU backend.
+against our whole model. The survey of a model traces MLX's graph, which is another on a GPU, where ``mx.fast`` has
+nodes of its own. ``scripts/matrix`` compares all cuts to the last bit, on the CPU backend.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from splitinfer.bench.gpu.job import Report, guarded
+from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import row_errors
 from splitinfer.errors import CannotCut, ConfigError
 from splitinfer.models.cut import StageModel
@@ -43,9 +43,31 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
     configs = importlib.import_module("configs").configurations()
     build = importlib.import_module("compare").build
     names: Sequence[str] = options["names"] or sorted(configs)
-    for name in names[options["number"] :: options["of"]]:
-        for dtype in options["dtypes"]:
-            guarded(report, f"{name}, {dtype}", partial(_compare, partial(build, configs[name]), _DTYPES[dtype]))
+    for dtype in options["dtypes"]:
+        found = []
+        for name in names[options["number"] :: options["of"]]:
+            find = partial(_compare, partial(build, configs[name]), _DTYPES[dtype])
+            found.append(report.guarded(f"{name}, {dtype}", find))
+        report(f"summary, {dtype}", summary([one for one in found if one is not None]))
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """How many of some findings there are of each kind, and the largest errors. Those of an earlier process of the same
+    job are not among them.
+
+    >>> summary([{"problem": "no kernel"}, {"to_mlx_lm": 0.1, "split_to_whole": 0.0, "equal": True}])["equal"]
+    1
+    """
+    split = [one for one in found if "split_to_whole" in one]
+    return {
+        "configurations": len(found),
+        "equal": sum(one["equal"] for one in split),
+        "other": sum(not one["equal"] for one in split),
+        "refused": sum("refused" in one for one in found),
+        "failed": sum("problem" in one for one in found),
+        "largest_split_to_whole": max((one["split_to_whole"] for one in split), default=None),
+        "largest_to_mlx_lm": max((one["to_mlx_lm"] for one in found if "to_mlx_lm" in one), default=None),
+    }
 
 
 def _compare(build: partial[nn.Module], dtype: mx.Dtype) -> dict[str, Any]:

@@ -261,9 +261,8 @@ def make_bench_model(
     """Write a model with random weights, a tokenizer and an index, as mlx-lm and splitinfer load it."""
     shape = Shape(architecture, layers, hidden, heads, kv_heads, mlp, vocab, dtype, bits, experts, experts_per_token)
     num_parameters = make(out, shape, seed=seed, num_files=files)
-    typer.echo(
-        f"{out}: {architecture}, {layers} layers, {num_parameters:,} parameters in {dtype}{f', {bits} bits' if bits else ''}"
-    )
+    stored = f"{bits} bits" if bits else dtype
+    typer.echo(f"{out}: {architecture}, {layers} layers, {num_parameters:,} parameters in {stored}")
 
 
 def main() -> None:

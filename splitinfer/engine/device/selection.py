@@ -1,8 +1,8 @@
 """Which device a process computes its stage on: MLX's default device, or an emulated accelerator.
 
 ``SPLITINFER_ACCELERATOR`` names a machine file. Every process that inherits it, local workers too, then computes on the
-CPU in the times of that machine's stage. With ``SPLITINFER_LAUNCH_AHEAD=0`` every device is used as one that computes at
-launch, to measure what launching ahead is worth.
+CPU in the times of that machine's stage. With ``SPLITINFER_LAUNCH_AHEAD=0`` every device is used as one that computes
+at launch, to measure what launching ahead is worth.
 """
 
 import os
