@@ -4,6 +4,8 @@ with splitinfer.LLM("demo.yaml") as llm:
     print(llm.generate("Once upon a time", splitinfer.SamplingParams(max_tokens=64))[0].text)
 """
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +17,15 @@ if TYPE_CHECKING:
     from splitinfer.llm import LLM, Request, Settings
 
     __version__: str
+
+# On Metal MLX sends work to the GPU in command buffers of some 40 operations, and a launch waits once ten are under
+# way. MLX reads these when it opens the device, so this comes before any import of it. With longer buffers yet a slow
+# GPU could need seconds for one, which macOS takes for a hang. A value that is set already stays.
+_COMMAND_BUFFERS = {"MLX_MAX_OPS_PER_BUFFER": "200", "MLX_MAX_MB_PER_BUFFER": "400"}
+
+if sys.platform == "darwin":
+    for _name, _value in _COMMAND_BUFFERS.items():
+        os.environ.setdefault(_name, _value)
 
 _LAZY = {
     "LLM": "splitinfer.llm",

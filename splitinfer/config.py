@@ -52,7 +52,7 @@ class Layout(core.Layout):
         serving = _serving_options(shape.serving or _ServingShape(), name)
         return cls(
             stages, model=shape.model, draft=shape.draft, dtype=shape.dtype, name=name, serving=serving,
-            kv_format=shape.kv_format,
+            kv_format=shape.kv_format, float32_head=shape.float32_head,
         )  # fmt: skip
 
 
@@ -178,6 +178,7 @@ class _LayoutShape(pydantic.BaseModel):
     dtype: _Text = "auto"
     serving: _ServingShape | None = None
     kv_format: _Text = EXACT
+    float32_head: pydantic.StrictBool = False
 
 
 _UNKNOWN_KEY = {"extra_forbidden", "invalid_key"}
@@ -186,6 +187,7 @@ _EXPECTED = {
     "string_too_short": "text of at least one character",
     "int_type": "a whole number",
     "float_type": "a number",
+    "bool_type": "true or false",
     "list_type": "a list of stages",
     "model_type": "a mapping with its keys and their values",
 }

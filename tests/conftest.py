@@ -1,10 +1,13 @@
 """Fixtures that several floors of the tests share, and which tests a run has, in which order (see README.md)."""
 
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -91,6 +94,24 @@ def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """Each test has folders of caches and of keys of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture
+def busy() -> Callable[[], AbstractContextManager[None]]:
+    """A block of code that must end while the device is busy: it fails if an operation waited there for its turn."""
+
+    @contextmanager
+    def while_busy() -> Iterator[None]:
+        numbers = mx.random.uniform(shape=(2_000_000,))
+        mx.eval(numbers)
+        work = mx.sort(numbers)
+        mx.async_eval(work)
+        yield
+        began = time.monotonic()
+        mx.eval(work)
+        assert time.monotonic() - began > 0.01, "an operation waited for the device"
+
+    return while_busy
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,7 @@ MESSAGES: list[Message] = [
         b"root",
         "exact",
         "",
+        False,
     ),
     Progress("load", 3, 9, "file"),
     ClockAsk(),

@@ -153,7 +153,7 @@ def test_what_is_not_a_layout_file(tmp_path: Path, text: str, message: str):
     assert error_of_text(tmp_path, text).startswith(message)
 
 
-KEYS = "stages, model, draft, dtype, serving, kv_format"
+KEYS = "stages, model, draft, dtype, serving, kv_format, float32_head"
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,11 @@ KEYS = "stages, model, draft, dtype, serving, kv_format"
         ({"stages": STAGES, "modl": "m"}, "unknown key 'modl' in layout x.yaml; did you mean 'model'?"),
         (
             {"stages": STAGES, "q": 1},
-            "unknown key 'q' in layout x.yaml; known keys: stages, model, draft, dtype, serving, kv_format",
+            f"unknown key 'q' in layout x.yaml; known keys: {KEYS}",
         ),
         (
             {"stages": STAGES, 7: 1},
-            "unknown key 7 in layout x.yaml; known keys: stages, model, draft, dtype, serving, kv_format",
+            f"unknown key 7 in layout x.yaml; known keys: {KEYS}",
         ),
         ({}, "layout x.yaml lacks the key 'stages'"),
         ({"stages": []}, "layout x.yaml has no stages; it needs at least one"),

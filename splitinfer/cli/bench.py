@@ -1,5 +1,6 @@
 """`splitinfer bench`: its options, and the measurement that ``--mode`` chooses."""
 
+import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -7,6 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from splitinfer.cli.options import (
+    Accelerator,
     Budget,
     KVMemory,
     Lengths,
@@ -18,6 +20,7 @@ from splitinfer.cli.options import (
     finite,
 )
 from splitinfer.cli.running import finish, set_up
+from splitinfer.machine.selection import VARIABLE
 
 
 class Mode(StrEnum):
@@ -30,6 +33,8 @@ class Mode(StrEnum):
     KV = "kv"
     WIRE = "wire"
     LINK = "link"
+    DEVICE = "device"
+    EXACT = "exact"
 
 
 _OLD_MODES = {"kept": Mode.PREFIX, "spec": Mode.SPECULATION}  # accepted with a warning, for one release
@@ -45,7 +50,7 @@ def _known_mode(name: str) -> str:
 def bench(
     layout: Annotated[
         str | None,
-        typer.Option("--layout", help="A layout file, or the name of one; every mode but link needs one."),
+        typer.Option("--layout", help="A layout file, or the name of one; every mode but link and device needs one."),
     ] = None,
     model: ModelOption = None,
     mode: Annotated[
@@ -57,7 +62,8 @@ def bench(
             autocompletion=lambda: [each.value for each in Mode],
             help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
             "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
-            "states. link: round trips beside bare ZeroMQ.",
+            "states. link: round trips beside bare ZeroMQ. device: what the loops leave of a device's time. exact: the "
+            "first token at which other ways to compute part.",
         ),
     ] = Mode.SPEED.value,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -93,7 +99,8 @@ def bench(
         str, typer.Option("--acceptance", help="With replay: the shares of drafts that are right, as in 0,0.6,0.8.")
     ] = "0,0.6,0.8,0.9",
     text: Annotated[
-        Path | None, typer.Option("--text", help="With speculation and a draft model, kv and wire: a text to read.")
+        Path | None,
+        typer.Option("--text", help="With speculation and a draft model, kv, wire and exact: a text to read."),
     ] = None,
     texts: Annotated[
         int, typer.Option("--texts", min=0, help="With wire: passages to read; 0 leaves fidelity out.")
@@ -117,6 +124,7 @@ def bench(
     kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
     trace: Tracing = None,
+    accelerator: Accelerator = None,
     verbose: Verbose = False,
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
@@ -124,16 +132,15 @@ def bench(
     chosen = _OLD_MODES.get(mode) or Mode(mode)
     if chosen is Mode.LINK:
         _bench_links(as_json, trials, verbose)
+    _emulate(accelerator)
+    if chosen is Mode.DEVICE:
+        _bench_device((layout, model, as_json, trials, seed, connect_timeout), verbose)
     if layout is None:
         raise typer.BadParameter(f"--mode {chosen} needs a layout: --layout FILE")
-    from splitinfer.bench.shared.blas import prefer_openblas
-
-    prefer_openblas()  # may start this program anew, so before anything else
-    set_up(verbose)
-    if mode in _OLD_MODES:
-        typer.echo(
-            f"splitinfer: --mode {mode} is called --mode {chosen} now; the next release drops the old name", err=True
-        )
+    if chosen is Mode.EXACT:
+        exact = (layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, text)
+        _bench_exact(exact, verbose)
+    _start(mode, verbose)
     if chosen is Mode.PREFIX:
         from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 
@@ -179,12 +186,50 @@ def bench(
     finish(lambda: measure(options), verbose)
 
 
+def _emulate(accelerator: Path | None) -> None:
+    """Have stages compute on an emulated accelerator, if there is one to be."""
+    if accelerator is not None:
+        os.environ[VARIABLE] = str(accelerator)
+
+
+def _start(mode: str, verbose: bool) -> None:
+    """Start anew with OpenBLAS where there is one, and warn of a mode's old name."""
+    from splitinfer.bench.shared.blas import prefer_openblas
+
+    prefer_openblas()  # may start this program anew, so before anything else
+    set_up(verbose)
+    if mode in _OLD_MODES:
+        new = _OLD_MODES[mode]
+        typer.echo(
+            f"splitinfer: --mode {mode} is called --mode {new} now; the next release drops the old name", err=True
+        )
+
+
 def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
     """Measure links, which takes neither a layout nor MLX's BLAS."""
     set_up(verbose)
     from splitinfer.bench.link.run import LinkBenchOptions, measure_links
 
     finish(lambda: measure_links(LinkBenchOptions(as_json, trials)), verbose)
+
+
+def _bench_exact(options: tuple[str, str | None, bool, int, int, int, int, Path | None], verbose: bool) -> NoReturn:
+    """Compare roads on the BLAS that every other command has here."""
+    set_up(verbose)
+    from splitinfer.bench.exact.run import ExactOptions, measure_exact
+
+    finish(lambda: measure_exact(ExactOptions(*options)), verbose)
+
+
+def _bench_device(options: tuple[str | None, str | None, bool, int, int, float], verbose: bool) -> NoReturn:
+    """Measure the loops on an emulated accelerator."""
+    from splitinfer.bench.shared.blas import prefer_openblas
+
+    prefer_openblas()  # may start this program anew, so before anything else
+    set_up(verbose)
+    from splitinfer.bench.device.run import DeviceOptions, measure_device
+
+    finish(lambda: measure_device(DeviceOptions(*options)), verbose)
 
 
 def _counts(text: str) -> tuple[int, ...]:

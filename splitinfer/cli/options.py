@@ -110,12 +110,23 @@ CodecName = Annotated[
         help="Codec of prompts' hidden states on every link: none, fp16, fp8, int8, auto; the layout's if not given.",
     ),
 ]
+Float32Head = Annotated[
+    bool | None,
+    typer.Option(
+        "--float32-head/--no-float32-head",
+        help="Compute the norm and the head in float32; as the layout says if not given.",
+    ),
+]
 KVFormatName = Annotated[
     str | None,
     typer.Option(
         "--kv-format",
         help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); the layout's if not given.",
     ),
+]
+Accelerator = Annotated[
+    Path | None,
+    typer.Option("--accelerator", help="Compute in the times of this machine file: an emulated accelerator."),
 ]
 Timeout = Annotated[
     float, typer.Option("--connect-timeout", min=0.1, callback=finite, help="Seconds to reach a worker.")
@@ -251,6 +262,7 @@ class PipelineOptions:
     draft: DraftName = None
     kv_format: KVFormatName = None
     codec: CodecName = None
+    float32_head: Float32Head = None
     kv_gb: KVMemory = None
     kv_dir: KVDir = None
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9
@@ -335,6 +347,7 @@ def settings_of(options: PipelineOptions) -> "Settings":
         draft=options.draft,
         kv_format=options.kv_format,
         codec=options.codec,
+        float32_head=options.float32_head,
         kv_bytes=None if options.kv_gb is None else _gigabytes(options.kv_gb),
         kv_dir=None if disk is None else disk.path,
         kv_dir_bytes=_gigabytes(options.kv_disk_gb),

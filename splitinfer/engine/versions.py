@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import mlx.core as mx
 
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 from splitinfer.wire.messages import PROTOCOL_VERSION, Versions
 
@@ -22,7 +23,9 @@ def machine_name() -> str:
 
 
 def device_name() -> str:
-    """What MLX computes on: a GPU's name, or "cpu"."""
+    """What stages compute on: a GPU's name, an emulated accelerator, or "cpu"."""
+    if emulated_machine() is not None:
+        return "emulated accelerator"
     if not on_gpu():
         return "cpu"
     return str(mx.device_info().get("device_name", "gpu"))

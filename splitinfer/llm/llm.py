@@ -123,7 +123,7 @@ class LLM:
     def default_sampling(self) -> SamplingParams:
         """``SamplingParams()`` with the values that the model recommends in place of the library's.
 
-        Requests do not use it by default: without parameters they are greedy, and exactly repeatable.
+        Requests do not use it by default: without parameters they are greedy, and so repeatable.
         """
         return self.recommended_sampling.params
 

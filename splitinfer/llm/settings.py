@@ -33,6 +33,8 @@ class Settings(ServingOptions):
         (values in 4 bits, a third); ``None``: the layout's. The tokens depend on the format.
     codec: the codec for hidden states of prompts on every link: "none" (exact), "fp16", "fp8", "int8" or "auto", which
         takes int8 where the link is so slow that it pays; ``None``: the layout's. The tokens depend on the codec.
+    float32_head: compute the norm and the head in float32, so that tokens that a half-precision logit cannot tell apart
+        are seldom ties; ``None``: the layout's. The tokens depend on it.
     draft: the drafter: a model of the same tokenizer, "ngram" (what followed the same tokens before), or "none";
         ``None``: the layout's.
     flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); ``None``: the fastest way, measured
@@ -52,6 +54,7 @@ class Settings(ServingOptions):
     kv_dir_bytes: int = DEFAULT_CAP
     kv_format: str | None = None
     codec: str | None = None
+    float32_head: bool | None = None
     draft: str | None = None
     flight: Flight | None = None
     connect_timeout: float = 10.0

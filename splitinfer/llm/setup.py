@@ -196,11 +196,13 @@ def _absolute(model: str) -> str:
 
 
 def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
-    """The layout with the draft, KV format and codec of the settings, where they have one."""
+    """The layout with the draft, KV format, head and codec of the settings, where they have one."""
     if settings.draft is not None:
         layout = replace(layout, draft=None if settings.draft == NO_DRAFT else settings.draft)
     if settings.kv_format is not None:
         layout = replace(layout, kv_format=settings.kv_format)
+    if settings.float32_head is not None:
+        layout = replace(layout, float32_head=settings.float32_head)
     return layout if settings.codec is None else layout.with_codec(settings.codec)
 
 

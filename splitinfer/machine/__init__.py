@@ -3,4 +3,5 @@
 machine         the costs of every stage, and what its device is like
 device_queue    the times of a device's steps, given when they are launched
 files           reads machines from files
+selection       which machine this process emulates
 """

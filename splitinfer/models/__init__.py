@@ -10,12 +10,17 @@ structure          a model's layers, its caches, and what crosses between layers
 graph              which tensors a stage reads, from MLX's own graph
 loader             survey -> fit -> fetch -> load, for one stage
 step               one step of many sequences, in the best way that the model allows
+step_trial         whether a way to run a step is right: small steps, together and one sequence at a time
+layer_trace        two runs of a stage, compared layer by layer
+rounding           whether errors are rounding
 rows               the tokens of many sequences as rows of one batch
 cohort             KV of sequences that decode together, side by side
 caches             caches of own layers and of other stages' layers; the sliding window in temporal order
+growing            appending to arrays with room to grow; a plain KV cache
 quantised          a KV cache in few bits, and attention over it
 kv_pool            every sequence's caches on this stage, and stored blocks
 kv_blocks          blocks of KV, cut from caches and joined into new ones
+packed_tree        the arrays of a tree in one, byte by byte
 kv_trial           whether sequences can start from stored blocks, tried when a stage is loaded
 tensors            arrays to raw buffers and back
 codecs             rows of hidden states in fewer bytes, and back

@@ -18,7 +18,9 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.format import KVFormat
+from splitinfer.core.kv.growth import phase_of
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED, least_rewind
+from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.mlx_lm import cache as mlx_caches
 from splitinfer.models.mlx_lm import create_causal_mask
 from splitinfer.models.quantised import QuantisedKVCache
@@ -28,7 +30,7 @@ Cache = Any  # mlx-lm's cache protocol is duck-typed
 _PLAIN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache)
 
 
-_EVEN = (*_PLAIN, QuantisedKVCache, mlx_caches.ArraysCache)
+_EVEN = (*_PLAIN, GrowingKVCache, QuantisedKVCache, mlx_caches.ArraysCache)
 
 
 def grows_evenly(cache: Cache) -> bool:
@@ -36,6 +38,13 @@ def grows_evenly(cache: Cache) -> bool:
     if isinstance(cache, mlx_caches.CacheList):
         return all(grows_evenly(one) for one in cache.caches)
     return type(cache) in _EVEN
+
+
+def grow_in_step(cache: Cache) -> None:
+    """Let an empty cache grow at phase 0, as every other one then does (``core.kv.growth``)."""
+    for one in cache.caches if isinstance(cache, mlx_caches.CacheList) else (cache,):
+        if isinstance(one, GrowingKVCache | QuantisedKVCache):
+            one.phase = 0.0
 
 
 class WindowKVCache(mlx_caches._BaseCache):  # type: ignore[misc]
@@ -155,14 +164,14 @@ def _extended(old: mx.array | None, like: mx.array, more: int) -> mx.array:
     return room if old is None else mx.concatenate([old, room], axis=2)
 
 
-def own_cache(cache: Cache, format: KVFormat | None = None) -> Cache:
-    """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, a ``QuantisedKVCache`` for
-    plain keys and values with a ``format``, else mlx-lm's."""
+def own_cache(cache: Cache, format: KVFormat | None = None, phase: float = 0.0) -> Cache:
+    """The cache a stage uses for an own layer: a ``WindowKVCache`` for a sliding window, for plain keys and values one
+    that grows at ``phase``, and has them in ``format`` if there is one, else mlx-lm's."""
     if isinstance(cache, mlx_caches.CacheList):
-        cache.caches = tuple(own_cache(c, format) for c in cache.caches)
+        cache.caches = tuple(own_cache(c, format, phase) for c in cache.caches)
         return cache
-    if format is not None and can_quantise(cache):
-        return QuantisedKVCache(format)
+    if can_quantise(cache):
+        return GrowingKVCache(phase) if format is None else QuantisedKVCache(format, phase)
     if type(cache) is mlx_caches.RotatingKVCache and cache.keep == 0:
         return WindowKVCache(cache.max_size)
     return cache
@@ -191,6 +200,13 @@ def trim(cache: Cache, n: int) -> bool:
     if cache.empty() or _is_state(cache):
         return True  # never written, or restored by ``KVPool`` from a saved state
     return bool(cache.is_trimmable() and cache.trim(n) == n)
+
+
+def nbytes_written(cache: Cache) -> int:
+    """Bytes of the arrays into which the next step writes: all but states, which each step makes anew."""
+    if isinstance(cache, mlx_caches.CacheList):
+        return sum(map(nbytes_written, cache.caches))
+    return 0 if _is_state(cache) or cache.empty() else sum(array.nbytes for array in arrays_of(cache))
 
 
 def states_of(cache: Cache) -> Iterator[Cache]:
@@ -236,7 +252,7 @@ def make_list(
     ``fresh``: what the model's own ``make_cache`` returned; ``own``: the places of the stage's own caches, which store
     their keys and values in ``format``, if there is one.
     """
-    full = [own_cache(cache, format) if i in own else cache for i, cache in enumerate(fresh)]
+    full = [own_cache(cache, format, phase_of(i)) if i in own else cache for i, cache in enumerate(fresh)]
     own_by_kind: dict[tuple[Any, ...], Cache] = {}
     for i in sorted(own):
         own_by_kind.setdefault(_kind(full[i]), full[i])

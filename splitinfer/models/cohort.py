@@ -28,12 +28,12 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
+from splitinfer.core.kv.growth import BLOCK, room
 from splitinfer.models.caches import Cache, Place
+from splitinfer.models.growing import fitted, phase_at
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache, attention
-
-STEP = 256  # tokens of room by which a cohort's arrays grow, as mlx-lm's caches do
 
 
 class SequenceCaches:
@@ -60,14 +60,14 @@ def share_calls(lengths: Sequence[int], *, exact: bool) -> list[list[int]]:
     """Which of several decoding sequences attend in one call: groups of indices.
 
     ``exact``: only those of equal length; else those whose lengths are within a quarter of each other, so that padding
-    costs no more than that in memory and in time. Up to ``STEP`` tokens all take the same room anyway.
+    costs no more than that in memory and in time. Up to ``BLOCK`` tokens all take the same room anyway.
 
     >>> share_calls([9, 9, 12, 9], exact=True), share_calls([9, 9, 12, 40], exact=False)
     ([[0, 1, 3], [2]], [[0, 1, 2, 3]])
     """
     groups: dict[Hashable, list[int]] = {}
     for i, length in enumerate(lengths):
-        key = length if exact else int(math.log(max(length, STEP)) / math.log(1.25))
+        key = length if exact else int(math.log(max(length, BLOCK)) / math.log(1.25))
         groups.setdefault(key, []).append(i)
     return list(groups.values())
 
@@ -97,16 +97,15 @@ class Cohort:
         self._lengths = tuple(member.place.position for member in self.members)
         self._used = max(self._lengths) + 1
         self._is_even = min(self._lengths) + 1 == self._used
-        self._mask: mx.array | None = None
+        self._masks: dict[tuple[int, ...], mx.array] = {}
         if not self._is_even:
             self._at = mx.array(self._lengths, dtype=mx.int32)
-            self._mask = (mx.arange(self._used)[None] <= self._at[:, None])[:, None, None]
 
     def store(self, place: int, k: mx.array, v: mx.array) -> Any:
         """Append each member's new [B, kv heads, 1, d] keys and values; returns all, [B, kv heads, longest, d]."""
         like = self.members[0].full[place]
         new = like.encode(k, v) if isinstance(like, QuantisedKVCache) else (k, v)
-        self._kv[place] = tree_map(self._write, self._kv[place], new)
+        self._kv[place] = tree_map(partial(self._write, phase_at(like)), self._kv[place], new)
         for member in self.members:
             member.full[place].offset += 1
         used = tree_map(lambda array: array[:, :, : self._used], self._kv[place])
@@ -117,8 +116,20 @@ class Cohort:
         if sinks is None and not on_gpu():
             # Heads that share keys become rows of one product: MLX's CPU backend would read the keys once per head.
             q = q.reshape(k.shape[0], k.shape[1], -1, q.shape[-1])
-        y = attention(q, k, v, scale, self._mask, sinks)
+        y = attention(q, k, v, scale, self._mask(q.shape[1:3]), sinks)
         return y.reshape(y.shape[0], -1, 1, y.shape[-1])
+
+    def _mask(self, rows: tuple[int, ...]) -> mx.array | None:
+        """The keys that each member sees, bool [B, *rows, longest]; ``None``: all. ``rows``: heads, and rows of each.
+
+        Made for all heads, once a step: of a mask that all share, MLX's kernel makes a copy for each layer.
+        """
+        if self._is_even:
+            return None
+        if rows not in self._masks:
+            mask = (mx.arange(self._used)[None] <= self._at[:, None])[:, None, None]
+            self._masks[rows] = mx.contiguous(mx.broadcast_to(mask, (len(self.members), *rows, self._used)))
+        return self._masks[rows]
 
     def arrays(self) -> list[mx.array]:
         """All stored arrays."""
@@ -138,9 +149,9 @@ class Cohort:
         row = next(i for i, m in enumerate(self.members) if m is member)
         for place in self.places:
             cache = member.full[place]
-            room = -(-max(cache.offset, 1) // STEP) * STEP
+            length = room(max(cache.offset, 1), phase_at(cache))
             # Gathered, not sliced: a slice would hold the arrays of the whole cohort.
-            cache.keys, cache.values = tree_map(partial(_picked, [row], room), self._kv[place])
+            cache.keys, cache.values = tree_map(partial(_picked, [row], length), self._kv[place])
         member.cohort = None
         mx.async_eval([(member.full[place].keys, member.full[place].values) for place in self.places])  # type: ignore[no-untyped-call]
 
@@ -161,27 +172,28 @@ class Cohort:
 
     def _gather(self) -> dict[int, Any]:
         """The members' arrays side by side, each with room for the longest member's next tokens."""
-        room = -(-(max(member.place.position for member in self.members) + 1) // STEP) * STEP
+        longest = max(member.place.position for member in self.members) + 1
+        lengths = {place: room(longest, phase_at(self.members[0].full[place])) for place in self.places}
         old = self.members[0].cohort
         if old is not None and all(member.cohort is old for member in self.members):
             rows = [next(i for i, m in enumerate(old.members) if m is member) for member in self.members]
-            return {place: tree_map(partial(_picked, rows, room), kv) for place, kv in old._kv.items()}
+            return {place: tree_map(partial(_picked, rows, lengths[place]), kv) for place, kv in old._kv.items()}
         for member in self.members:
             member.release()
-        return {place: self._side_by_side(place, room) for place in self.places}
+        return {place: self._side_by_side(place, length) for place, length in lengths.items()}
 
-    def _side_by_side(self, place: int, room: int) -> Any:
+    def _side_by_side(self, place: int, length: int) -> Any:
         first, *others = ((member.full[place].keys, member.full[place].values) for member in self.members)
-        return tree_map(lambda *arrays: mx.concatenate([_fit(array, room) for array in arrays]), first, *others)
+        return tree_map(lambda *arrays: mx.concatenate([fitted(array, length) for array in arrays]), first, *others)
 
     def _take_over(self, member: SequenceCaches) -> None:
         member.cohort = self
         for place in self.places:
             member.full[place].keys = member.full[place].values = None
 
-    def _write(self, old: mx.array, new: mx.array) -> mx.array:
+    def _write(self, phase: float, old: mx.array, new: mx.array) -> mx.array:
         if self._used > old.shape[2]:
-            old = _fit(old, old.shape[2] + STEP)
+            old = fitted(old, room(self._used, phase))
         if self._is_even:
             old[:, :, self._used - 1 : self._used] = new
         else:
@@ -189,17 +201,9 @@ class Cohort:
         return old
 
 
-def _picked(rows: Sequence[int], room: int, array: mx.array) -> mx.array:
-    """Some rows of [B, heads, tokens, d], with room for ``room`` tokens."""
-    return _fit(array[mx.array(list(rows))], room)
-
-
-def _fit(array: mx.array, room: int) -> mx.array:
-    """[B, heads, tokens, d] cut, or padded with zeros, to ``room`` tokens."""
-    batch, heads, here, dim = array.shape
-    if here >= room:
-        return array[:, :, :room]
-    return mx.concatenate([array, mx.zeros((batch, heads, room - here, dim), array.dtype)], axis=2)
+def _picked(rows: Sequence[int], length: int, array: mx.array) -> mx.array:
+    """Some rows of [B, heads, tokens, d], with room for ``length`` tokens."""
+    return fitted(array[mx.array(list(rows))], length)
 
 
 def can_join(caches: SequenceCaches, places: Sequence[int]) -> bool:

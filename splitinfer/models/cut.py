@@ -10,7 +10,8 @@ only while this stage runs:
 A *passthrough* returns its arguments and has every attribute of the layer it replaces. *Inject* calls
 its layer with the arrays received in place of the arguments. The *border* stores its arguments for the next
 stage and ends the call. On the last stage there is no border; a *tap* behind the last layer keeps only the
-rows that want logits, so that norm and head compute no others. MLX is lazy, so what else the model would
+rows that want logits, so that norm and head compute no others. It may hand them on in float32: MLX then computes
+norm and head in float32, whatever the dtype of their weights. MLX is lazy, so what else the model would
 compute (an embedding that no result reads) is never evaluated: it costs neither time nor the memory of its
 weights.
 
@@ -23,7 +24,8 @@ arrays: if anything it computes depends on what a passthrough returned, or on a 
 earlier layer, the cut is refused.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import mlx.core as mx
@@ -31,7 +33,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from splitinfer.core.kv.format import KVFormat
-from splitinfer.errors import CannotCut
+from splitinfer.errors import CannotCut, ModelError
 from splitinfer.models.caches import Place, arrays_of, can_quantise, make_list, share
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.graph import Graph, uncompiled
@@ -41,10 +43,12 @@ from splitinfer.models.rows import attend_by_rows
 from splitinfer.models.structure import Border, CannotTrace, ModelStructure, Named, Recipe, mark
 
 _TABLES = (nn.Embedding, nn.QuantizedEmbedding)
+NO_FLOAT32_HEAD = "this model's head cannot be computed in float32; leave float32_head out"
 _CHECKED_ROWS = (3, 1)  # some models read other arrays for one row than for many
 
 
 Keep = Callable[[mx.array, int], mx.array]  # an array and the axis of its rows -> the array with the wanted rows
+Watch = Callable[[Any, Any, Any], Any]  # a layer, its arguments and its named ones -> what it is taken to return
 
 
 class _Reached(Exception):
@@ -58,6 +62,7 @@ class _Relay:
         self.received: list[mx.array] = []
         self.given: Any = None
         self.keep: Keep | None = None  # on the last stage: the rows that want logits
+        self.head_in_float32 = False
         self.stale: Named | None = None  # while a stage is checked: what passthroughs returned
 
 
@@ -95,6 +100,15 @@ class _Border(StandIn):
         raise _Reached
 
 
+class _Watched(StandIn):
+    def __init__(self, real: Any, watch: Watch) -> None:
+        super().__init__(real)
+        self._watch = watch
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._watch(self._real, args, kwargs)
+
+
 class _Tap(StandIn):
     def __init__(self, real: Any, rows: list[tuple[Path, int]], relay: _Relay) -> None:
         super().__init__(real)
@@ -105,7 +119,8 @@ class _Tap(StandIn):
         if keep is None:
             return result
         for path, axis in self._rows:
-            result = put_at(result, path, keep(get_at(result, path), axis))
+            rows = keep(get_at(result, path), axis)
+            result = put_at(result, path, rows.astype(mx.float32) if self._relay.head_in_float32 else rows)
         return result
 
 
@@ -192,6 +207,21 @@ class StageModel:
         """Whether this stage computes logits."""
         return self.end == self.num_layers
 
+    @property
+    def can_have_float32_head(self) -> bool:
+        """Whether what comes behind the last layer works on rows, so that they can be given to it in float32."""
+        return self._is_tapped
+
+    def use_float32_head(self) -> None:
+        """From now on compute the norm and the head in float32, and return float32 logits.
+
+        Raises:
+            ModelError: this model's head cannot be computed in float32.
+        """
+        if not self._is_tapped:
+            raise ModelError(NO_FLOAT32_HEAD)
+        self._relay.head_in_float32 = True
+
     def use_format(self, kv_format: KVFormat | None) -> None:
         """Set the format in which caches made from now on store keys and values; ``None``: as computed."""
         self._kv_format = kv_format
@@ -253,6 +283,27 @@ class StageModel:
             return cast(mx.array, get_at(given, self._outgoing.rows[0].path))
         assert logits is not None, "the model ended before its last layer"
         return logits if self._is_tapped else _rows_at(logits, logit_rows)
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Let ``watch`` call this stage's layers, in the place of the model, for the length of a ``with`` block."""
+        before = dict(self._stand_ins)
+        outer = []
+        for i in range(self.start, self.end):
+            stand_in = before.get(i)
+            if stand_in is None:
+                self._stand_ins[i] = _Watched(self.layer(i), watch)
+                continue
+            while isinstance(stand_in._real, StandIn):
+                stand_in = stand_in._real
+            outer.append((stand_in, stand_in._real))
+            stand_in._real = _Watched(stand_in._real, watch)
+        try:
+            yield
+        finally:
+            self._stand_ins = before
+            for stand_in, real in outer:
+                stand_in._real = real
 
     def _run(self, tokens: mx.array, caches: SequenceCaches, hidden: mx.array | None, num_rows: int) -> mx.array:
         if self._incoming is not None:

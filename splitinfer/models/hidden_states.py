@@ -6,8 +6,9 @@ others, as they are. The step's message says which rows are which, so the receiv
     rows of a step      [ decode | prompt, packed .......... | decode ]
     parts of its frame  [ decode, decode ]  [ codes ]  [ scales ] ...
 
-Packing is part of the step's graph, so it is done when the step is. Only rows that do not fit a codec cost another
-operation on the device.
+Packing is part of the step's graph, so it is done when the step is. What happens to a finished step, because slices
+were dropped or rows do not fit the codec, the host does in the arrays' buffers: an operation on the device would wait
+for the step that was launched meanwhile.
 """
 
 from collections.abc import Sequence as Seq
@@ -20,8 +21,8 @@ import numpy as np
 from splitinfer.core.plan import TensorSpec
 from splitinfer.core.wire_codec import Packing, runs_of
 from splitinfer.errors import ProtocolError
-from splitinfer.models.codecs import Arrays, columns_of, pack, unpack
-from splitinfer.models.tensors import dtype_of, from_buffer, spec_of, to_buffer
+from splitinfer.models.codecs import columns_of, pack, unpack
+from splitinfer.models.tensors import HostRows, Rows, dtype_of, from_buffer, spec_of, to_buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ class PackedRows:
     codec: str
     rows: tuple[int, ...]
     fits: mx.array
-    columns: Arrays
-    rest: mx.array | None
+    columns: tuple[Rows, ...]
+    rest: Rows | None
 
     @classmethod
     def of(cls, codec: str, hidden: mx.array, rows: Seq[int]) -> "PackedRows":
@@ -45,14 +46,16 @@ class PackedRows:
 
     def arrays(self) -> list[mx.array]:
         """The arrays that have to be evaluated."""
-        return [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
+        found = [self.fits, *self.columns, *([] if self.rest is None else [self.rest])]
+        return [array for array in found if isinstance(array, mx.array)]
 
-    def among(self, hidden: mx.array, kept: Seq[int]) -> "PackedRows":
-        """The same for a step reduced to the rows ``kept``, which include all packed ones; ``hidden``: those rows."""
+    def among(self, hidden: Rows, kept: Seq[int]) -> "PackedRows":
+        """The same for a finished step reduced to the rows ``kept``, which include all packed ones; ``hidden``: those
+        rows."""
         place = {row: at for at, row in enumerate(kept)}
         rows = tuple(place[row] for row in self.rows)
         others = _others(len(kept), rows)
-        return replace(self, rows=rows, rest=_rows_of(hidden, others) if others else None)
+        return replace(self, rows=rows, rest=HostRows.of(hidden, others) if others else None)
 
 
 class Sent(NamedTuple):
@@ -64,7 +67,7 @@ class Sent(NamedTuple):
     num_unfit: int
 
 
-def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
+def to_parts(hidden: Rows | None, packed: PackedRows | None) -> Sent:
     """The frame's parts for a step's evaluated rows [T, d]; rows that do not fit the codec go unpacked."""
     if hidden is None:
         return Sent(None, None, (), 0)
@@ -79,13 +82,13 @@ def to_parts(hidden: mx.array | None, packed: PackedRows | None) -> Sent:
     fitted = replace(
         packed,
         rows=rows,
-        columns=tuple(_rows_of(column, fitting.tolist()) for column in packed.columns) if rows else (),
-        rest=_rows_of(hidden, others),
+        columns=tuple(HostRows.of(column, fitting.tolist()) for column in packed.columns) if rows else (),
+        rest=HostRows.of(hidden, others),
     )
     return _sent(hidden, fitted, len(fits) - len(rows))
 
 
-def _sent(hidden: mx.array, packed: PackedRows, num_unfit: int) -> Sent:
+def _sent(hidden: Rows, packed: PackedRows, num_unfit: int) -> Sent:
     rest = () if packed.rest is None else (to_buffer(packed.rest),)
     if not packed.rows:
         return Sent(spec_of(hidden), None, rest, num_unfit)

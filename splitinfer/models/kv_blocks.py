@@ -7,8 +7,9 @@ which summarises all tokens so far: a block stores the state at its end, and a s
 Outside this process a block is a list of *parts*, one for each cache that it holds something of. Parts read from a file
 must have the form of a block that was cut here (a *sample*), or they are refused.
 
-A block's arrays are its own: cut out and copied, so that it holds neither the sequence's arrays nor the graph.
-All sequences that start from a block share it; each copies it once more into arrays with room to grow.
+A block's arrays are its own: cut out and copied, so that it holds neither the sequence's arrays nor the graph. Those of
+one cache are packed into one (``packed_tree``), because a GPU can hold only so many. All sequences that start from a
+block share it; each copies it once more into arrays with room to grow.
 """
 
 import itertools
@@ -19,11 +20,15 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
-from splitinfer.models.caches import Cache, WindowKVCache, copied, copied_state, saved_state
+from splitinfer.core.kv.growth import BLOCK, room
+from splitinfer.core.plan import TensorSpec
+from splitinfer.models.caches import Cache, WindowKVCache, copied_state
 from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.growing import phase_at
 from splitinfer.models.mlx_lm import cache as mlx_caches
+from splitinfer.models.packed_tree import PackedTree, nbytes_of, specs_of
 
-_ROOM = 256  # tokens by which caches grow
+_ROOM = BLOCK  # tokens of a full block
 _BY_TOKEN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.ConcatenateKVCache, WindowKVCache)
 
 
@@ -31,10 +36,10 @@ _BY_TOKEN = (mlx_caches.KVCache, mlx_caches.QuantizedKVCache, mlx_caches.Concate
 class Piece:
     """What a block stores of one cache: the arrays of positions [start, end), or the state at ``end``.
 
-    ``arrays``: a tree. ``by_token``: its arrays are [B, heads, end - start, d].
+    ``by_token``: the packed arrays are [B, heads, end - start, d].
     """
 
-    arrays: Any
+    packed: PackedTree
     start: int
     end: int
     by_token: bool
@@ -49,8 +54,8 @@ class KVBlock:
     end: int
 
     def arrays(self) -> list[mx.array]:
-        """All arrays."""
-        leaves = (leaf for _, leaf in tree_flatten([_trees(piece) for piece in self.pieces]))
+        """All arrays: one for each cache that it holds something of."""
+        leaves = (leaf for _, leaf in tree_flatten([_data(piece) for piece in self.pieces]))
         return [leaf for leaf in leaves if isinstance(leaf, mx.array)]
 
     @property
@@ -85,23 +90,25 @@ Slot = tuple[int, ...]  # a cache: its place in the model's list, then where it 
 
 @dataclass(frozen=True, slots=True)
 class BlockPart:
-    """What a block stores of the cache in ``slot``: a ``Piece`` whose arrays are a flat tuple."""
+    """What a block stores of the cache in ``slot``: a ``Piece`` as flat tuples of its arrays' layouts and bytes."""
 
     slot: Slot
     by_token: bool
     start: int
     end: int
-    arrays: tuple[mx.array, ...]
+    specs: tuple[TensorSpec, ...]
+    buffers: tuple[memoryview | bytes, ...]
 
 
 def parts_of(block: KVBlock, places: Sequence[int]) -> list[BlockPart] | None:
-    """The parts of a block of the caches at ``places``; ``None`` if it holds anything but arrays."""
+    """The parts of a computed block of the caches at ``places``; ``None`` if it holds anything but arrays."""
     parts: list[BlockPart] = []
     for slot, piece in _slots(block, places):
-        leaves = [leaf for _, leaf in tree_flatten(piece.arrays) if leaf is not None]
-        if not all(isinstance(leaf, mx.array) for leaf in leaves):
+        leaves = [leaf for _, leaf in tree_flatten(piece.packed.form) if leaf is not None]
+        if not all(isinstance(leaf, TensorSpec) for leaf in leaves):
             return None
-        parts.append(BlockPart(slot, piece.by_token, piece.start, piece.end, tuple(leaves)))
+        buffers = tuple(piece.packed.buffers())
+        parts.append(BlockPart(slot, piece.by_token, piece.start, piece.end, tuple(leaves), buffers))
     return parts
 
 
@@ -135,26 +142,28 @@ def _piece(parts: Mapping[Slot, BlockPart], slot: Slot, like: Any, start: int, e
         if like is not None or part is not None:
             raise ValueError(f"the cache at {slot} should {'be there' if part is None else 'hold nothing'}")
         return None
-    leaves = [(path, leaf) for path, leaf in tree_flatten(like.arrays) if leaf is not None]
-    if part.by_token != like.by_token or len(part.arrays) != len(leaves):
+    wanted = specs_of(like.packed.form)
+    if part.by_token != like.by_token or len(part.specs) != len(wanted):
         raise ValueError(f"the cache at {slot} is of another kind")
     if part.end != end or not start <= part.start < end:
         raise ValueError(f"the cache at {slot} holds positions {part.start} to {part.end}")
     num_tokens = part.end - part.start if part.by_token else None
-    for array, (_, leaf) in zip(part.arrays, leaves, strict=True):
-        _check_like(array, leaf, num_tokens, slot)
-    arrays = iter(part.arrays)
-    tree = tree_map(lambda leaf: None if leaf is None else next(arrays), like.arrays)
-    return Piece(tree, part.start, part.end, part.by_token)
+    for spec, buffer, leaf in zip(part.specs, part.buffers, wanted, strict=True):
+        _check_like(spec, leaf, num_tokens, slot)
+        if memoryview(buffer).nbytes != nbytes_of(spec):
+            raise ValueError(f"the cache at {slot} has {memoryview(buffer).nbytes} bytes for {spec}")
+    specs = iter(part.specs)
+    form = tree_map(lambda leaf: None if leaf is None else next(specs), like.packed.form)
+    return Piece(PackedTree.from_buffers(form, part.buffers), part.start, part.end, part.by_token)
 
 
-def _check_like(array: mx.array, leaf: mx.array, num_tokens: int | None, slot: Slot) -> None:
+def _check_like(spec: TensorSpec, leaf: TensorSpec, num_tokens: int | None, slot: Slot) -> None:
     """``num_tokens``: the length of the second last axis, where all other axes must agree; ``None``: a state."""
-    agrees = array.dtype == leaf.dtype and array.ndim == leaf.ndim
+    agrees = spec.dtype == leaf.dtype and len(spec.shape) == len(leaf.shape)
     if agrees and num_tokens is not None:
-        agrees = array.shape == (*leaf.shape[:-2], num_tokens, leaf.shape[-1])
+        agrees = spec.shape == (*leaf.shape[:-2], num_tokens, leaf.shape[-1])
     if not agrees:
-        raise ValueError(f"the cache at {slot} has arrays of {array.dtype} {array.shape}")
+        raise ValueError(f"the cache at {slot} has arrays of {spec.dtype} {spec.shape}")
 
 
 def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -> int:
@@ -162,10 +171,10 @@ def bytes_of_block(caches: SequenceCaches, places: Sequence[int], length: int) -
     return cut(caches, places, length - _ROOM, length).nbytes
 
 
-def _trees(piece: Any) -> Any:
+def _data(piece: Any) -> Any:
     if isinstance(piece, list):
-        return [_trees(one) for one in piece]
-    return None if piece is None else piece.arrays
+        return [_data(one) for one in piece]
+    return None if piece is None else piece.packed.data
 
 
 def _cut(cache: Cache, start: int, end: int) -> Any:
@@ -174,11 +183,12 @@ def _cut(cache: Cache, start: int, end: int) -> Any:
     if cache.empty():
         return None
     if not isinstance(cache, _BY_TOKEN):
-        return Piece(saved_state(cache), start, end, by_token=False)
+        return Piece(PackedTree.of(cache.state), start, end, by_token=False)
     base = cache.base if isinstance(cache, WindowKVCache) else 0
     first = max(start, base)
     tree = (cache.keys, cache.values)
-    return Piece(tree_map(lambda a: copied(a[..., first - base : end - base, :]), tree), first, end, by_token=True)
+    packed = PackedTree.of(tree_map(lambda a: a[..., first - base : end - base, :], tree))
+    return Piece(packed, first, end, by_token=True)
 
 
 def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
@@ -193,13 +203,15 @@ def _join(cache: Cache, pieces: Sequence[Any], length: int) -> list[mx.array]:
     if not last.by_token:
         if last.end != length:
             raise ValueError(f"a state at {last.end} tokens is not one at {length}")
-        cache.state = copied_state(last.arrays)
+        cache.state = copied_state(last.packed.tree())
         return []
     base = _first_wanted(cache, length)
     wanted = [piece for piece in pieces if piece is not None and piece.end > base]
     if any(one.end != other.start for one, other in itertools.pairwise(wanted)) or wanted[0].start > base:
         raise ValueError(f"the blocks lack positions from {base} on")
-    cut_off = [tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.arrays) for p in wanted]
+    cut_off = [
+        tree_map(lambda a, p=p: a[..., max(base - p.start, 0) : length - p.start, :], p.packed.tree()) for p in wanted
+    ]
     cache.keys, cache.values = tree_map(lambda *parts: _with_room(cache, parts), *cut_off)
     cache.offset = length
     if isinstance(cache, WindowKVCache):
@@ -214,6 +226,6 @@ def _first_wanted(cache: Cache, length: int) -> int:
 
 def _with_room(cache: Cache, parts: Sequence[mx.array]) -> mx.array:
     used = sum(part.shape[-2] for part in parts)
-    room = 0 if isinstance(cache, mlx_caches.ConcatenateKVCache) else -used % _ROOM
-    shape = (*parts[0].shape[:-2], room, parts[0].shape[-1])
-    return mx.concatenate([*parts, *([mx.zeros(shape, parts[0].dtype)] if room else [])], axis=-2)
+    more = 0 if isinstance(cache, mlx_caches.ConcatenateKVCache) else room(used, phase_at(cache)) - used
+    shape = (*parts[0].shape[:-2], more, parts[0].shape[-1])
+    return mx.concatenate([*parts, *([mx.zeros(shape, parts[0].dtype)] if more else [])], axis=-2)

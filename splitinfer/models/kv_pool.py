@@ -1,7 +1,12 @@
 """Holds every sequence's caches on this stage, and stored blocks; opens, saves, rolls back and frees them as plans
-command."""
+command.
 
-from collections.abc import Sequence
+A step that writes to a sequence's arrays while another step with them is in flight copies all of them: MLX writes in
+place only where nothing else refers to the memory, and the step in flight does. So launching ahead on one sequence
+costs the time and the memory of its KV, and gains the time that the host takes to launch. ``must_end_first`` decides.
+"""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,13 +14,14 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from splitinfer.errors import ProtocolError
-from splitinfer.models.caches import copied_state, saved_state, states_of, trim
+from splitinfer.models.caches import copied_state, nbytes_written, saved_state, states_of, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
 from splitinfer.models.step import nbytes
 
 _MAX_STATES = 8  # of a sequence; more than the blocks of drafts that are ever in flight
+MAX_COPIED = 64 * 2**20  # bytes: read and written in less than a millisecond, which is what a launch takes
 
 
 @dataclass(slots=True)
@@ -144,6 +150,29 @@ class KVPool:
         """Free every sequence and every block."""
         self._entries.clear()
         self._blocks.clear()
+
+    def must_end_first(self, step: Collection[int], in_flight: Sequence[Collection[int]]) -> int:
+        """How many of the steps in flight have to be done before a step is launched, because it would copy too much.
+
+        ``step``: the ids of its sequences; ``in_flight``: those of the steps launched and not known to be done, the
+        oldest first. As steps end in their order, the answer is how many of the oldest to wait for.
+        """
+        copied = 0
+        for number in range(len(in_flight), 0, -1):
+            again = set(step) & set(in_flight[number - 1])
+            copied += sum(self._nbytes_written(seq_id) for seq_id in again)
+            if copied > MAX_COPIED:
+                return number
+        return 0
+
+    def _nbytes_written(self, seq_id: int) -> int:
+        """Bytes of the arrays that the next step writes to; 0 for a sequence that is not open."""
+        entry = self._entries.get(seq_id)
+        if entry is None:
+            return 0
+        cohort = entry.caches.cohort
+        shared = sum(array.nbytes for array in cohort.arrays()) if cohort is not None else 0
+        return shared + sum(nbytes_written(cache) for cache in entry.caches.own)
 
     @property
     def nbytes(self) -> int:

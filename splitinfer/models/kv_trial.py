@@ -2,10 +2,18 @@
 
 A cache of an unknown kind may hold more than its arrays show. So a few tokens are computed without blocks, and once
 more from blocks, after the sequence that they were cut from has continued with other tokens. Blocks are stored only
-where both agree. An architecture that fails is at worst slow.
+where both agree up to rounding, which is decided layer by layer (``rounding``). An architecture that fails is at worst
+slow.
+
+Every sequence of a trial computes its tokens in the same chunks, and each layer of a later one is given what it was
+given in the first (``layer_trace``): so whatever a machine's arithmetic depends on, keys and values differ by what one
+layer rounds.
 """
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import cast
 
 import mlx.core as mx
@@ -16,11 +24,13 @@ from splitinfer.models.caches import arrays_of, rewind_limit
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, cut, join
+from splitinfer.models.layer_trace import LayerCall, RowErrors, following, recording, rows_of
+from splitinfer.models.rounding import Errors, reason_to_refuse
 
 _ENDS = (5, 9)  # of two blocks
+_WITHIN = 7  # tokens of both, to start within the second
 _TAIL = 3  # tokens after them
-_TOLERANCE = {mx.float32: 1e-3}  # relative error that may be rounding
-_TOLERANCE_HALF = 0.02
+_SALTS = 3  # kinds of made-up tokens: those in the blocks, the sequence's own after them, those of what starts there
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +45,26 @@ def try_blocks(stage: StageModel) -> Trial:
     """Store blocks of a few made-up tokens and continue from them: at a block's end and, if possible, within one."""
     sample = None
     try:
-        for length in (_ENDS[1], *((_ENDS[0] + 2,) if _can_cut_anywhere(stage) else ())):
-            sample, error = _error_after(stage, length)
-            if not error <= 1:
-                return Trial(f"continuing from {length} tokens differs by {error:.3g} times what may be rounding")
+        for length in (_ENDS[1], *((_WITHIN,) if _can_cut_anywhere(stage) else ())):
+            reason, sample = _try_from(stage, length)
+            if reason is not None:
+                return Trial(f"continuing from {length} stored tokens: {reason}")
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
         return Trial(f"{type(error).__name__}: {error}")
     return Trial(sample=sample)
+
+
+def _try_from(stage: StageModel, length: int) -> tuple[str | None, KVBlock]:
+    """Why a sequence cannot start from ``length`` stored tokens; and a block."""
+    rounds: list[_Continued] = []
+
+    def at(number: int) -> _Continued:
+        if number == len(rounds):
+            rounds.append(_Continued(stage, length, _SALTS * number))
+        return rounds[number]
+
+    reason = reason_to_refuse(lambda number: at(number).errors(), lambda number: at(number).noise())
+    return reason, rounds[0].blocks[-1]
 
 
 def off_by(stage: StageModel, kv_format: KVFormat) -> float:
@@ -60,31 +83,90 @@ def _can_cut_anywhere(stage: StageModel) -> bool:
     return limit is UNLIMITED or limit > PUT_BACK
 
 
-def _error_after(stage: StageModel, length: int) -> tuple[KVBlock, float]:
-    """A block; and the error, in units of the tolerance, of continuing from ``length`` stored tokens."""
-    source, blocks, places = stage.make_caches(), [], stage.own_places
-    for start, end in zip((0, *_ENDS), _ENDS, strict=False):
-        _run(stage, source, start, end, salt=0)
-        blocks.append(cut(source, places, start, end))
-    _run(stage, source, _ENDS[1], _ENDS[1] + _TAIL, salt=7)  # would show if a block shared memory with the sequence
-    joined = stage.make_caches()
-    join(joined, places, blocks, length)
-    reference = stage.make_caches()
-    for start, end in zip((0, *_ENDS), (_ENDS[0], length), strict=False):
-        _run(stage, reference, start, end, salt=0)
-    a, b = (_run(stage, caches, length, length + _TAIL, salt=3) for caches in (joined, reference))
-    tolerance = _TOLERANCE.get(a.dtype, _TOLERANCE_HALF)
-    a, b = a.astype(mx.float32), b.astype(mx.float32)
-    return blocks[-1], cast(float, (mx.linalg.norm(a - b) / (mx.linalg.norm(b) + 1e-9) / tolerance).item())
+class _Continued:
+    """A sequence of ``length`` tokens that continues, once from blocks and once without. ``salt``: of its tokens."""
+
+    def __init__(self, stage: StageModel, length: int, salt: int) -> None:
+        self._stage, self._length, self._salt = stage, length, salt
+        self._chunks: dict[int, list[LayerCall]] = {}
+        self.blocks: list[KVBlock] = []
+
+    def errors(self) -> Errors:
+        """Of continuing from blocks, against continuing without."""
+        return self._errors(self._from_blocks(), [_TAIL])
+
+    def noise(self) -> Errors:
+        """Of continuing without blocks one token at a time, against all at once."""
+        return self._errors(self._without_blocks(), [1] * _TAIL)
+
+    def _errors(self, caches: SequenceCaches, counts: Sequence[int]) -> Errors:
+        calls, wanted = self._reference
+        errors, outputs, at = RowErrors(), list[mx.array](), 0
+        for count in counts:
+            with following(self._stage, count, partial(rows_of, calls, at, at + count), errors):
+                start = self._length + at
+                outputs.append(_build(self._stage, caches, start, start + count, self._salt + 2, count)[0])
+            at += count
+        errors.add_outputs(mx.concatenate(outputs), wanted)
+        return errors.evaluated()
+
+    @cached_property
+    def _reference(self) -> tuple[list[LayerCall], mx.array]:
+        """What the layers returned without blocks, and the output rows."""
+        caches, end = self._without_blocks(), self._length + _TAIL
+        with recording(self._stage, _TAIL) as calls:
+            output = _build(self._stage, caches, self._length, end, self._salt + 2, _TAIL)[0]
+        mx.eval(output, [call.returned for call in calls])
+        return calls, output
+
+    def _from_blocks(self) -> SequenceCaches:
+        source, places = self._stage.make_caches(), self._stage.own_places
+        for start, end in zip((0, *_ENDS), _ENDS, strict=False):
+            self._fill(source, start, end)
+            self.blocks.append(cut(source, places, start, end))
+        # The source goes on; it would show if a block shared memory with it.
+        _run(self._stage, source, _ENDS[1], _ENDS[1] + _TAIL, self._salt + 1)
+        joined = self._stage.make_caches()
+        join(joined, places, self.blocks, self._length)
+        return joined
+
+    def _without_blocks(self) -> SequenceCaches:
+        caches = self._stage.make_caches()
+        self._fill(caches, 0, self._length)
+        return caches
+
+    def _fill(self, caches: SequenceCaches, start: int, end: int) -> None:
+        """Run positions [start, end) in chunks."""
+        ends = [each for each in (_ENDS[0], _WITHIN, _ENDS[1]) if start < each <= end]
+        for first, last in zip((start, *ends), ends, strict=False):
+            with self._as_before(first, last - first):
+                _run(self._stage, caches, first, last, self._salt)
+
+    @contextmanager
+    def _as_before(self, start: int, count: int) -> Iterator[None]:
+        """Note what layers return in the chunk from ``start``, or give them what they were given when it was noted."""
+        if start in self._chunks:
+            with following(self._stage, count, lambda: self._chunks[start], RowErrors()):
+                yield
+        else:
+            with recording(self._stage, count) as calls:
+                yield
+            mx.eval([call.returned for call in calls])
+            self._chunks[start] = calls
 
 
 def _run(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int) -> mx.array:
-    """The stage's evaluated output for positions [start, end) of a made-up sequence."""
+    """The stage's output for positions [start, end) of a made-up sequence, evaluated; on the last stage for one row."""
+    y = _build(stage, caches, start, end, salt, 1)
+    mx.eval(y, [array for cache in caches.own for array in arrays_of(cache)])
+    return y
+
+
+def _build(stage: StageModel, caches: SequenceCaches, start: int, end: int, salt: int, num_logits: int) -> mx.array:
+    """The same, not evaluated."""
     ids = mx.array([[(7 * i + salt) % 32 for i in range(start, end)]], dtype=mx.int32)
     width, hidden = stage.hidden_spec, None
     if width is not None:
         noise = mx.random.normal((1, _ENDS[1] + _TAIL, width[0]), key=mx.random.key(salt))
         hidden = noise[:, start:end].astype(width[1])
-    y = stage(ids, caches, hidden, 1)
-    mx.eval(y, [array for cache in caches.own for array in arrays_of(cache)])
-    return y
+    return stage(ids, caches, hidden, num_logits)

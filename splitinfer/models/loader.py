@@ -4,15 +4,15 @@
 header's shape, which take no memory), cut, and called on a few tokens. MLX's graph then shows which
 tensors this stage reads, through everything that ``sanitize`` and quantisation do to them. *Fit* compares
 the bytes needed with those free, before anything is read. *Fetch* downloads only the files that hold those
-tensors. *Load* builds the model again with the real tensors and evaluates the stage's parameters one
-by one, so the peak is the stage and one tensor. Every parameter the stage reads must come from
-a file; a placeholder among them is an error, never a silent zero.
+tensors. *Load* builds the model again with the real tensors and evaluates the stage's parameters a few at a
+time, so that reads overlap; the peak is the stage and those few, or one large tensor. Every parameter the
+stage reads must come from a file; a placeholder among them is an error, never a silent zero.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,10 +24,10 @@ from splitinfer import cleanup
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
-from splitinfer.models.caches import arrays_of, grows_evenly, rewind_limit
+from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
-from splitinfer.models.cut import StageModel
+from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
 from splitinfer.models.kv_blocks import bytes_of_block
 from splitinfer.models.layers import find_layers, type_name
@@ -45,6 +45,7 @@ _DTYPES = {
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
+_TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
 _patching = threading.Lock()  # two stages of one process may load at a time
 # Tokens of a chunk and in all, to measure the KV's growth per token over the second half of the chunks.
 _LONG, _EVEN = (1024, 16384), (256, 512)
@@ -56,7 +57,8 @@ class Survey:
 
     ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
     caches can be rolled back (``core.kv.rewind``). ``hidden_size``, ``logits_size``: numbers per row of its output; 0
-    for what it does not compute.
+    for what it does not compute. ``head_bytes``: of a float32 copy of the head, where a step in float32 makes one;
+    ``None`` if it cannot be computed in float32.
     """
 
     num_layers: int
@@ -66,6 +68,17 @@ class Survey:
     rewind: int | None
     hidden_size: int
     logits_size: int
+    head_bytes: int | None = 0
+
+    def with_float32_head(self) -> "Survey":
+        """The same with a head in float32, for which a step makes a copy of weights in half precision.
+
+        Raises:
+            ModelError: this model's head cannot be computed in float32.
+        """
+        if self.head_bytes is None:
+            raise ModelError(NO_FLOAT32_HEAD)
+        return replace(self, need=replace(self.need, weights=self.need.weights + self.head_bytes))
 
 
 def resolve_dtype(dtype: str, *, gpu: bool) -> str | None:
@@ -110,7 +123,20 @@ def survey(
         rewind=least_rewind(rewind_limit(c) for c in own),
         hidden_size=0 if stage.is_last else output.shape[-1],
         logits_size=output.shape[-1] if stage.is_last else 0,
+        head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
     )
+
+
+def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
+    """Bytes of a float32 copy of the head; 0 if its products read its words as they are, or are in float32 already."""
+    if not stage.can_have_float32_head:
+        return None
+    tables = [
+        module.weight
+        for _, module in stage.whole.named_modules()
+        if isinstance(module, nn.Linear | nn.Embedding) and module.weight.shape[0] == logits_size
+    ]
+    return max((4 * table.size for table in tables if table.dtype != mx.float32), default=0)
 
 
 def count_layers(checkpoint: Checkpoint) -> int:
@@ -154,11 +180,24 @@ def load_stage(
 
 def _evaluate(parameters: list[mx.array], report: Report) -> None:
     total, done = sum(p.nbytes for p in parameters), 0
-    for parameter in parameters:
-        mx.eval(parameter)
-        done += parameter.nbytes
+    for few in in_bunches(parameters, _TOGETHER):
+        mx.eval(few)
+        done += sum(p.nbytes for p in few)
         report(done, total)
     mx.clear_cache()
+
+
+def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]]:
+    """The arrays in their order, in lists of at most ``most`` bytes; a larger array is alone."""
+    bunch, held = list[mx.array](), 0
+    for array in arrays:
+        if bunch and held + array.nbytes > most:
+            yield bunch
+            bunch, held = [], 0
+        bunch.append(array)
+        held += array.nbytes
+    if bunch:
+        yield bunch
 
 
 def _probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
@@ -181,6 +220,8 @@ def _kv_need(stage: StageModel) -> tuple[int, int, int]:
     """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per stored
     block."""
     caches, sizes = stage.make_caches(), []
+    for cache in caches.own:
+        grow_in_step(cache)  # at the lengths measured here, such caches have no room to spare
     # Where no cache fills up, as a window does, two chunks suffice; a recurrent layer makes a node for every token.
     chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
     with uncompiled():

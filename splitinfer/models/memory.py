@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 import psutil
 
+from splitinfer.core.kv.growth import spare
 from splitinfer.errors import CannotFit
 
 _MARGIN = 256 * 2**20  # activations, buffers and the interpreter
@@ -25,8 +26,8 @@ class Need:
     kv_stored: int = 0  # of one stored block
 
     def total(self, kv_tokens: int) -> int:
-        """Weights and the KV of ``kv_tokens`` tokens."""
-        return self.weights + self.kv_fixed + self.kv_per_token * kv_tokens
+        """Weights and the KV of ``kv_tokens`` tokens, with the room that it may grow into."""
+        return self.weights + self.kv_fixed + self.kv_per_token * (kv_tokens + spare(kv_tokens))
 
     def sentence(self, kv_tokens: int, free: int) -> str:
         """What is needed and what is free, as part of a message."""
@@ -58,6 +59,26 @@ def free_bytes() -> int:
 
 
 _FEWER_LAYERS = "give it fewer layers, or a smaller --context"
+
+
+def resource_limit() -> int | None:
+    """The number of buffers that a process may have on the GPU; ``None`` where MLX knows of no limit."""
+    limit = mx.device_info().get("resource_limit") if on_gpu() else None
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None) -> int:
+    """The bytes that a stored block of ``kv_stored`` bytes and ``num_arrays`` arrays counts as.
+
+    Where its arrays are scarcer than its bytes it counts as more than it takes: so much that blocks for all of the free
+    bytes have at most half of ``limit`` buffers. The other half is for weights, running sequences and steps.
+
+    >>> [counted_bytes(1000, 40, 10**6, limit) for limit in (None, 499_000, 800)]
+    [1000, 1000, 100000]
+    """
+    if limit is None or not num_arrays:
+        return kv_stored
+    return max(kv_stored, -(-free // max(1, limit // 2 // num_arrays)))
 
 
 def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS) -> int:

@@ -18,12 +18,12 @@ import mlx.core as mx
 from mlx.utils import tree_map
 
 from splitinfer.core.kv.format import KVFormat
+from splitinfer.models.growing import written
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import base
 from splitinfer.models.mlx_lm import cache as mlx_caches
 
 _GROUPS = (64, 32)  # numbers that share a scale; the largest that divides a head
-_STEP = 256  # tokens by which a cache grows
 _FEW_ROWS = 8  # up to which products with words are faster than dequantising
 
 Columns = tuple[mx.array, mx.array, mx.array]  # words, scales, biases: each [B, heads, tokens, *]
@@ -90,16 +90,16 @@ class Packed:
 
 
 class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
-    """mlx-lm's plain cache with ``keys`` and ``values`` as columns of ``format``'s bits."""
+    """mlx-lm's plain cache with ``keys`` and ``values`` as columns of ``format``'s bits; it grows at ``phase``."""
 
     cache_kind = mlx_caches.KVCache
 
-    def __init__(self, format: KVFormat) -> None:
+    def __init__(self, format: KVFormat, phase: float = 0.0) -> None:
         super().__init__()
         self.keys: Columns | None = None
         self.values: Columns | None = None
         self.offset: int = 0
-        self.format = format
+        self.format, self.phase = format, phase
         self.dtype = mx.float32
 
     def encode(self, keys: mx.array, values: mx.array) -> tuple[Columns, Columns]:
@@ -117,7 +117,9 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
         new = self.encode(keys, values)
         if self.keys is None:
             self.keys, self.values = tree_map(lambda array: array[:, :, :0], new)
-        self.keys, self.values = tree_map(lambda old, one: _put(old, one, before), (self.keys, self.values), new)
+        self.keys, self.values = tree_map(
+            lambda old, one: written(old, one, before, self.phase), (self.keys, self.values), new
+        )
         used = tree_map(lambda array: array[:, :, : self.offset], (self.keys, self.values))
         return self.decode(*used)
 
@@ -135,17 +137,6 @@ class QuantisedKVCache(mlx_caches.KVCache):  # type: ignore[misc]
     def nbytes(self) -> int:
         """Bytes held."""
         return sum(array.nbytes for array in (*(self.keys or ()), *(self.values or ())))
-
-
-def _put(old: mx.array, new: mx.array, at: int) -> mx.array:
-    """``old`` with ``new`` written from token ``at`` on, grown if it lacks room."""
-    end, room = at + new.shape[2], old.shape[2]
-    if end > room:
-        more = -(-(end - room) // _STEP) * _STEP
-        shape = (*new.shape[:2], more, new.shape[3])
-        old = mx.concatenate([old[:, :, :at], mx.zeros(shape, new.dtype), old[:, :, at:]], axis=2)
-    old[:, :, at:end] = new
-    return old
 
 
 def attention(
@@ -169,7 +160,8 @@ def _over_words(q: mx.array, keys: Packed, values: Packed, scale: float, mask: A
     if isinstance(mask, str):
         mask = mx.arange(tokens - rows, tokens)[:, None] >= mx.arange(tokens)[None]
     if mask is not None:
-        mask = mask[:, :, None] if mask.ndim == 4 else mask
+        if mask.ndim == 4:  # [B, heads or 1, rows, tokens]
+            mask = mask[:, :, None] if mask.shape[1] == 1 else mask.reshape(batch, num_kv, -1, *mask.shape[2:])
         least = mx.finfo(scores.dtype).min
         scores = mx.where(mask, scores, least) if mask.dtype == mx.bool_ else scores + mask
     out = values.product(mx.softmax(scores, axis=-1, precise=True), transpose=False)

@@ -1,7 +1,7 @@
 """Runs one step of a stage: the rows of many sequences through its layers, in the best way its model allows.
 
-Which way is correct is found by trial: the same small steps are computed in the best way and sequence by sequence, and
-the way is taken only if the results agree. So an unknown architecture is at worst slow.
+Which way is correct is found by trial (``step_trial``): the same small steps are computed in the best way and sequence
+by sequence, and the way is taken only if the results agree up to rounding. So an unknown architecture is at worst slow.
 """
 
 import logging
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 
@@ -17,14 +17,15 @@ from splitinfer.models.batch_invariance import is_batch_invariant
 from splitinfer.models.caches import WindowKVCache, arrays_of
 from splitinfer.models.cohort import Cohort, SequenceCaches, can_join, share_calls
 from splitinfer.models.cut import StageModel
+from splitinfer.models.growing import GrowingKVCache
 from splitinfer.models.layers import type_name
 from splitinfer.models.mlx_lm import KVCache
 from splitinfer.models.quantised import QuantisedKVCache
+from splitinfer.models.rounding import Errors
 from splitinfer.models.rows import (
     CacheConsumer,
     EachSequence,
     Group,
-    NotByRows,
     Part,
     RowCache,
     RowStep,
@@ -32,12 +33,9 @@ from splitinfer.models.rows import (
     children_replaced,
     find_cache_consumers,
 )
+from splitinfer.models.step_trial import StepTrial, Together
 
 log = logging.getLogger(__name__)
-
-_TOLERANCE = {mx.float32: 1e-3}  # relative error of a row that may be rounding
-_TOLERANCE_HALF = 0.02  # the same in half precision
-_MAX_DIFFERING = 0.1  # share of the rows that may differ by more: rounding can choose another expert
 
 
 class Way(StrEnum):
@@ -69,7 +67,7 @@ class StepModel:
         self._exact = is_batch_invariant() if exact is None else exact
         self._fresh = fresh = model.make_caches().full
         self._caches = [RowCache(i, cache) for i, cache in enumerate(fresh)]
-        self._plain_places = [i for i in model.own_places if type(fresh[i]) in (KVCache, QuantisedKVCache)]
+        self._plain_places = [i for i in model.own_places if type(fresh[i]) in (GrowingKVCache, QuantisedKVCache)]
         self._places = self._plain_places
         self._each: list[tuple[Any, str, EachSequence]] = []
 
@@ -79,15 +77,16 @@ class StepModel:
         if not self.stage.may_go_by_rows:
             return Way.SEQUENCES
         attend_by_rows(self.stage.whole)
+        trial = StepTrial(self.stage, self._one_by_one)
         for way in (Way.ROWS, Way.MIXED, Way.MODULES):
             # Again without cohorts, which cannot apply a model's own mask over plain keys and values.
-            reason = self._try(way, self._plain_places) and self._try(way, [])
+            reason = self._try(trial, way, self._plain_places) and self._try(trial, way, [])
             if reason is None:
                 return way
             log.debug("%s cannot run by %s: %s", type_name(self.stage.whole), way.value, reason)
         return Way.SEQUENCES
 
-    def _try(self, way: Way, places: list[int]) -> str | None:
+    def _try(self, trial: StepTrial, way: Way, places: list[int]) -> str | None:
         """Why a way is not correct; ``None`` if it is."""
         try:
             cache_consumers = [] if way is Way.ROWS else self._cache_consumers
@@ -95,11 +94,17 @@ class StepModel:
                 cache_consumers = [one for one in cache_consumers if not self._has_kv(one.place)]
             self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
             self._each = [(one.holder, one.key, EachSequence(one.holder[one.key])) for one in cache_consumers]
-            errors = self._trial()
+            return trial.why_wrong(self._together)
         except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
             return f"{type(error).__name__}: {error}"
-        wrong = sum(error > 1 for error in errors)
-        return None if wrong <= len(errors) * _MAX_DIFFERING else f"{wrong} of {len(errors)} rows differ"
+
+    def trial_errors(self) -> Errors:
+        """What the rows of a few small steps differ by from each sequence alone, in the way that was found."""
+        return StepTrial(self.stage, self._one_by_one).errors(self._together)
+
+    @property
+    def _together(self) -> Together:
+        return Together(self._by_rows, lambda: tuple(self._caches[0].step.parts))
 
     @cached_property
     def _cache_consumers(self) -> list[CacheConsumer]:
@@ -202,44 +207,6 @@ class StepModel:
         cohort.begin_step()
         return cohort
 
-    # -- the trial ---------------------------------------------------------------------------
-
-    def _trial(self) -> list[float]:
-        """Runs small steps of three sequences by rows and one by one: each row's error; above 1 it is not rounding.
-
-        Raises:
-            NotByRows: more than a third of one step's rows are wrong.
-        """
-        # (sequence, rows, logits): chunks; a chunk beside a decode; decodes of equal length, not in order; a chunk
-        # beside decodes; decodes of unequal length.
-        steps = [
-            [(0, 3, 1), (1, 2, 0), (2, 4, 4)],
-            [(0, 2, 2), (1, 3, 1), (2, 1, 1)],
-            [(1, 1, 1), (0, 1, 1), (2, 1, 1)],
-            [(2, 2, 1), (0, 1, 1), (1, 1, 1)],
-            [(0, 1, 1), (1, 1, 1), (2, 1, 1)],
-        ]
-        found: list[float] = []
-        together, alone = ([self.stage.make_caches() for _ in range(3)] for _ in range(2))
-        for number, step in enumerate(steps):
-            ids, hidden = self._sample(number, sum(n for _, n, _ in step))
-            both = [
-                run([Part(c[i], c[i].place.position, n, logits) for i, n, logits in step], ids, hidden)
-                for run, c in ((self._by_rows, together), (self._one_by_one, alone))
-            ]
-            errors = _row_errors(*map(mx.concatenate, both))
-            if 3 * sum(error > 1 for error in errors) > len(errors):
-                raise NotByRows(f"most rows differ in a step of {len(errors)}")
-            found += errors
-        return found
-
-    def _sample(self, number: int, count: int) -> tuple[list[int], mx.array | None]:
-        width = self.stage.hidden_spec
-        ids = [(7 * i + 3 * number) % 32 for i in range(count)]
-        if width is None:
-            return ids, None
-        return ids, mx.random.normal((count, width[0]), key=mx.random.key(number)).astype(width[1])
-
 
 def _ids(tokens: Sequence[int] | mx.array) -> mx.array:
     return tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), dtype=mx.int32)
@@ -265,11 +232,3 @@ def _row_order(parts: Sequence[Part], order: Sequence[int]) -> mx.array | None:
         return None
     starts = [sum(part.count for part in parts[:i]) for i in range(len(parts))]
     return mx.array([starts[i] + n for i in order for n in range(parts[i].count)], dtype=mx.int32)
-
-
-def _row_errors(a: mx.array, b: mx.array) -> list[float]:
-    """Each row's distance relative to its norm, in units of the tolerance; infinite where it is not a number."""
-    tolerance = _TOLERANCE.get(a.dtype, _TOLERANCE_HALF)
-    a, b = a.astype(mx.float32), b.astype(mx.float32)
-    error = mx.linalg.norm(a - b, axis=-1) / (mx.linalg.norm(b, axis=-1) + 1e-9) / tolerance
-    return cast(list[float], mx.where(mx.isnan(error), mx.inf, error).tolist())

@@ -2,8 +2,13 @@
 
 Sending: the buffer of an evaluated, contiguous array is its memory. Receiving: one copy, into MLX's memory. numpy does
 not know bfloat16, so it is read as 16-bit integers and viewed.
+
+An operation on the device waits there for every step that was launched before it, on a step that is already done, too.
+So what is sent of a finished step is read and cut in its buffer, by the host (``HostRows``).
 """
 
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from math import prod
 from typing import Any, cast
 
@@ -42,8 +47,50 @@ def dtype_of(name: str) -> mx.Dtype:
     return _DTYPES[name][0]
 
 
-def spec_of(array: mx.array) -> TensorSpec:
+def mlx_dtype(name: str) -> mx.Dtype:
+    """Any known dtype by MLX's name.
+
+    Raises:
+        ValueError: an unknown one.
+    """
+    if name not in _DTYPES:
+        raise ValueError(f"unknown dtype {name!r:.20}")
+    return _DTYPES[name][0]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRows:
+    """Some rows of an evaluated array, copied by the host: the bytes of ``spec``'s shape, row-major."""
+
+    spec: TensorSpec
+    data: memoryview
+
+    @classmethod
+    def of(cls, array: "mx.array | HostRows", rows: Seq[int]) -> "HostRows":
+        """The ``rows`` of an evaluated array [n, ...]; nothing is computed on the device."""
+        spec = spec_of(array)
+        lines = np.frombuffer(to_buffer(array), np.uint8).reshape(spec.shape[0], -1)
+        picked = lines[np.asarray(rows, dtype=np.intp)]
+        return cls(TensorSpec(spec.dtype, (len(rows), *spec.shape[1:])), memoryview(cast(Any, picked)).cast("B"))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As of an array."""
+        return self.spec.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return self.data.nbytes
+
+
+Rows = mx.array | HostRows  # of a finished step
+
+
+def spec_of(array: Rows) -> TensorSpec:
     """The dtype and shape with which a peer reads ``array``'s bytes."""
+    if isinstance(array, HostRows):
+        return array.spec
     return TensorSpec(name_of(array.dtype), tuple(array.shape))
 
 
@@ -52,16 +99,16 @@ def name_of(dtype: mx.Dtype) -> str:
     return str(dtype).removeprefix("mlx.core.")
 
 
-def to_buffer(array: mx.array) -> memoryview:
+def to_buffer(array: Rows) -> memoryview:
     """The bytes of an array, row-major. Evaluates it; the array lives as long as the view.
 
-    An array that is row-major and computed costs no operation on the device: on a GPU that would wait for the step
-    launched meanwhile.
+    An array that is computed costs no operation on the device: on a GPU that would wait for the step launched
+    meanwhile. The host copies one that is not row-major.
     """
+    if isinstance(array, HostRows):
+        return array.data
     view = memoryview(cast(Any, array))  # MLX's stubs lack the buffer protocol
-    if not view.c_contiguous:
-        view = memoryview(cast(Any, mx.contiguous(array)))
-    return view.cast("B")
+    return view.cast("B") if view.c_contiguous else memoryview(view.tobytes())
 
 
 def from_buffer(spec: TensorSpec, buffer: memoryview | bytes) -> mx.array:

@@ -81,6 +81,7 @@ class Load:
     kv_root: Key  # the root of the keys of KV on disk; empty: none is written
     kv_format: str  # how keys and values are stored (``core.kv.format``)
     upstream_key: str  # the key of the stage before, which may send hidden states; empty: its link is not encrypted
+    float32_head: bool  # for the last stage: compute the norm and the head in float32
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)

@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from splitinfer.bench.link import run as links
-from splitinfer.bench.link.end_process import BARE, End
-from splitinfer.bench.link.run import Kind, LinkBenchOptions, Pair, kinds, measure_links
+from splitinfer.bench.link.run import LinkBenchOptions, kinds, measure_links
+from splitinfer.bench.shared.link_end_process import BARE, End
+from splitinfer.bench.shared.link_pair import Kind, Pair
 from splitinfer.errors import PeerError
 
 

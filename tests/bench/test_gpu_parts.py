@@ -22,8 +22,9 @@ from splitinfer.bench.gpu.parts import PARTS, Job, allotted, chosen, tails
 from splitinfer.bench.gpu.run import GpuOptions, measure_on_gpu
 from splitinfer.bench.gpu.sizes import SIZES
 from splitinfer.bench.shared.random_model import Shape
-from splitinfer.engine.device.variables import ACCELERATOR, LAUNCH_AHEAD
+from splitinfer.engine.device.launch_ahead import VARIABLE as LAUNCH_AHEAD
 from splitinfer.errors import ConfigError, ModelError
+from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 
 TINY = SIZES["tiny"]
 ON_CPU = {"device": "cpu", "gpu": False}

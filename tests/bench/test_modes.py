@@ -13,7 +13,11 @@ from typer.testing import CliRunner
 from splitinfer.cli import app
 
 COMMAND = importlib.import_module("splitinfer.cli.bench")  # the package has the function by this name
-MEASURES = {"prefix": "prefix.run.measure_prefix", "speculation": "speculation.run.measure_speculation"}
+MEASURES = {
+    "prefix": "prefix.run.measure_prefix",
+    "speculation": "speculation.run.measure_speculation",
+    "exact": "exact.run.measure_exact",
+}
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_the_warning_comes_once_though_the_program_starts_anew_with_another_blas
 def test_help_lists_the_new_names_only():
     option = next(each for each in typer.main.get_command(app).commands["bench"].params if each.name == "mode")
     shown = f"{option.metavar} {option.help}"
-    assert option.metavar == "[speed|prefix|speculation|serve|kv|wire|link]"
+    assert option.metavar == "[speed|prefix|speculation|serve|kv|wire|link|device|exact]"
     assert not {"kept", "spec"} & set(shown.replace(":", " ").replace("|", " ").split())
 
 

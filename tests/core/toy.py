@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from random import Random
 
-from splitinfer.core.kv import block_tree, budget, prefix_cache
+from splitinfer.core.kv import block_tree, budget, growth, prefix_cache
 from splitinfer.core.kv.block_tree import Block, DiskBlock, Key, chained
 from splitinfer.core.kv.budget import KVBudget, KVUse, StageKV, use_of
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
@@ -52,7 +52,7 @@ def small(block: int = 4, min_chunk: int = 2) -> Iterator[None]:
 
 
 def _set_sizes(block: int, min_chunk: int) -> None:
-    for module in (budget, block_tree, prefix_cache, admission, planner, scheduler):
+    for module in (growth, budget, block_tree, prefix_cache, admission, planner, scheduler):
         module.BLOCK = block
     microbatches.MIN_CHUNK = planner.MIN_CHUNK = min_chunk
 

@@ -253,7 +253,7 @@ def _together(stage: StageModel) -> str:
     """How the rows of many sequences are run; to the last bit what each has alone, or the way would be wrong."""
     step = StepModel(stage, exact=True)
     if step.way is not Way.SEQUENCES:
-        assert max(step._trial()) == 0, f"{step.way}: rows of many sequences differ from those of each"
+        assert step.trial_errors().values.max() == 0, f"{step.way}: rows of many sequences differ from those of each"
     return step.way.value
 
 

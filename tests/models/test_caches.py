@@ -11,6 +11,7 @@ import pytest
 from mlx_lm.models import cache as mlx_caches
 
 from splitinfer.models.caches import Place, WindowKVCache, make_list, own_cache, rewind_limit, trim
+from splitinfer.models.growing import GrowingKVCache
 
 HEADS, DIM, LENGTH = 2, 16, 1500
 SLACK, STEP, ALIGN = WindowKVCache.SLACK, WindowKVCache.STEP, WindowKVCache.ALIGN
@@ -181,9 +182,9 @@ def test_only_a_rotating_cache_becomes_a_window():
     kept = mlx_caches.RotatingKVCache(max_size=24, keep=4)
     plain = mlx_caches.KVCache()
     assert own_cache(kept) is kept
-    assert own_cache(plain) is plain
+    assert isinstance(own_cache(plain), GrowingKVCache)
     both = own_cache(mlx_caches.CacheList(mlx_caches.KVCache(), mlx_caches.RotatingKVCache(max_size=8)))
-    assert [type(cache) for cache in both.caches] == [mlx_caches.KVCache, WindowKVCache]
+    assert [type(cache) for cache in both.caches] == [GrowingKVCache, WindowKVCache]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """A step's rows as parts of a frame, and back."""
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import mlx.core as mx
 import pytest
@@ -12,6 +14,7 @@ from splitinfer.core.wire_codec import CODECS, FP16, INT8, Packing
 from splitinfer.errors import ProtocolError
 from splitinfer.models.codecs import pack, unpack
 from splitinfer.models.hidden_states import PackedRows, from_parts, to_parts
+from splitinfer.models.tensors import HostRows, Rows, to_buffer
 
 WIDTH = 200
 
@@ -71,6 +74,30 @@ def test_a_step_with_fewer_rows():
     left = rows[mx.array(kept)]
     expected = mx.where(mx.array([False, True, True, True, False])[:, None], rounded(INT8, left), left)
     assert mx.array_equal(arrives(left, packed.among(left, kept)), expected)
+
+
+def bits(array: Rows) -> bytes:
+    return bytes(to_buffer(array))
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_a_finished_step_is_cut_and_sent_without_the_device(
+    dtype: mx.Dtype, busy: Callable[[], AbstractContextManager[None]]
+):
+    """Slices dropped, and rows that do not fit: neither may wait for the step launched meanwhile."""
+    rows, kept = hidden(8), [1, 2, 4, 5, 7]
+    rows[4, 3] = math.inf
+    rows = rows.astype(dtype)
+    packed = PackedRows.of(INT8, rows, [2, 4, 5])
+    expected = arrives(rows[mx.array(kept)], PackedRows.of(INT8, rows[mx.array(kept)], [1, 2, 3]))
+    mx.eval(rows, packed.arrays(), expected)
+    with busy():
+        left = HostRows.of(rows, kept)
+        out = to_parts(left, packed.among(left, kept))
+    assert out.spec == TensorSpec(str(dtype).removeprefix("mlx.core."), (5, WIDTH))
+    assert out.num_unfit == 1
+    assert bits(from_parts(out.spec, out.packing, out.parts)) == bits(expected)
+    assert (left.shape, left.nbytes) == ((5, WIDTH), rows[:5].nbytes)
 
 
 def test_frames_that_contradict_their_step():

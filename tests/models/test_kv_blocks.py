@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 from mlx_lm.models.cache import (
     ArraysCache,
     CacheList,
@@ -16,14 +20,18 @@ from mlx_lm.models.cache import (
     RotatingKVCache,
 )
 
+from splitinfer.core.kv.format import format_of
 from splitinfer.models import kv_trial
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.cohort import Cohort, SequenceCaches
 from splitinfer.models.cut import StageModel
-from splitinfer.models.kv_blocks import KVBlock, cut, join
+from splitinfer.models.growing import GrowingKVCache
+from splitinfer.models.kv_blocks import KVBlock, block_of, cut, join, parts_of
 from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.loader import load_stage, survey
+from splitinfer.models.packed_tree import PackedTree
+from splitinfer.models.quantised import QuantisedKVCache
 
 BY_TOKEN: dict[str, Callable[[], Any]] = {
     "plain": KVCache,
@@ -135,6 +143,50 @@ def test_a_member_of_a_cohort_is_cut_where_it_is():
         inside = cut(member, [0], 4, 12)
         assert member.cohort is cohort
         for a, b in zip(inside.arrays(), block.arrays(), strict=True):
+            assert mx.array_equal(a, b)
+
+
+def test_a_block_is_one_array_for_each_layer():
+    """On a GPU the number of arrays is limited; quantised keys and values are six."""
+    places = [0, 1, 2]
+    own = [QuantisedKVCache(format_of("k8v4")), GrowingKVCache(), WindowKVCache(64)]
+    source = SequenceCaches(own, own, Place())
+    for cache in own:
+        cache.update_and_fetch(*[mx.random.normal((1, 2, 40, 64), key=mx.random.key(i)) for i in (0, 1)])
+    source.place.position = 40
+    block = cut(source, places, 8, 40)
+    held = sum(a[..., 8:40, :].nbytes for cache in own for _, a in tree_flatten((cache.keys, cache.values)))
+    assert [len(block.arrays()), block.nbytes] == [3, held]
+    mx.eval(block.arrays())
+    parts = {part.slot: part for part in parts_of(block, places) or ()}
+    assert [len(part.specs) for part in parts.values()] == [6, 2, 2]
+    again = block_of(parts, places, block, 8, 40)
+    for a, b in zip(again.arrays(), block.arrays(), strict=True):
+        assert mx.array_equal(a, b)
+
+
+def test_a_part_with_too_few_bytes_is_refused():
+    source = sequence(KVCache)
+    run(source, 0, 8)
+    block = cut(source, [0], 0, 8)
+    (part,) = parts_of(block, [0]) or ()
+    short = replace(part, buffers=(part.buffers[0], part.buffers[1][1:]))
+    with pytest.raises(ValueError, match="bytes for TensorSpec"):
+        block_of({part.slot: short}, [0], block, 0, 8)
+
+
+@given(st.lists(st.sampled_from([mx.bfloat16, mx.uint8, mx.float32, mx.int64, mx.bool_]), max_size=6), st.data())
+def test_any_tree_comes_back_from_one_array(dtypes: list[mx.Dtype], data: Any):
+    shapes = [tuple(data.draw(st.lists(st.integers(0, 3), max_size=3))) for _ in dtypes]
+    arrays = [(mx.random.uniform(shape=shape) * 9).astype(dtype) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    tree = (arrays[:2], [None, 7, *arrays[2:]])
+    packed = PackedTree.of(tree)
+    mx.eval(packed.data)
+    for one in (packed, PackedTree.from_buffers(packed.form, packed.buffers())):
+        (first, rest) = one.tree()
+        assert rest[:2] == [None, 7]
+        for a, b in zip([*first, *rest[2:]], arrays, strict=True):
+            assert (a.dtype, a.shape) == (b.dtype, b.shape)
             assert mx.array_equal(a, b)
 
 

@@ -141,7 +141,8 @@ def test_the_stages_together_are_the_model(name: str, changes: dict, tiny_folder
 
 
 @pytest.mark.parametrize("changes", [{}, {"bits": 4}])
-def test_memory_holds_the_stage_and_not_the_model(changes: dict, tmp_path: Path):
+def test_memory_holds_the_stage_and_not_the_model(changes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader, "_TOGETHER", 2**18)
     wide = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2048}
     checkpoint = open_folder(tiny.save(tmp_path / "wide", "llama", **wide, **changes))
     total = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
@@ -160,7 +161,17 @@ def test_memory_holds_the_stage_and_not_the_model(changes: dict, tmp_path: Path)
         del stage
 
 
-def test_casting_leaves_only_the_cast_in_memory(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("sizes", "bunches"),
+    [([], []), ([3, 3, 3], [[3, 3], [3]]), ([9, 1, 8, 1], [[9], [1], [8], [1]]), ([2, 2, 3, 1], [[2, 2, 3], [1]])],
+)
+def test_parameters_are_read_a_few_at_a_time(sizes: list[int], bunches: list[list[int]]):
+    arrays = [mx.zeros((size,), mx.uint8) for size in sizes]
+    assert [[array.nbytes for array in few] for few in loader.in_bunches(arrays, 7)] == bunches
+
+
+def test_casting_leaves_only_the_cast_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(loader, "_TOGETHER", 2**18)
     wide = {"hidden_size": 256, "intermediate_size": 1024, "vocab_size": 2048}
     checkpoint = open_folder(tiny.save(tmp_path / "wide", "llama", **wide))
     found = survey(checkpoint, 1, 3, "bfloat16")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from splitinfer.errors import CannotFit
 from splitinfer.models import memory
-from splitinfer.models.memory import Need, check_fit, free_bytes, set_limits, size
+from splitinfer.models.memory import Need, check_fit, counted_bytes, free_bytes, resource_limit, set_limits, size
 
 NEED = Need(weights=4_000_000_000, kv_fixed=1_000_000, kv_per_token=100_000)
 MARGIN = 256 * 2**20
@@ -32,6 +32,24 @@ TOTAL = 4_000_000_000 + 1_000_000 + 100_000 * 1000
 )
 def test_size(num_bytes: int, text: str):
     assert size(num_bytes) == text
+
+
+@given(st.integers(1, 10**9), st.integers(1, 500), st.integers(0, 10**12), st.integers(1000, 10**6))
+def test_stored_blocks_never_have_more_than_half_of_the_buffers(kv: int, arrays: int, free: int, limit: int):
+    counted = counted_bytes(kv, arrays, free, limit)
+    assert counted >= kv
+    assert free // counted * arrays <= max(limit // 2, arrays)
+    if free // kv * arrays <= limit // 2 - arrays:
+        assert counted == kv, "bytes are the narrower limit"
+
+
+def test_the_number_of_buffers_is_known_on_a_gpu_only(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(mx, "device_info", lambda: {"resource_limit": 499_000})
+    assert resource_limit() is None
+    monkeypatch.setattr(memory, "on_gpu", lambda: True)
+    assert resource_limit() == 499_000
+    monkeypatch.setattr(mx, "device_info", dict)
+    assert resource_limit() is None
 
 
 @given(st.integers(0, 10**15))

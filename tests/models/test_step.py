@@ -147,7 +147,7 @@ def test_padding_is_seen_when_it_is_wrong(monkeypatch: pytest.MonkeyPatch):
     attend = Cohort.attend
 
     def unmasked(cohort: Cohort, *args: mx.array) -> mx.array:
-        cohort._mask = None
+        cohort._is_even = True
         return attend(cohort, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Cohort, "attend", unmasked)
@@ -222,7 +222,7 @@ def test_a_trial_sees_unequal_members_that_attend_without_a_mask(monkeypatch: py
     attend = Cohort.attend
 
     def unmasked(cohort: Cohort, *args: mx.array) -> mx.array:
-        cohort._mask = None
+        cohort._is_even = True
         return attend(cohort, *args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Cohort, "attend", unmasked)

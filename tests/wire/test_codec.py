@@ -114,6 +114,7 @@ def _loads(draw: st.DrawFn) -> messages.Load:
     return messages.Load(
         draw(text), draw(text), stage, bounds, draw(values(Fingerprint)), draw(number), draw(number),
         draw(values(bytes)), draw(st.sampled_from(KV_FORMATS)), draw(text),
+        draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -197,6 +198,7 @@ EXAMPLES: dict[str, Message] = {
             kv_root=b"root",
             kv_format="k8v4",
             upstream_key="ab" * 32,
+            float32_head=True,
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(

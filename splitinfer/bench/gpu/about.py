@@ -8,7 +8,7 @@ import mlx.core as mx
 
 from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.shared import machine
-from splitinfer.engine.device.variables import ACCELERATOR
+from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.models.memory import free_bytes, on_gpu
 
 

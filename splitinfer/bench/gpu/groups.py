@@ -15,8 +15,9 @@ from splitinfer.bench.shared.measure import Run
 from splitinfer.bench.shared.systems import Stages
 from splitinfer.bench.shared.throughput import BatchRun, step_seconds
 from splitinfer.bench.shared.workload import Workload
-from splitinfer.engine.device.selection import is_emulated
+from splitinfer.engine.device.void_steps import VOID_STEPS
 from splitinfer.llm import LLM, Settings
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 
 _PROMPT = 32  # tokens
@@ -35,7 +36,9 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
         report("one stream", _one_stream(stages.run(work.task("decode", 0))))
         stages.run_batch(work.batch(streams, -1, 2))
         report(f"2 x {streams}", _groups(stages.run_batch(work.batch(streams, 0, 2)), streams))
-    if on_gpu() and not is_emulated():
+    if emulated_machine() is not None:
+        report("void_steps", {"void": VOID_STEPS.void, "of": VOID_STEPS.steps})
+    if on_gpu():
         report("note", _NOTE)
 
 

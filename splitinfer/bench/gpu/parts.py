@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.bench.gpu.sizes import Size
-from splitinfer.engine.device.variables import LAUNCH_AHEAD
+from splitinfer.engine.device.launch_ahead import VARIABLE as LAUNCH_AHEAD
 from splitinfer.errors import ConfigError
 
 _OPS, _MB = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"

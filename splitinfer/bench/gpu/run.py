@@ -17,8 +17,8 @@ from splitinfer.bench.gpu.child import Outcome, problems, run_job
 from splitinfer.bench.gpu.parts import Job, Part, allotted, tails
 from splitinfer.bench.gpu.sizes import SIZES, Size
 from splitinfer.core.json_text import dumps
-from splitinfer.engine.device.variables import ACCELERATOR
 from splitinfer.errors import ConfigError
+from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 
 _ABOUT = 60.0  # seconds in which a device has to say what it is; the first look at a GPU takes some
 _NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}

@@ -1,9 +1,9 @@
 """How much KV fits on the stages: arithmetic on counts, which only ``StageKV`` converts to bytes.
 
 A sequence takes, on each stage, a fixed part (sliding windows and recurrent states, counted as full) and a
-part that grows with its tokens, a block at a time, because that is how caches grow:
+part that grows with its tokens, as its caches do (``core.kv.growth``): by blocks, and by several for a long one:
 
-    bytes(n) = fixed + per_token * BLOCK * ceil(n / BLOCK)        0 for n = 0: nothing is allocated
+    bytes(n) = fixed + per_token * BLOCK * mean_blocks(n)         0 for n = 0: nothing is allocated
 
 A block of the prefix cache (``core.kv.block_tree``) takes ``stored`` bytes, full or not: its tokens' part of everything
 that grows, sliding windows included, and a copy of the states that do not.
@@ -15,12 +15,14 @@ each stage, from three numbers (``KVUse``). So there is one sum, not one per sta
 from dataclasses import dataclass
 from typing import Self
 
-BLOCK = 256  # tokens
+from splitinfer.core.kv.growth import BLOCK as BLOCK
+from splitinfer.core.kv.growth import mean_blocks
 
 
 @dataclass(frozen=True, slots=True)
 class KVUse:
-    """The KV of ``sequences`` with ``blocks`` of ``BLOCK`` tokens in all, and ``stored`` blocks in the prefix cache."""
+    """The KV of ``sequences`` with room for ``blocks`` of ``BLOCK`` tokens in all, and ``stored`` blocks in the prefix
+    cache."""
 
     sequences: int = 0
     blocks: int = 0
@@ -43,7 +45,7 @@ def use_of(num_tokens: int) -> KVUse:
     >>> use_of(0) == NOTHING, use_of(1) == KVUse(1, 1), use_of(257) == KVUse(1, 2)
     (True, True, True)
     """
-    return KVUse(1, -(-num_tokens // BLOCK)) if num_tokens else NOTHING
+    return KVUse(1, mean_blocks(num_tokens)) if num_tokens else NOTHING
 
 
 def growth(before: int, after: int) -> KVUse:

@@ -105,7 +105,11 @@ class Activity:
 
 @dataclass(slots=True)
 class StageGaps:
-    """One stage's busy time and gaps up to ``until``, its last step's end. ``waits_for``: upstream or downstream."""
+    """One stage's busy time and gaps up to ``until``, its last step's end. ``waits_for``: upstream or downstream.
+
+    ``overhead``: for each step, the seconds of the gap before it that were no other stage's computing: its links' and
+    hosts'; 0 for a step that was in line.
+    """
 
     waits_for: Cause
     until: float
@@ -113,6 +117,7 @@ class StageGaps:
     tokens: int = 0
     useful: int = 0
     by_cause: dict[Cause, LogHistogram] = field(default_factory=lambda: {cause: LogHistogram() for cause in Cause})
+    overhead: LogHistogram = field(default_factory=LogHistogram)
 
     def add(self, visit: Visit, activity: Activity) -> dict[Cause, float]:
         """Add the next step; returns the gap before it by cause. Time before ``until`` does not count."""
@@ -122,6 +127,7 @@ class StageGaps:
         gap = self._gap(visit, start, activity)
         for cause, seconds in gap.items():
             self.by_cause[cause].add(seconds)
+        self.overhead.add(gap.get(Cause.LINK, 0.0) + gap.get(Cause.HOST, 0.0))
         self.busy += activity.seconds(start, visit.end)
         self.tokens += visit.tokens
         self.useful += visit.useful

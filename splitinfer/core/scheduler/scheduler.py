@@ -36,6 +36,7 @@ The planner (``core.scheduler.planner``) decides what the next plan does and cha
 ``schedule`` applies its decision. Both read the same state (``core.scheduler.state``).
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -43,7 +44,7 @@ from splitinfer.core.kv.block_tree import DiskBlock, full_keys
 from splitinfer.core.kv.budget import BLOCK, NOTHING, KVBudget, KVUse, growth, use_of
 from splitinfer.core.kv.prefix_cache import PrefixCache
 from splitinfer.core.kv.rewind import UNLIMITED
-from splitinfer.core.plan import NewSequence, SampledToken, Slice, StepPlan, StepResult
+from splitinfer.core.plan import NewSequence, SampledToken, Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.cost_model import CostModel, Shape
@@ -56,6 +57,8 @@ from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.scheduler.waiting_queue import Deadlines, QueueFull
 from splitinfer.core.sequence import FinishReason, Sequence
 from splitinfer.core.speculation.speculation import Speculation, Wish
+
+_MOST_UNLEARNED = 16  # steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,7 @@ class Scheduler:
         self._admission = AdmissionControl(state)
         self._planner = StepPlanner(state, self._admission)
         self._deadlines = Deadlines()
+        self._unlearned: deque[tuple[tuple[Slice, ...], tuple[StageFigures, ...], float]] = deque()
         self._next_step = self._num_arrived = 0
         self.num_preemptions = 0  # times a running sequence was preempted
 
@@ -136,9 +140,9 @@ class Scheduler:
             self.finish(seq_id, FinishReason.ABORT)
         return seq_ids
 
-    def update(self, result: StepResult, returned_at: float = 0.0) -> list[TokenEvent]:
+    def update(self, result: StepResult, returned_at: float = 0.0, *, learn: bool = True) -> list[TokenEvent]:
         """Take the result of the oldest plan under way and return its tokens. ``returned_at``: when it came, in seconds
-        on the first stage's clock.
+        on the first stage's clock. ``learn``: refine the costs at once; else ``learn`` does, when there is time.
 
         Raises:
             ValueError: the result does not answer that plan; the pipeline keeps order, so a peer is broken.
@@ -162,10 +166,17 @@ class Scheduler:
         self.batches.balance()
         self.prefix_cache.learn(plan, result.figures)
         if plan.slices:
-            self.costs.learn(plan.slices, result.figures, returned_at)
+            self._unlearned.append((plan.slices, result.figures, returned_at))
+        if learn or len(self._unlearned) > _MOST_UNLEARNED:
+            self.learn()
         if self.speculation is not None:
             self.speculation.measured(plan, result, returned_at)
         return events
+
+    def learn(self) -> None:
+        """Refine the stages' costs by the steps that have returned."""
+        while self._unlearned:
+            self.costs.learn(*self._unlearned.popleft())
 
     def replay(self, kept: Iterable[DiskBlock] = ()) -> None:
         """Queue every running sequence again, after the stages have lost everything but the blocks ``kept`` on their

@@ -35,6 +35,7 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
+from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.request_table import RequestTable
@@ -44,6 +45,7 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.coordinator.worker_group import Event
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.device.void_steps import VOID_STEPS
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.stage.runner import Launched
@@ -92,6 +94,7 @@ class Engine:
     ) -> None:
         self._inbox: Mailbox[Event | _OwnResult | Call] = Mailbox()
         self._requests = RequestTable()
+        self._later = Later()
         self._unsent = Unsent()
         self._steps = StepsUnderWay(self._wait_for, self._send, lambda why: self._inbox.put(lambda: self._raise(why)))
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
@@ -181,6 +184,7 @@ class Engine:
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
+        self._later.run()
         return stats_of(
             self.pipeline, self._scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
         )
@@ -220,6 +224,7 @@ class Engine:
             self._requests.failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
         finally:
             self._requests.end_all(reason)
+            self._later.run()
             self._started.set()
             self.pipeline.close(
                 "the coordinator is done" if reason is FinishReason.ABORT else str(self._requests.failure)
@@ -232,13 +237,13 @@ class Engine:
         self._draft()
         plan = self.scheduler.schedule(time.monotonic())
         if plan is None:
-            self.metrics.blocked()
+            self._later.put(self.metrics.blocked)
         else:
             self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to the device. It is sent when the device is done with it."""
-        self.metrics.launched(plan)
+        self._later.put(self.metrics.launched, plan)
         self.totals.computed_tokens += plan.num_tokens
         self._watch.sent(time.monotonic(), self.scheduler.predicted(plan))
         self._unsent.add(plan)
@@ -298,19 +303,24 @@ class Engine:
         seq = self.scheduler.drafts_next
         return seq is not None and self.drafter.prepare(seq)
 
-    def _prepare_steps(self) -> None:
-        """Build graphs of steps that are likely to come, until an event does."""
+    def _use_idle_time(self) -> None:
+        """Build graphs of steps that are likely to come; count and learn from those that have been; until an event
+        comes."""
         while self._inbox.is_empty and self.pipeline.own.prepare_next():
             pass
+        if self._inbox.is_empty:
+            self._later.run()
+        if self._inbox.is_empty:
+            self.scheduler.learn()
 
     def _receive(self) -> None:
         """Handle all events that have arrived; wait for the first only if there is nothing else to do."""
         can_schedule = self.scheduler.can_schedule or (self.drafter is not None and self.scheduler.wish() is not None)
         nothing_to_do = not can_schedule
         if nothing_to_do:
-            self.metrics.blocked()
+            self._later.put(self.metrics.blocked)
             nothing_to_do = not self._prepare_drafts()
-            self._prepare_steps()
+            self._use_idle_time()
         while (event := self._next_event(for_ever=nothing_to_do)) is not None:
             self._handle(event)
             nothing_to_do = False
@@ -321,7 +331,7 @@ class Engine:
         elif isinstance(event, Event):
             self._learn(self.pipeline.receive(event), event.at)
         else:
-            self.metrics.heard(time.monotonic())
+            self._later.put(self.metrics.heard, time.monotonic())
             event()
 
     def _next_event(self, *, for_ever: bool) -> Event | _OwnResult | Call | None:
@@ -348,17 +358,18 @@ class Engine:
         if result is None:
             return
         now = time.monotonic()
-        self.metrics.returned(result, heard)
-        events = self.scheduler.update(result, heard)
+        self._later.put(self.metrics.returned, result, heard)
+        events = self.scheduler.update(result, heard, learn=False)
         self._unsent.reduce(self.scheduler.still_wanted)
         self._watch.answered(now)
-        self.totals.step(result, heard)
+        self._later.put(self.totals.step, result, heard)
+        self._later.put(VOID_STEPS.count, result)
         for event in events:
             state = self._requests.get(event.seq_id)
             if state is None:
                 continue  # a stop string ended it with an earlier token of this step
             self.totals.generated_tokens += 1
-            self.metrics.token(event.seq_id, now)
+            self._later.put(self.metrics.token, event.seq_id, now)
             reason = state.take(event.token, event.finish_reason)
             if reason is not None:
                 self.scheduler.finish(event.seq_id, reason)
@@ -375,7 +386,7 @@ class Engine:
         if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
             raise loss
         log.warning("%s; waiting up to %.0f s for it: %s", loss, self._rejoin_timeout, self.pipeline.remedy)
-        self.metrics.lost(time.monotonic())
+        self._later.put(self.metrics.lost, time.monotonic())
         self._watch.reset()
         self.pipeline.regroup(str(loss))
         self._steps.drop()
@@ -388,7 +399,7 @@ class Engine:
                 raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
             reason = self._reopen()
         self.scheduler.replay(self.pipeline.kept())
-        self.metrics.resumed(self.pipeline.clocks, time.monotonic())
+        self._later.put(self.metrics.resumed, self.pipeline.clocks, time.monotonic())
         self.totals.rejoins += 1
         log.warning("all stages are back; going on where it stopped")
 
@@ -441,7 +452,7 @@ class Engine:
         self._requests.add(state)
         now = time.monotonic()
         self.totals.is_active(True, now)
-        self.metrics.submitted(state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
+        self._later.put(self.metrics.submitted, state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
 
     def _abort(self, seq_id: int) -> None:
         if self.scheduler.finish(seq_id, FinishReason.ABORT):
@@ -457,7 +468,7 @@ class Engine:
         if self.drafter is not None:
             self.drafter.forget(seq_id)
         self.totals.is_active(bool(self._requests), now)
-        self.metrics.ended(seq_id, now)
+        self._later.put(self.metrics.ended, seq_id, now)
         self._requests.check_drained()
 
     def _expire(self) -> None:

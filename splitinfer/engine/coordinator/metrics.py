@@ -341,6 +341,7 @@ def _stage_dict(stage: StageGaps) -> dict[str, Any]:
         "gaps": {
             cause.value: {"seconds": times.total, **times.as_dict(50, 99)} for cause, times in stage.by_cause.items()
         },
+        "overhead": {"seconds": stage.overhead.total, **stage.overhead.as_dict(50, 99)},
     }
 
 

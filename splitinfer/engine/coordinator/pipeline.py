@@ -187,6 +187,7 @@ class Pipeline:
             kv_root=config.kv_root,
             kv_format=config.layout.kv_format,
             upstream_key=self._upstream_key(stage),
+            float32_head=config.layout.float32_head and stage == config.layout.num_stages - 1,
         )
 
     def _upstream_key(self, stage: int) -> str:

@@ -1,28 +1,21 @@
 """Which device a process computes its stage on: MLX's default device, or an emulated accelerator.
 
 ``SPLITINFER_ACCELERATOR`` names a machine file. Every process that inherits it, local workers too, then computes on the
-CPU in the times of that machine's stage. With ``SPLITINFER_LAUNCH_AHEAD=0`` every device is used as one that computes
-at launch, to measure what launching ahead is worth.
+CPU in the times of that machine's stage.
 """
 
-import os
 import sys
 from functools import cache
-from pathlib import Path
 
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.emulated import EmulatedDevice
+from splitinfer.engine.device.launch_ahead import may_launch_ahead
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.device.variables import ACCELERATOR, LAUNCH_AHEAD
 from splitinfer.machine.files import read_machine_file
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 
 _SWITCH = 0.0005  # seconds until a thread that waits for the interpreter's lock gets it
-
-
-def is_emulated() -> bool:
-    """Whether this process emulates an accelerator."""
-    return bool(os.environ.get(ACCELERATOR))
 
 
 def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
@@ -31,13 +24,13 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
     Raises:
         ConfigError: the machine file cannot be read, or does not fit the layout.
     """
-    if not is_emulated():
+    file = emulated_machine()
+    if file is None:
         return default_device()
     _share_the_interpreter()
-    found = read_machine_file(Path(os.environ[ACCELERATOR])).accelerator(
-        stage, len(bounds) - 1, bounds[stage + 1] - bounds[stage]
-    )
-    return EmulatedDevice(found, computes_at_launch=not _may_launch_ahead())
+    machine, num_layers = read_machine_file(file), bounds[stage + 1] - bounds[stage]
+    found = machine.accelerator(stage, len(bounds) - 1, num_layers)
+    return EmulatedDevice(found, computes_at_launch=not may_launch_ahead())
 
 
 @cache
@@ -45,11 +38,7 @@ def default_device() -> Device:
     """MLX's default device. A process has one, whatever it computes there."""
     if on_gpu():
         _share_the_interpreter()
-    return MlxDevice(computes_at_launch=not (on_gpu() and _may_launch_ahead()))
-
-
-def _may_launch_ahead() -> bool:
-    return os.environ.get(LAUNCH_AHEAD) != "0"
+    return MlxDevice(computes_at_launch=not (on_gpu() and may_launch_ahead()))
 
 
 def _share_the_interpreter() -> None:

@@ -24,11 +24,12 @@ from splitinfer.engine.device.device import DRAFT, Device, Ticket
 from splitinfer.engine.device.selection import default_device
 from splitinfer.engine.stage.sampler import Row, Sampler
 from splitinfer.errors import ModelError
-from splitinfer.models.caches import trim
+from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch
+from splitinfer.models.kv_pool import MAX_COPIED
 from splitinfer.models.loader import cache_arrays, count_layers, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, on_gpu
 from splitinfer.models.openblas import use_transposed_products
@@ -124,7 +125,8 @@ class DraftModel:
             pass
         entry, stream, draft = self._rewound(seq), seq.stream, None
         has_penalty = seq.params.repetition_penalty != 1.0  # which needs the token ids
-        ahead = not self._device.computes_at_launch and not has_penalty
+        is_small = sum(map(nbytes_written, entry.caches.own)) <= MAX_COPIED
+        ahead = not self._device.computes_at_launch and not has_penalty and is_small
         for number in range(count):
             if draft is None:
                 missing = stream[len(entry.tokens) :]
@@ -174,7 +176,7 @@ class DraftModel:
         row = Row(entry.params, seq.seed, len(before), tuple(before[-REPETITION_CONTEXT:]))
         (choice,) = self._sampler.choose(logits, [row])
         assert choice.logprobs is not None
-        confidence = mx.exp(mx.take_along_axis(choice.logprobs, choice.tokens[:, None], axis=-1)[:, 0])
+        confidence = mx.exp(choice.logprobs[:, 0])
         ticket = self._device.launch((choice.tokens, confidence), (), DRAFT, time.monotonic())
         return _DraftInFlight(choice.tokens, confidence, ticket)
 

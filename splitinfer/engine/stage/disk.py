@@ -16,7 +16,6 @@ from splitinfer.kvstore.record import Part, Record
 from splitinfer.kvstore.store import Disk, Found, KVStore
 from splitinfer.models.batch_invariance import has_openblas
 from splitinfer.models.kv_blocks import BlockPart, KVBlock, Slot, block_of, parts_of
-from splitinfer.models.tensors import array_of, spec_of, to_buffer
 from splitinfer.wire.messages import Load
 
 log = logging.getLogger(__name__)
@@ -55,7 +54,7 @@ class StageDisk:
         if parts is None:
             return
         record = Record(save.parent, save.tokens, save.start, tuple(_described(part) for part in parts))
-        self._store.put(record, [to_buffer(array) for part in parts for array in part.arrays])
+        self._store.put(record, [buffer for part in parts for buffer in part.buffers])
 
     def read(self, fetch: Fetch) -> KVBlock | None:
         """Read a block; ``None`` if it is not stored, or is not what the plan says."""
@@ -89,13 +88,13 @@ class StageDisk:
 
 
 def _described(part: BlockPart) -> Part:
-    return Part(part.slot, part.by_token, part.start, part.end, tuple(map(spec_of, part.arrays)))
+    return Part(part.slot, part.by_token, part.start, part.end, part.specs)
 
 
 def _parts(file: Found) -> Iterable[BlockPart]:
-    """A file's parts as arrays. Slots are checked by the caller."""
+    """A file's parts. Slots are checked by the caller."""
     buffers = iter(file.buffers)
     for part in file.record.parts:
-        arrays = tuple(array_of(spec, next(buffers)) for spec in part.arrays)
+        own = tuple(next(buffers) for _ in part.arrays)
         slot: Slot = part.slot or (-1,)
-        yield BlockPart(slot, part.by_token, part.start, part.end, arrays)
+        yield BlockPart(slot, part.by_token, part.start, part.end, part.arrays, own)

@@ -25,7 +25,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
-from splitinfer.models.memory import check_fit, free_bytes, on_gpu, set_limits
+from splitinfer.models.memory import check_fit, counted_bytes, free_bytes, on_gpu, resource_limit, set_limits
 from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.tensors import name_of
 from splitinfer.wire.messages import Load, Progress, Ready
@@ -40,18 +40,22 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, and the command that loaded it. ``disk``: its KV on disk, if it stores any."""
+    """A stage in memory, and the command that loaded it. ``disk``: its KV on disk, if it stores any. ``kv_stored``,
+    ``arrays_per_block``: the bytes and the arrays of a stored block."""
 
     command: Load
     runner: StageRunner
     ready: Ready
     disk: StageDisk | None
+    kv_stored: int
+    arrays_per_block: int
 
     def offer(self) -> Ready:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
-        kept = None if self.disk is None else self.disk.offer()
-        return replace(self.ready, free_bytes=free_bytes(), kept=kept)
+        kept, free = None if self.disk is None else self.disk.offer(), free_bytes()
+        stored = counted_bytes(self.kv_stored, self.arrays_per_block, free, resource_limit())
+        return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept)
 
     def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
         """These blocks with their tokens, as far as they are on this stage's disk."""
@@ -83,6 +87,8 @@ def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> 
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
     dtype = resolve_dtype(command.dtype, gpu=on_gpu())
     found = survey(checkpoint, command.start, command.end, dtype, format_of(command.kv_format))
+    if command.float32_head:
+        found = found.with_float32_head()
     free = check_fit(found.need, command.kv_tokens, f"stage {name} (layers {command.start} to {command.end - 1})")
     report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free)))
     fetch(command.model, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
@@ -101,6 +107,8 @@ def _read(
 ) -> LoadedStage:
     model = load_stage(checkpoint, found, command.start, command.end, dtype, lambda *at: report(Progress("load", *at)))
     use_transposed_products(model.whole)
+    if command.float32_head:
+        model.use_float32_head()
     kv_format = format_of(command.kv_format)
     if kv_format is not None:
         error = off_by(model, kv_format)
@@ -111,6 +119,7 @@ def _read(
                 f"{100 * error:.0f} %, which is more than rounding; use another kv_format"
             )
     need, trial = found.need, try_blocks(model)
+    num_arrays = 0 if trial.sample is None else len(trial.sample.arrays())
     if trial.sample is None:
         log.info("no KV is cached for other requests: %s", trial.why_not)
     on_disk = (
@@ -118,13 +127,14 @@ def _read(
         if disk is not None and trial.sample is not None
         else None
     )
+    free = free_bytes()
     ready = Ready(
         stage=command.stage,
         weight_bytes=need.weights,
         kv_bytes_per_token=need.kv_per_token,
         kv_bytes_fixed=need.kv_fixed,
-        kv_bytes_stored=need.kv_stored,
-        free_bytes=free_bytes(),
+        kv_bytes_stored=counted_bytes(need.kv_stored, num_arrays, free, resource_limit()),
+        free_bytes=free,
         rewind=found.rewind,
         keeps_blocks=trial.sample is not None,
         kept=None,
@@ -137,7 +147,7 @@ def _read(
     # them, and next to nothing once they are frozen.
     gc.collect()
     gc.freeze()
-    return LoadedStage(command, runner, ready, on_disk)
+    return LoadedStage(command, runner, ready, on_disk, need.kv_stored, num_arrays)
 
 
 def _row(model: StageModel) -> TensorSpec | None:

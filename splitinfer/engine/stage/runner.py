@@ -10,6 +10,7 @@ wrong draft are not computed there, and their results have no tokens.
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
 from splitinfer.models.step import StepModel, arrays_to_evaluate
+from splitinfer.models.tensors import HostRows, Rows
 
 log = logging.getLogger(__name__)
 
@@ -123,19 +125,19 @@ class Finished:
 
     plan: StepPlan
     figures: StageFigures
-    hidden: mx.array | None
+    hidden: Rows | None
     packed: PackedRows | None
     sampled: tuple[SampledSlice, ...]
 
     def reduced_to(self, plan: StepPlan) -> "Finished":
-        """The same step with only the slices of ``plan``."""
+        """The same step with only the slices of ``plan``. Their rows are copied by the host (``models.tensors``)."""
         if plan is self.plan:
             return self
         rows, at = list[int](), 0
         for part in self.plan.slices:
             first, at = at, at + len(part.token_ids)
             rows += range(first, at) if part in plan.slices else ()
-        hidden = self.hidden[mx.array(rows, dtype=mx.int32)] if self.hidden is not None and rows else None
+        hidden = HostRows.of(self.hidden, rows) if self.hidden is not None and rows else None
         packed = None if self.packed is None or hidden is None else self.packed.among(hidden, rows)
         return replace(self, plan=plan, hidden=hidden, packed=packed)
 
@@ -160,6 +162,7 @@ class StageRunner:
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
         self._codec = NONE
         self._prepared = PreparedSteps()
+        self._in_flight: deque[tuple[frozenset[int], Ticket]] = deque()  # sequences of steps not known to be done
 
     def use_codec(self, codec: str) -> None:
         """Set the codec in which prompts' rows go to the next stage (``core.wire_codec``)."""
@@ -178,6 +181,7 @@ class StageRunner:
         """Forget every sequence and block, and the codec to the next stage."""
         self._codec = NONE
         self._prepared.clear()
+        self._in_flight.clear()
         self._pool.clear()
         self._histories.clear()
         self._keys.clear()
@@ -199,10 +203,22 @@ class StageRunner:
             slices, graph = self._graph_of(plan, rows, applied)
         else:
             slices, graph = plan.slices, self._filled(prepared, plan, received)
-        pending = [*applied.pending, *graph.pending]
-        ticket = self.device.launch(graph.outputs(), pending, Work(Shape.of(slices)), began)
+        outputs, pending = graph.outputs(), [*applied.pending, *graph.pending]
+        graph, applied.pending = graph.without_pending(), []
+        self._end_first(slices)
+        ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
+        self._in_flight.append((frozenset(part.seq_id for part in slices), ticket))
         self._prepared.note(plan)
         return Launched(plan, slices, graph, applied, ticket)
+
+    def _end_first(self, slices: tuple[Slice, ...]) -> None:
+        """Wait for steps in flight where launching now would copy too much of what they write."""
+        while self._in_flight and self._in_flight[0][1].span is not None:
+            self._in_flight.popleft()
+        if self._in_flight:
+            in_flight = [seq_ids for seq_ids, _ in self._in_flight]
+            for _ in range(self._pool.must_end_first([part.seq_id for part in slices], in_flight)):
+                self.device.wait(self._in_flight.popleft()[1])
 
     def _graph_of(
         self, plan: StepPlan, hidden: mx.array | None, applied: _Applied

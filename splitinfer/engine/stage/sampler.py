@@ -8,8 +8,16 @@ vocabulary can change it. Filters are mlx-lm's own functions in mlx-lm's order.
 What follows the head is a dozen small operations on one row for each sequence. On a GPU each would be a launch of its
 own, so there they are compiled into one call. MLX's CPU backend has no launches to save, and its compiler takes seconds
 for the first token of each kind; there they are not compiled.
+
+A compiled function is compiled anew for each constant in it, so settings are data wherever that changes no bit: arrays
+with a line for each row. What remains is a row's *structure* (``_Structure``): which filters are on, and top_k, because
+the partition that it is computed with chooses among equal numbers by k. Rows of one structure share one call.
+
+All that is reported of a step is computed with it: what is read afterwards lies in evaluated arrays, and costs no
+operation on the device, which would wait there for the step launched meanwhile.
 """
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,16 +25,17 @@ from typing import cast
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
-from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.sequence import MAX_LOGPROBS, REPETITION_CONTEXT, SamplingParams
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.mlx_lm import apply_min_p, apply_top_k, apply_top_p, make_repetition_penalty
+from splitinfer.models.mlx_lm import apply_top_k, apply_top_p, make_repetition_penalty
 
-_Tail = Callable[[mx.array, mx.array | None], tuple[mx.array, mx.array]]
 _MIN_TEMPERATURE = 1e-6  # greedy but for ties; a lower one would leave the range of float32
-_MAX_TAILS = 64  # settings whose compiled functions are cached
+_MAX_TAILS = 64  # structures whose compiled functions are cached
+_MAX_EXACT = 2**24  # integers that float32 holds exactly: token ids are reported beside log probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rows with equal settings, not yet evaluated: [n] tokens, and [n, vocabulary] log probabilities if asked for."""
+    """Rows of one structure, not yet evaluated: [n] tokens, and if asked for what is reported of their probabilities.
+
+    ``logprobs``: float32 [n, 1 + 2 k], row-major: the token's log probability, those of the k most likely tokens in any
+    order, and their ids. k is 0 or ``MAX_LOGPROBS``, or the vocabulary's size if that is less.
+    """
 
     rows: tuple[int, ...]
     tokens: mx.array
@@ -52,55 +65,116 @@ class Choice:
         return [self.tokens] if self.logprobs is None else [self.tokens, self.logprobs]
 
 
+@dataclass(frozen=True, slots=True)
+class _Structure:
+    """What decides which operations choose a row's token; everything else is data. Filters are off for greedy rows."""
+
+    samples: bool
+    has_top_p: bool
+    has_min_p: bool
+    top_k: int
+    is_penalized: bool
+    reports: bool
+    num_top: int
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> "_Structure":
+        """The structure of rows with these settings."""
+        p, samples = params, params.temperature > 0
+        return cls(
+            samples=samples,
+            has_top_p=samples and p.top_p < 1.0,
+            has_min_p=samples and p.min_p > 0.0,
+            top_k=p.top_k if samples else 0,
+            is_penalized=p.repetition_penalty != 1.0,
+            reports=p.logprobs is not None,
+            num_top=MAX_LOGPROBS if p.logprobs else 0,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Data:
+    """The settings of n rows: float32 arrays [n, 1], and keys, uint32 [n, 2]."""
+
+    keys: mx.array
+    inverse_temperature: mx.array
+    top_p: mx.array
+    log_min_p: mx.array
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "_Data":
+        """The settings of these rows; for a filter that is off, any number."""
+        params = [row.params for row in rows]
+        return cls(
+            mx.array([position_key(row.seed, row.position) for row in rows], dtype=mx.uint32),
+            _column([1.0 / max(p.temperature, _MIN_TEMPERATURE) for p in params]),
+            _column([p.top_p for p in params]),
+            _column([math.log(p.min_p) if p.min_p > 0 else 0.0 for p in params]),
+        )
+
+    def arrays(self) -> tuple[mx.array, ...]:
+        """As a function's arguments."""
+        return (self.keys, self.inverse_temperature, self.top_p, self.log_min_p)
+
+
+_Outputs = tuple[mx.array, mx.array]  # tokens, and what is reported
+_Tail = Callable[..., _Outputs]
+
+
 class Sampler:
-    """Chooses tokens. ``vocab_size``: the number of values noise is drawn for. ``compiled``: by default on a GPU."""
+    """Chooses tokens. ``vocab_size``: the number of values noise is drawn for. ``compiled``: by default on a GPU.
+
+    ``num_traced``: how many times a function was traced: as often as one was compiled, if they are.
+    """
 
     def __init__(self, vocab_size: int, *, compiled: bool | None = None) -> None:
         self._vocab_size = vocab_size
         self._compiled = on_gpu() if compiled is None else compiled
-        self._tails: OrderedDict[tuple[object, ...], _Tail] = OrderedDict()  # by settings, last used last
+        self._tails: OrderedDict[_Structure, _Tail] = OrderedDict()  # last used last
         self._noise = mx.vmap(lambda key: mx.random.gumbel((vocab_size,), key=key))
+        self.num_traced = 0
 
     def choose(self, logits: mx.array, rows: Sequence[Row]) -> list[Choice]:
         """Build the graph that chooses a token for each row of [n, vocabulary] logits, without evaluating it."""
-        alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+        alike: dict[_Structure, list[int]] = defaultdict(list)
         for i, row in enumerate(rows):
-            alike[_settings(row.params)].append(i)
-        return [self._choose_alike(logits, rows, indices) for indices in alike.values()]
+            alike[_Structure.of(row.params)].append(i)
+        return [self._choose_alike(logits, rows, *one) for one in alike.items()]
 
-    def _choose_alike(self, logits: mx.array, rows: Sequence[Row], indices: list[int]) -> Choice:
+    def _choose_alike(self, logits: mx.array, rows: Sequence[Row], structure: _Structure, indices: list[int]) -> Choice:
         picked = logits if len(indices) == len(rows) else logits[mx.array(indices)]
         own_rows = [rows[i] for i in indices]
-        params = own_rows[0].params
-        if params.repetition_penalty != 1.0:
+        if structure.is_penalized:
             picked = _penalized(picked, own_rows)
-        keys = None
-        if params.temperature > 0:
-            keys = mx.array([position_key(row.seed, row.position) for row in own_rows], dtype=mx.uint32)
-        tokens, logprobs = self._tail(params)(picked, keys)
-        return Choice(tuple(indices), tokens, None if params.logprobs is None else logprobs)
+        data = _Data.of(own_rows).arrays() if structure.samples else ()
+        tokens, report = self._tail(structure)(picked, *data)
+        return Choice(tuple(indices), tokens, report if structure.reports else None)
 
-    def _tail(self, params: SamplingParams) -> _Tail:
-        """The function for rows with these settings."""
-        settings = _settings(params)
-        if settings not in self._tails:
-            tail = self._make_tail(params)
-            self._tails[settings] = mx.compile(tail) if self._compiled else tail
-        self._tails.move_to_end(settings)
+    def _tail(self, structure: _Structure) -> _Tail:
+        """The function for rows of this structure."""
+        if structure not in self._tails:
+            tail = self._make_tail(structure)
+            self._tails[structure] = mx.compile(tail) if self._compiled else tail
+        self._tails.move_to_end(structure)
         while len(self._tails) > _MAX_TAILS:
             self._tails.popitem(last=False)
-        return self._tails[settings]
+        return self._tails[structure]
 
-    def _make_tail(self, params: SamplingParams) -> _Tail:
-        def tail(logits: mx.array, keys: mx.array | None) -> tuple[mx.array, mx.array]:
+    def _make_tail(self, structure: _Structure) -> _Tail:
+        def tail(logits: mx.array, *arrays: mx.array) -> _Outputs:
+            self.num_traced += 1
             logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-            if keys is None:
-                return mx.argmax(logprobs, axis=-1), logprobs
-            noise = self._fit(self._noise(keys), logprobs.shape[-1])
-            scaled = _filtered(logprobs, params) * (1.0 / max(params.temperature, _MIN_TEMPERATURE))
-            return mx.argmax(scaled + noise, axis=-1), logprobs
+            scores = self._scores(logprobs, structure, _Data(*arrays)) if structure.samples else logprobs
+            tokens = mx.argmax(scores, axis=-1)
+            return tokens, _reported(logprobs, tokens, structure.num_top) if structure.reports else tokens
 
         return tail
+
+    def _scores(self, logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
+        """[n, vocabulary] numbers of which the largest is the token drawn."""
+        noise = self._fit(self._noise(data.keys), logprobs.shape[-1])
+        filtered = _filtered(logprobs, structure, data)
+        return filtered * data.inverse_temperature.astype(filtered.dtype) + noise
 
     def _fit(self, noise: mx.array, width: int) -> mx.array:
         """Fit noise to a vocabulary that is padded (the padding is never chosen) or smaller than the tokenizer's."""
@@ -111,43 +185,55 @@ class Sampler:
 
 
 def read(choices: Sequence[Choice], rows: Sequence[Row]) -> list[SampledToken]:
-    """Evaluate the choices; return the chosen tokens in the order of the rows."""
+    """The chosen tokens in the order of the rows. Waits until the choices are evaluated; computes nothing."""
     tokens: dict[int, SampledToken] = {}
     for choice in choices:
-        for at, (row, token) in enumerate(zip(choice.rows, _ints(choice.tokens), strict=True)):
-            tokens[row] = _with_logprobs(token, choice, at, rows[row].params.logprobs)
+        ids = cast(list[int], choice.tokens.tolist())
+        lines = [None] * len(ids) if choice.logprobs is None else list(np.array(choice.logprobs))
+        for row, token, line in zip(choice.rows, ids, lines, strict=True):
+            tokens[row] = _with_logprobs(token, line, rows[row].params.logprobs)
     return [tokens[i] for i in range(len(rows))]
 
 
-def _with_logprobs(token: int, choice: Choice, at: int, num_top: int | None) -> SampledToken:
-    if choice.logprobs is None or num_top is None:
+def _with_logprobs(token: int, line: NDArray[np.float32] | None, num_top: int | None) -> SampledToken:
+    """``line``: a row of ``Choice.logprobs``."""
+    if line is None or num_top is None:
         return SampledToken(token)
-    line = choice.logprobs[at].astype(mx.float32)
-    values = np.array(line)
-    num_top = min(num_top, len(values))
-    top = np.argpartition(-values, num_top - 1)[:num_top].tolist() if num_top else []
-    ranked = sorted(((i, float(values[i])) for i in top), key=lambda pair: (-pair[1], pair[0]))
-    return SampledToken(token, float(values[token]), tuple(ranked))
+    k = len(line) // 2
+    pairs = zip(line[1 + k :].astype(int).tolist(), line[1 : 1 + k].tolist(), strict=True)
+    ranked = sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
+    return SampledToken(token, float(line[0]), tuple(ranked[:num_top]))
 
 
-def _ints(array: mx.array) -> list[int]:
-    return cast(list[int], array.tolist())
+def _reported(logprobs: mx.array, tokens: mx.array, num_top: int) -> mx.array:
+    """``Choice.logprobs`` of ``tokens`` [n] from [n, vocabulary] log probabilities."""
+    values, num_top = logprobs.astype(mx.float32), min(num_top, logprobs.shape[-1])
+    own = mx.take_along_axis(values, tokens[:, None], axis=-1)
+    if not num_top:
+        return own
+    assert values.shape[-1] <= _MAX_EXACT
+    top = mx.argpartition(-values, kth=num_top - 1, axis=-1)[:, :num_top]
+    return mx.concatenate([own, mx.take_along_axis(values, top, axis=-1), top.astype(mx.float32)], axis=-1)
 
 
-def _settings(params: SamplingParams) -> tuple[object, ...]:
-    """Rows with equal settings are chosen in one call."""
-    p = params
-    return (p.temperature, p.top_p, p.min_p, p.top_k, p.repetition_penalty, p.logprobs)
-
-
-def _filtered(logprobs: mx.array, params: SamplingParams) -> mx.array:
-    if params.top_p < 1.0:
-        logprobs = apply_top_p(logprobs, params.top_p)
-    if params.min_p > 0.0:
-        logprobs = apply_min_p(logprobs, params.min_p)
-    if 0 < params.top_k < logprobs.shape[-1]:
-        logprobs = apply_top_k(logprobs, params.top_k)
+def _filtered(logprobs: mx.array, structure: _Structure, data: _Data) -> mx.array:
+    if structure.has_top_p:
+        logprobs = apply_top_p(logprobs, data.top_p)  # it multiplies by it, and nothing else
+    if structure.has_min_p:
+        logprobs = _with_min_p(logprobs, data.log_min_p)
+    if 0 < structure.top_k < logprobs.shape[-1]:
+        logprobs = apply_top_k(logprobs, structure.top_k)
     return logprobs
+
+
+def _with_min_p(logprobs: mx.array, log_min_p: mx.array) -> mx.array:
+    """mlx-lm's ``apply_min_p`` with the logarithm [n, 1] as data, which that function takes of a Python number."""
+    least = mx.max(logprobs, axis=-1, keepdims=True) + log_min_p.astype(logprobs.dtype)
+    return mx.where(logprobs < least, -mx.inf, logprobs)
+
+
+def _column(values: list[float]) -> mx.array:
+    return mx.array(values, dtype=mx.float32)[:, None]
 
 
 def _penalized(logits: mx.array, rows: list[Row]) -> mx.array:
@@ -155,7 +241,9 @@ def _penalized(logits: mx.array, rows: list[Row]) -> mx.array:
 
     Ids without a logit are left out: MLX does not check bounds, and plans come from a peer.
     """
-    penalty = make_repetition_penalty(rows[0].params.repetition_penalty, REPETITION_CONTEXT)
-    recent = [[token for token in row.recent if 0 <= token < logits.shape[-1]] for row in rows]
-    lines = [penalty(mx.array(tokens), logits[i : i + 1]) for i, tokens in enumerate(recent)]
+    lines = []
+    for i, row in enumerate(rows):
+        penalty = make_repetition_penalty(row.params.repetition_penalty, REPETITION_CONTEXT)
+        recent = [token for token in row.recent if 0 <= token < logits.shape[-1]]
+        lines.append(penalty(mx.array(recent), logits[i : i + 1]))
     return mx.concatenate(lines) if len(lines) > 1 else lines[0]

@@ -1,7 +1,7 @@
 """The graph of one step: what a device is given to compute."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
@@ -24,6 +24,10 @@ class StepGraph:
     rows: tuple[Row, ...]
     choices: tuple[Choice, ...]
     pending: Sequence[mx.array]
+
+    def without_pending(self) -> "StepGraph":
+        """The same without ``pending``: whoever held these arrays would make the next step copy them."""
+        return replace(self, pending=())
 
     def outputs(self) -> list[mx.array]:
         """The arrays that are read when the step is done. One element of the last array written is among them, which is

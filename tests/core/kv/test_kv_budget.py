@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from splitinfer.core.kv.budget import BLOCK, KVBudget, KVUse, NeverFits, StageKV, growth, use_of
+from splitinfer.core.kv.growth import spare
 
-counts = st.integers(0, 5000)
+counts = st.integers(0, 50_000)
 stages = st.builds(StageKV, st.integers(0, 10**7), st.integers(0, 2000), st.integers(0, 10**5))
 
 
@@ -18,7 +19,7 @@ def total(lengths: list[int]) -> KVUse:
 
 
 def bytes_by_hand(stage: StageKV, lengths: list[int]) -> int:
-    return sum(stage.fixed + stage.per_token * (n + -n % BLOCK) for n in lengths if n)
+    return sum(stage.fixed + stage.per_token * (n + -n % BLOCK + spare(n)) for n in lengths if n)
 
 
 @given(st.lists(stages, max_size=4), st.lists(counts, max_size=20))

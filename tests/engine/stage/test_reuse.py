@@ -11,6 +11,7 @@ from stages import pipeline, prompt, shorten_blocks
 
 import splitinfer
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.engine.stage import loader as stage_loader
 from splitinfer.llm import LLM
 
 BLOCK = 64  # WindowKVCache keeps positions aligned to this
@@ -83,6 +84,20 @@ def test_short_of_memory_the_tokens_stay_right(tiny_folder: Callable[..., Path])
         with served(tiny_folder("llama"), [2, 2], kv_bytes=num_blocks * BLOCK * per_token) as llm:
             for _ in range(2):
                 assert [out.token_ids for out in llm.generate(prompts, params)] == alone
+
+
+def test_where_buffers_are_few_fewer_blocks_are_kept(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
+    """As on a GPU, where their number is limited: here to four blocks of two layers, and as many again for the rest."""
+    monkeypatch.setattr(stage_loader, "resource_limit", lambda: 2 * 4 * 2)
+    most = 0
+    with served(tiny_folder("llama"), [2, 2]) as llm:
+        own = llm._engine.pipeline._own
+        assert own is not None
+        for seed in range(6):
+            ask(llm, prompt(2 * BLOCK + 5, seed=seed))
+            arrays = sum(len(block.arrays()) for block in own.runner.pool._blocks.values())
+            most = max(most, arrays)
+    assert 0 < most <= 4 * 2
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text", "deepseek_v3"])

@@ -1,6 +1,7 @@
 """Tokens are chosen as mlx-lm chooses them, and a row's token depends on that row alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.engine.stage.sampler import Row, Sampler, read
+from splitinfer.models.graph import uncompiled
 
 VOCAB = 97
 GREEDY = SamplingParams()
@@ -72,14 +74,44 @@ def by_mlx_lm(monkeypatch: pytest.MonkeyPatch, logits: mx.array, key: tuple[int,
 
 @pytest.mark.parametrize("filters", FILTERS)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-def test_filters_are_mlx_lms(monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any], temperature: float):
-    logits = made_up(40)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.bfloat16])
+def test_filters_are_mlx_lms(
+    monkeypatch: pytest.MonkeyPatch, filters: dict[str, Any], temperature: float, dtype: mx.Dtype
+):
+    logits = made_up(40).astype(dtype)
     params = SamplingParams(temperature=temperature, **filters)
     rows = [row(params, position=i, seed=i % 3) for i in range(40)]
     lines = zip(logits[:, None], rows, strict=True)
     expected = [by_mlx_lm(monkeypatch, line, position_key(r.seed, r.position), params) for line, r in lines]
     assert ids(logits, rows) == expected
     assert len(set(expected)) > 10
+
+
+def test_settings_are_data(monkeypatch: pytest.MonkeyPatch):
+    """Rows that differ in their values only share a call, and each gets what mlx-lm would choose with its own."""
+    many = [
+        SamplingParams(temperature=0.5 + i / 10, top_p=0.6 + i / 60, min_p=0.001 + i / 100, top_k=20) for i in range(20)
+    ]
+    logits = made_up(20)
+    rows = [row(params, position=i) for i, params in enumerate(many)]
+    (choice,) = Sampler(VOCAB).choose(logits, rows)
+    with uncompiled():  # mlx-lm's would be compiled for each value
+        expected = [by_mlx_lm(monkeypatch, logits[i : i + 1], position_key(1, i), many[i]) for i in range(20)]
+    assert choice.tokens.tolist() == expected
+    assert len(set(expected)) > 5
+
+
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_p": 0.9}, {"top_p": 0.9, "min_p": 0.1, "top_k": 7, "logprobs": 3}], ids=str
+)
+def test_twenty_settings_are_compiled_once_for_each_number_of_rows(filters: dict[str, Any]):
+    """A function is traced when it is called with constants or shapes for which it was not compiled yet."""
+    sampler = Sampler(VOCAB, compiled=True)
+    for i in range(20):
+        values = {name: value + i / 300 if name in ("top_p", "min_p") else value for name, value in filters.items()}
+        params = SamplingParams(temperature=0.4 + i / 10, **values)
+        sampler.choose(made_up(1 + i % 2), [row(params, position=at) for at in range(1 + i % 2)])
+    assert sampler.num_traced == 2
 
 
 def test_greedy_is_the_most_likely():
@@ -219,6 +251,17 @@ def test_choosing_computes_nothing_until_it_is_read():
     choices = Sampler(VOCAB).choose(made_up(2), rows)
     assert [choice.rows for choice in choices] == [(0,), (1,)]
     assert [len(read(choices, rows))] == [2]
+
+
+@pytest.mark.parametrize("logprobs", [None, 0, 4])
+def test_reading_computes_nothing(logprobs: int | None, busy: Callable[[], AbstractContextManager[None]]):
+    """It would wait on the device for the step launched meanwhile."""
+    rows = [row(replace(WARM, logprobs=logprobs), position=i) for i in range(9)]
+    choices = Sampler(VOCAB).choose(made_up(9).astype(mx.bfloat16), rows)
+    mx.eval([array for choice in choices for array in (choice.tokens, choice.logprobs) if array is not None])
+    with busy():
+        tokens = read(choices, rows)
+    assert [len(token.top) for token in tokens] == [logprobs or 0] * 9
 
 
 def test_no_rows():

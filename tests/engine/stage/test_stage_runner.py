@@ -16,6 +16,7 @@ from splitinfer.engine.stage.runner import Finished, Launched, StageRunner, _His
 from splitinfer.errors import ProtocolError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import load_stage, survey
+from splitinfer.models.tensors import to_buffer
 
 VOCAB = 160
 PROMPT = prompt(20)
@@ -389,5 +390,5 @@ def test_a_step_without_some_of_its_slices(halves: list[StageRunner], expected: 
     reduced = done.reduced_to(fewer)
     assert reduced.hidden is not None
     assert done.hidden is not None
-    assert mx.array_equal(reduced.hidden, done.hidden[20:])
+    assert bytes(to_buffer(reduced.hidden)) == bytes(to_buffer(done.hidden))[20 * 64 * 4 :]
     assert done.reduced_to(replace(first, slices=())).hidden is None

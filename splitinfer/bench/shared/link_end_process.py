@@ -1,5 +1,5 @@
-"""One end of a link, in a process of its own: ``python -m splitinfer.bench.link.end_process``. One JSON line in, one
-out.
+"""One end of a link, in a process of its own: ``python -m splitinfer.bench.shared.link_end_process``. One JSON line in,
+one out.
 
     {"listen": "tcp://127.0.0.1:0", "curve": false, "checksum": true} -> {"address": ..., "key": ...}
     {"connect": ..., "key": ..., "checksum": true}                    -> {}

@@ -1,0 +1,1 @@
+"""What the loops leave of a device's time."""

@@ -1,0 +1,1 @@
+"""``splitinfer bench --mode exact``: the first token at which two roads part."""

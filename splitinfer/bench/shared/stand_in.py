@@ -1,0 +1,26 @@
+"""A stand-in for a large model: small enough that a processor computes its steps in less time than an emulated
+accelerator takes for the large one's. Two layers for each stage, 32 numbers wide, with a long context.
+"""
+
+import json
+import os
+from pathlib import Path
+
+from splitinfer.bench.shared.random_model import Shape, make
+
+_LAYERS = 2  # of each stage
+
+
+def stand_in_layout(num_stages: int) -> Path:
+    """A layout of ``num_stages`` stages on this machine for a stand-in model, which is made when it is first needed."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitinfer" / "bench"
+    shape = Shape(layers=_LAYERS * num_stages, hidden=32, heads=4, kv_heads=2, mlp=64, vocab=512)
+    model = folder / f"stand-in-{shape.layers}"
+    if not (model / "config.json").exists():
+        make(model, shape, num_files=1)
+    stages = [
+        {"name": f"stage{i}", "layers": _LAYERS, **({} if i == 0 else {"address": "local"})} for i in range(num_stages)
+    ]
+    layout = folder / f"stand-in-{num_stages}-stages.yaml"
+    layout.write_text(json.dumps({"model": str(model), "stages": stages}), encoding="utf-8")  # JSON is YAML
+    return layout

@@ -1,0 +1,63 @@
+"""By how much the arrays of a sequence's KV grow: arithmetic that the stages' caches and the scheduler's budget share.
+
+Keys and values of one layer lie in one array each, because attention reads them so. An array that grows is copied, and
+until the copy is done there are two. If all layers grew in one step, as those of equal length do, that step would need
+the KV a second time. So layers take turns, each at another *phase* of the same ladder of lengths:
+
+    layer 0    |-----------|-----------|-----------|      room of a layer: the first mark
+    layer 1    |---|-----------|-----------|-------       at or after its length
+    layer 2    |-------|-----------|-----------|---
+
+The ladder's step is a block of ``BLOCK`` tokens for short sequences and 1/16 to 1/8 of the length for long ones, so
+that a long sequence is seldom copied, and a chunk of its prompt lets few layers grow. A layer never has more than 1/8
+of its length unused, and a block; the mean of all layers, which is what is counted, is half of that.
+"""
+
+BLOCK = 256  # tokens
+
+_SHARE = 8  # of a length that a step is at most
+_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread evenly however many there are
+
+
+def phase_of(index: int) -> float:
+    """The phase in [0, 1) at which the cache with this index grows.
+
+    >>> [round(phase_of(i), 2) for i in range(4)]
+    [0.0, 0.62, 0.24, 0.85]
+    """
+    return index * _GOLDEN % 1
+
+
+def room(num_tokens: int, phase: float = 0.0) -> int:
+    """The tokens for which a cache of ``num_tokens`` tokens has room, when it grows to that length.
+
+    >>> room(1), room(300), room(40_000), room(40_000, 0.5)
+    (256, 512, 40960, 43008)
+    """
+    blocks = -(-num_tokens // BLOCK)
+    step = _step(blocks)
+    return (blocks + (int(phase * step) - blocks) % step) * BLOCK
+
+
+def mean_blocks(num_tokens: int) -> int:
+    """The blocks for which caches of ``num_tokens`` tokens have room, on an average of all phases, rounded up.
+
+    >>> mean_blocks(0), mean_blocks(257), mean_blocks(40_000)
+    (0, 2, 165)
+    """
+    blocks = -(-num_tokens // BLOCK)
+    return blocks + _step(blocks) // 2 if blocks else 0
+
+
+def spare(num_tokens: int) -> int:
+    """The tokens of that room beyond the last block with tokens.
+
+    >>> spare(3000), spare(40_000)
+    (0, 2048)
+    """
+    return _step(-(-num_tokens // BLOCK)) // 2 * BLOCK
+
+
+def _step(blocks: int) -> int:
+    """The ladder's step in blocks: a power of two, and so is the length from which it holds."""
+    return max(1, (1 << blocks.bit_length() - 1) // _SHARE) if blocks else 1

@@ -1,0 +1,15 @@
+"""Which machine this process emulates, if any: ``SPLITINFER_ACCELERATOR`` names its file.
+
+The variable is for every process of a pipeline; a local worker inherits it.
+"""
+
+import os
+from pathlib import Path
+
+VARIABLE = "SPLITINFER_ACCELERATOR"
+
+
+def emulated_machine() -> Path | None:
+    """The file of the machine that this process emulates; ``None`` if it computes on what it has."""
+    name = os.environ.get(VARIABLE)
+    return Path(name) if name else None

@@ -1,0 +1,115 @@
+"""Tells rounding from error, where two ways of computing the same rows do not agree to the last bit.
+
+A GPU chooses another kernel for another number of rows, so honest results differ. Any fixed tolerance for what a stage
+returns fails: rounding grows over layers, and where it makes one router choose another expert, the whole row is
+another one. In 32 layers of experts in bfloat16 that is every row. So three things are done instead.
+
+*Each layer is compared alone* (``layer_trace``): it is given what the reference's layer was given, so nothing
+compounds, and what depth there is does not matter. Comparing a few layers, or the model in float32, would do the same
+at the price of not having tried what will run: other layers, or other kernels.
+
+*What may be rounding is measured*: the reference's rows are computed once more, one row at a time. A layer's limit
+is a few times the median error of that, and never less than a tolerance (which is all there is on a machine that
+rounds every row alike). The median does not see the few rows that chose another expert.
+
+*What rounding does moves, what a mistake does stays.* A wrong mask, position or neighbour's key is at its place
+whatever the tokens are: the same row of the same layer. A router's near-tie is somewhere else with other tokens. So the
+trial is repeated with other tokens until no place has been off every time, which is rounding, or until it is less
+likely than one in a thousand that rounding alone was off at some place every time, by the measured share of rows that
+it moves: which is an error. On a machine without rounding the first trial decides that all is right.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_TIMES_NOISE = 4.0  # a layer's limit, in medians of its own noise
+_MAX_LIMIT = 0.25  # relative; a layer whose noise is larger cannot be compared with anything
+_MAX_SHARE = 0.1  # of places off in one trial beyond what noise explains: more is an error at once
+_SHARES_OF_NOISE = 3.0  # how much oftener than the measured noise rounding may be off
+_CHANCE = 1e-3  # that rounding passes for an error
+_MAX_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors of rows. ``layers``: which layer computed each (any numbers, the same in each trial);
+    ``tolerances``: what each may be without any measured noise. Not a number counts as infinite."""
+
+    layers: NDArray[np.int64]
+    tolerances: Floats
+    values: Floats
+
+    @property
+    def are_tolerable(self) -> bool:
+        """Whether none exceeds its tolerance."""
+        return bool(np.all(self.values <= self.tolerances))
+
+
+def reason_to_refuse(trial: Callable[[int], Errors], noise: Callable[[int], Errors]) -> str | None:
+    """Why a trial's errors cannot be rounding; ``None`` if they can.
+
+    Args:
+        trial: errors of the trial with the tokens of a round, at the same places in each round.
+        noise: errors of the reference against itself, computed in another way, with the same tokens. Measured only if
+            the first trial is not within its tolerances.
+    """
+    trials, own = list[Errors](), list[Errors]()
+    for number in range(_MAX_ROUNDS):
+        trials.append(trial(number))
+        if number == 0 and trials[0].are_tolerable:
+            return None
+        own.append(noise(number))
+        verdict, reason = _judge(trials, own)
+        if verdict is not _Verdict.UNDECIDED:
+            return reason
+    return f"after {_MAX_ROUNDS} trials still {reason}"
+
+
+class _Verdict(Enum):
+    """What trials so far show."""
+
+    ROUNDING = auto()
+    ERROR = auto()
+    UNDECIDED = auto()
+
+
+def _judge(trials: list[Errors], noise: list[Errors]) -> tuple[_Verdict, str | None]:
+    limits, share = _limits(trials[0], noise), _share_of_noise(noise)
+    off = np.stack([~(one.values <= limits) for one in trials])
+    always = off.all(axis=0)
+    if off[-1].mean() > _MAX_SHARE + _SHARES_OF_NOISE * share:
+        return _Verdict.ERROR, f"{off[-1].sum()} of {off[-1].size} rows differ, over all layers"
+    if np.isinf(limits.max()):
+        return _Verdict.ERROR, "a layer's rows alone are no numbers"
+    if limits.max() > _MAX_LIMIT:
+        return _Verdict.UNDECIDED, f"a layer's own rounding is {limits.max() / _TIMES_NOISE:.2g} of what it computes"
+    if not always.any():
+        return _Verdict.ROUNDING, None
+    reason = f"the same {always.sum()} of {always.size} rows, over all layers, differ in {len(trials)} trials"
+    chance = always.size * min(1.0, _SHARES_OF_NOISE * share) ** len(trials)
+    return _Verdict.ERROR if chance < _CHANCE else _Verdict.UNDECIDED, reason
+
+
+def _limits(trial: Errors, noise: list[Errors]) -> Floats:
+    """What each row's error may be: at least its tolerance, else by the noise of its layer."""
+    layers = np.concatenate([one.layers for one in noise])
+    values = np.concatenate([one.values for one in noise])
+    limits = trial.tolerances.copy()
+    for layer in np.unique(trial.layers):
+        own = values[layers == layer]
+        here = trial.layers == layer
+        if own.size:
+            limits[here] = np.maximum(limits[here], _TIMES_NOISE * np.median(own))
+    return limits
+
+
+def _share_of_noise(noise: list[Errors]) -> float:
+    """The share of rows that the reference's own rounding moves beyond their limits; never 0, as few were seen."""
+    moved = [~(one.values <= _limits(one, noise)) for one in noise]
+    return float((sum(each.sum() for each in moved) + 1) / (sum(each.size for each in moved) + 1))

@@ -1,0 +1,154 @@
+"""The trial of a way to run many sequences: the same small steps together and one sequence at a time.
+
+The reference is one sequence at a time, as its chunks are. Its own rounding is that of its chunks' rows, one at a time.
+Whether errors are rounding is decided in ``rounding``, layer by layer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+
+from splitinfer.models.caches import arrays_of
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.cut import StageModel
+from splitinfer.models.layer_trace import LayerCall, RowErrors, following, joined, recording, rows_of
+from splitinfer.models.rounding import Errors, reason_to_refuse
+from splitinfer.models.rows import Part
+
+# (sequence, rows, logits): chunks; a chunk beside a decode; decodes of equal length, not in order; a chunk beside
+# decodes; decodes of unequal length.
+_STEPS = (
+    ((0, 3, 1), (1, 2, 0), (2, 4, 4)),
+    ((0, 2, 2), (1, 3, 1), (2, 1, 1)),
+    ((1, 1, 1), (0, 1, 1), (2, 1, 1)),
+    ((2, 2, 1), (0, 1, 1), (1, 1, 1)),
+    ((0, 1, 1), (1, 1, 1), (2, 1, 1)),
+)
+_SEQUENCES = 3
+_TOKENS = 32  # ids below this; every vocabulary has them
+
+Run = Callable[[Sequence[Part], Sequence[int], mx.array | None], list[mx.array]]
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """A way on trial. ``parts_in_order``: while its step is built, the step's parts in the order of its rows."""
+
+    run: Run
+    parts_in_order: Callable[[], Sequence[Part]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """One sequence's rows of a step by itself: its layers' rows, and its output rows, none of a part without logits."""
+
+    start: int
+    logits: int
+    ids: list[int]
+    hidden: mx.array | None
+    calls: list[LayerCall]
+    outputs: list[mx.array]
+
+
+class StepTrial:
+    """Trials of a stage. ``alone``: runs a step one sequence after the other."""
+
+    def __init__(self, stage: StageModel, alone: Run) -> None:
+        self._stage, self._alone = stage, alone
+        self._rounds = [_Round(stage, alone, 0)]  # whose reference serves every way
+
+    def why_wrong(self, way: Together) -> str | None:
+        """Why steps of several sequences are not what each has alone; ``None`` if they differ by rounding at most."""
+        return reason_to_refuse(lambda n: self._round(n).errors(way), lambda n: self._round(n).noise)
+
+    def errors(self, way: Together) -> Errors:
+        """The errors of one trial."""
+        return self._round(0).errors(way)
+
+    def _round(self, number: int) -> "_Round":
+        if number >= len(self._rounds):
+            self._rounds.append(_Round(self._stage, self._alone, number))
+        return self._rounds[number]
+
+
+class _Round:
+    """The trial with the tokens of one round."""
+
+    def __init__(self, stage: StageModel, alone: Run, number: int) -> None:
+        self._stage, self._run_alone, self._number = stage, alone, number
+
+    def errors(self, way: Together) -> Errors:
+        """Of the way on trial, against one sequence at a time."""
+        errors, caches = RowErrors(), self._caches()
+        for number, step in enumerate(_STEPS):
+            slices = self._reference[number]
+            parts = [Part(caches[i], slices[i].start, n, logits) for i, n, logits in step]
+            of_part = {id(part): slices[i] for part, (i, _, _) in zip(parts, step, strict=True)}
+
+            def calls(of_part: dict[int, _Slice] = of_part) -> list[LayerCall]:
+                return joined([of_part[id(part)].calls for part in way.parts_in_order()])
+
+            ids, hidden = self._tokens(number, step)
+            with following(self._stage, len(ids), calls, errors):
+                outputs = way.run(parts, ids, hidden)
+            wanted = [output for i, _, _ in step for output in slices[i].outputs]
+            errors.add_outputs(mx.concatenate(outputs), mx.concatenate(wanted))
+        return errors.evaluated()
+
+    @cached_property
+    def noise(self) -> Errors:
+        """Of the reference's chunks, against the same rows one at a time."""
+        errors, caches = RowErrors(), self._caches()
+        for number, step in enumerate(_STEPS):
+            for i, count, _ in step:
+                self._row_by_row(self._reference[number][i], caches[i], count, errors)
+        return errors.evaluated()
+
+    def _row_by_row(self, one: _Slice, caches: SequenceCaches, count: int, errors: RowErrors) -> None:
+        found = RowErrors() if count == 1 else errors  # one row is no other way to cut one row
+        outputs: list[mx.array] = []
+        for row in range(count):
+            part = Part(caches, one.start + row, 1, int(row >= count - one.logits))
+            hidden = None if one.hidden is None else one.hidden[row : row + 1]
+            calls = rows_of(one.calls, row, row + 1)
+            with following(self._stage, 1, lambda calls=calls: calls, found):  # type: ignore[misc]
+                outputs += self._run_alone([part], one.ids[row : row + 1], hidden)
+        if one.outputs:
+            found.add_outputs(mx.concatenate(outputs), mx.concatenate(one.outputs))
+
+    @cached_property
+    def _reference(self) -> list[dict[int, _Slice]]:
+        """Each step's slices, by sequence, evaluated."""
+        caches, steps = self._caches(), list[dict[int, _Slice]]()
+        for number, step in enumerate(_STEPS):
+            ids, hidden = self._tokens(number, step)
+            slices, at = dict[int, _Slice](), 0
+            for i, count, logits in step:
+                rows = slice(at, at := at + count)
+                slices[i] = self._alone(caches[i], logits, ids[rows], None if hidden is None else hidden[rows])
+            mx.eval(
+                [[call.returned for call in one.calls] + one.outputs for one in slices.values()],
+                [array for one in caches for cache in one.own for array in arrays_of(cache)],
+            )
+            steps.append(slices)
+        return steps
+
+    def _alone(self, caches: SequenceCaches, logits: int, ids: list[int], hidden: mx.array | None) -> _Slice:
+        start = caches.place.position
+        with recording(self._stage, len(ids)) as calls:
+            outputs = self._run_alone([Part(caches, start, len(ids), logits)], ids, hidden)
+        return _Slice(start, logits, ids, hidden, calls, outputs)
+
+    def _caches(self) -> list[SequenceCaches]:
+        return [self._stage.make_caches() for _ in range(_SEQUENCES)]
+
+    def _tokens(self, number: int, step: Sequence[tuple[int, int, int]]) -> tuple[list[int], mx.array | None]:
+        """Made-up tokens of a step, or hidden states [T, d] where the stage is given those."""
+        count, salt = sum(rows for _, rows, _ in step), number + len(_STEPS) * self._number
+        width = self._stage.hidden_spec
+        ids = [(7 * i + 3 * salt) % _TOKENS for i in range(count)]
+        if width is None:
+            return ids, None
+        return ids, mx.random.normal((count, width[0]), key=mx.random.key(salt)).astype(width[1])

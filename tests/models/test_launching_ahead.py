@@ -1,0 +1,179 @@
+"""What launching ahead costs in memory: a sequence's KV is written in place, and grows layer after layer."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import mlx.core as mx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.core.kv.growth import BLOCK, mean_blocks, phase_of, room
+from splitinfer.models import kv_pool
+from splitinfer.models.caches import Place
+from splitinfer.models.cohort import SequenceCaches
+from splitinfer.models.growing import GrowingKVCache
+from splitinfer.models.kv_pool import KVPool
+
+LAYERS, HEAD = 8, 64
+LENGTH = 32 * 1024
+KV = LAYERS * 2 * LENGTH * HEAD * 4  # bytes
+
+
+# -- the ladder ------------------------------------------------------------------------------------
+
+lengths = st.integers(1, 300_000)
+
+
+@given(lengths, st.floats(0, 1, exclude_max=True))
+def test_there_is_room_and_never_much_more(length: int, phase: float):
+    here = room(length, phase)
+    assert here % BLOCK == 0
+    assert length <= here < length + length / 8 + BLOCK
+
+
+@given(lengths, lengths)
+def test_more_tokens_never_take_fewer_blocks(a: int, b: int):
+    assert mean_blocks(min(a, b)) <= mean_blocks(max(a, b))
+
+
+@given(lengths, st.integers(16, 100), st.integers(0, 100))
+def test_what_is_counted_is_what_is_held(length: int, num_layers: int, first: int):
+    """On any stage of some layers, within a step's share of one layer's."""
+    held = [room(length, phase_of(i)) for i in range(first, first + num_layers)]
+    assert sum(held) / num_layers == pytest.approx(mean_blocks(length) * BLOCK, rel=0.02, abs=BLOCK)
+
+
+@pytest.mark.parametrize("num_layers", [16, 40, 80])
+def test_layers_grow_in_turn(num_layers: int):
+    """A chunk of 512 tokens lets a quarter grow once a sequence is long, and two fifths where the step doubles."""
+    rooms = [0] * num_layers
+    for end in range(512, 4 * LENGTH + 1, 512):
+        grown = [i for i in range(num_layers) if rooms[i] < end]
+        for i in grown:
+            rooms[i] = room(end, phase_of(i))
+        assert end <= LENGTH or len(grown) <= 0.4 * num_layers + 1
+
+
+# -- the rule --------------------------------------------------------------------------------------
+
+
+def pool_of_long_and_short(monkeypatch: pytest.MonkeyPatch) -> KVPool:
+    """Sequence 1 has 2,048 bytes a block and array, sequence 2 as many and 3 none; 10,000 may be copied."""
+
+    def make_caches() -> SequenceCaches:
+        own = [GrowingKVCache()]
+        return SequenceCaches(own, own, Place())
+
+    model = SimpleNamespace(make_caches=make_caches)
+    monkeypatch.setattr(kv_pool, "MAX_COPIED", 10_000)
+    pool = KVPool(model)  # type: ignore[arg-type]
+    for seq_id, tokens in ((1, 1024), (2, 1024), (3, 0)):
+        pool.open(seq_id)
+        if tokens:
+            pool.at(seq_id, 0).own[0].update_and_fetch(*[mx.zeros((1, 1, tokens, 1))] * 2)
+    return pool
+
+
+def test_a_step_waits_only_where_it_would_copy_too_much(monkeypatch: pytest.MonkeyPatch):
+    pool = pool_of_long_and_short(monkeypatch)
+    assert pool.must_end_first([1], []) == 0
+    assert pool.must_end_first([1], [[2], [3]]) == 0, "other sequences' arrays are other arrays"
+    assert pool.must_end_first([1], [[1]]) == 0, "8,192 bytes"
+    assert pool.must_end_first([1, 2], [[1, 2]]) == 1
+    assert pool.must_end_first([1, 2], [[3], [2, 1], [3]]) == 2
+    assert pool.must_end_first([1], [[1], [1], [3]]) == 1, "two copies are live at a time"
+    assert pool.must_end_first([3, 9], [[3, 9]]) == 0
+
+
+# -- the memory ------------------------------------------------------------------------------------
+
+
+class Layers:
+    """A stage of layers that attend, and nothing else: MLX's CPU backend launches at most some hundred operations
+    ahead, so with a whole model's no copies of all layers could ever be in flight."""
+
+    own_places = tuple(range(LAYERS))
+
+    def make_caches(self) -> SequenceCaches:
+        own = [GrowingKVCache(phase_of(i)) for i in self.own_places]
+        return SequenceCaches(own, own, Place())
+
+    def __call__(self, x: mx.array, caches: SequenceCaches) -> mx.array:
+        """[1, 1, n, d] after all layers."""
+        for cache in caches.own:
+            keys, values = cache.update_and_fetch(x, x)
+            x = mx.softmax(x @ keys.swapaxes(2, 3), axis=-1) @ values
+        caches.place.position += x.shape[2]
+        return x
+
+
+class Ahead:
+    """Launches steps on one long sequence, as a loop does: three before the first is waited for."""
+
+    def __init__(self, length: int, *, waits: bool) -> None:
+        self.layers, self.waits = Layers(), waits
+        self.pool = KVPool(self.layers)  # type: ignore[arg-type]
+        self.in_flight: list[mx.array] = []
+        self.pool.open(1)
+        caches = self.pool.at(1, 0)
+        for cache in caches.own:
+            cache.update_and_fetch(*[mx.zeros((1, 1, length, HEAD))] * 2)
+            mx.eval(cache.keys, cache.values)
+        caches.place.position = length
+
+    def launch(self, rows: int) -> None:
+        caches = self.pool.at(1, self.pool._entries[1].position)
+        y = self.layers(mx.zeros((1, 1, rows, HEAD)), caches)
+        if self.waits:
+            for _ in range(self.pool.must_end_first([1], [[1]] * len(self.in_flight))):
+                self.finish()
+        mx.async_eval(y, [(cache.keys, cache.values) for cache in caches.own])
+        self.in_flight.append(y)
+
+    def finish(self) -> None:
+        mx.eval(self.in_flight.pop(0))
+
+    def peak(self, steps: Sequence[int]) -> float:
+        """The memory beyond what the sequence held before, by its KV. The device is busy when the first is launched."""
+        mx.synchronize()
+        mx.clear_cache()
+        numbers = mx.random.uniform(shape=(1_000_000,))
+        mx.eval(numbers)
+        before = mx.get_active_memory() + numbers.nbytes
+        mx.reset_peak_memory()
+        work = mx.sort(numbers)
+        mx.async_eval(work)
+        for rows in steps:
+            if len(self.in_flight) == 3:
+                self.finish()
+            self.launch(rows)
+        while self.in_flight:
+            self.finish()
+        return (mx.get_peak_memory() - before) / KV
+
+
+BEFORE_SOME_GROW = next(
+    n for n in range(LENGTH - 512, LENGTH, BLOCK) if room(n + 1, phase_of(1)) > room(n, phase_of(1))
+)
+
+
+@pytest.mark.parametrize("length", [LENGTH - 512, BEFORE_SOME_GROW, LENGTH - 4])
+@pytest.mark.parametrize("steps", [[16] * 6, [8, 8, 8, 1, 8], [1] * 6], ids=["a prompt", "drafts", "decodes"])
+def test_a_long_sequence_is_not_copied(length: int, steps: list[int]):
+    assert Ahead(length, waits=True).peak(steps) < 0.4
+
+
+def test_without_the_rule_it_would_be():
+    """So that the test above can fail."""
+    assert Ahead(LENGTH - 512, waits=False).peak([1] * 4) > 0.7
+
+
+def test_if_all_layers_grew_at_once_there_would_be_two(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Layers, "make_caches", lambda _self: in_step())
+    assert Ahead(LENGTH, waits=True).peak([1] * 4) > 0.9
+
+
+def in_step() -> SequenceCaches:
+    own = [GrowingKVCache() for _ in range(LAYERS)]
+    return SequenceCaches(own, own, Place())

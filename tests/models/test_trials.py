@@ -1,0 +1,245 @@
+"""The trials at loading, on deep models whose rounding depends on the number of rows: honest rounding passes, however
+deep the model is, and a mistake beside it does not."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+import pytest
+import tiny
+from mlx.utils import tree_map
+from noisy_layers import RowNoise
+
+from splitinfer.models import kv_blocks, kv_trial, rows
+from splitinfer.models.caches import Cache
+from splitinfer.models.cohort import Cohort, SequenceCaches
+from splitinfer.models.cut import StageModel
+from splitinfer.models.kv_blocks import KVBlock, Piece
+from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.layer_trace import RowErrors
+from splitinfer.models.rows import RowCache, RowStep, attend_by_rows
+from splitinfer.models.step import StepModel, Way
+from splitinfer.models.step_trial import StepTrial
+
+DEEP, SHALLOW = 40, 10  # layers: rounding needs many of them to grow, a mistake does not
+ODD = 7  # the only layer with a mistake, where only one has it
+
+# MLX's CPU backend multiplies experts in float32 only, so these have larger errors in float32.
+KINDS: dict[str, tuple[str, mx.Dtype, float, dict[str, Any]]] = {
+    "dense": ("qwen3", mx.bfloat16, 1e-5, {}),
+    "experts": ("qwen3_moe", mx.float32, 1e-3, {"num_experts": 16, "moe_intermediate_size": 16}),
+}
+Fault = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass
+class Tried:
+    """A stage, and the references of its trial, which serve every test."""
+
+    stage: StageModel
+    trial: StepTrial
+
+    def refuses_rows(self, *, cohorts: bool = True) -> str | None:
+        step = StepModel(self.stage, exact=False)
+        return step._try(self.trial, Way.ROWS, step._plain_places if cohorts else [])
+
+
+def noisy_stage(kind: str, num_layers: int) -> Iterator[Tried]:
+    name, dtype, noise, changes = KINDS[kind]
+    model, _ = tiny.build(name, num_hidden_layers=num_layers, hidden_size=32, intermediate_size=32, **changes)
+    model.update(tree_map(lambda array: array.astype(dtype), model.parameters()))
+    mx.eval(model.parameters())
+    with pytest.MonkeyPatch.context() as patch:
+        RowNoise(noise).install(patch)
+        stage = StageModel(model, 0, num_layers)
+        attend_by_rows(model)
+        yield Tried(stage, StepTrial(stage, StepModel(stage)._one_by_one))
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def deep(request: pytest.FixtureRequest) -> Iterator[Tried]:
+    """A stage of many layers with noise in its linear layers."""
+    yield from noisy_stage(request.param, DEEP)
+
+
+@pytest.fixture(scope="module", params=list(KINDS))
+def shallow(request: pytest.FixtureRequest) -> Iterator[Tried]:
+    """The same of fewer layers."""
+    yield from noisy_stage(request.param, SHALLOW)
+
+
+def test_rounding_is_no_reason_to_refuse(deep: Tried):
+    step = StepModel(deep.stage, exact=False)
+    assert step.way is Way.ROWS
+    assert step._places, "members of a cohort attend together"
+    assert try_blocks(deep.stage).why_not is None
+
+
+def test_whole_models_would_differ(deep: Tried):
+    """That is, the noise is such that comparing what the whole stage returns could not work."""
+    stage, ids = deep.stage, mx.array([[(7 * i) % 32 for i in range(6)]])
+    chunk = stage(ids, stage.make_caches(), None, 6)[0].astype(mx.float32)
+    caches = stage.make_caches()
+    alone = mx.concatenate([stage(ids[:, i : i + 1], caches, None, 1)[0] for i in range(6)]).astype(mx.float32)
+    error = mx.linalg.norm(chunk - alone, axis=-1) / mx.linalg.norm(alone, axis=-1)
+    assert mx.sum(error > 0.02).item() >= 2
+
+
+# -- mistakes in steps of rows -------------------------------------------------------------------------
+
+
+def position_off_by_one(patch: pytest.MonkeyPatch) -> None:
+    """Of one sequence, wherever it stands."""
+    offsets = RowStep.offsets.func  # type: ignore[attr-defined]
+
+    def wrong(step: RowStep) -> mx.array:
+        lengths = [part.count for part in step.parts]
+        return offsets(step) + mx.array([int(i == 1) for i, n in enumerate(lengths) for _ in range(n)])
+
+    patch.setattr(RowStep, "offsets", property(wrong))
+
+
+def sees_what_comes(patch: pytest.MonkeyPatch) -> None:
+    """The rows of a chunk see the rows after them."""
+    attend = rows._attend
+
+    def wrong(part: rows.Part, q: mx.array, k: mx.array, v: mx.array, scale: float, mask: Any, sinks: Any) -> mx.array:
+        everything = mx.ones((part.count, k.shape[2]), mx.bool_)
+        return attend(part, q, k, v, scale, everything, sinks)
+
+    patch.setattr(rows, "_attend", wrong)
+
+
+def neighbours_keys(patch: pytest.MonkeyPatch) -> None:
+    """One layer has two sequences' keys and values in each other's place."""
+    of = RowCache.of
+
+    def wrong(cache: RowCache, part: rows.Part) -> Cache:
+        parts = list(cache.step.parts)
+        if cache._index != ODD or len(parts) < 3:
+            return of(cache, part)
+        at = next(i for i, one in enumerate(parts) if one is part)
+        return of(cache, parts[(1, 0, 2)[at]])
+
+    patch.setattr(RowCache, "of", wrong)
+    patch.setattr(rows, "_attend", _with_fitting_mask(rows._attend))
+
+
+def _with_fitting_mask(attend: Callable[..., mx.array]) -> Callable[..., mx.array]:
+    """Attention whose mask is causal, of whatever length the keys happen to have."""
+
+    def fitting(part: rows.Part, q: mx.array, k: mx.array, v: mx.array, *rest: Any) -> mx.array:
+        scale, mask, sinks = rest
+        return attend(part, q, k, v, scale, "causal" if mask is not None else None, sinks)
+
+    return fitting
+
+
+def rows_swapped(patch: pytest.MonkeyPatch) -> None:
+    """One layer's attention returns two rows of a decode in each other's place."""
+    attend = RowCache.attend
+
+    def wrong(cache: RowCache, *args: Any) -> mx.array:
+        y = attend(cache, *args)
+        return y[mx.array([1, 0, 2])] if cache._index == ODD and y.shape[0] == 3 else y
+
+    patch.setattr(RowCache, "attend", wrong)
+
+
+@pytest.mark.parametrize("fault", [position_off_by_one, sees_what_comes, neighbours_keys, rows_swapped])
+def test_mistakes_in_rows_are_refused(shallow: Tried, fault: Fault, monkeypatch: pytest.MonkeyPatch):
+    fault(monkeypatch)
+    reason = shallow.refuses_rows()
+    assert reason is not None
+    assert "differ" in reason, "found by what was computed, not by an exception"
+
+
+def test_padding_that_is_not_masked_is_refused(shallow: Tried, monkeypatch: pytest.MonkeyPatch):
+    """The smallest mistake: two rows of one step, and what they see too much is zeros."""
+    attend = Cohort.attend
+
+    def unmasked(cohort: Cohort, *args: Any) -> mx.array:
+        cohort._mask = None
+        return attend(cohort, *args)
+
+    monkeypatch.setattr(Cohort, "attend", unmasked)
+    assert "the same" in (shallow.refuses_rows() or "")
+    assert shallow.refuses_rows(cohorts=False) is None, "each sequence attends by itself"
+
+
+# -- mistakes in stored KV -----------------------------------------------------------------------------
+
+
+def earlier_position(patch: pytest.MonkeyPatch) -> None:
+    """What starts from blocks takes itself to be one position earlier."""
+    join = kv_blocks.join
+
+    def wrong(caches: SequenceCaches, places: list[int], blocks: list[KVBlock], length: int) -> list[mx.array]:
+        made = join(caches, places, blocks, length)
+        for cache in caches.own:
+            cache.offset -= 1
+        return made
+
+    patch.setattr(kv_trial, "join", wrong)
+
+
+def shared_memory(patch: pytest.MonkeyPatch) -> None:
+    """A block of one layer holds the sequence's own last keys instead of copies of those cut."""
+    cut, join = kv_blocks.cut, kv_blocks.join
+    sources: list[SequenceCaches] = []
+
+    def noted(caches: SequenceCaches, places: list[int], start: int, end: int) -> KVBlock:
+        sources.append(caches)
+        return cut(caches, places, start, end)
+
+    def wrong(caches: SequenceCaches, places: list[int], blocks: list[KVBlock], length: int) -> list[mx.array]:
+        *others, last = blocks
+        live, pieces = sources[-1].full[ODD], list(last.pieces)
+        size = last.end - last.start
+        arrays = tuple(a[..., live.offset - size : live.offset, :] for a in (live.keys, live.values))
+        pieces[places.index(ODD)] = Piece(arrays, last.start, last.end, by_token=True)
+        return join(caches, places, [*others, KVBlock(tuple(pieces), last.start, last.end)], length)
+
+    patch.setattr(kv_trial, "cut", noted)
+    patch.setattr(kv_trial, "join", wrong)
+
+
+def blocks_swapped(patch: pytest.MonkeyPatch) -> None:
+    """In one layer a block holds the positions before its own."""
+    cut = kv_blocks.cut
+
+    def wrong(caches: SequenceCaches, places: list[int], start: int, end: int) -> KVBlock:
+        right = cut(caches, places, start, end)
+        pieces, at = list(right.pieces), places.index(ODD)
+        if start > 0:
+            off = cut(caches, places, start - 1, end - 1).pieces[at]
+            pieces[at] = Piece(off.arrays, start, end, by_token=True)
+        return KVBlock(tuple(pieces), start, end)
+
+    patch.setattr(kv_trial, "cut", wrong)
+
+
+@pytest.mark.parametrize("fault", [earlier_position, shared_memory, blocks_swapped])
+def test_mistakes_in_blocks_are_refused(shallow: Tried, fault: Fault, monkeypatch: pytest.MonkeyPatch):
+    fault(monkeypatch)
+    reason = try_blocks(shallow.stage).why_not
+    assert reason is not None
+    assert "differ" in reason, "found by what was computed, not by an exception"
+
+
+def test_blocks_are_kept_where_no_two_calls_agree(shallow: Tried):
+    """Not even the same rows computed again, as with sums in no fixed order."""
+    with pytest.MonkeyPatch.context() as patch:
+        RowNoise(1e-4, each_call=True).install(patch)
+        assert try_blocks(shallow.stage).why_not is None
+
+
+def test_a_layer_that_adds_little_hides_nothing():
+    """Errors are relative to what the layer added, as far as the dtype can hold that."""
+    given = mx.full((2, 8), 10.0)
+    errors = RowErrors()
+    errors.add(0, given + mx.array([[0.2], [0.1]]), given + 0.1, given)
+    first, second = errors.evaluated().values
+    assert first == pytest.approx(1, rel=0.02)
+    assert second < 1e-3
