@@ -195,7 +195,8 @@ def found_by(part: str) -> dict[str, dict[str, Any]]:
 def test_support_on_the_cpu_is_equal_to_the_last_bit():
     found = found_by("support")
     assert found["llama, float32"] == {
-        "finite": True, "to_mlx_lm": 0.0, "way": "rows", "kept_kv": True, "split_to_whole": 0.0, "equal": True,
+        "is_number": True, "to_mlx_lm": 0.0, "to_mlx_lm_without_cache": pytest.approx(0.0, abs=1e-5), "way": "rows",
+        "kept_kv": True, "split_to_whole": 0.0, "equal": True,
     }  # fmt: skip
     assert (found["summary, float32"]["configurations"], found["summary, float32"]["equal"]) == (2, 2)
 
@@ -270,6 +271,12 @@ def test_two_groups_on_two_stages(tmp_path: Path):
     assert len(groups["step_ms"]) == 2
     assert 0 < groups["share_of_ideal"] <= 2
     assert "note" not in found  # on a CPU each stage has a processor
+
+
+def test_an_error_is_relative_to_a_row_and_infinite_where_it_is_no_number():
+    wanted = mx.array([[3.0, 4.0], [3.0, -mx.inf], [3.0, 4.0], [3.0, 4.0]])
+    rows_ = mx.array([[3.0, 4.5], [3.0, -mx.inf], [3.0, mx.nan], [3.0, mx.inf]])
+    assert models.row_errors(rows_, wanted) == [pytest.approx(0.1), 0.0, float("inf"), float("inf")]
 
 
 # ----- other commands ------------------------------------------------------------------------------
