@@ -92,7 +92,7 @@ MESSAGES: list[Message] = [
     Measured(LinkMeasurement(0.001, 0.002, 1e9, 1e9)),
     Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
-    Fault("broken"),
+    Fault("broken", True),
 ]
 HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
 

@@ -9,12 +9,16 @@ import ctypes
 import os
 from functools import cache
 
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 
 
 def has_own_processor() -> bool:
-    """Whether this process is pinned to one of several processors, and computes there rather than on a GPU."""
-    return hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) == 1 < _processors() and not on_gpu()
+    """Whether this process is pinned to one of several processors, and computes there rather than on a GPU, which may
+    be an emulated one: there other threads than the loop's wait for the device, and send."""
+    if not hasattr(os, "sched_getaffinity") or emulated_machine() is not None or on_gpu():
+        return False
+    return len(os.sched_getaffinity(0)) == 1 < _processors()
 
 
 def yield_processor() -> None:

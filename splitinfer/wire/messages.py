@@ -249,7 +249,7 @@ class Fault:
     """
 
     reason: str
-    no_memory: bool = False
+    no_memory: bool
 
 
 Message = (

@@ -220,7 +220,7 @@ EXAMPLES: dict[str, Message] = {
         messages.Result(
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))
         ),
-        messages.Fault("the disk is gone"),
+        messages.Fault("the disk is gone", False),
     )
 }
 

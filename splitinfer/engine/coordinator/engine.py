@@ -245,9 +245,10 @@ class Engine:
         """Hand a step to the device. It is sent when the device is done with it."""
         self._later.put(self.metrics.launched, plan)
         self.totals.computed_tokens += plan.num_tokens
-        self._watch.sent(time.monotonic(), self.scheduler.predicted(plan))
         self._unsent.add(plan)
+        at = time.monotonic()
         launched = self.pipeline.own.launch(plan, None)
+        self._watch.sent(at, self.scheduler.predicted(plan))
         is_done = self.pipeline.own.device.computes_at_launch
         if is_done and self._unsent.has_drafts:
             self._receive_without_waiting()

@@ -14,7 +14,6 @@ from collections import deque
 from dataclasses import dataclass
 
 import mlx.core as mx
-import numpy as np
 
 from splitinfer.core.plan import Slice, StepPlan
 from splitinfer.engine.stage.step_graph import StepGraph
@@ -25,29 +24,45 @@ _MAX_NOTED = 8  # more than the groups of any pipeline
 
 @dataclass(slots=True)
 class PreparedStep:
-    """A graph whose inputs are to be filled: [T] token ids and, but for the first stage, [T, d] hidden states."""
+    """A graph whose inputs are to be filled.
+
+    outputs: of the graph, those that are read when the step is done.
+    ids: the memory of the [T] int32 token ids.
+    hidden: the memory of the [T, d] hidden states; ``None`` on the first stage.
+    """
 
     slices: tuple[Slice, ...]
     graph: StepGraph
-    ids: mx.array
-    hidden: mx.array | None
+    outputs: list[mx.array]
+    ids: memoryview
+    hidden: memoryview | None
     snapshot: Snapshot | None
 
-    def fill(self, token_ids: list[int], hidden: memoryview | None) -> None:
+    @classmethod
+    def of(
+        cls,
+        slices: tuple[Slice, ...],
+        graph: StepGraph,
+        inputs: tuple[mx.array, mx.array | None],
+        snapshot: Snapshot,
+    ) -> "PreparedStep":
+        """A prepared step whose ``inputs`` are its token ids and the integers that stand for its hidden states."""
+        ids, hidden = (None if array is None else memoryview(array) for array in inputs)  # type: ignore[arg-type]
+        assert ids is not None
+        return cls(slices, graph, graph.outputs(), ids, None if hidden is None else hidden.cast("B"), snapshot)
+
+    def fill(self, slices: tuple[Slice, ...], hidden: memoryview | None) -> None:
         """Write the inputs."""
-        _bytes_of(self.ids)[:] = np.array(token_ids, np.int32).tobytes()
+        for at, part in enumerate(slices):
+            self.ids[at] = part.token_ids[0]
         if self.hidden is not None and hidden is not None:
-            _bytes_of(self.hidden)[:] = hidden
+            self.hidden[:] = hidden
 
     def takes(self, hidden: memoryview | None) -> bool:
         """Whether these hidden states fill its input."""
         if self.hidden is None or hidden is None:
             return self.hidden is None and hidden is None
         return self.hidden.nbytes == hidden.nbytes
-
-
-def _bytes_of(array: mx.array) -> memoryview:
-    return memoryview(array).cast("B")  # type: ignore[arg-type] # MLX's stubs lack the buffer protocol
 
 
 def following(plan: StepPlan) -> tuple[Slice, ...]:

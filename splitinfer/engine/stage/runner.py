@@ -201,9 +201,11 @@ class StageRunner:
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, graph = self._graph_of(plan, rows, applied)
+            outputs = graph.outputs()
         else:
-            slices, graph = plan.slices, self._filled(prepared, plan, received)
-        outputs, pending = graph.outputs(), [*applied.pending, *graph.pending]
+            slices, graph, outputs = plan.slices, prepared.graph, prepared.outputs
+            self._fill(prepared, plan, received)
+        pending = [*applied.pending, *graph.pending]
         graph, applied.pending = graph.without_pending(), []
         self._end_first(slices)
         ticket = self.device.launch(outputs, pending, Work(Shape.of(slices)), began)
@@ -280,15 +282,14 @@ class StageRunner:
             width, dtype = self._model.hidden_spec
             hidden, raw = blank_rows(len(slices), width, dtype)
         rows = tuple(self._histories[part.seq_id].row_at(part.end) for part in slices) if self._model.is_last else ()
-        return PreparedStep(slices, self._build(slices, parts, ids, hidden, rows), ids, raw, snapshot)
+        return PreparedStep.of(slices, self._build(slices, parts, ids, hidden, rows), (ids, raw), snapshot)
 
-    def _filled(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None) -> StepGraph:
-        """The graph of a prepared step, with its inputs."""
-        prepared.fill([part.token_ids[0] for part in plan.slices], received)
-        for part in plan.slices:
-            for _ in self._rows_of(part):  # appends its tokens
-                pass
-        return prepared.graph
+    def _fill(self, prepared: PreparedStep, plan: StepPlan, received: memoryview | None) -> None:
+        """Give a prepared step its inputs, and the sequences their tokens."""
+        prepared.fill(plan.slices, received)
+        if self._model.is_last:
+            for part in plan.slices:
+                self._histories[part.seq_id].tokens[part.start :] = part.token_ids
 
     def _pack(self, slices: tuple[Slice, ...], hidden: mx.array | None) -> PackedRows | None:
         """The prompts' rows of a step, packed, if the link to the next stage has a codec."""

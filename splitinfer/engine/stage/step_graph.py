@@ -30,8 +30,9 @@ class StepGraph:
         return replace(self, pending=())
 
     def outputs(self) -> list[mx.array]:
-        """The arrays that are read when the step is done. One element of the last array written is among them, which is
-        evaluated when all is: holding that array itself would make the next step copy it instead of writing in place.
+        """Make the list of the arrays that are read when the step is done. One element of the last array written is
+        among them, which is evaluated when all is: holding that array itself would make the next step copy it instead
+        of writing in place.
         """
         found = [] if self.hidden is None else [self.hidden]
         found += [] if self.packed is None else self.packed.arrays()

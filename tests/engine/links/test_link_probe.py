@@ -199,7 +199,7 @@ LIES: dict[str, tuple[tuple[bytes | None, ...], str]] = {
     "fewer bytes": ((codec.encode(Echoed()), b"few"), "64 bytes were to be echoed, and 3 came"),
     "another word": ((codec.encode(Connected()),), "a connected message, which cannot follow"),
     "no word": ((b"\xc1",), "a header that cannot be read"),
-    "a fault": ((codec.encode(Fault("tired")),), "impostor cannot go on: tired"),
+    "a fault": ((codec.encode(Fault("tired", False)),), "impostor cannot go on: tired"),
 }
 
 
