@@ -1,5 +1,7 @@
 """What a GPU could show: parts that cannot hurt each other, in their time; each of them, tiny, on the CPU backend."""
 
+import doctest
+import importlib
 import json
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from splitinfer.bench.gpu.parts import PARTS, Job, allotted, chosen, tails
 from splitinfer.bench.gpu.run import GpuOptions, measure_on_gpu
 from splitinfer.bench.gpu.sizes import SIZES
 from splitinfer.bench.shared.random_model import Shape
+from splitinfer.engine.device import selection
 from splitinfer.engine.device.launch_ahead import VARIABLE as LAUNCH_AHEAD
 from splitinfer.errors import ConfigError, ModelError
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
@@ -410,3 +413,31 @@ def test_the_module_of_every_job_is_there():
     modules = {one.module for part in PARTS for one in part.jobs(TINY)}
     for module in modules:
         assert (Path(child.__file__).parent / f"{module}.py").exists()
+
+
+@pytest.mark.parametrize("name", ["child", "job", "models", "parts", "support"])
+def test_the_examples_are_true(name: str):
+    found = doctest.testmod(importlib.import_module(f"splitinfer.bench.gpu.{name}"))
+    assert (found.failed, found.attempted > 0) == (0, True)
+
+
+# ----- launching ahead -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("value", "computes_at_launch"), [(None, False), ("", False), ("1", False), ("0", True)])
+def test_launching_ahead_can_be_switched_off(
+    value: str | None, computes_at_launch: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(LAUNCH_AHEAD, raising=False)
+    if value is not None:
+        monkeypatch.setenv(LAUNCH_AHEAD, value)
+    monkeypatch.setattr(selection, "_share_the_interpreter", lambda: None)
+    monkeypatch.setattr(selection, "on_gpu", lambda: True)
+    assert selection.default_device.__wrapped__().computes_at_launch is computes_at_launch
+    monkeypatch.setenv(ACCELERATOR, "each-layer")
+    assert selection.open_device(0, (0, 2)).computes_at_launch is computes_at_launch
+
+
+def test_a_cpu_computes_at_launch_whatever_is_asked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(LAUNCH_AHEAD, "1")
+    assert selection.default_device.__wrapped__().computes_at_launch

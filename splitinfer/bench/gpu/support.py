@@ -1,8 +1,8 @@
 """Which architectures of mlx-lm run through cut stages on this device: whole against split.
 
 Every architecture is built tiny, as in tests/matrix, cut in the middle, and run in chunks and row by row on the same
-made-up tokens. Errors are relative to a row's norm: of the two stages against our whole model, and of that against plain
-mlx-lm; also without a cache, because mlx-lm's own may be shorter than the window of its mask.
+made-up tokens. Errors are relative to a row's norm: of the two stages against our whole model, and of our whole model
+against plain mlx-lm; also without a cache, because mlx-lm's own may be shorter than the window of its mask.
 
 The survey of a model traces MLX's graph, which is another on a GPU, where ``mx.fast`` has nodes of its own.
 ``scripts/matrix`` compares all cuts to the last bit, on the CPU backend.
