@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from splitinfer.bench.gpu.__main__ import app as on_gpu
 from splitinfer.cli import app
 
 ROOT = Path(__file__).parent.parent
@@ -152,8 +153,8 @@ def refusal(command: str) -> str | None:
 
 
 def known_options() -> set[str]:
-    """Every option of every command."""
-    todo, found = [COMMAND_LINE], {"--help"}
+    """Every option of every command, and of ``scripts/on_gpu``."""
+    todo, found = [COMMAND_LINE, typer.main.get_command(on_gpu)], {"--help"}
     while todo:
         command = todo.pop()
         todo += getattr(command, "commands", {}).values()

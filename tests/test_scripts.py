@@ -1,5 +1,8 @@
-"""The scripts among the tests start from a clone as they are: by file or by module, with nothing in the environment."""
+"""The scripts among the tests start from a clone as they are: by file or by module, with nothing in the environment;
+and what ``scripts/_setup`` installs for an NVIDIA card."""
 
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -47,3 +50,71 @@ def test_they_start_without_a_search_path(monkeypatch: pytest.MonkeyPatch):
     assert done.returncode == 0, done.stderr
     expected = [f"{how} {script} 0" for script in SCRIPTS for how in ("file", "module")]
     assert sorted(done.stderr.splitlines()) == sorted(expected)
+
+
+# ----- scripts/_setup ------------------------------------------------------------------------------
+
+_PYTHON = """#!/bin/sh
+case $1 in
+-c) echo 0.99.1 ;;
+*) echo "$@ $PIP_NO_INDEX $PIP_FIND_LINKS" >>"$CALLS" ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """The scripts of a clone whose interpreter only notes what it is asked, on a Linux with an NVIDIA card."""
+    (tmp_path / "scripts").mkdir()
+    for name in ("_setup", "on_gpu"):
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts")
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    programs = {".venv/bin/python": _PYTHON, "bin/nvidia-smi": "#!/bin/sh", "bin/uname": "#!/bin/sh\necho Linux"}
+    for place, text in programs.items():
+        path = tmp_path / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    return tmp_path
+
+
+def called(clone: Path, *words: str, **environment: str) -> list[str]:
+    """What the interpreter of ``clone`` is asked by ``scripts/on_gpu`` with these words."""
+    calls, before = clone / "calls", dict(os.environ)
+    for name in ("PIP_NO_INDEX", "PIP_FIND_LINKS", "SPLITINFER_CUDA"):
+        before.pop(name, None)
+    path = f"{clone / 'bin'}:{before['PATH']}"
+    command = ["bash", str(clone / "scripts" / "on_gpu"), *words]
+    subprocess.run(
+        command, env={**before, **environment, "PATH": path, "CALLS": str(calls)}, cwd=clone, capture_output=True,
+        check=True, timeout=60,
+    )  # fmt: skip
+    found = calls.read_text().splitlines()
+    calls.unlink()
+    return [line.replace(str(clone), "CLONE").strip() for line in found]
+
+
+def test_an_nvidia_card_gets_cudas_library_last_and_once(clone: Path):
+    first = called(clone, "--parts", "send")
+    assert first == [
+        "-m pip install -qq --editable CLONE[cuda]",
+        "-m pip install -qq --force-reinstall --no-deps mlx-cuda-13==0.99.1",
+        "-m splitinfer.bench.gpu --parts send",
+    ]
+    assert called(clone) == ["-m splitinfer.bench.gpu"]
+
+
+@pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a card")
+def test_without_a_card_or_where_it_is_left_out_there_is_no_cuda(clone: Path):
+    assert called(clone, SPLITINFER_CUDA="0")[:-1] == ["-m pip install -qq --editable CLONE"]
+    (clone / ".venv" / ".made-for-base").unlink()
+    (clone / "bin" / "nvidia-smi").unlink()
+    assert called(clone)[:-1] == ["-m pip install -qq --editable CLONE"]
+
+
+@pytest.mark.parametrize("words", [["--find-links", "wheels"], ["--find-links=wheels"]])
+def test_wheels_in_a_folder_need_no_network(words: list[str], clone: Path):
+    (clone / "wheels").mkdir()
+    last = called(clone, "--on", "gpu", *words, "--parts", "send")
+    assert last[0] == "-m pip install -qq --editable CLONE[cuda] 1 CLONE/wheels"
+    assert last[-1] == "-m splitinfer.bench.gpu --on gpu --parts send 1 CLONE/wheels"

@@ -9,6 +9,7 @@ wire           codecs for hidden states
 link           links, beside bare ZeroMQ
 device         what the loops leave of a device's time, on emulated accelerators
 exact          the first token at which other ways to compute the same part
+gpu            what only a GPU can show, in parts: ``scripts/on_gpu``
 shared         the systems that are compared, workloads, child processes, and the arithmetic of measurements
 
 The method. All systems do the same tasks, in turns (A B A B ...), so that other load on the machine falls on all of

@@ -7,11 +7,12 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mlx.utils import tree_flatten
 from mlx_lm import generate, load
 from stages import layout, plain_greedy, prompt, tokens_of
 from typer.testing import CliRunner
 
-from splitinfer.bench.shared.random_model import ARCHITECTURES, END, Shape, app, byte_tokenizer, make, share_out
+from splitinfer.bench.shared.random_model import ARCHITECTURES, END, Shape, app, build, byte_tokenizer, make, share_out
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
 
@@ -37,6 +38,32 @@ def test_mlx_lm_and_splitinfer_load_it(architecture: str, tmp_path: Path) -> Non
     assert {name: file for file, arrays in files.items() for name in arrays} == index["weight_map"]
     assert sum(array.size for arrays in files.values() for array in arrays.values()) == num_parameters
     assert index["metadata"]["total_size"] == num_parameters * 4
+
+
+FEW_BITS = {**SMALL, "architecture": "qwen3", "hidden": 64, "mlp": 64, "bits": 4}
+
+
+@pytest.mark.parametrize("more", [{}, {"experts": 4, "experts_per_token": 2}], ids=["dense", "experts"])
+def test_few_bits_and_experts_are_as_mlx_lm_stores_them(more: dict[str, int], tmp_path: Path) -> None:
+    num_parameters = make(tmp_path, Shape(**FEW_BITS, **more))
+    model, _ = load(str(tmp_path))
+    bits = {m.bits for m in model.modules() if hasattr(m, "bits")}
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert bits == {4}
+    assert ("switch_mlp" in str(index["weight_map"])) is bool(more)
+    assert index["metadata"]["total_parameters"] == num_parameters
+    assert 5 <= 8 * index["metadata"]["total_size"] / num_parameters < 5.5  # with scales and biases
+    with LLM(layout(tmp_path, [3], [])) as llm:
+        assert tokens_of(llm, prompt(20), max_tokens=8) == plain_greedy(tmp_path, prompt(20), 8)
+
+
+@pytest.mark.parametrize("shape", [Shape(**SMALL), Shape(**FEW_BITS)], ids=["float32", "4 bits"])
+def test_the_model_in_memory_is_the_one_that_is_written(shape: Shape, tmp_path: Path) -> None:
+    make(tmp_path, shape, seed=3)
+    written = dict(tree_flatten(load(str(tmp_path))[0].parameters()))
+    built = dict(tree_flatten(build(shape, seed=3).parameters()))
+    assert built.keys() == written.keys()
+    assert all(mx.array_equal(built[name], written[name]).item() for name in built)
 
 
 def test_the_default_shape_is_that_of_the_readings_in_the_design() -> None:
@@ -90,6 +117,11 @@ def test_every_text_comes_back(text: str, vocab: int) -> None:
         ({"layers": 0}, "layers must be at least 1"),
         ({"architecture": "t5"}, "none of qwen2"),
         ({"dtype": "int4"}, "none of float32"),
+        ({"bits": 5}, "bits 5 is none of 0, 2"),
+        ({"bits": 4}, "multiples of 64"),
+        ({"experts": 4, "experts_per_token": 2}, "for qwen3, not for qwen2"),
+        ({"architecture": "qwen3", "experts": 4}, "cannot go to 0 of 4"),
+        ({"architecture": "qwen3", "experts_per_token": 2}, "cannot go to 2 of 0"),
     ],
 )
 def test_shapes_that_cannot_be_are_refused(wrong: dict[str, object], words: str) -> None:

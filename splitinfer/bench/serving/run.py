@@ -12,7 +12,7 @@ Everything is measured in this run on one pipeline, whose serving options are ch
 import statistics
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,9 @@ from splitinfer.core.scheduler.policy import PolicyName
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
+from splitinfer.machine.files import MachineFile, read_machine_file
 from splitinfer.machine.machine import Hop, Machine
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.loader import resolve_dtype
@@ -253,15 +255,22 @@ class _Bench:
     def machine(self) -> Machine:
         """A machine for the simulation, with the costs of this run's steps so far."""
         stats = self.llm.stats()
-        costs, window = stats["costs"], stats["window"]
-        host = window["stages"][0]["gaps"]["host"]["seconds"] / max(1, window["steps"])
-        return Machine(
+        costs, window, layers = stats["costs"], stats["window"], [s.num_layers for s in self.llm.layout.stages]
+        first, *workers = (stage["gaps"]["host"] for stage in window["stages"])
+        hops = tuple(Hop(costs["hop"] + (0.0 if self._computes_at_launch else each["p50"])) for each in workers)
+        measured = Machine(
             tuple(map(StageCosts.from_dict, costs["stages"])),
-            tuple(Hop(costs["hop"]) for _ in costs["stages"]),
-            tuple(stage.num_layers for stage in self.llm.layout.stages),
-            host=host,
-            launches_ahead=on_gpu(),
+            (*hops, Hop(costs["hop"])),
+            tuple(layers),
+            host=first["seconds"] / max(1, window["steps"]) if self._computes_at_launch else first["p50"],
+            launches_ahead=not self._computes_at_launch,
         )
+        file = emulated_machine()
+        return measured if file is None else _as_described(measured, read_machine_file(file))
+
+    @property
+    def _computes_at_launch(self) -> bool:
+        return bool(self.llm.stats()["stages"][0]["device"] == "cpu")
 
     def _serving(self, serving_options: dict[str, Any]) -> Serving:
         options = ServingOptions(**serving_options)
@@ -274,6 +283,20 @@ class _Bench:
         """Requests a second that the stages finish when all arrive at once."""
         at_once = poisson(self.lengths, self.options.requests, _AT_ONCE, self.options.seed)
         return outcome(simulate(self.machine(), self._serving({}), at_once)).requests_per_second
+
+
+def _as_described(measured: Machine, described: MachineFile) -> Machine:
+    """A measured machine with its devices as they are described, because they are emulated."""
+    count = measured.num_stages
+    devices = [described.accelerator(i, count, layers) for i, layers in enumerate(measured.layers)]
+    return replace(
+        measured,
+        stages=tuple(device.costs for device in devices),
+        buffers=tuple(device.buffers for device in devices),
+        device=devices[0].traits,
+        draft=devices[0].draft,
+        draft_buffers=devices[0].draft_buffers,
+    )
 
 
 def _complete(serving_options: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,8 @@ tokenizer of the right size whose tokens beyond the 256 bytes stand for nothing.
 hidden states neither vanish nor explode from layer to layer, and that tokens vary.
 
 MLX is lazy: the architecture is built without a single weight in memory, and each file's tensors are made
-when the file is written. So a model needs as much memory as its largest file.
+when the file is written. So a model needs as much memory as its largest file. ``build`` makes the same model in memory,
+without a folder.
 """
 
 import json
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import mlx.core as mx
+import mlx.nn as nn
 import typer
 from mlx.utils import tree_flatten
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -28,11 +30,17 @@ END = "<|endoftext|>"  # Qwen's own: its tokenizer class would add it
 SMALLEST_VOCABULARY = 257  # the bytes and the end
 _DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 _CONTEXT = 32768
+_GROUP = 64  # weights that share a scale, as mlx-lm quantises by default
+_BITS = (0, 2, 3, 4, 6, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The sizes of a model; by default 197 million parameters."""
+    """The sizes of a model; by default 197 million parameters.
+
+    bits: of quantised weights; 0: as ``dtype``.
+    experts, experts_per_token: of each layer, each of ``mlp``; 0: dense. Only qwen3 has them here.
+    """
 
     architecture: str = "qwen2"
     layers: int = 16
@@ -42,6 +50,9 @@ class Shape:
     mlp: int = 2816
     vocab: int = 8192
     dtype: str = "float32"
+    bits: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
 
     def __post_init__(self) -> None:
         least = {"layers": 1, "hidden": 2, "heads": 1, "kv_heads": 1, "mlp": 1, "vocab": SMALLEST_VOCABULARY}
@@ -55,9 +66,38 @@ class Shape:
         for name, known in (("architecture", ARCHITECTURES), ("dtype", tuple(_DTYPES))):
             if getattr(self, name) not in known:
                 raise ConfigError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+        self._check_bits()
+        self._check_experts()
+
+    def _check_bits(self) -> None:
+        if self.bits not in _BITS:
+            raise ConfigError(f"bits {self.bits} is none of {', '.join(map(str, _BITS))}")
+        if self.bits and (self.hidden % _GROUP or self.mlp % _GROUP):
+            raise ConfigError(f"to be quantised, hidden {self.hidden} and mlp {self.mlp} must be multiples of {_GROUP}")
+
+    def _check_experts(self) -> None:
+        if not self.experts and not self.experts_per_token:
+            return
+        if self.architecture != "qwen3":
+            raise ConfigError(f"experts are there for qwen3, not for {self.architecture}")
+        if not 1 <= self.experts_per_token <= self.experts:
+            raise ConfigError(f"a token cannot go to {self.experts_per_token} of {self.experts} experts")
 
     def config(self) -> dict[str, Any]:
         """The model's config.json."""
+        more: dict[str, Any] = {}
+        if self.bits:
+            more["quantization"] = {"group_size": _GROUP, "bits": self.bits}
+        if self.experts:
+            more |= {
+                "model_type": "qwen3_moe",
+                "num_experts": self.experts,
+                "num_experts_per_tok": self.experts_per_token,
+                "moe_intermediate_size": self.mlp,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+                "norm_topk_prob": True,
+            }
         return {
             "model_type": self.architecture,
             "num_hidden_layers": self.layers,
@@ -74,6 +114,7 @@ class Shape:
             "torch_dtype": self.dtype,
             "bos_token_id": 256,
             "eos_token_id": 256,
+            **more,
         }
 
 
@@ -96,25 +137,46 @@ def make(folder: Path, shape: Shape, *, seed: int = 0, num_files: int = 4) -> in
     return num_parameters
 
 
-def _write_weights(folder: Path, shape: Shape, seed: int, num_files: int) -> int:
+def build(shape: Shape, *, seed: int = 0) -> nn.Module:
+    """The model of a shape in memory, with the weights that ``make`` would write."""
+    model = _lazy(shape, seed)
+    for _, array in sorted(tree_flatten(model.parameters()), key=_place):
+        mx.eval(array)  # one after the other, so that what they are made of is not in memory at once
+    model.eval()
+    return model
+
+
+def _empty(shape: Shape) -> nn.Module:
     model_class, args_class = mlx_lm_utils._get_classes(shape.config())
-    model = model_class(args_class.from_dict(shape.config()))
-    tensors: dict[str, tuple[int, ...]] = {
-        name: tuple(array.shape) for name, array in sorted(tree_flatten(model.parameters()), key=_place)
-    }
-    keys = dict(zip(tensors, mx.random.split(mx.random.key(seed), len(tensors)), strict=True))
-    sizes = [_count(tensor) for tensor in tensors.values()]
-    dtype = _DTYPES[shape.dtype]
+    model: nn.Module = model_class(args_class.from_dict(shape.config()))
+    return model
+
+
+def _lazy(shape: Shape, seed: int) -> nn.Module:
+    """The model with its weights, none of them evaluated."""
+    model, dtype = _empty(shape), _DTYPES[shape.dtype]
+    tensors = {name: tuple(array.shape) for name, array in sorted(tree_flatten(model.parameters()), key=_place)}
+    keys = mx.random.split(mx.random.key(seed), len(tensors))
+    named = zip(tensors.items(), keys, strict=True)
+    model.load_weights([(name, random_tensor(name, tensor, key).astype(dtype)) for (name, tensor), key in named])
+    if shape.bits:
+        nn.quantize(model, _GROUP, shape.bits)
+    return model
+
+
+def _write_weights(folder: Path, shape: Shape, seed: int, num_files: int) -> int:
+    arrays: dict[str, mx.array] = dict(sorted(tree_flatten(_lazy(shape, seed).parameters()), key=_place))
+    sizes = [array.nbytes for array in arrays.values()]
     file_of: dict[str, str] = {}
-    parts = list(_parts(list(tensors), sizes, min(num_files, len(sizes))))
+    parts = list(_parts(list(arrays), sizes, min(num_files, len(sizes))))
     for i, names in enumerate(parts, 1):
         file = f"model-{i:05}-of-{len(parts):05}.safetensors"
-        arrays = {name: random_tensor(name, tensors[name], keys[name]).astype(dtype) for name in names}
-        mx.save_safetensors(str(folder / file), arrays, metadata={"format": "mlx"})
+        mx.save_safetensors(str(folder / file), {name: arrays.pop(name) for name in names}, metadata={"format": "mlx"})
         file_of |= dict.fromkeys(names, file)
-    total = {"total_size": sum(sizes) * dtype.size, "total_parameters": sum(sizes)}
+    num_parameters: int = sum(array.size for _, array in tree_flatten(_empty(shape).parameters()))
+    total = {"total_size": sum(sizes), "total_parameters": num_parameters}
     _write_json(folder / "model.safetensors.index.json", {"metadata": total, "weight_map": file_of})
-    return sum(sizes)
+    return num_parameters
 
 
 def _place(item: tuple[str, Any]) -> tuple[int, str]:
@@ -151,13 +213,6 @@ def random_tensor(name: str, shape: Sequence[int], key: mx.array) -> mx.array:
         return mx.ones(shape)
     scale = 0.02 if len(shape) == 1 else 1.5 / shape[-1] ** 0.5
     return mx.random.normal(shape, key=key) * scale
-
-
-def _count(shape: Sequence[int]) -> int:
-    count = 1
-    for n in shape:
-        count *= n
-    return count
 
 
 def byte_tokenizer(vocab: int) -> Tokenizer:
@@ -197,13 +252,17 @@ def make_bench_model(
     mlp: int = _DEFAULT.mlp,
     vocab: int = _DEFAULT.vocab,
     dtype: Annotated[str, typer.Option(help=" or ".join(_DTYPES))] = _DEFAULT.dtype,
+    bits: Annotated[int, typer.Option(help="Bits of quantised weights; 0: none are.")] = _DEFAULT.bits,
+    experts: Annotated[int, typer.Option(help="Of each layer, each of --mlp (qwen3); 0: dense.")] = _DEFAULT.experts,
+    experts_per_token: int = _DEFAULT.experts_per_token,
     files: Annotated[int, typer.Option(min=1, help="Weight files.")] = 4,
     seed: int = 0,
 ) -> None:
     """Write a model with random weights, a tokenizer and an index, as mlx-lm and splitinfer load it."""
-    shape = Shape(architecture, layers, hidden, heads, kv_heads, mlp, vocab, dtype)
+    shape = Shape(architecture, layers, hidden, heads, kv_heads, mlp, vocab, dtype, bits, experts, experts_per_token)
     num_parameters = make(out, shape, seed=seed, num_files=files)
-    typer.echo(f"{out}: {architecture}, {layers} layers, {num_parameters:,} parameters in {dtype}")
+    stored = f"{bits} bits" if bits else dtype
+    typer.echo(f"{out}: {architecture}, {layers} layers, {num_parameters:,} parameters in {stored}")
 
 
 def main() -> None:

@@ -58,8 +58,8 @@ class Replay:
         answer = self._answers.get(tuple(seq.tokens[: seq.num_prompt_tokens]), ())
         first = len(seq.stream) - seq.num_prompt_tokens
         for place in range(first, min(first + count, len(answer))):
-            self._compute()
-            yield Draft((answer[place] + self.is_wrong(place)) % self._vocab_size)
+            seconds = self._compute()
+            yield Draft((answer[place] + self.is_wrong(place)) % self._vocab_size, seconds=seconds)
 
     def is_wrong(self, place: int) -> bool:
         """Whether the draft for this token of an answer is wrong."""
@@ -70,11 +70,12 @@ class Replay:
     def forget(self, _seq_id: int) -> None:
         """Nothing is stored for a request."""
 
-    def _compute(self) -> None:
-        """Compute one draft: products of ``seconds``, or on an emulated accelerator one draft of its own seconds."""
+    def _compute(self) -> float | None:
+        """Compute one draft: products of ``seconds``, or on an emulated accelerator one draft of its own seconds, which
+        are returned."""
         if isinstance(self._device, EmulatedDevice):
-            self._device.wait(self._device.launch((mx.zeros((1,)),), (), DRAFT, time.monotonic()))
-            return
+            span = self._device.wait(self._device.launch((mx.zeros((1,)),), (), DRAFT, time.monotonic()))
+            return span.ended - span.started
         if self._weights is None:
             self._weights = mx.random.normal((_SIDE, _SIDE), key=mx.random.key(0))
             self._products(_TRIED)
@@ -82,6 +83,7 @@ class Replay:
             self._products(_TRIED)
             self._per_product = (time.perf_counter() - began) / _TRIED
         self._products(round(self.seconds / self._per_product))
+        return None
 
     def _products(self, count: int) -> None:
         assert self._weights is not None

@@ -25,10 +25,12 @@ from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft of the next token. ``confidence``: the drafter's own probability for it, if it has one."""
+    """A draft of the next token. ``confidence``: the drafter's own probability for it, if it has one. ``seconds``: what
+    its device took for it, if it has one; time in line behind a step is not the draft's."""
 
     token_id: int
     confidence: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(slots=True)

@@ -285,18 +285,19 @@ class Engine:
         wish = self.scheduler.wish() if self.drafter is not None else None
         if wish is None or self.drafter is None or self.scheduler.speculation is None:
             return
-        speculation, began, made = self.scheduler.speculation, time.monotonic(), 0
+        speculation, began, made, on_device = self.scheduler.speculation, time.monotonic(), 0, 0.0
         while wish.stands and self.drafter.prepare(wish.seq):
             self._receive_without_waiting()
             began = time.monotonic()
         for draft in self.drafter.drafts(wish.seq, wish.count) if wish.stands else ():
             made += 1
+            on_device += draft.seconds or 0.0
             if not speculation.add(wish, draft):
                 break
             self._receive_without_waiting()
             if not wish.stands:
                 break
-        speculation.took(made, time.monotonic() - began)
+        speculation.took(made, on_device or time.monotonic() - began)
         self.scheduler.take(wish)
 
     def _receive_without_waiting(self) -> None:

@@ -2,7 +2,8 @@
 
 Text is decoded as tokens come and never contains half a character. A stop string is found even when it lies across
 tokens, so text that may become one is held back. The reader receives everything through a queue, because the engine's
-thread must not wait for it.
+thread must not wait for it; and where no stop string decides how a request goes on, the reader decodes the tokens, so
+that the next step does not wait for that either.
 """
 
 import queue
@@ -81,12 +82,49 @@ class RequestOutput:
         self.error = event.error or self.error
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A token that has come, or the end without one; ``time`` in seconds since submission. Not decoded yet."""
+
+    token: SampledToken | None
+    reason: FinishReason | None
+    time: float
+    error: str | None = None
+
+
+class EventQueue:
+    """A request's events for one reader. ``decode`` makes events of what was only taken."""
+
+    def __init__(self, decode: Callable[[_Taken], StreamEvent]) -> None:
+        self._queue: queue.SimpleQueue[StreamEvent | _Taken] = queue.SimpleQueue()
+        self._decode = decode
+
+    def put(self, item: StreamEvent | _Taken) -> None:
+        """Add an event; never waits."""
+        self._queue.put(item)
+
+    def get(self) -> StreamEvent:
+        """Wait for the next event."""
+        return self._decoded(self._queue.get())
+
+    def get_nowait(self) -> StreamEvent:
+        """The next event.
+
+        Raises:
+            queue.Empty: there is none now.
+        """
+        return self._decoded(self._queue.get_nowait())
+
+    def _decoded(self, item: StreamEvent | _Taken) -> StreamEvent:
+        return self._decode(item) if isinstance(item, _Taken) else item
+
+
 class RequestState:
     """A request inside the engine. ``sequence`` belongs to the scheduler, ``events`` to the reader."""
 
     def __init__(self, sequence: Sequence, detokenizer: Detokenizing | None, clock: Callable[[], float]) -> None:
         self.sequence = sequence
-        self.events: queue.SimpleQueue[StreamEvent] = queue.SimpleQueue()
+        self.events = EventQueue(self._event_of)
         self._detokenizer = detokenizer
         self._stops = StopMatcher(sequence.params.stop)
         self._clock = clock
@@ -105,16 +143,35 @@ class RequestState:
 
     def take(self, token: SampledToken, reason: FinishReason | None) -> FinishReason | None:
         """Pass a token to the reader. Returns why the request ends with it: ``reason``, or a stop string."""
-        is_end_token = token.token_id in self.sequence.end_tokens
-        new = self._detokenizer.add(token.token_id) if self._detokenizer is not None and not is_end_token else ""
-        update = self._stops.feed(new)
-        text = update.text
-        if update.stopped is not None:
-            reason = FinishReason.STOP
-        elif reason is not None:
+        event = self._pass_on(_Taken(token, reason, self._clock() - self._submitted))
+        return reason if event is None or event.finish_reason is None else FinishReason(event.finish_reason)
+
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """End without a token: the request was aborted, or the pipeline failed. Text that was held back is shown."""
+        self._pass_on(_Taken(None, reason, self._clock() - self._submitted, error))
+
+    def _pass_on(self, taken: _Taken) -> StreamEvent | None:
+        """Hand on what has come; the event, if it had to be decoded for stop strings."""
+        if not self.sequence.params.stop:
+            self.events.put(taken)
+            return None
+        event = self._event_of(taken)
+        self.events.put(event)
+        return event
+
+    def _event_of(self, taken: _Taken) -> StreamEvent:
+        """Decode what has come. Call once for each, in order."""
+        token, reason, text = taken.token, taken.reason, ""
+        if token is not None:
+            is_end_token = token.token_id in self.sequence.end_tokens
+            new = self._detokenizer.add(token.token_id) if self._detokenizer is not None and not is_end_token else ""
+            update = self._stops.feed(new)
+            text, reason = update.text, FinishReason.STOP if update.stopped is not None else reason
+        if reason is not None and (token is None or reason is taken.reason):
             text, reason = self._rest(text, reason)
-        self._emit((token.token_id,), text, reason, _logprobs(token))
-        return reason
+        ids = () if token is None else (token.token_id,)
+        finish_reason = None if reason is None else reason.value
+        return StreamEvent(ids, text, taken.time, finish_reason, _logprobs(token), taken.error)
 
     def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason]:
         """The text to show at the end: all that was held back, unless that completes a stop string."""
@@ -123,23 +180,6 @@ class RequestState:
             return text + update.text, FinishReason.STOP
         return text + update.text + self._stops.flush(), reason
 
-    def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """End without a token: the request was aborted, or the pipeline failed. Text that was held back is shown."""
-        text, reason = self._rest("", reason)
-        self._emit((), text, reason, (), error)
 
-    def _emit(
-        self,
-        token_ids: tuple[int, ...],
-        text: str,
-        reason: FinishReason | None,
-        logprobs: tuple[TokenLogprobs, ...],
-        error: str | None = None,
-    ) -> None:
-        finish_reason = None if reason is None else reason.value
-        time = self._clock() - self._submitted
-        self.events.put(StreamEvent(token_ids, text, time, finish_reason, logprobs, error))
-
-
-def _logprobs(token: SampledToken) -> tuple[TokenLogprobs, ...]:
-    return () if token.logprob is None else (TokenLogprobs(token.token_id, token.logprob, token.top),)
+def _logprobs(token: SampledToken | None) -> tuple[TokenLogprobs, ...]:
+    return () if token is None or token.logprob is None else (TokenLogprobs(token.token_id, token.logprob, token.top),)

@@ -27,12 +27,11 @@ _TICK = 2e-6  # seconds of the smallest launch
 
 
 class EmulatedDevice:
-    """One stage's device, with the times of ``accelerator``."""
+    """One stage's device, with the times of ``accelerator``. ``computes_at_launch``: whether the loops are to use it as
+    one that does, and wait for each step before they launch the next."""
 
-    computes_at_launch = False
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
+    def __init__(self, accelerator: Accelerator, *, computes_at_launch: bool = False) -> None:
+        self._accelerator, self.computes_at_launch = accelerator, computes_at_launch
         self._queue = DeviceQueue(accelerator.traits)
         self._lock = threading.Lock()
         self._is_late = False  # a draft was; the step behind it is void

@@ -9,6 +9,7 @@ from functools import cache
 
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.emulated import EmulatedDevice
+from splitinfer.engine.device.launch_ahead import may_launch_ahead
 from splitinfer.engine.device.mlx_device import MlxDevice
 from splitinfer.machine.files import read_machine_file
 from splitinfer.machine.selection import emulated_machine
@@ -28,7 +29,8 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
         return default_device()
     _share_the_interpreter()
     machine, num_layers = read_machine_file(file), bounds[stage + 1] - bounds[stage]
-    return EmulatedDevice(machine.accelerator(stage, len(bounds) - 1, num_layers))
+    found = machine.accelerator(stage, len(bounds) - 1, num_layers)
+    return EmulatedDevice(found, computes_at_launch=not may_launch_ahead())
 
 
 @cache
@@ -36,7 +38,7 @@ def default_device() -> Device:
     """MLX's default device. A process has one, whatever it computes there."""
     if on_gpu():
         _share_the_interpreter()
-    return MlxDevice(computes_at_launch=not on_gpu())
+    return MlxDevice(computes_at_launch=not (on_gpu() and may_launch_ahead()))
 
 
 def _share_the_interpreter() -> None:

@@ -136,14 +136,15 @@ class DraftModel:
             if ahead and number + 1 < count:
                 following = self._launch(entry, draft.token, seq, [*stream, 0])
                 entry.tokens.append(0)  # a placeholder until the id is known
-            self._device.wait(draft.ticket)
+            span = self._device.wait(draft.ticket)
             token_id = cast(int, draft.token.item())
             if following is not None:
                 entry.tokens[-1] = token_id
             if token_id >= self._vocab_size:
                 return  # an id of this model's padding, which the target may not have
             stream.append(token_id)
-            yield Draft(token_id, cast(float, draft.confidence.item()))
+            seconds = None if self._device.computes_at_launch else span.ended - span.started
+            yield Draft(token_id, cast(float, draft.confidence.item()), seconds)
             draft = following
 
     def forget(self, seq_id: int) -> None:
