@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: runs with --all only")
     config.addinivalue_line("markers", "fast: runs with --fast, too, wherever it stands")
-    config.addinivalue_line("markers", "own_device: says why, with --accelerator, it does not run")
+    config.addinivalue_line("markers", "own_device: about this machine's own device, so not with --accelerator")
     effort.everything = config.getoption("--all")
     if config.getoption("--accelerator") is not None:
         os.environ[VARIABLE] = str(config.getoption("--accelerator").resolve())

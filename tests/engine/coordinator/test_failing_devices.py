@@ -265,6 +265,7 @@ def test_devices_are_kept_awake_while_requests_are_open_and_not_afterwards(
         assert (len(own.ticks), len(slow.ticks)) == there, "none is needed any more"
 
 
+@pytest.mark.own_device
 def test_a_device_that_computes_at_launch_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("splitinfer.engine.stage.runner._TICK_EVERY", 0.0)
     monkeypatch.setattr(MlxDevice, "stay_awake", lambda _self: pytest.fail("it is a processor"))
