@@ -1,4 +1,4 @@
-"""``splitinfer worker`` whose device fails, for tests that start real processes: the same command line, and
+"""``splitinfer worker`` whose device fails, for tests that start real processes (``CODE``): the same command line, and
 
 FAILS=wait:5:MARK       the device fails at its fifth step, in the wait for it; once, which the file MARK says
 FAILS=launch:5:MARK     in its launch
@@ -7,11 +7,9 @@ FAILS=stands:5:MARK     it never returns from that wait, and the process lives o
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from typing import NoReturn
 
 import failing
 import mlx.core as mx
@@ -20,6 +18,9 @@ from splitinfer.__main__ import main
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.stage import loader
 from splitinfer.errors import DeviceFailed
+
+_FOLDERS = [str(folder) for folder in Path(__file__).parents[:3]]
+CODE = f"import sys; sys.path[:0] = {_FOLDERS}; import failing_worker; failing_worker.run()"
 
 
 def device(kind: str, number: int, mark: Path) -> Device:
@@ -42,8 +43,8 @@ def device(kind: str, number: int, mark: Path) -> Device:
     return failing.FailingDevice(computes_at_launch=False, at_launch=noted)
 
 
-if __name__ == "__main__":
-    if wish := os.environ.get("FAILS"):
-        kind, number, mark = wish.split(":", 2)
-        loader.open_device = lambda _stage, _bounds: device(kind, int(number), Path(mark))
+def run() -> NoReturn:
+    """Run the command that the arguments name."""
+    kind, number, mark = os.environ["FAILS"].split(":", 2)
+    loader.open_device = lambda _stage, _bounds: device(kind, int(number), Path(mark))
     main()

@@ -80,14 +80,10 @@ class Running:
     """A splitinfer command, or a program that uses the library if ``code`` is given.
 
     ``err`` is its standard error and ``out`` its standard output so far. ``env``: what is different in its environment.
-    ``program``: a file that is run in the place of splitinfer's command.
     """
 
-    def __init__(
-        self, *args: str, code: str | None = None, env: Mapping[str, str] | None = None, program: str | None = None
-    ) -> None:
-        usual = ("-m", "splitinfer") if program is None else (program,)
-        command = [sys.executable, *(("-c", code) if code is not None else usual), *args]
+    def __init__(self, *args: str, code: str | None = None, env: Mapping[str, str] | None = None) -> None:
+        command = [sys.executable, *(("-c", code) if code is not None else ("-m", "splitinfer")), *args]
         self._popen = subprocess.Popen(
             command, cwd=ROOT, env=environment(env or {}),
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -186,10 +182,10 @@ class RunningWorker(Running):
 
 @contextmanager
 def worker(
-    *args: str, name: str = "back", env: Mapping[str, str] | None = None, program: str | None = None
+    *args: str, name: str = "back", env: Mapping[str, str] | None = None, code: str | None = None
 ) -> Iterator[RunningWorker]:
     port = () if "--port" in args else ("--port", "0")
-    running = RunningWorker("worker", "--name", name, *port, *args, env=env, program=program)
+    running = RunningWorker("worker", "--name", name, *port, *args, env=env, code=code)
     try:
         yield running
     finally:

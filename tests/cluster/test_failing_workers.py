@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from effort import long
-from processes import ROOT, coordinator, figure, worker, write_layout
+from failing_worker import CODE
+from processes import coordinator, figure, worker, write_layout
 from test_rejoin import workers
 
 import splitinfer
@@ -17,19 +18,18 @@ from splitinfer.core import liveness
 from splitinfer.engine.coordinator import local_workers
 from splitinfer.llm import LLM
 
-PROGRAM = str(ROOT / "tests" / "cluster" / "failing_worker.py")
 TWO = {"model": "demo", "stages": [{"name": "a", "layers": 6}, {"name": "b", "layers": 6, "address": "local"}]}
 PARAMS = splitinfer.SamplingParams(max_tokens=40, ignore_eos=True, temperature=0.8, seed=4)
 PROMPTS = ["The king", "Once upon a time", "A dog"]
 
 
 class _Starting:
-    """What starts local workers: with the program above in the place of ``-m splitinfer``."""
+    """What starts local workers: with that code in the place of ``-m splitinfer``."""
 
     @staticmethod
     def start(command: Sequence[str], **how: Any) -> Any:
         assert list(command[1:3]) == ["-m", "splitinfer"]
-        return cleanup.start([command[0], PROGRAM, *command[3:]], **how)
+        return cleanup.start([command[0], "-c", CODE, *command[3:]], **how)
 
 
 @pytest.fixture(scope="module")
@@ -71,13 +71,13 @@ def test_a_local_worker_whose_device_stands_still_is_replaced(
 def test_a_worker_elsewhere_whose_device_fails_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides say why; whoever keeps it running starts it again."""
     monkeypatch.setenv("FAILS", f"wait:5:{tmp_path / 'mark'}")
-    with worker(program=PROGRAM) as remote:
+    with worker(code=CODE) as remote:
         layout, port = write_layout(tmp_path, [remote.address]), remote.address.rpartition(":")[2]
         with coordinator(layout, "--raw", "--prompt", "The king", "--max-tokens", "40") as running:
             running.sees(r"worker b \(.*\) cannot go on: the device failed \(as a test wished\); waiting up to 60 s")
             assert remote.wait(10) == 1
             assert "session ended: the device failed (as a test wished)" in remote.err
-            with worker("--port", port, program=PROGRAM):
+            with worker("--port", port, code=CODE):
                 assert running.wait(30) == 0
             said, back = running.complaints
             assert said.endswith(f"start it there again with: splitinfer worker --host 0.0.0.0 --port {port}")
