@@ -11,7 +11,6 @@ from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.emulated import EmulatedDevice
 from splitinfer.engine.device.launch_ahead import may_launch_ahead
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.machine.files import read_machine_file
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu
 
@@ -27,6 +26,8 @@ def open_device(stage: int, bounds: tuple[int, ...]) -> Device:
     file = emulated_machine()
     if file is None:
         return default_device()
+    from splitinfer.machine.files import read_machine_file  # and YAML with it, which no other stage needs
+
     _share_the_interpreter()
     machine, num_layers = read_machine_file(file), bounds[stage + 1] - bounds[stage]
     found = machine.accelerator(stage, len(bounds) - 1, num_layers)
