@@ -2,6 +2,8 @@
 
 coordinator     the engine's loop: plan, run, update
     engine          the loop itself
+    own_steps       steps on the coordinator's own layers, launched and sent
+    drafting        has the drafter make what the scheduler wishes for
     pipeline        all stages: opens them, sends steps through them, closes them
     worker_group    the workers of one session: connects, loads and joins them, measures their links
     local_workers   workers that the coordinator starts itself
@@ -13,6 +15,8 @@ worker          the loop on the other machines
 stage           one stage, the same on coordinator and workers
     loader          a Load command becomes a stage in memory
     runner          takes a StepPlan and hidden states, returns hidden states or sampled tokens
+    step_graph, prepared    what a device is given; graphs built ahead
+    history         a sequence's tokens, for penalties and verdicts
     sampler         logits to tokens, keyed by position
     disk            the stage's blocks of KV on disk
 device          what computes a step, and when it is done

@@ -6,16 +6,15 @@
     launch      hand the step to this machine's device
     learn       a result brings tokens; tokens go to their readers
 
-One thread decides and launches. A step is sent to the next stage when the device is done with it, by the thread that
-waits for that (``engine.device.steps``), because a launch may hold the loop for most of a step; where the device
-computes at launch, by the loop itself. A step's length follows from nothing but the device.
+One thread decides and launches. A step is sent to the next stage when the device is done with it
+(``engine.coordinator.own_steps``). A step's length follows from nothing but the device.
 
 When a worker is lost, the loop opens the pipeline again as soon as it can, and has the stages compute what they held
 from the tokens, which are all here: readers see a pause. Every request ends, with one sentence, only when the worker
 does not come back in time or the same loss is repeated.
 
 Between two draft tokens the loop looks for results: one may have made them void. What is void of a step that has not
-been sent yet is left out (``engine.coordinator.unsent``).
+been sent yet is left out.
 
 ``max_in_flight`` plans keep every stage busy, and where the device computes while Python goes on, the next of them is
 launched behind the one under way.
@@ -26,7 +25,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
@@ -35,20 +34,20 @@ from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
+from splitinfer.engine.coordinator.drafting import Drafting
 from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
+from splitinfer.engine.coordinator.own_steps import OwnResult, OwnSteps
 from splitinfer.engine.coordinator.pipeline import Pipeline
 from splitinfer.engine.coordinator.request_table import RequestTable
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.stats import stats_of
 from splitinfer.engine.coordinator.trace import Trace
-from splitinfer.engine.coordinator.unsent import Unsent
 from splitinfer.engine.coordinator.worker_group import Event
-from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.device.steps import StepFailed
 from splitinfer.engine.device.void_steps import VOID_STEPS
 from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.stage.runner import Launched
 from splitinfer.engine.threads import join
 from splitinfer.errors import DeviceFailed, PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
 from splitinfer.models.memory import size
@@ -56,6 +55,7 @@ from splitinfer.models.memory import size
 log = logging.getLogger(__name__)
 
 Call = Callable[[], None]
+_Event = Event | OwnResult | StepFailed | Call
 
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 _RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that aborts are handled in between
@@ -66,15 +66,6 @@ _ABORT = 0.5  # seconds for aborts to be carried out, between two steps
 
 class _Stop(Exception):
     """The loop was asked to end."""
-
-
-class _OwnResult(NamedTuple):
-    """The result of a step, where the coordinator's stage is the last one, when it was there, and after how many
-    losses."""
-
-    result: StepResult
-    at: float
-    era: int
 
 
 class Engine:
@@ -94,23 +85,22 @@ class Engine:
         trace: Trace | None = None,
         draft: Callable[[], Drafter | None] = lambda: None,
     ) -> None:
-        self._inbox: Mailbox[Event | _OwnResult | Call] = Mailbox()
+        self._inbox: Mailbox[_Event] = Mailbox()
         self._requests = RequestTable()
         self._later = Later()
-        self._unsent = Unsent()
-        self._steps = StepsUnderWay(self._wait_for, self._send, lambda why: self._inbox.put(lambda: self._raise(why)))
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
-        self._era = 0  # losses so far
         self._started = threading.Event()
         self._is_closing = False
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
+        self._own_steps = OwnSteps(self.pipeline, self._inbox.put, self._inbox.put)
         names = [spec.name for spec in self.pipeline.layout.stages]
         if trace is not None:
             trace.begin(names)
         self.metrics = PipelineMetrics(names, time.monotonic(), trace)
         self._scheduler: Scheduler | None = None
         self.drafter: Drafter | None = None
+        self._drafting: Drafting | None = None
         self._thread = threading.Thread(target=self._run, args=(draft, configure), name="engine", daemon=True)
         self._thread.start()
 
@@ -209,6 +199,8 @@ class Engine:
                 self.drafter.use_device(self.pipeline.own.device)
             self.metrics.opened(self.pipeline.clocks, time.monotonic())
             self._scheduler = Scheduler(configure(self.pipeline))
+            if self.drafter is not None:
+                self._drafting = Drafting(self.drafter, self._scheduler, self._receive_without_waiting)
             self.totals = Totals([StageTotals() for _ in range(self.pipeline.num_stages)])
             self._started.set()
             while True:
@@ -232,14 +224,15 @@ class Engine:
             self.pipeline.close(
                 "the coordinator is done" if reason is FinishReason.ABORT else str(self._requests.failure)
             )
-            self._steps.close()
+            self._own_steps.close()
 
     def _turn(self) -> None:
         """One turn of the loop; at most one step is launched."""
         self._receive()
         self._expire()
         self._end_unable()
-        self._draft()
+        if self._drafting is not None:
+            self._drafting.make()
         plan = self.scheduler.schedule(time.monotonic())
         if plan is None:
             self._later.put(self.metrics.blocked)
@@ -247,70 +240,23 @@ class Engine:
             self._launch(plan)
 
     def _launch(self, plan: StepPlan) -> None:
-        """Hand a step to the device. It is sent when the device is done with it."""
+        """Hand a step to this machine's device. It is sent when the device is done with it."""
         self._later.put(self.metrics.launched, plan)
         self.totals.computed_tokens += plan.num_tokens
-        self._unsent.add(plan)
-        if self.pipeline.own.needs_verdict(plan):
-            self._steps.drain()
         at = time.monotonic()
-        launched = self.pipeline.own.launch(plan, None)
+        self._own_steps.launch(plan, self._receive_without_waiting)
         self._watch.sent(at, self.scheduler.predicted(plan))
-        is_done = self.pipeline.own.device.computes_at_launch
-        if is_done and self._unsent.has_drafts:
-            self._receive_without_waiting()
-        self._steps.add(launched, is_done=is_done)
-
-    def _wait_for(self, launched: Launched) -> None:
-        self.pipeline.own.wait(launched)
-
-    def _send(self, launched: Launched) -> None:
-        """Send a step that is done to the next stage, but for slices that are void by now. Runs on the thread that
-        waits for steps, if there is one."""
-        own = self.pipeline.own
-        done = own.finish(launched)
-        result = self.pipeline.send(done.reduced_to(self._unsent.take(done.plan)))
-        if result is not None:
-            self._inbox.put(_OwnResult(result, time.monotonic(), self._era))
-        own.store(launched)
-
-    def _raise(self, why: StepFailed) -> None:
-        if not why.is_late():
-            raise why.error
-
-    # -- drafts ------------------------------------------------------------------------------
-
-    def _draft(self) -> None:
-        """Make the drafts that the scheduler wishes for, until a result makes the wish void."""
-        wish = self.scheduler.wish() if self.drafter is not None else None
-        if wish is None or self.drafter is None or self.scheduler.speculation is None:
-            return
-        speculation, began, made, on_device = self.scheduler.speculation, time.monotonic(), 0, 0.0
-        while wish.stands and self.drafter.prepare(wish.seq):
-            self._receive_without_waiting()
-            began = time.monotonic()
-        for draft in self.drafter.drafts(wish.seq, wish.count) if wish.stands else ():
-            made += 1
-            on_device += draft.seconds or 0.0
-            if not speculation.add(wish, draft):
-                break
-            self._receive_without_waiting()
-            if not wish.stands:
-                break
-        speculation.took(made, on_device or time.monotonic() - began)
-        self.scheduler.take(wish)
 
     def _receive_without_waiting(self) -> None:
         """Handle all events that have arrived."""
         while (event := self._next_event(for_ever=False)) is not None:
             self._handle(event)
 
-    def _prepare_drafts(self) -> bool:
-        """Have the drafter read ahead while there is nothing else to do. Returns whether it did."""
-        if self.drafter is None or not self._inbox.is_empty or not self._steps.is_empty:
+    def _reads_ahead(self) -> bool:
+        """Have the drafter read ahead while the device has nothing else to do. Returns whether it did."""
+        if self._drafting is None or not self._inbox.is_empty or not self._own_steps.are_none:
             return False
-        seq = self.scheduler.drafts_next
-        return seq is not None and self.drafter.prepare(seq)
+        return self._drafting.prepare()
 
     def _use_idle_time(self) -> None:
         """Build graphs of steps that are likely to come; count and learn from those that have been; until an event
@@ -324,26 +270,29 @@ class Engine:
 
     def _receive(self) -> None:
         """Handle all events that have arrived; wait for the first only if there is nothing else to do."""
-        can_schedule = self.scheduler.can_schedule or (self.drafter is not None and self.scheduler.wish() is not None)
+        can_schedule = self.scheduler.can_schedule or (self._drafting is not None and self._drafting.is_wished_for)
         nothing_to_do = not can_schedule
         if nothing_to_do:
             self._later.put(self.metrics.blocked)
-            nothing_to_do = not self._prepare_drafts()
+            nothing_to_do = not self._reads_ahead()
             self._use_idle_time()
         while (event := self._next_event(for_ever=nothing_to_do)) is not None:
             self._handle(event)
             nothing_to_do = False
 
-    def _handle(self, event: Event | _OwnResult | Call) -> None:
-        if isinstance(event, _OwnResult):
-            self._learn(event.result if event.era == self._era else None, event.at)
+    def _handle(self, event: _Event) -> None:
+        if isinstance(event, OwnResult):
+            self._learn(None if self._own_steps.is_late(event) else event.result, event.at)
         elif isinstance(event, Event):
             self._learn(self.pipeline.receive(event), event.at)
+        elif isinstance(event, StepFailed):
+            if not event.is_late():
+                raise event.error
         else:
             self._later.put(self.metrics.heard, time.monotonic())
             event()
 
-    def _next_event(self, *, for_ever: bool) -> Event | _OwnResult | Call | None:
+    def _next_event(self, *, for_ever: bool) -> _Event | None:
         while True:
             try:
                 return self._inbox.get(self._until_next_look() if for_ever else 0.0, expecting=self._is_waiting)
@@ -379,7 +328,7 @@ class Engine:
     def _stuck(self) -> SplitinferError:
         """The error for a step that does not come back."""
         oldest = self.scheduler.oldest_step
-        if oldest is not None and oldest in self._unsent:  # nothing in this process can make the device go on
+        if oldest is not None and oldest in self._own_steps:  # nothing in this process can make the device go on
             return SplitinferError(
                 f"the device of stage {self._own_name} has made no progress for {self._watch.limit:.0f} s; "
                 "start the coordinator again"
@@ -396,7 +345,7 @@ class Engine:
         now = time.monotonic()
         self._later.put(self.metrics.returned, result, heard)
         events = self.scheduler.update(result, heard, learn=False)
-        self._unsent.reduce(self.scheduler.still_wanted)
+        self._own_steps.reduce(self.scheduler.still_wanted)
         self._watch.answered(now)
         self._later.put(self.totals.step, result, heard)
         self._later.put(VOID_STEPS.count, result)
@@ -425,11 +374,9 @@ class Engine:
         self._later.put(self.metrics.lost, time.monotonic())
         self._watch.reset()
         self.pipeline.regroup(str(loss))
-        self._steps.drop()
-        self._unsent.clear()
-        self._era += 1
-        if isinstance(loss, DeviceFailed):
-            self._forget_drafting()
+        self._own_steps.drop()
+        if isinstance(loss, DeviceFailed) and self._drafting is not None:
+            self._drafting.begin_again(self._requests)
         patience, reason = RejoinDeadline(self._rejoin_timeout), self._reopen()
         while reason is not None:
             self._handle_calls()
@@ -458,12 +405,6 @@ class Engine:
             return "it computes again what it held"
         return f"waiting up to {self._rejoin_timeout:.0f} s for it: {self.pipeline.remedy}"
 
-    def _forget_drafting(self) -> None:
-        """Have the drafter begin again: what it computed on the device that failed cannot be trusted."""
-        for seq_id in self._requests:
-            if self.drafter is not None:
-                self.drafter.forget(seq_id)
-
     def _reopen(self) -> str | None:
         """Open the pipeline again; the reason if that cannot be done yet."""
         try:
@@ -480,7 +421,7 @@ class Engine:
                 event = self._inbox.get(timeout=left)
             except queue.Empty:
                 return
-            if not isinstance(event, tuple):
+            if not isinstance(event, Event | OwnResult | StepFailed):
                 event()
 
     # -- the end -----------------------------------------------------------------------------
@@ -495,7 +436,7 @@ class Engine:
             while not self.scheduler.is_idle and time.monotonic() < give_up:
                 self._turn()
             if self.scheduler.is_idle:
-                self._steps.drain()  # the results are here, but blocks may still be on their way to the disk
+                self._own_steps.drain()  # the results are here, but blocks may still be on their way to the disk
         except (SplitinferError, _Stop) as error:
             log.info("the last KV could not be saved: %s", error)
 

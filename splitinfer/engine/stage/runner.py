@@ -12,7 +12,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -21,11 +20,11 @@ import numpy as np
 from splitinfer.core.kv.block_tree import Key, chained
 from splitinfer.core.plan import Fetch, SampledSlice, SampledToken, Save, Slice, StageFigures, StepPlan
 from splitinfer.core.scheduler.cost_model import Shape
-from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
 from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.device.device import Device, Span, Ticket, Work
 from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.disk import StageDisk
+from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
 from splitinfer.engine.stage.sampler import Row, Sampler, read
 from splitinfer.engine.stage.step_graph import StepGraph
@@ -42,41 +41,6 @@ from splitinfer.models.tensors import HostRows, Rows
 log = logging.getLogger(__name__)
 
 _TICK_EVERY = 0.5  # seconds; a device that has been idle for one lowers its clock
-
-
-@dataclass(slots=True)
-class _History:
-    """A sequence's tokens, for penalties and for verification, and the token sampled last. Positions before
-    ``num_prompt`` are its prompt's."""
-
-    params: SamplingParams
-    seed: int
-    tokens: list[int]
-    num_prompt: int
-    next: int | None = None
-
-    def rows(self, part: Slice) -> Iterator[Row]:
-        """Append a slice's tokens; yield its rows that need logits."""
-        self.tokens[part.start :] = part.token_ids
-        for position in range(part.end - part.num_logits + 1, part.end + 1):
-            recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
-            yield Row(self.params, self.seed, position, recent)
-
-    def row_at(self, position: int) -> Row:
-        """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
-        return Row(self.params, self.seed, position, ())
-
-    def is_void(self, part: Slice) -> bool:
-        """Whether a slice lies behind a wrong draft."""
-        return part.is_void(len(self.tokens), self.next)
-
-    def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
-        """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""
-        accepted = tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
-        if accepted:
-            del self.tokens[part.end - part.num_logits + len(accepted) :]
-            self.next = accepted[-1].token_id
-        return accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +127,7 @@ class StageRunner:
         self._pool = KVPool(model)
         self._sampler = Sampler(vocab_size)
         self._num_ids = model.num_embeddings
-        self._histories: dict[int, _History] = {}
+        self._histories: dict[int, History] = {}
         self._keys: dict[int, Key] = {}  # by block id: of the blocks that are on disk, too
         self._codec = NONE
         self._prepared = PreparedSteps()
@@ -384,7 +348,7 @@ class StageRunner:
         copied: list[mx.array] = []
         for new in plan.new:
             copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
-            self._histories[new.seq_id] = _History(new.params, new.seed, list(new.prefix), new.num_prompt)
+            self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
         for_disk = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
         self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in for_disk}
         if self._disk is not None:

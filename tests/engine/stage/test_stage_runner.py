@@ -12,7 +12,8 @@ from stages import plain_greedy, plain_sampled, prompt
 from splitinfer.core.plan import NewSequence, SampledSlice, Save, Slice, StepPlan
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.stage.runner import Finished, Launched, StageRunner, _History
+from splitinfer.engine.stage.history import History
+from splitinfer.engine.stage.runner import Finished, Launched, StageRunner
 from splitinfer.errors import ProtocolError
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.loader import load_stage, survey
@@ -160,7 +161,7 @@ def test_penalties_look_back_on_what_the_plans_say(steps: Steps, tiny_folder: Ca
 
 
 def test_a_row_looks_back_on_all_tokens_before_it_up_to_twenty():
-    history = _History(GREEDY, 0, [], num_prompt=5)
+    history = History(GREEDY, 0, [], num_prompt=5)
     rows = list(history.rows(Slice(1, 0, (5, 6, 7), 2)))
     assert [(row.position, row.recent) for row in rows] == [(2, (5, 6)), (3, (5, 6, 7))]
     (row,) = history.rows(Slice(1, 3, tuple(range(30)), 1))

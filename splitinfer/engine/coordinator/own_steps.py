@@ -1,0 +1,98 @@
+"""Steps on the coordinator's own layers: launched by the loop, and sent to the next stage when the device is done.
+
+Where the device computes at launch, the loop sends; else the thread that waits for the device does, because launching
+the next step may hold the loop for most of a step. What a result has made void in the meantime is not sent.
+"""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.unsent import Unsent
+from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.stage.runner import Launched
+
+
+class OwnResult(NamedTuple):
+    """The result of a step, where the coordinator's stage is the last one, when it was there, and after how many
+    losses."""
+
+    result: StepResult
+    at: float
+    era: int
+
+
+class OwnSteps:
+    """The steps under way on the coordinator's own stage.
+
+    ``returned`` receives the results where there is no other stage; ``failed`` what was raised while a step was waited
+    for or sent. Both are called on the thread that does that.
+    """
+
+    def __init__(
+        self, pipeline: Pipeline, returned: Callable[[OwnResult], None], failed: Callable[[StepFailed], None]
+    ) -> None:
+        self._pipeline, self._returned = pipeline, returned
+        self._unsent = Unsent()
+        self._steps = StepsUnderWay(self._wait, self._send, failed)
+        self._era = 0  # losses so far
+
+    def launch(self, plan: StepPlan, receive: Callable[[], None]) -> None:
+        """Hand a step to the device. It is sent when the device is done with it. ``receive``: takes in results that
+        have come; called where a step with drafts is done at once, before it is sent.
+
+        Raises:
+            WorkerLost, DeviceFailed, ProtocolError: it cannot be launched, or was done at once and cannot be sent.
+        """
+        self._unsent.add(plan)
+        if self._pipeline.own.needs_verdict(plan):
+            self._steps.drain()
+        launched = self._pipeline.own.launch(plan, None)
+        is_done = self._pipeline.own.device.computes_at_launch
+        if is_done and self._unsent.has_drafts:
+            receive()
+        self._steps.add(launched, is_done=is_done)
+
+    def _wait(self, launched: Launched) -> None:
+        self._pipeline.own.wait(launched)
+
+    def _send(self, launched: Launched) -> None:
+        own = self._pipeline.own
+        done = own.finish(launched)
+        result = self._pipeline.send(done.reduced_to(self._unsent.take(done.plan)))
+        if result is not None:
+            self._returned(OwnResult(result, time.monotonic(), self._era))
+        own.store(launched)
+
+    def reduce(self, still_wanted: Callable[[StepPlan], StepPlan]) -> None:
+        """Leave out what is void of the steps that have not been sent. Call after each result."""
+        self._unsent.reduce(still_wanted)
+
+    def is_late(self, result: OwnResult) -> bool:
+        """Whether a result is from before the last loss."""
+        return result.era != self._era
+
+    @property
+    def are_none(self) -> bool:
+        """Whether no step is under way here."""
+        return self._steps.is_empty
+
+    def __contains__(self, step: int) -> bool:
+        """Whether a step is under way here: launched, and not sent."""
+        return step in self._unsent
+
+    def drain(self) -> None:
+        """Block until all have been sent."""
+        self._steps.drain()
+
+    def drop(self) -> None:
+        """Forget all, because a stage was lost; what they still bring is late."""
+        self._steps.drop()
+        self._unsent.clear()
+        self._era += 1
+
+    def close(self) -> None:
+        """End the thread that waits, if there is one."""
+        self._steps.close()

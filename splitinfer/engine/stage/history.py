@@ -1,0 +1,44 @@
+"""What the last stage knows of a sequence beside its KV: its tokens, for penalties and for the verdict on drafts."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from splitinfer.core.plan import SampledToken, Slice
+from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
+from splitinfer.engine.stage.sampler import Row
+
+
+@dataclass(slots=True)
+class History:
+    """A sequence's tokens, for penalties and for verification, and the token sampled last. Positions before
+    ``num_prompt`` are its prompt's."""
+
+    params: SamplingParams
+    seed: int
+    tokens: list[int]
+    num_prompt: int
+    next: int | None = None
+
+    def rows(self, part: Slice) -> Iterator[Row]:
+        """Append a slice's tokens; yield its rows that need logits."""
+        self.tokens[part.start :] = part.token_ids
+        for position in range(part.end - part.num_logits + 1, part.end + 1):
+            recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
+            yield Row(self.params, self.seed, position, recent)
+
+    def row_at(self, position: int) -> Row:
+        """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""
+        return Row(self.params, self.seed, position, ())
+
+    def is_void(self, part: Slice) -> bool:
+        """Whether a slice lies behind a wrong draft."""
+        return part.is_void(len(self.tokens), self.next)
+
+    def verdict(self, part: Slice, sampled: Seq[SampledToken]) -> tuple[SampledToken, ...]:
+        """The sampled tokens that count: up to the first that differs from its draft. Wrong drafts are dropped."""
+        accepted = tuple(sampled[: part.num_accepted([token.token_id for token in sampled])])
+        if accepted:
+            del self.tokens[part.end - part.num_logits + len(accepted) :]
+            self.next = accepted[-1].token_id
+        return accepted
