@@ -20,6 +20,7 @@ from splitinfer.cli.options import (
     finite,
 )
 from splitinfer.cli.running import finish, set_up
+from splitinfer.core.scheduler.policy import PolicyName
 from splitinfer.machine.selection import VARIABLE
 
 
@@ -121,6 +122,10 @@ def bench(
             help="With serve: requests a second; what suits the machine if not given.",
         ),
     ] = None,
+    policies: Annotated[
+        str,
+        typer.Option("--policies", help="With serve: only these, as in stall_free,prefill_first; all if not given."),
+    ] = "",
     kv_gb: KVMemory = None,
     connect_timeout: Timeout = 10.0,
     trace: Tracing = None,
@@ -173,7 +178,7 @@ def bench(
         serve = ServingBenchOptions(
             layout, model, as_json, trials, prompt_tokens, max(counts, default=8), token_budget, seed, baseline,
             connect_timeout, lengths, scale, requests, rate,
-            None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot,
+            None if kv_gb is None else int(min(kv_gb, 1e9) * 1e9), plot, _policies(policies),
         )  # fmt: skip
         finish(lambda: measure_serve(serve), verbose)
     from splitinfer.bench.speed.options import SpeedOptions
@@ -241,6 +246,14 @@ def _counts(text: str) -> tuple[int, ...]:
     except ValueError:
         raise typer.BadParameter(f"--streams takes numbers with commas between them, not {text!r}") from None
     return tuple(count for count in counts if count > 0)
+
+
+def _policies(text: str) -> tuple[str, ...]:
+    """Names of policies with commas between them."""
+    names = tuple(name for name in text.split(",") if name)
+    if unknown := [name for name in names if name not in tuple(PolicyName)]:
+        raise typer.BadParameter(f"--policies takes {', '.join(PolicyName)}, not {unknown[0]!r}")
+    return names
 
 
 def _shares(text: str) -> tuple[float, ...]:

@@ -59,7 +59,8 @@ _WIDTH = 150
 
 @dataclass(frozen=True, slots=True)
 class ServingBenchOptions:
-    """The command line's options. ``rate``: requests a second; ``None``: as many as suit the machine."""
+    """The command line's options. ``rate``: requests a second; ``None``: as many as suit the machine. ``policies``:
+    those that requests arrive under; none: all, and the dial."""
 
     layout: str
     model: str | None
@@ -77,6 +78,7 @@ class ServingBenchOptions:
     rate: float | None
     kv_bytes: int | None
     plot: Path | None
+    policies: tuple[str, ...] = ()
 
 
 def measure_serve(options: ServingBenchOptions) -> int:
@@ -148,7 +150,8 @@ class _Bench:
             self._point(name, serving_options, arrivals, SLO * gap)
             for name, serving_options in self._systems(gap).items()
         ]
-        dial = [self._dial(share, arrivals, SLO * gap) for share in DIAL]
+        shares = () if self.options.policies else DIAL
+        dial = [self._dial(share, arrivals, SLO * gap) for share in shares]
         return {
             "stall": {"prompt_tokens": self.options.prompt_tokens, "streams": self.options.streams, "trials": stalls},
             "rate": rate,
@@ -165,6 +168,8 @@ class _Bench:
 
     def _systems(self, gap: float) -> dict[str, dict[str, Any] | None]:
         """The serving options of each system; ``None``: mlx-lm."""
+        if self.options.policies:
+            return {name: {"policy": name} for name in self.options.policies}
         plain = {name.value: {"policy": name.value} for name in PolicyName}
         slo = {f"stall_free, {SLO:g} gaps": {"itl_slo_ms": 1000 * SLO * gap}}
         return {**slo, **plain, **({BATCH_GENERATOR: None} if self.plain is not None else {})}

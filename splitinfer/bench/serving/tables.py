@@ -9,7 +9,7 @@ from rich.table import Table
 
 def serve_tables(found: Mapping[str, Any]) -> list[Table]:
     """One table each for the long prompt, for random arrivals, and for the values of ``prefill_share``."""
-    return [_stalls(found), _arrivals(found), _dial(found)]
+    return [_stalls(found), _arrivals(found), *([_dial(found)] if found["dial"] else [])]
 
 
 def _ms(seconds: float) -> str:
