@@ -18,6 +18,7 @@ from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_blocks import KVBlock, Piece
 from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.layer_trace import RowErrors
+from splitinfer.models.packed_tree import PackedTree
 from splitinfer.models.rows import RowCache, RowStep, attend_by_rows
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.step_trial import StepTrial
@@ -157,13 +158,7 @@ def test_mistakes_in_rows_are_refused(shallow: Tried, fault: Fault, monkeypatch:
 
 def test_padding_that_is_not_masked_is_refused(shallow: Tried, monkeypatch: pytest.MonkeyPatch):
     """The smallest mistake: two rows of one step, and what they see too much is zeros."""
-    attend = Cohort.attend
-
-    def unmasked(cohort: Cohort, *args: Any) -> mx.array:
-        cohort._mask = None
-        return attend(cohort, *args)
-
-    monkeypatch.setattr(Cohort, "attend", unmasked)
+    monkeypatch.setattr(Cohort, "_mask", lambda _cohort, _rows: None)
     assert "the same" in (shallow.refuses_rows() or "")
     assert shallow.refuses_rows(cohorts=False) is None, "each sequence attends by itself"
 
@@ -198,7 +193,7 @@ def shared_memory(patch: pytest.MonkeyPatch) -> None:
         live, pieces = sources[-1].full[ODD], list(last.pieces)
         size = last.end - last.start
         arrays = tuple(a[..., live.offset - size : live.offset, :] for a in (live.keys, live.values))
-        pieces[places.index(ODD)] = Piece(arrays, last.start, last.end, by_token=True)
+        pieces[places.index(ODD)] = Piece(PackedTree.of(arrays), last.start, last.end, by_token=True)
         return join(caches, places, [*others, KVBlock(tuple(pieces), last.start, last.end)], length)
 
     patch.setattr(kv_trial, "cut", noted)
@@ -214,7 +209,7 @@ def blocks_swapped(patch: pytest.MonkeyPatch) -> None:
         pieces, at = list(right.pieces), places.index(ODD)
         if start > 0:
             off = cut(caches, places, start - 1, end - 1).pieces[at]
-            pieces[at] = Piece(off.arrays, start, end, by_token=True)
+            pieces[at] = Piece(off.packed, start, end, by_token=True)
         return KVBlock(tuple(pieces), start, end)
 
     patch.setattr(kv_trial, "cut", wrong)
