@@ -63,7 +63,7 @@ def test_without_a_machine_there_is_nothing_to_compare_with(monkeypatch: pytest.
 def test_the_stand_in_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     layout = stand_in_layout(3)
-    weights = next((tmp_path / "splitinfer" / "bench" / "stand-in-6").glob("model-*"))
+    weights = next((tmp_path / "splitinfer" / "bench" / "stand-in-6-layers").glob("model-*"))
     made = weights.stat().st_mtime_ns
     assert stand_in_layout(3) == layout
     assert weights.stat().st_mtime_ns == made

@@ -1,5 +1,6 @@
 """A stand-in for a large model: small enough that a processor computes its steps in less time than an emulated
-accelerator takes for the large one's. Two layers for each stage, 32 numbers wide, with a long context.
+accelerator takes for the large one's. Two layers for each stage, 32 numbers wide, with a long context; one head, because
+what takes a processor longest is a chunk's attention to thousands of positions, once for each head.
 """
 
 import json
@@ -14,8 +15,8 @@ _LAYERS = 2  # of each stage
 def stand_in_layout(num_stages: int) -> Path:
     """A layout of ``num_stages`` stages on this machine for a stand-in model, which is made when it is first needed."""
     folder = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitinfer" / "bench"
-    shape = Shape(layers=_LAYERS * num_stages, hidden=32, heads=4, kv_heads=2, mlp=64, vocab=512)
-    model = folder / f"stand-in-{shape.layers}"
+    shape = Shape(layers=_LAYERS * num_stages, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=512)
+    model = folder / f"stand-in-{shape.layers}-layers"
     if not (model / "config.json").exists():
         make(model, shape, num_files=1)
     stages = [
