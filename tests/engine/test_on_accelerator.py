@@ -68,6 +68,7 @@ def test_drafts(
         assert llm.stats()["speculation"]["accepted"] > 20
 
 
+@pytest.mark.long
 def test_a_worker_of_our_own_is_killed() -> None:
     """A real process, in the middle of many steps under way."""
     stages = [{"name": "a", "layers": 6}, {"name": "b", "layers": 6, "address": LOCAL}]

@@ -4,6 +4,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from effort import long
 
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.cost_model import Shape, StageCosts
@@ -135,7 +136,7 @@ def test_the_clock_of_a_device_that_was_idle_is_lower():
 # -- drafts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("acceptance", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize("acceptance", [long(0.0), 0.6, long(0.9)])
 def test_drafts_give_what_the_sum_over_verdicts_says(acceptance: float):
     """Drafts stand in line behind the first stage's step, so its time is divided as on a machine that computes while
     launching; what the coordinator hears while it waits for a draft, it takes in behind that draft."""
