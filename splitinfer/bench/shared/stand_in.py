@@ -1,6 +1,6 @@
 """A stand-in for a large model: small enough that a processor computes its steps in less time than an emulated
-accelerator takes for the large one's. Two layers for each stage, 32 numbers wide, with a long context; one head, because
-what takes a processor longest is a chunk's attention to thousands of positions, once for each head.
+accelerator takes for the large one's. Two layers for each stage, 32 numbers wide, with a long context; and one head,
+because what takes a processor longest is a chunk's attention to thousands of positions, once for each head.
 """
 
 import json
