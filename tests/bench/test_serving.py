@@ -42,7 +42,7 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
     picture = tmp_path / "serve.png"
     found, text = bench(
         "serve", tiny_folder("llama"), tmp_path, "--trials", "1", "--prompt-tokens", "120", "--streams", "2",
-        "--requests", "4", "--scale", "0.02", "--plot", str(picture),
+        "--requests", "4", "--scale", "0.02", "--plot", str(picture), *thorough(["--rate", "20"], []),
     )  # fmt: skip
     assert found["deprecated"] == {"contenders": "systems"}
     stall = found["stall"]["trials"][0]  # type: ignore[index]
