@@ -193,7 +193,7 @@ class StageRunner:
         if prepared is None:
             rows = hidden.array() if isinstance(hidden, ReceivedRows) else hidden
             slices, graph = self._graph_of(plan, rows, applied)
-            outputs = graph.outputs()
+            outputs = graph.outputs(applied.pending)
         else:
             slices, graph, outputs = plan.slices, prepared.graph, prepared.outputs
             self._fill(prepared, plan, received)

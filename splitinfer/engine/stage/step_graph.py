@@ -29,16 +29,16 @@ class StepGraph:
         """The same without ``pending``: whoever held these arrays would make the next step copy them."""
         return replace(self, pending=())
 
-    def outputs(self) -> list[mx.array]:
+    def outputs(self, also: Sequence[mx.array] = ()) -> list[mx.array]:
         """Make the list of the arrays that are read when the step is done. One element of the last array written is
         among them, which is evaluated when all is: holding that array itself would make the next step copy it instead
-        of writing in place.
+        of writing in place. ``also``: arrays written beside the graph, before its own.
         """
         found = [] if self.hidden is None else [self.hidden]
         found += [] if self.packed is None else self.packed.arrays()
         for choice in self.choices:
             found += choice.arrays()
-        return found + [_corner(array) for array in self.pending[-1:]]
+        return found + [_corner(array) for array in [*also, *self.pending][-1:]]
 
 
 def _corner(array: mx.array) -> mx.array:

@@ -230,6 +230,14 @@ def test_the_next_step_may_be_launched_before_this_one_is_done(whole: StageRunne
     assert [done.plan for done in finished] == plans
 
 
+def test_a_plan_that_only_saves_is_done_when_its_blocks_are(whole: StageRunner):
+    steps = Steps(whole)
+    steps.run(Slice(1, 0, (1, 2, 3), 1), new=[NewSequence(1, GREEDY, 0)])
+    launched = whole.launch(steps.plan(saves=[Save(7, 1, 0, 3)]), None)
+    assert launched.ticket.outputs, "there is something to wait for"
+    whole.finish(launched)
+
+
 def test_figures_are_spans_that_do_not_overlap(halves: list[StageRunner]):
     steps = Steps(*halves)
     runner = halves[0]
