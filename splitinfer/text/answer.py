@@ -1,0 +1,218 @@
+"""What a model writes, told apart as it grows: text, reasoning, and calls of tools.
+
+A model marks its reasoning and its calls with strings of its own, inside one stream of text:
+
+    <think>The user wants ...</think>It will <tool_call>{"name": "weather", "arguments": {"city": "Oslo"}}</tool_call>
+    ReasoningPart .................. TextPart ToolCallPart
+
+mlx-lm knows the markers and the forms of calls of many models; this is the one module that uses its state machine
+(``make_text_state_machine``) and its parsers, which change between its versions. What is added here:
+
+- A call that cannot be parsed, or that the answer's end cuts off, becomes text again, with its markers: nothing that a
+  model wrote is lost, and it is no error.
+- Space alone between calls, or between reasoning and a call, is no text.
+- Without tools in the request, calls are text.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Tool = Mapping[str, Any]  # as in OpenAI's API: {"type": "function", "function": {"name": ..., "parameters": ...}}
+
+_NORMAL, _REASONING, _TOOL = "normal", "reasoning", "tool"  # mlx-lm's names of states
+_OPENING = 16  # last tokens of a prompt in which a template may open the reasoning
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text for the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """Text of the model's reasoning."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """A whole call. ``arguments``: a JSON object as text. ``call_id``: the model's own, if it gave one."""
+
+    name: str
+    arguments: str
+    call_id: str | None = None
+
+
+AnswerPart = TextPart | ReasoningPart | ToolCallPart
+
+
+class AnswerFormat:
+    """How one model marks what it writes. ``wrapper``: mlx-lm's ``TokenizerWrapper``."""
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model marks its reasoning."""
+        return bool(self._wrapper.has_thinking)
+
+    @property
+    def has_tools(self) -> bool:
+        """Whether the model's calls of tools can be parsed."""
+        return bool(self._wrapper.has_tool_calling)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """The strings that mark something. Text must contain them for a parser, although they may be special tokens."""
+        wrapper = self._wrapper
+        edges = [edge for edges in wrapper.response_transitions.values() for edge, _ in edges]
+        fixed = (wrapper.think_start, wrapper.think_end, wrapper.tool_call_start, wrapper.tool_call_end)
+        return tuple(sorted({marker for marker in (*fixed, *(wrapper.structural_markers or ()), *edges) if marker}))
+
+    def parser(self, prompt: Sequence[int], tools: Sequence[Tool] = ()) -> "AnswerParser":
+        """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text."""
+        from mlx_lm.generate import make_text_state_machine  # here, because importing it takes long
+
+        machine = make_text_state_machine(self._wrapper if tools else _WithoutTools(self._wrapper))
+        return AnswerParser(machine, self._initial_state(prompt), self._call_format(tools))
+
+    def _call_format(self, tools: Sequence[Tool]) -> "_CallFormat":
+        wrapper, given = self._wrapper, list(tools)
+        start, end = wrapper.tool_call_start or "", wrapper.tool_call_end or ""
+        return _CallFormat(start, end, lambda text: wrapper.tool_parser(text, given))
+
+    def _initial_state(self, prompt: Sequence[int]) -> str:
+        if (state := self._wrapper.response_initial_state) is not None:
+            return str(state)
+        if not self.has_reasoning:
+            return _NORMAL
+        tail = list(prompt[-_OPENING:])
+        is_open = self._wrapper.rfind_think_start(tail) > self._wrapper.rfind_think_end(tail)
+        return _REASONING if is_open else _NORMAL
+
+
+class _WithoutTools:
+    """A ``TokenizerWrapper`` that knows no calls."""
+
+    has_tool_calling = False
+    tool_call_start = tool_call_end = None
+
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapper, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _CallFormat:
+    """The markers around a call, and what parses the text between them."""
+
+    start: str
+    end: str
+    parse: Callable[[str], Any]
+
+    def parts(self, text: str) -> list[AnswerPart]:
+        """The calls in a text; the text itself, with its markers, where it is none."""
+        try:
+            found = self.parse(text)
+            return [_call(one) for one in (found if isinstance(found, list) else [found])]
+        except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
+            return [self.unparsed(text, self.end)]
+
+    def unparsed(self, text: str, end: str) -> TextPart:
+        """What was marked as a call and is none."""
+        return TextPart(self.start + text + end)
+
+
+def _call(found: Any) -> ToolCallPart:
+    """A call as a parser returns it. Raises ValueError, TypeError or KeyError for anything else."""
+    name, arguments = found["name"], found.get("arguments", {})
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise ValueError(f"a call needs a name and arguments, not {found!r:.80}")
+    call_id = found.get("id")
+    return ToolCallPart(name, json.dumps(arguments, ensure_ascii=False), call_id if isinstance(call_id, str) else None)
+
+
+@dataclass(slots=True)
+class AnswerParser:
+    """Parses one answer as it grows. ``machine``: mlx-lm's ``TextStateMachine``."""
+
+    machine: Any
+    initial_state: str
+    calls: _CallFormat
+    _state: Any = field(init=False)
+    _in_call: str = ""  # the text of a call that has not ended
+    _space: str = ""  # that came behind something other than text
+    _is_behind_text: bool = False
+    _has_others: bool = False
+
+    def __post_init__(self) -> None:
+        self._state = self.machine.make_state(self.initial_state)
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """The parts that are certain with the next ``text`` of the answer."""
+        self._state, segments = self.machine.split(self._state, text)
+        parts = list[AnswerPart]()
+        for i, (state, inside) in enumerate(segments):
+            parts += self._parts(state, inside, is_left=i < len(segments) - 1)
+        return _joined(parts)
+
+    def finish(self) -> list[AnswerPart]:
+        """The parts that were held back when the answer ended."""
+        self._state, held, state = self.machine.flush(self._state)
+        parts = self._parts(state, held, is_left=False)
+        if self._in_call:
+            unfinished, self._in_call = self._in_call, ""
+            # Some models do not mark a call's end: then it ends with the answer.
+            parts += [self.calls.unparsed(unfinished, "")] if self.calls.end else self.calls.parts(unfinished)
+        if self._space and not self._has_others and not parts:
+            parts.append(TextPart(self._space))  # an answer of nothing else
+        return _joined(parts)
+
+    def _parts(self, state: str | None, text: str, *, is_left: bool) -> list[AnswerPart]:
+        """What is certain of ``text`` in a state; ``is_left``: the state ends with it."""
+        if state == _TOOL:
+            self._in_call += text
+            if not is_left:
+                return []
+            call, self._in_call = self._in_call, ""
+            return self._behind_other(self.calls.parts(call))
+        if state == _REASONING:
+            return self._behind_other([ReasoningPart(text)]) if text else []
+        return self._text(text) if state == _NORMAL and text else []  # other states hold headers
+
+    def _behind_other(self, parts: list[AnswerPart]) -> list[AnswerPart]:
+        self._space, self._has_others = "", True
+        self._is_behind_text = isinstance(parts[-1], TextPart)
+        return parts
+
+    def _text(self, text: str) -> list[AnswerPart]:
+        if not self._is_behind_text:
+            self._space += text
+            if not self._space.strip():
+                return []
+            text, self._space, self._is_behind_text = self._space, "", True
+        return [TextPart(text)]
+
+
+def _joined(parts: list[AnswerPart]) -> list[AnswerPart]:
+    """Neighbours of one kind as one part."""
+    joined: list[AnswerPart] = []
+    for part in parts:
+        last = joined[-1] if joined else None
+        if isinstance(part, TextPart) and isinstance(last, TextPart):
+            joined[-1] = TextPart(last.text + part.text)
+        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
+            joined[-1] = ReasoningPart(last.text + part.text)
+        else:
+            joined.append(part)
+    return joined
