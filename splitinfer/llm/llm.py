@@ -49,6 +49,7 @@ from splitinfer.llm.setup import (
 from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
+from splitinfer.text.answer import Tool
 
 
 class LLM:
@@ -213,15 +214,19 @@ class LLM:
         priority: int = 0,
         timeout: float | None = None,
         flight: Flight | None = None,
+        shows_markers: bool = False,
     ) -> AsyncRequest:
         """``submit`` for asyncio: text is tokenized beside the event loop, which then reads the events.
+
+        ``shows_markers``: the text has what marks reasoning and calls of tools, also where these are special tokens
+        (``Tokenizer.answer_format``).
 
         Raises:
             SplitinferError: as ``submit``.
         """
         handling = Handling(session, priority, timeout, flight)
         tokens = await asyncio.to_thread(self.encode, prompt) if isinstance(prompt, str) else prompt
-        return AsyncRequest(lambda notify: self._submit(tokens, params, handling, notify))
+        return AsyncRequest(lambda notify: self._submit(tokens, params, handling, notify, shows_markers=shows_markers))
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
@@ -238,6 +243,8 @@ class LLM:
         params: SamplingParams | None,
         handling: Handling,
         notify: Callable[[], None] | None = None,
+        *,
+        shows_markers: bool = False,
     ) -> Request:
         params, tokens = params or SamplingParams(), [int(t) for t in prompt]
         self._prompts.check(tokens, self.context_length)
@@ -253,7 +260,7 @@ class LLM:
             deadline=None if handling.timeout is None else time.monotonic() + handling.timeout,
             flight=handling.flight or self.settings.flight,
         )
-        state = RequestState(sequence, self._prompts.detokenizer(), time.monotonic, notify)
+        state = RequestState(sequence, self._prompts.detokenizer(shows_markers=shows_markers), time.monotonic, notify)
         self._engine.submit(state)
         return Request(state, self._engine)
 
@@ -265,17 +272,24 @@ class LLM:
         """
         return self._prompts.encode(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
 
         Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
-        even if the tokenizer would split its text in another way.
+        even if the tokenizer would split its text in another way. ``tools``: those that the model may call, as in
+        OpenAI's API. ``options``: further values for the template, such as ``enable_thinking``.
 
         Raises:
             ModelError: the model's folder has no tokenizer.
-            RequestError: the template refuses the messages.
+            RequestError: the template refuses the messages, or there is none for the tools.
         """
-        return self._prompts.encode_chat(messages)
+        return self._prompts.encode_chat(messages, tools=tools, options=options)
 
     @property
     def dials(self) -> ServingOptions:

@@ -13,6 +13,7 @@ from splitinfer.engine.coordinator.requests import Detokenizing
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.generation_config import end_tokens
+from splitinfer.text.answer import Tool
 from splitinfer.text.tokenizer import Tokenizer
 
 
@@ -40,18 +41,24 @@ class PromptEncoder:
         with self._lock:
             return self._need_tokenizer().encode(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
 
         Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
-        even if the tokenizer would split its text in another way.
+        even if the tokenizer would split its text in another way. ``tools`` and ``options`` go to the template.
 
         Raises:
             ModelError: the model's folder has no tokenizer.
             RequestError: the template refuses the messages.
         """
         with self._lock:
-            return self._need_tokenizer().encode_chat(messages)
+            return self._need_tokenizer().encode_chat(messages, tools=tools, options=options)
 
     @property
     def vocab_size(self) -> int:
@@ -102,11 +109,12 @@ class PromptEncoder:
         eos = end_tokens(self._checkpoint.folder, self._checkpoint.config)
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
-    def detokenizer(self) -> Detokenizing | None:
-        """A detokenizer for one answer, for any thread; ``None`` without a tokenizer."""
+    def detokenizer(self, *, shows_markers: bool = False) -> Detokenizing | None:
+        """A detokenizer for one answer, for any thread; ``None`` without a tokenizer. ``shows_markers``: its text has
+        what marks reasoning and calls of tools."""
         if self.tokenizer is None:
             return None
-        return _Locked(self.tokenizer.detokenizer(), self._lock)
+        return _Locked(self.tokenizer.detokenizer(shows_markers=shows_markers), self._lock)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from splitinfer.errors import ModelError, RequestError
+from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.detokenizer import Detokenizer
 
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
@@ -69,35 +70,49 @@ class Tokenizer:
         """The ids of ``text``, with the special tokens that the tokenizer itself adds."""
         return list(self._wrapper.encode(text))
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The ids of a chat, ``{"role": ..., "content": ...}`` each, as the model's chat template writes it.
 
         A message may have the ``token_ids`` it was generated as. A tokenizer may split the same text elsewhere, and the
         chat would not begin with the tokens that were computed; so where the template writes the text unchanged, and
         the ids decode to it, the ids are used. A model without a template gets the contents, joined by blank lines.
 
+        ``tools``: those that the model may call. ``options``: further values for the template, such as
+        ``enable_thinking``; a template ignores those that it does not know.
+
         Raises:
-            RequestError: the chat is empty, or the template refuses it.
+            RequestError: the chat is empty, the template refuses it, or there are tools and no template.
         """
         chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
         if not chat:
             raise RequestError("a chat needs at least one message")
-        if not all(isinstance(message.get("content"), str) for message in chat):
+        if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
             raise RequestError("every chat message needs a 'content' that is text")
+        if tools and not self._wrapper.has_chat_template:
+            raise RequestError("this model has no chat template, so it cannot be told of tools")
         import jinja2  # here, because transformers has imported it already
 
+        settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
         generated = {
             i: ids
             for i, message in enumerate(messages)
-            if (ids := self._generated(message.get("token_ids") or (), message["content"]))
+            if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
         }
         try:
             if generated:
-                return self._encode_around(chat, generated, add_generation_prompt)
+                return self._encode_around(chat, generated, add_generation_prompt, settings)
             if not self._wrapper.has_chat_template:
-                return self.encode(self._render(chat, add_generation_prompt))
-            return list(self._wrapper.apply_chat_template(chat, add_generation_prompt=add_generation_prompt))
-        except (jinja2.TemplateError, ValueError) as error:
+                return self.encode(self._render(chat, add_generation_prompt, settings))
+            write = self._wrapper.apply_chat_template
+            return list(write(chat, add_generation_prompt=add_generation_prompt, **settings))
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
@@ -109,44 +124,69 @@ class Tokenizer:
         return ids if known and self.decode(ids) == content else []
 
     def _encode_around(
-        self, chat: list[dict[str, Any]], generated: Mapping[int, list[int]], add_generation_prompt: bool
+        self,
+        chat: list[dict[str, Any]],
+        generated: Mapping[int, list[int]],
+        add_generation_prompt: bool,
+        settings: Mapping[str, Any],
     ) -> list[int]:
         """The ids of a chat, taking those of some messages from ``generated`` (by the message's index)."""
-        whole = self._render(chat, add_generation_prompt)
+        whole = self._render(chat, add_generation_prompt, settings)
         ids, at = list[int](), 0
         for i, answer in generated.items():
-            before = self._before(chat[:i])
+            before = self._before(chat[:i], settings)
             if len(before) >= at and whole.startswith(before + chat[i]["content"]):
                 ids += [*self._piece(whole[at : len(before)], is_first=not at), *answer]
                 at = len(before) + len(chat[i]["content"])
         return [*ids, *self._piece(whole[at:], is_first=not at)]
 
-    def _before(self, chat: list[dict[str, Any]]) -> str:
+    def _before(self, chat: list[dict[str, Any]], settings: Mapping[str, Any]) -> str:
         """The rendered chat up to where the next answer begins."""
         if not chat:
             return ""
-        return self._render(chat, True) + ("" if self._wrapper.has_chat_template else _SEPARATOR)
+        return self._render(chat, True, settings) + ("" if self._wrapper.has_chat_template else _SEPARATOR)
 
     def _piece(self, text: str, *, is_first: bool) -> list[int]:
         """The ids of a part of a rendered chat; a template writes special tokens itself."""
         adds_special = is_first and not self._wrapper.has_chat_template
         return list(self._wrapper.encode(text, add_special_tokens=adds_special)) if text or adds_special else []
 
-    def _render(self, chat: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def _render(self, chat: list[dict[str, Any]], add_generation_prompt: bool, settings: Mapping[str, Any]) -> str:
         """A chat as the model's template writes it; without one, the contents with blank lines between them."""
         if self._wrapper.has_chat_template:
             render = self._wrapper.apply_chat_template
-            return str(render(chat, tokenize=False, add_generation_prompt=add_generation_prompt))
-        return _SEPARATOR.join(message["content"] for message in chat)
+            return str(render(chat, tokenize=False, add_generation_prompt=add_generation_prompt, **settings))
+        return _SEPARATOR.join(message.get("content") or "" for message in chat)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD."""
         text: str = self._wrapper.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
 
-    def detokenizer(self) -> Detokenizer:
-        """A new incremental decoder for one sequence; its text is that of ``decode``."""
-        return Detokenizer(self.decode, self._special_ids)
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        """How the model marks its reasoning and its calls of tools."""
+        return AnswerFormat(self._wrapper)
+
+    def detokenizer(self, *, shows_markers: bool = False) -> Detokenizer:
+        """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the
+        markers of ``answer_format``, which may be special tokens."""
+        if not shows_markers:
+            return Detokenizer(self.decode, self._special_ids)
+        return Detokenizer(self._decode_with_markers, self._special_ids - self._marker_ids)
+
+    def _decode_with_markers(self, token_ids: Sequence[int]) -> str:
+        shown = [i for i in token_ids if i not in self._special_ids or i in self._marker_ids]
+        text: str = self._wrapper.decode(shown, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    @cached_property
+    def _marker_ids(self) -> frozenset[int]:
+        """The special tokens that are a part of a marker."""
+        encode = self._wrapper.encode
+        return self._special_ids.intersection(
+            *[{i for marker in self.answer_format.markers for i in encode(marker, add_special_tokens=False)}]
+        )
 
     def _vocabulary(self) -> dict[str, int]:
         token_to_id: dict[str, int] = self._wrapper.get_vocab()

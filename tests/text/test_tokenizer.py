@@ -168,3 +168,80 @@ def test_detokenizer_is_the_tokenizers_own(tokenizer: Tokenizer):
     token_ids = [0, *tokenizer.encode("A fox 😀 , ran"), 2]
     assert "".join(map(detokenizer.add, token_ids)) + detokenizer.flush() == tokenizer.decode(token_ids)
     assert tokenizer.detokenizer() is not detokenizer
+
+
+# -- markers, tools and options --------------------------------------------------------------------
+
+
+def marked(folder: Path, *, special: bool) -> Tokenizer:
+    """The demo's tokenizer with Qwen's markers for calls and reasoning, and a template that knows both."""
+    data = json.loads((copy_of_target(folder) / "tokenizer.json").read_text())
+    first = 1 + max(each["id"] for each in data["added_tokens"])
+    size = len(data["model"]["vocab"])
+    for i, marker in enumerate(("<think>", "</think>", "<tool_call>", "</tool_call>")):
+        token = {"id": max(first, size) + i, "content": marker, "special": special}
+        data["added_tokens"].append({**data["added_tokens"][0], **token})
+    (folder / "tokenizer.json").write_text(json.dumps(data))
+    template = (
+        "{% if tools %}{{ tools | map(attribute='function.name') | join(',') }};{% endif %}"
+        "{% for m in messages %}{{ m.role }}:{{ m.content }}{% for tool_call in m.tool_calls %}"
+        "<tool_call>{{ tool_call.name }}</tool_call>{% endfor %}|{% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+        "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}"
+    )
+    edit(folder / "tokenizer_config.json", chat_template=template)
+    return Tokenizer.from_folder(folder)
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_markers_are_shown_where_they_are_asked_for(tmp_path: Path, special: bool):
+    tokenizer = marked(tmp_path, special=special)
+    text = "<think>so</think>a <tool_call>b</tool_call>"
+    ids = tokenizer.encode(text)
+    shown, usual = tokenizer.detokenizer(shows_markers=True), tokenizer.detokenizer()
+    assert "".join(map(shown.add, [*ids, 1, 0])) + shown.flush() == text
+    assert "".join(map(usual.add, ids)) + usual.flush() == ("soa b" if special else text)
+
+
+def test_the_format_is_found(tmp_path: Path):
+    form = marked(tmp_path, special=True).answer_format
+    assert (form.has_reasoning, form.has_tools) == (True, True)
+    assert form.markers == ("</think>", "</tool_call>", "<think>", "<tool_call>")
+
+
+def test_the_demo_marks_nothing(tokenizer: Tokenizer):
+    assert (tokenizer.answer_format.has_reasoning, tokenizer.answer_format.has_tools) == (False, False)
+
+
+def test_tools_and_options_reach_the_template(tmp_path: Path):
+    tokenizer = marked(tmp_path, special=False)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    chat = [{"role": "user", "content": "hi"}]
+    assert tokenizer.decode(tokenizer.encode_chat(chat, tools=tools)) == "weather;user:hi|assistant:"
+    off = tokenizer.encode_chat(chat, options={"enable_thinking": False, "unheard_of": 1})
+    assert tokenizer.decode(off) == "user:hi|assistant:<think></think>"
+
+
+def test_a_call_needs_no_content(tmp_path: Path):
+    tokenizer = marked(tmp_path, special=False)
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]}
+    text = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "hi"}, call]))
+    assert text == "user:hi|assistant:<tool_call>weather</tool_call>|assistant:"
+    with pytest.raises(RequestError, match="every chat message needs a 'content'"):
+        tokenizer.encode_chat([{"role": "assistant", "content": None}])
+
+
+def test_the_ids_of_an_answer_are_used_beside_tools(tmp_path: Path):
+    tokenizer = marked(tmp_path, special=False)
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    answer = [*tokenizer.encode("no"), *tokenizer.encode("ne")]
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "none", "token_ids": answer}]
+    ids = tokenizer.encode_chat(chat, tools=tools)
+    assert tokenizer.decode(ids).startswith("weather;user:hi|")
+    assert " ".join(map(str, answer)) in " ".join(map(str, ids))
+
+
+def test_tools_need_a_template(tmp_path: Path):
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=None)
+    with pytest.raises(RequestError, match="no chat template, so it cannot be told of tools"):
+        Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
