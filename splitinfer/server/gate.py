@@ -1,0 +1,127 @@
+"""Who may ask: decided from a request's method, path and headers, before anything of its body is read. Pure.
+
+Three kinds of caller have to be told apart:
+
+- **a program with a key**: `Authorization: Bearer KEY`, or `x-api-key: KEY` as Anthropic's clients send it;
+- **this server's own page**: a session that a key has bought, in a cookie that scripts cannot read (HttpOnly) and other
+  sites' requests do not carry (SameSite=Strict);
+- **a page of another site** in the browser of somebody who can reach this server. It can send requests here, and by DNS
+  rebinding even make its own name point here. It gets nothing: the `Host` must be one of this server's names, an
+  `Origin` must be this server's own or allowed by name, and a body must be declared as JSON, which no form can do.
+
+Without keys, on this machine only, the first two need none, and the third still gets nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+
+from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope
+from splitinfer.server.problem import Problem
+
+SESSION_COOKIE = "splitinfer_session"
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
+_WITH_BODY = ("POST", "PUT", "PATCH")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an interface can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a request before its body is read. ``headers``: names in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    cookies: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """The rules of a server.
+
+    hosts: names under which it may be addressed; local ones always are.
+    origins: other sites whose pages may use it (CORS); ``*`` is all.
+    keys: those that are admitted; ``None``: no key is needed.
+    """
+
+    hosts: frozenset[str] = frozenset()
+    origins: frozenset[str] = frozenset()
+    keys: ApiKeys | None = None
+
+    def check_site(self, facts: Facts) -> None:
+        """Refuse what a page of another site could have caused.
+
+        Raises:
+            Problem: 403 or 415.
+        """
+        host = facts.headers.get("host", "")
+        if name_of(host) not in (*_LOCAL_NAMES, *self.hosts):
+            raise Problem(403, f"this server is not called {host!r:.60}; names are given with --allow-host")
+        origin = facts.headers.get("origin")
+        if origin is not None and not self._is_own(origin, host) and not self.allows(origin):
+            raise Problem(403, f"pages of {origin!r:.60} may not use this server; see --cors")
+        if facts.method in _WITH_BODY and not _is_json(facts.headers.get("content-type", "")):
+            raise Problem(415, "the body must be JSON, declared as Content-Type: application/json")
+
+    def allows(self, origin: str) -> bool:
+        """Whether another site's pages may use the server."""
+        return "*" in self.origins or origin in self.origins
+
+    def caller(self, facts: Facts, sessions: Mapping[str, ApiKey], scope: Scope = Scope.USE) -> ApiKey:
+        """Who asks.
+
+        Raises:
+            Problem: 401 without a key that is known, 403 without the scope.
+        """
+        if self.keys is None:
+            return NOBODY
+        key = self._key_of(facts, sessions)
+        if key is None:
+            raise Problem(
+                401, "an API key is needed: Authorization: Bearer KEY, or x-api-key: KEY", code="invalid_api_key"
+            )
+        if not key.may(scope):
+            raise Problem(403, f"key {key.name!r} lacks the scope {scope}")
+        return key
+
+    def _key_of(self, facts: Facts, sessions: Mapping[str, ApiKey]) -> ApiKey | None:
+        assert self.keys is not None
+        shown = shown_key(facts.headers)
+        if shown is not None:
+            return self.keys.find(shown)  # a wrong key is not saved by a right cookie
+        return sessions.get(facts.cookies.get(SESSION_COOKIE, ""))
+
+    def _is_own(self, origin: str, host: str) -> bool:
+        return origin in (f"http://{host}", f"https://{host}")
+
+
+def shown_key(headers: Mapping[str, str]) -> str | None:
+    """The key that a request shows, in either API's way."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and value.strip():
+        return value.strip()
+    return headers.get("x-api-key") or None
+
+
+def name_of(host: str) -> str:
+    """The name in a ``Host`` header, without its port.
+
+    >>> name_of("mini.local:8080"), name_of("[::1]:80"), name_of("LOCALHOST")
+    ('mini.local', '::1', 'localhost')
+    """
+    if host.startswith("["):
+        return host[1:].partition("]")[0].lower()
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def _is_json(content_type: str) -> bool:
+    return content_type.partition(";")[0].strip().lower() == "application/json"

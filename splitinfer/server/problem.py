@@ -1,0 +1,92 @@
+"""What a client is told when its request cannot be carried out, in the words of either API.
+
+The sentence is the same everywhere; what surrounds it is each API's own. Clients decide by the status and the kind
+whether to try again, so these follow the APIs' documentation ("Error codes", "Errors").
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from splitinfer.errors import QueueFull, RequestError, SplitinferError
+
+_OPENAI_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    529: "overloaded_error",
+}
+
+
+@dataclass(eq=False)  # not frozen: Python sets an exception's traceback
+class Problem(Exception):
+    """Why a request is not carried out.
+
+    status: of HTTP, from 400 on.
+    message: one sentence for a person.
+    param: the field that is wrong, if it is one.
+    code: a word for programs, where OpenAI's API has one.
+    retry_after: seconds after which it may succeed, if it may.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that belong to it."""
+        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
+
+    def openai(self) -> dict[str, Any]:
+        """As OpenAI's API says it."""
+        kind = _OPENAI_KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    def anthropic(self, request_id: str = "") -> dict[str, Any]:
+        """As Anthropic's API says it."""
+        kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        named = {"request_id": request_id} if request_id else {}
+        return {"type": "error", "error": {"type": kind, "message": self.message}, **named}
+
+
+def problem_of(error: SplitinferError, retry_after: float | None = None) -> Problem:
+    """What an error of the library means for a client. ``retry_after``: seconds until the queue has room again."""
+    if isinstance(error, QueueFull):
+        return Problem(429, f"{error}", code="queue_full", retry_after=retry_after or 1.0)
+    if isinstance(error, RequestError):
+        return Problem(400, f"{error}")
+    return Problem(503, f"{error}", retry_after=retry_after)
+
+
+def unsupported(name: str, why: str, value: object = None) -> Problem:
+    """A field that is not honoured, named."""
+    shown = "" if value is None else f" {value!r:.40}"
+    return Problem(400, f"{name}{shown} is not supported: {why}", param=name, code="unsupported_parameter")
+
+
+def malformed(errors: list[Mapping[str, Any]]) -> Problem:
+    """The first of pydantic's errors, in a sentence that names the field."""
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return Problem(400, f"there is no field {where!r} here", param=where, code="unknown_parameter")
+    return Problem(400, f"{where or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=where or None)

@@ -1,0 +1,67 @@
+"""How much each key may ask: requests at a time, and a minute. Pure: the caller has the clock.
+
+The rate is a token bucket: a key may ask a quarter of a minute's requests at once, at least one, and gets back the
+minute's number evenly. A refusal says when the next request would be taken, and costs nothing.
+"""
+
+from dataclasses import dataclass, field
+
+from splitinfer.server.keys import ApiKey
+from splitinfer.server.problem import Problem
+
+_BURST = 0.25  # of a minute's requests, at once
+
+
+@dataclass(slots=True)
+class _Account:
+    running: int = 0
+    tokens: float | None = None  # requests that may be made at once; None: none was made yet
+    at: float = 0.0  # seconds, when ``tokens`` was right
+
+
+@dataclass(slots=True)
+class Rates:
+    """The accounts of all keys. ``begin`` for each request, and ``end`` when it is over, however that was."""
+
+    _accounts: dict[str, _Account] = field(default_factory=dict)  # by the key's name
+
+    def begin(self, key: ApiKey, now: float) -> None:
+        """Count a request that begins. ``now``: seconds of any steady clock.
+
+        Raises:
+            Problem: 429, as the key has too many under way or asks too often.
+        """
+        account = self._accounts.setdefault(key.name, _Account())
+        if key.concurrent is not None and account.running >= key.concurrent:
+            raise Problem(
+                429,
+                f"key {key.name!r} has {account.running} requests under way, and may have {key.concurrent}",
+                code="concurrency_exceeded",
+                retry_after=1.0,
+            )
+        self._take_token(account, key, now)
+        account.running += 1
+
+    def end(self, key: ApiKey) -> None:
+        """A request that had begun is over."""
+        self._accounts[key.name].running -= 1
+
+    def running(self, key: ApiKey) -> int:
+        """Requests of a key that are under way."""
+        account = self._accounts.get(key.name)
+        return 0 if account is None else account.running
+
+    def _take_token(self, account: _Account, key: ApiKey, now: float) -> None:
+        if key.requests_per_minute is None:
+            return
+        each, most = 60.0 / key.requests_per_minute, max(1.0, _BURST * key.requests_per_minute)
+        held = most if account.tokens is None else min(most, account.tokens + (now - account.at) / each)
+        account.tokens, account.at = held, now
+        if held < 1.0:
+            raise Problem(
+                429,
+                f"key {key.name!r} may make {key.requests_per_minute:g} requests a minute",
+                code="rate_limit_exceeded",
+                retry_after=(1.0 - held) * each,
+            )
+        account.tokens = held - 1.0

@@ -1,0 +1,49 @@
+"""What clients are told: the same sentence in either API's form."""
+
+import pytest
+
+from splitinfer.errors import PeerError, QueueFull, RequestError
+from splitinfer.server.problem import Problem, malformed, problem_of, unsupported
+
+
+@pytest.mark.parametrize(
+    ("status", "openai", "anthropic"),
+    [
+        (400, "invalid_request_error", "invalid_request_error"),
+        (401, "authentication_error", "authentication_error"),
+        (403, "permission_error", "permission_error"),
+        (404, "not_found_error", "not_found_error"),
+        (413, "invalid_request_error", "request_too_large"),
+        (415, "invalid_request_error", "invalid_request_error"),
+        (429, "rate_limit_error", "rate_limit_error"),
+        (500, "server_error", "api_error"),
+        (503, "server_error", "overloaded_error"),
+    ],
+)
+def test_each_api_has_its_own_kinds(status: int, openai: str, anthropic: str):
+    problem = Problem(status, "No.", param="top_p", code="word")
+    assert problem.openai() == {"error": {"message": "No.", "type": openai, "param": "top_p", "code": "word"}}
+    expected = {"type": "error", "error": {"type": anthropic, "message": "No."}, "request_id": "req_1"}
+    assert problem.anthropic("req_1") == expected
+
+
+def test_errors_of_the_library():
+    assert problem_of(RequestError("the prompt is empty")).status == 400
+    full = problem_of(QueueFull("256 requests wait already"), retry_after=7.2)
+    assert (full.status, full.headers) == (429, {"Retry-After": "8"})
+    assert problem_of(QueueFull("full")).headers == {"Retry-After": "1"}
+    assert problem_of(PeerError("lost")).status == 503
+
+
+def test_what_is_wrong_is_named():
+    problem = unsupported("tool_choice", "calls cannot be forced", "required")
+    assert str(problem) == "tool_choice 'required' is not supported: calls cannot be forced"
+    assert problem.param == "tool_choice"
+    extra = malformed([{"loc": ("stream_options", "extra"), "type": "extra_forbidden", "msg": "Extra"}])
+    assert str(extra) == "there is no field 'stream_options.extra' here"
+    wrong = malformed([{"loc": ("top_p",), "type": "float_type", "msg": "Input should be a valid number"}])
+    assert (str(wrong), wrong.param) == ("top_p: input should be a valid number", "top_p")
+
+
+def test_a_missing_key_names_the_scheme():
+    assert Problem(401, "A key is needed.").headers == {"WWW-Authenticate": "Bearer"}
