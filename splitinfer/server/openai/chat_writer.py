@@ -1,0 +1,134 @@
+"""Answers in OpenAI's words: chunks of a stream, or one document made of the same pieces.
+
+Reasoning is written under both names that clients know, ``reasoning`` and ``reasoning_content``. A call of a tool is
+one delta, with its index, id, name and all of its arguments.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.openai.chat import Shape
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+
+TokenText = Callable[[int], bytes]
+"""The bytes of one token id."""
+
+_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "stop", "error": "stop"}
+
+
+@dataclass(slots=True)
+class ChatWriter:
+    """Writes one answer. ``created``: seconds since 1970."""
+
+    answer_id: str
+    created: int
+    shape: Shape
+    token_text: TokenText
+    new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
+    _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
+
+    # -- a stream ------------------------------------------------------------------------------
+
+    def first(self, choice: int) -> dict[str, Any]:
+        """The chunk with which a choice begins."""
+        return self._chunk([_choice(choice, {"role": "assistant", "content": ""})])
+
+    def chunks(self, piece: Piece) -> list[dict[str, Any]]:
+        """The chunks of a piece: one for each part; the last has the log probabilities, and another the reason."""
+        deltas = [self._delta(piece.choice, part) for part in piece.parts]
+        chunks = [_choice(piece.choice, delta) for delta in deltas]
+        if piece.logprobs and self.shape.num_top is not None:
+            chunks = chunks or [_choice(piece.choice, {})]
+            chunks[-1]["logprobs"] = self._logprobs(piece.logprobs)
+        if piece.finish_reason is not None:
+            chunks.append({**_choice(piece.choice, {}), "finish_reason": _REASONS[piece.finish_reason]})
+        return [self._chunk([chunk]) for chunk in chunks]
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any] | None:
+        """The chunk with the usage, which has no choices; ``None`` where it was not asked for."""
+        return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        usage = {"usage": None} if self.shape.includes_usage else {}
+        return {**self._head("chat.completion.chunk"), "choices": choices, **usage}
+
+    # -- a document ----------------------------------------------------------------------------
+
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+        choices = [self._whole(choice, pieces) for choice in sorted({piece.choice for piece in pieces})]
+        return {**self._head("chat.completion"), "choices": choices, "usage": usage_of(usage)}
+
+    def _whole(self, choice: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        own = [piece for piece in pieces if piece.choice == choice]
+        parts = [part for piece in own for part in piece.parts]
+        logprobs = [one for piece in own for one in piece.logprobs]
+        return {
+            "index": choice,
+            "message": self._message(choice, parts),
+            "logprobs": None if self.shape.num_top is None else self._logprobs(logprobs),
+            "finish_reason": _REASONS[own[-1].finish_reason or "stop"],
+        }
+
+    def _message(self, choice: int, parts: Sequence[AnswerPart]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+        calls = [self._call(choice, part) for part in parts if isinstance(part, ToolCallPart)]
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if reasoning:
+            message |= {"reasoning": reasoning, "reasoning_content": reasoning}
+        if calls:
+            message["tool_calls"] = [{key: one for key, one in call.items() if key != "index"} for call in calls]
+        return message
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.shape.model}
+
+    def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
+        match part:
+            case TextPart(text):
+                return {"content": text}
+            case ReasoningPart(text):
+                return {"reasoning": text, "reasoning_content": text}
+            case ToolCallPart():
+                return {"tool_calls": [self._call(choice, part)]}
+
+    def _call(self, choice: int, part: ToolCallPart) -> dict[str, Any]:
+        index = self._num_calls.get(choice, 0)
+        self._num_calls[choice] = index + 1
+        function = {"name": part.name, "arguments": part.arguments}
+        return {"index": index, "id": part.call_id or self.new_id(), "type": "function", "function": function}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        content = [
+            {
+                **self._token(one.token_id, one.logprob),
+                "top_logprobs": [self._token(*top) for top in one.top[: self.shape.num_top or 0]],
+            }
+            for one in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self.token_text(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+
+def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """Usage as OpenAI's API says it."""
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.generated,
+        "total_tokens": usage.prompt + usage.generated,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }

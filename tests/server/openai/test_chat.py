@@ -1,0 +1,351 @@
+"""Chat completions: every field's fate, conversations for templates, and documents that the official types accept."""
+
+import json
+import typing
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, completion_create_params
+
+from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.server.answer import ChoiceReader, Piece, PlainText, Usage
+from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.fields import Refused
+from splitinfer.server.openai.chat import FIELDS, Shape, chat_ask
+from splitinfer.server.openai.chat_writer import ChatWriter
+from splitinfer.server.openai.messages import template_messages
+from splitinfer.server.problem import Problem
+from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
+
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+def ask(**fields: Any) -> Ask:
+    return chat_ask({"model": "m", "messages": HELLO, **fields})[0]
+
+
+def refusal(**fields: Any) -> Problem:
+    with pytest.raises(Problem) as caught:
+        ask(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+# -- fields ----------------------------------------------------------------------------------------
+
+
+def test_every_field_of_the_official_client_has_a_fate():
+    known = set()
+    for kind in (
+        completion_create_params.CompletionCreateParamsNonStreaming,
+        completion_create_params.CompletionCreateParamsStreaming,
+    ):
+        known |= set(typing.get_type_hints(kind))
+    assert known - FIELDS.keys() == set()
+
+
+@pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])
+def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
+    assert refusal(**{name: {"type": "something"}}).param == name
+    ask(**{name: None})
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"response_format": {"type": "text"}},
+        {"modalities": ["text"]},
+        {"store": False},
+        {"functions": []},
+        {"function_call": "none"},
+        {"metadata": {"a": "b"}},
+        {"user": "me"},
+        {"service_tier": "auto"},
+    ],
+)
+def test_values_that_ask_for_nothing_may_be_there(harmless: dict[str, Any]):
+    assert ask(**harmless) == ask()
+
+
+def test_an_unknown_field_is_named():
+    problem = refusal(temprature=1)
+    assert (str(problem), problem.param) == ("there is no field 'temprature' here", "temprature")
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"temperature": "hot"}, "temperature must be a number, not 'hot'"),
+        ({"temperature": True}, "temperature must be a number, not True"),
+        ({"n": 0}, "n must be a whole number from 1 to 16, not 0"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1 to 2147483647, not 0"),
+        ({"max_completion_tokens": 1.5}, "max_completion_tokens must be a whole number"),
+        ({"stop": ["a"] * 17}, "stop must be at most 16 texts"),
+        ({"stop": [1]}, "stop[0] must be text, not 1"),
+        ({"logit_bias": {"a": 1}}, "logit_bias must be an object whose keys are token ids, not 'a'"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias.1 must be a number, not 'x'"),
+        ({"top_logprobs": 2}, "top_logprobs needs logprobs to be true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs must be a whole number from 0 to 20, not 21"),
+        ({"stream_options": {"include_usage": True}}, "stream_options is for streams only"),
+        ({"stream": True, "stream_options": {"extra": 1}}, "there is no field 'stream_options.extra' here"),
+        ({"stream": "yes"}, "stream must be true or false, not 'yes'"),
+        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
+        ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice {'type': 'function'"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type 'custom' is not supported: tools are functions"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function must be an object, not None"),
+        ({"tools": {}}, "tools must be a list, not {}"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize is not supported"),
+        ({"messages": []}, "messages must have at least one message"),
+        ({"messages": None}, "messages must be given"),
+        ({"messages": "hi"}, "messages must be a list, not 'hi'"),
+        ({"messages": ["hi"]}, "messages[0] must be an object, not 'hi'"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role must be one of system, developer"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content must be text, not None"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0].type 'image_url'",
+        ),
+        ({"messages": [{"role": "user", "content": "", "extra": 1}]}, "there is no field 'extra' in messages[0]"),
+        ({"messages": [{"role": "tool", "content": "1"}]}, "messages[0].tool_call_id must be text, not None"),
+    ],
+)
+def test_what_is_wrong_is_said(fields: dict[str, Any], sentence: str):
+    assert str(refusal(**fields)).startswith(sentence)
+
+
+def params(**fields: Any) -> Any:
+    return ask(**fields).params(Recommended({}), room=1000)
+
+
+def test_sampling():
+    got = params(
+        temperature=0.5, top_p=0.9, top_k=-1, seed=-1, stop="END", max_tokens=7, logprobs=True, top_logprobs=3,
+        presence_penalty=1, frequency_penalty=-1, logit_bias={"5": -100}, min_p=0.1,
+    )  # fmt: skip
+    assert (got.temperature, got.top_p, got.top_k, got.seed, got.stop) == (0.5, 0.9, 0, 2**64 - 1, ("END",))
+    assert (got.max_tokens, got.logprobs, got.min_p) == (7, 3, 0.1)
+    assert (got.presence_penalty, got.frequency_penalty, got.logit_bias) == (1, -1, ((5, -100.0),))
+
+
+def test_what_is_not_given_is_the_models_or_the_apis():
+    assert params().temperature == 1.0
+    assert ask().params(Recommended({"temperature": 0.6}), 10).temperature == 0.6
+    assert ask(temperature=0).params(Recommended({"temperature": 0.6}), 10).temperature == 0
+    assert params().max_tokens == 1000
+    assert params(max_tokens=32_000).max_tokens == 1000  # agents ask for more than there is room for
+    assert params(max_tokens=5, max_completion_tokens=6).max_tokens == 6
+
+
+def test_choices_have_seeds_of_their_own():
+    asked = ask(n=3, seed=2**64 - 1)
+    assert [asked.params(Recommended({}), 10, i).seed for i in range(asked.num_choices)] == [2**64 - 1, 0, 1]
+
+
+def test_a_value_out_of_range_is_a_400_that_names_it():
+    with pytest.raises(Problem, match="top_p must be over 0 and at most 1, not 2") as caught:
+        params(top_p=2)
+    assert (caught.value.status, caught.value.param) == (400, "top_p")
+
+
+def test_tools_are_told_unless_none_shall_be_called():
+    assert ask(tools=[WEATHER]).prompt.tools == (WEATHER,)  # type: ignore[union-attr]
+    assert ask(tools=[WEATHER], tool_choice="none").prompt.tools == ()  # type: ignore[union-attr]
+    assert ask(tools=[WEATHER], parallel_tool_calls=False).one_call
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({"reasoning_effort": "high"}, {"reasoning_effort": "high", "enable_thinking": True}),
+        ({"reasoning_effort": "none"}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"enable_thinking": False}, {"enable_thinking": False}),
+        ({"chat_template_kwargs": {"enable_thinking": False, "x": 1}}, {"enable_thinking": False, "x": 1}),
+        (
+            {"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
+            {"enable_thinking": False, "reasoning_effort": "low"},
+        ),
+    ],
+)
+def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
+    prompt = ask(**fields).prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.options == options
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+def test_a_conversation_as_templates_take_it():
+    given = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "system", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
+        {"role": "user", "content": "Weather?", "name": "ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "Hm.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "w", "arguments": '{"city": "Oslo"}'}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+    ]
+    call = {"id": "c1", "type": "function", "function": {"name": "w", "arguments": {"city": "Oslo"}}}
+    assert list(template_messages(given)) == [
+        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "content": "sun", "tool_call_id": "c1"},
+    ]
+
+
+def test_arguments_that_are_no_json_stay_as_the_model_wrote_them():
+    call = {"id": "c", "type": "function", "function": {"name": "w", "arguments": "{oops"}}
+    (message,) = template_messages([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    assert message["tool_calls"][0]["function"]["arguments"] == "{oops"
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def writer(**shape: Any) -> ChatWriter:
+    ids = iter(f"call_{i}" for i in range(9))
+    spelled = {1: b"Hi", 2: "€".encode()[:1], 3: b"!"}
+    return ChatWriter("chatcmpl-1", 1_700_000_000, Shape("m", **shape), lambda t: spelled[t], lambda: next(ids))
+
+
+PIECES = [
+    Piece(0, (ReasoningPart("Hm."),)),
+    Piece(0, (TextPart("It "), ToolCallPart("weather", '{"city": "Oslo"}'))),
+    Piece(0, (ToolCallPart("weather", "{}", "own_id"),), finish_reason="tool_calls"),
+]
+
+
+def test_chunks_are_those_of_the_official_type():
+    chat = writer(streams=True, includes_usage=True)
+    chunks = [chat.first(0), *(chunk for piece in PIECES for chunk in chat.chunks(piece))]
+    usage = chat.usage_chunk(Usage(12, 8, 5))
+    assert usage is not None
+    checked = [
+        ChatCompletionChunk.model_validate(json.loads(json.dumps(chunk)), strict=True) for chunk in [*chunks, usage]
+    ]
+    deltas = [chunk.choices[0].delta for chunk in checked[:-1]]
+    assert deltas[0].role == "assistant"
+    assert [delta.content for delta in deltas if delta.content] == ["It "]
+    assert [delta.reasoning_content for delta in deltas if "reasoning" in (delta.model_extra or {})] == ["Hm."]
+    calls = [call for delta in deltas for call in delta.tool_calls or ()]
+    assert [(call.index, call.id, call.function.arguments) for call in calls if call.function] == [
+        (0, "call_0", '{"city": "Oslo"}'),
+        (1, "own_id", "{}"),
+    ]
+    assert [chunk.choices[0].finish_reason for chunk in checked[:-1]] == [None] * (len(checked) - 2) + ["tool_calls"]
+    assert checked[-1].choices == []
+    assert checked[-1].usage is not None
+    assert checked[-1].usage.prompt_tokens_details is not None
+    assert checked[-1].usage.prompt_tokens_details.cached_tokens == 8
+    assert all(chunk.usage is None for chunk in checked[:-1])
+
+
+def test_a_document_is_that_of_the_official_type():
+    whole = ChatCompletion.model_validate(
+        json.loads(json.dumps(writer().document(PIECES, Usage(3, 0, 4)))), strict=True
+    )
+    message = whole.choices[0].message
+    assert (message.content, message.reasoning_content) == ("It ", "Hm.")  # type: ignore[attr-defined]
+    assert [call.id for call in message.tool_calls or ()] == ["call_0", "own_id"]
+    assert (whole.choices[0].finish_reason, whole.usage and whole.usage.total_tokens) == ("tool_calls", 7)
+
+
+def test_a_call_alone_has_no_content():
+    document = writer().document([Piece(0, (ToolCallPart("w", "{}"),), finish_reason="tool_calls")], Usage(1))
+    assert document["choices"][0]["message"]["content"] is None
+    empty = writer().document([Piece(0, (), finish_reason="stop")], Usage(1))
+    assert empty["choices"][0]["message"]["content"] == ""
+
+
+def test_choices_are_told_apart():
+    pieces = [
+        Piece(1, (TextPart("b"),)),
+        Piece(0, (TextPart("a"),), finish_reason="stop"),
+        Piece(1, finish_reason="length"),
+    ]
+    document = writer().document(pieces, Usage(1))
+    assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in document["choices"]] == [
+        (0, "a", "stop"),
+        (1, "b", "length"),
+    ]
+
+
+def test_logprobs_have_text_and_bytes_also_of_half_a_character():
+    probabilities = (TokenLogprobs(1, -0.1, ((1, -0.1), (3, -2.0))), TokenLogprobs(2, -0.5, ((2, -0.5), (1, -1.0))))
+    (chunk,) = writer(streams=True, num_top=1).chunks(Piece(0, (TextPart("Hi"),), probabilities))
+    checked = ChatCompletionChunk.model_validate(chunk, strict=True).choices[0].logprobs
+    assert checked is not None
+    assert checked.content is not None
+    assert [(one.token, one.bytes, len(one.top_logprobs)) for one in checked.content] == [
+        ("Hi", [72, 105], 1),
+        ("\ufffd", [0xE2], 1),
+    ]
+    (without,) = writer(streams=True).chunks(Piece(0, (TextPart("Hi"),), probabilities))
+    assert without["choices"][0]["logprobs"] is None
+
+
+# -- one choice ------------------------------------------------------------------------------------
+
+
+def event(text: str, reason: str | None = None, error: str | None = None) -> StreamEvent:
+    return StreamEvent((1,), text, 0.0, reason, (TokenLogprobs(1, -1.0),), error)
+
+
+class Calls:
+    """A parser for which every C is a call, and _ is held back until the end."""
+
+    def __init__(self) -> None:
+        self.held = ""
+
+    def feed(self, text: str) -> list[Any]:
+        self.held += "_" * text.count("_")
+        return [ToolCallPart("c", "{}") if letter == "C" else TextPart(letter) for letter in text if letter != "_"]
+
+    def finish(self) -> list[Any]:
+        return [TextPart(self.held)] if self.held else []
+
+
+def test_probabilities_come_with_the_text_they_belong_to():
+    reader = ChoiceReader(0, Calls())
+    assert reader.read(event("_")) is None
+    piece = reader.read(event("a"))
+    assert piece is not None
+    assert len(piece.logprobs) == 2
+    last = reader.read(event("", "length"))
+    assert last is not None
+    assert (last.parts, last.finish_reason, reader.num_tokens) == ((TextPart("_"),), "length", 3)
+
+
+@pytest.mark.parametrize(("reason", "said"), [("stop", "tool_calls"), ("length", "length"), ("error", "error")])
+def test_an_answer_that_called_says_so(reason: str, said: str):
+    reader = ChoiceReader(0, Calls())
+    reader.read(event("C"))
+    piece = reader.read(event("", reason))
+    assert piece is not None
+    assert piece.finish_reason == said
+
+
+def test_one_call_ends_the_answer():
+    reader = ChoiceReader(0, Calls(), one_call=True)
+    piece = reader.read(event("aCbC"))
+    assert piece is not None
+    assert (piece.parts, piece.finish_reason) == ((TextPart("a"), ToolCallPart("c", "{}")), "tool_calls")
+    assert reader.has_ended
+    assert reader.read(event("x", "stop")) is None
+
+
+def test_plain_text_is_passed_on():
+    reader = ChoiceReader(3, PlainText())
+    assert reader.read(event("")) is None
+    piece = reader.read(event(" ", "stop", "lost"))
+    assert piece is not None
+    assert (piece.choice, piece.parts, piece.finish_reason, piece.error) == (3, (TextPart(" "),), "stop", "lost")
