@@ -272,6 +272,10 @@ class LLM:
         """
         return self._prompts.encode(text)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
+        return b"" if self.tokenizer is None else self.tokenizer.token_bytes(token_id)
+
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],

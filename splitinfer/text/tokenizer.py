@@ -10,7 +10,7 @@ A tokenizer is not safe for several threads at once; its detokenizers call it to
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
@@ -18,6 +18,7 @@ from typing import Any, Self
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.detokenizer import Detokenizer
+from splitinfer.text.token_bytes import bytes_of_tokens
 
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 
@@ -167,6 +168,14 @@ class Tokenizer:
     def answer_format(self) -> AnswerFormat:
         """How the model marks its reasoning and its calls of tools."""
         return AnswerFormat(self._wrapper)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes of one token, which may be a part of a character; of special tokens their names."""
+        return self._bytes_of(token_id)
+
+    @cached_property
+    def _bytes_of(self) -> Callable[[int], bytes]:
+        return bytes_of_tokens(self._wrapper)
 
     def detokenizer(self, *, shows_markers: bool = False) -> Detokenizer:
         """A new incremental decoder for one sequence; its text is that of ``decode``. ``shows_markers``: with the

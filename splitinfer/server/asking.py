@@ -1,0 +1,95 @@
+"""The life of one request between HTTP and the engine: admitted, asked, read, and over, whichever way it ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from splitinfer.server.ask import Ask
+from splitinfer.server.keys import ApiKey
+from splitinfer.server.problem import Problem
+from splitinfer.server.reading import Answer, Handling, submit
+from splitinfer.server.service import Service
+from splitinfer.server.stream import COMMENT_PING, EventStream
+
+T = TypeVar("T")
+
+PRIORITY, TIMEOUT = "x-splitinfer-priority", "x-splitinfer-timeout"
+_MOST_PRIORITY = 100  # either way
+
+
+@dataclass(slots=True)
+class Asked:
+    """An answer under way, and what ends with it."""
+
+    answer: Answer
+    open_things: ExitStack
+
+    def streamed(self, source: AsyncGenerator[bytes, None], ping: bytes = COMMENT_PING) -> EventStream:
+        """The answer as a stream, whose end is the request's."""
+        end = self.open_things.pop_all().close
+        return EventStream(source, ping=ping, end=end)
+
+
+async def asked(service: Service, request: Request, key: ApiKey, ask: Ask, open_things: ExitStack) -> Asked:
+    """Admit a request and ask the engine. What has to be undone in the end is in ``open_things``.
+
+    Raises:
+        Problem: it is not admitted, or a value is out of its range.
+        SplitinferError: as ``LLM.submit``.
+    """
+    handling = handling_of(request)
+    open_things.enter_context(service.admitted(key))
+    answer = await submit(service.llm, ask, handling)
+    service.register(request.state.request_id, key, answer)
+    open_things.callback(service.forget, request.state.request_id)
+    return Asked(answer, open_things)
+
+
+def handling_of(request: Request) -> Handling:
+    """How the headers want a request treated.
+
+    Raises:
+        Problem: 400, a header is no number, or out of its range.
+    """
+    priority = _number(request, PRIORITY, -_MOST_PRIORITY, _MOST_PRIORITY) or 0
+    return Handling(int(priority), _number(request, TIMEOUT, 0.001, 1e6))
+
+
+def _number(request: Request, name: str, low: float, high: float) -> float | None:
+    text = request.headers.get(name)
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high or (name == PRIORITY and not value.is_integer()):
+        raise Problem(400, f"the header {name} must be a number from {low:g} to {high:g}, not {text!r:.40}", param=name)
+    return value
+
+
+async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``, which is cancelled when the client goes.
+
+    Raises:
+        ClientDisconnect: the client has gone.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,84 @@
+"""Reads a request's body: bounded in bytes and in time, and JSON."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from splitinfer.server.problem import Problem
+
+MAX_BYTES = 32 << 20  # a conversation that fills a context of a million tokens has about 5 MB
+READ_SECONDS = 30.0  # for a client to send it
+_MAX_DEPTH = 64  # of lists and objects in each other
+
+
+async def read_json(request: Request, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> Mapping[str, Any]:
+    """The body as a JSON object.
+
+    Raises:
+        Problem: 400 if it is none, 408 if it came too slowly, 413 if it is too large.
+        ClientDisconnect: the client has gone.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            raw = await _bounded(request, max_bytes)
+    except TimeoutError:
+        raise Problem(408, f"the body did not come within {seconds:g} s") from None
+    return parsed(raw)
+
+
+async def _bounded(request: Request, max_bytes: int) -> bytes:
+    too_large = Problem(413, f"the body may have {max_bytes:,} bytes")
+    length = request.headers.get("content-length", "0")
+    if length.isascii() and length.isdigit() and len(length) < 19 and int(length) > max_bytes:
+        raise too_large
+    chunks, size = [], 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise too_large
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def parsed(raw: bytes) -> Mapping[str, Any]:
+    """A body as a JSON object; NaN and infinity are no JSON.
+
+    Raises:
+        Problem: 400, it is something else.
+    """
+    try:
+        found = json.loads(raw, parse_constant=_no_number)
+    except RecursionError:
+        raise Problem(400, "the body is nested too deeply") from None
+    except (ValueError, UnicodeDecodeError) as error:
+        raise Problem(400, f"the body is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise Problem(400, "the body must be a JSON object")
+    if _depth(found) > _MAX_DEPTH:
+        raise Problem(400, "the body is nested too deeply")
+    return found
+
+
+def _no_number(word: str) -> float:
+    raise ValueError(f"{word} is no number in JSON")
+
+
+def _depth(value: Any) -> int:
+    """How deeply lists and objects lie in each other; as deep as the limit is enough to know."""
+    level, depth = [value], 0
+    while level and depth <= _MAX_DEPTH:
+        below = [one for each in level for one in _inside(each)]
+        level, depth = below, depth + 1
+    return depth
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return value if isinstance(value, list) else []
+
+
+__all__ = ["MAX_BYTES", "READ_SECONDS", "ClientDisconnect", "parsed", "read_json"]

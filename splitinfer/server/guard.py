@@ -1,0 +1,109 @@
+"""The outermost layer of the server: what holds for every request, whatever its route.
+
+Each request has an id (`X-Request-Id`: the client's own, if it is a plain word), by which it is found in the log and
+can be cancelled. A page of another site is turned away here, before anything is read; one that is allowed gets the
+headers of CORS. Every error has the form of the API that was asked, and none shows more than its sentence.
+"""
+
+import logging
+import re
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from splitinfer.errors import SplitinferError
+from splitinfer.server.gate import Facts, Gate
+from splitinfer.server.problem import Problem, problem_of
+from splitinfer.server.service import new_request_id
+
+log = logging.getLogger(__name__)
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CORS_METHODS = "GET, POST, DELETE, OPTIONS"
+_CORS_SECONDS = "600"
+_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+
+
+class Guard:
+    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts`` and ``request_id``."""
+
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
+        self._app, self._gate = app, gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry out a request, or turn it away."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
+        scope.setdefault("state", {}).update(facts=facts, request_id=request_id)
+        answered = _Answered(send, request_id, self._cors(facts))
+        try:
+            self._gate.check_site(facts)
+            if facts.method == "OPTIONS" and "access-control-request-method" in facts.headers:
+                await Response(status_code=204)(scope, receive, answered)
+            else:
+                await self._app(scope, receive, answered)
+        except (Problem, SplitinferError) as error:
+            problem = error if isinstance(error, Problem) else problem_of(error)
+            await answered.refuse(problem, scope, receive)
+        except Exception:
+            log.exception("request %s failed", request_id)
+            await answered.refuse(Problem(500, "the server has failed; its log says why"), scope, receive)
+
+    def _cors(self, facts: Facts) -> dict[str, str]:
+        origin = facts.headers.get("origin")
+        if origin is None or not self._gate.allows(origin):
+            return {}
+        return {
+            "Access-Control-Allow-Origin": origin,
+            "Access-Control-Allow-Methods": _CORS_METHODS,
+            "Access-Control-Allow-Headers": facts.headers.get("access-control-request-headers", "*"),
+            "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+            "Access-Control-Max-Age": _CORS_SECONDS,
+            "Vary": "Origin",
+        }
+
+
+class _Answered:
+    """Sends an answer with the headers that all have; knows whether it has begun."""
+
+    def __init__(self, send: Send, request_id: str, headers: dict[str, str]) -> None:
+        self._send, self._request_id = send, request_id
+        self._headers = {**_HEADERS, **headers, "X-Request-Id": request_id}
+        self._has_begun = False
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._has_begun = True
+            MutableHeaders(scope=message).update(self._headers)
+        await self._send(message)
+
+    async def refuse(self, problem: Problem, scope: Scope, receive: Receive) -> None:
+        """Tell the client why; nothing where its answer has begun, which then ends in the middle."""
+        if not self._has_begun:
+            body = form_of(problem, scope["path"], self._request_id)
+            await JSONResponse(body, problem.status, problem.headers)(scope, receive, self)
+
+
+def form_of(problem: Problem, path: str, request_id: str) -> dict[str, Any]:
+    """A problem in the form of the API that a path belongs to."""
+    return problem.anthropic(request_id) if path.startswith("/v1/messages") else problem.openai()
+
+
+def facts_of(scope: Scope) -> Facts:
+    """What is known of a request before its body is read."""
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    try:
+        cookies = {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
+    except CookieError:
+        cookies = {}
+    return Facts(scope["method"], scope["path"], headers, cookies)
+
+
+def _id_of(headers: Headers) -> str:
+    given = headers.get("x-request-id", "")
+    return given if _REQUEST_ID.fullmatch(given) else new_request_id()

@@ -1,0 +1,78 @@
+"""OpenAI's routes: each reads a request, asks for an answer, and writes it."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from splitinfer.server.answer import Piece
+from splitinfer.server.asking import asked, until_gone
+from splitinfer.server.body import read_json
+from splitinfer.server.openai.chat import chat_ask
+from splitinfer.server.openai.chat_writer import ChatWriter
+from splitinfer.server.problem import Problem
+from splitinfer.server.reading import Answer
+from splitinfer.server.route import ApiRoute
+from splitinfer.server.service import Service
+from splitinfer.server.stream import EventStream, event
+
+_DONE = event("[DONE]")
+
+
+def openai_routes(service: Service) -> list[ApiRoute]:
+    """The routes of OpenAI's API."""
+
+    async def chat_completions(request: Request) -> Response | EventStream:
+        key = service.gate.caller(request.state.facts, service.sessions)
+        ask, shape = chat_ask(await read_json(request))
+        writer = ChatWriter(f"chatcmpl-{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
+        with ExitStack() as open_things:
+            under_way = await asked(service, request, key, ask, open_things)
+            if shape.streams:
+                return under_way.streamed(_chat_events(under_way.answer, writer, ask.num_choices))
+            pieces = await until_gone(request, _all_pieces(under_way.answer))
+            _raise_errors(pieces)
+            return JSONResponse(writer.document(pieces, under_way.answer.usage))
+
+    async def models(request: Request) -> Response:
+        service.gate.caller(request.state.facts, service.sessions)
+        return JSONResponse({"object": "list", "data": [service.describe_model()]})
+
+    async def model(request: Request) -> Response:
+        service.gate.caller(request.state.facts, service.sessions)
+        name = request.path_params["name"]
+        if name != service.model:
+            raise Problem(404, f"there is no model {name!r:.80} here, but {service.model!r}", code="model_not_found")
+        return JSONResponse(service.describe_model())
+
+    return [
+        ApiRoute("/v1/chat/completions", chat_completions, methods=["POST"]),
+        ApiRoute("/v1/models", models, methods=["GET"]),
+        ApiRoute("/v1/models/{name:path}", model, methods=["GET"]),
+    ]
+
+
+async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> AsyncGenerator[bytes, None]:
+    for choice in range(num_choices):
+        yield event(writer.first(choice))
+    async with aclosing(answer.pieces()) as pieces:
+        async for piece in pieces:
+            if piece.finish_reason == "error":
+                yield event(Problem(503, piece.error or "the pipeline has failed").openai())
+            yield b"".join(event(chunk) for chunk in writer.chunks(piece))
+    if (usage := writer.usage_chunk(answer.usage)) is not None:
+        yield event(usage)
+    yield _DONE
+
+
+async def _all_pieces(answer: Answer) -> list[Piece]:
+    async with aclosing(answer.pieces()) as pieces:
+        return [piece async for piece in pieces]
+
+
+def _raise_errors(pieces: list[Piece]) -> None:
+    failed = next((piece for piece in pieces if piece.finish_reason == "error"), None)
+    if failed is not None:
+        raise Problem(503, failed.error or "the pipeline has failed", retry_after=5.0)

@@ -1,0 +1,133 @@
+"""Asks the engine for an answer and reads it, for an event loop: all choices of a request as one stream of pieces."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from splitinfer.llm import LLM
+from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
+from splitinfer.server.ask import Ask, Chat
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How a request is treated among others: the arguments of ``LLM.submit``."""
+
+    priority: int = 0
+    timeout: float | None = None
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer under way: its choices, each a request to the engine and what reads it."""
+
+    requests: Sequence[AsyncRequest]
+    readers: Sequence[ChoiceReader]
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens so far."""
+        outputs = [request.output for request in self.requests]
+        generated = sum(reader.num_tokens for reader in self.readers)
+        return Usage(outputs[0].num_prompt_tokens, outputs[0].num_cached_tokens, generated)
+
+    def abort(self) -> None:
+        """End all choices."""
+        for request in self.requests:
+            request.abort()
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        """The pieces of all choices as they come. Closing the generator aborts what has not ended."""
+        try:
+            if len(self.requests) == 1:
+                async with aclosing(_pieces_of(self.requests[0], self.readers[0])) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            else:
+                async with aclosing(self._merged()) as merged:
+                    async for piece in merged:
+                        yield piece
+        finally:
+            self.abort()
+
+    async def _merged(self) -> AsyncGenerator[Piece, None]:
+        ready: asyncio.Queue[Piece | None] = asyncio.Queue()
+
+        async def read(request: AsyncRequest, reader: ChoiceReader) -> None:
+            try:
+                async for piece in _pieces_of(request, reader):
+                    ready.put_nowait(piece)
+            finally:
+                ready.put_nowait(None)
+
+        pairs = zip(self.requests, self.readers, strict=True)
+        tasks = [asyncio.create_task(read(request, reader)) for request, reader in pairs]
+        try:
+            left = len(tasks)
+            while left:
+                piece = await ready.get()
+                if piece is None:
+                    left -= 1
+                else:
+                    yield piece
+            for task in tasks:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pieces_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[Piece, None]:
+    async with aclosing(request.__aiter__()) as events:
+        async for event in events:
+            piece = reader.read(event)
+            if piece is not None:
+                yield piece
+            if reader.has_ended:
+                return
+
+
+async def submit(llm: LLM, ask: Ask, handling: Handling) -> Answer:
+    """Ask the engine. What takes time is done beside the event loop.
+
+    Raises:
+        Problem: a value is out of its range.
+        SplitinferError: as ``LLM.submit``.
+    """
+    prompt = await asyncio.to_thread(_prompt_tokens, llm, ask)
+    room = llm.context_length - len(prompt)
+    params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
+    requests: list[AsyncRequest] = []
+    try:
+        for each in params:
+            requests.append(
+                await llm.asubmit(
+                    prompt, each, priority=handling.priority, timeout=handling.timeout, shows_markers=True
+                )
+            )
+        readers = [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in range(ask.num_choices)]
+        return Answer(requests, readers)
+    except BaseException:
+        for request in requests:
+            request.abort()
+        raise
+
+
+def _prompt_tokens(llm: LLM, ask: Ask) -> list[int]:
+    match ask.prompt:
+        case Chat(messages, tools, options):
+            return llm.encode_chat(messages, tools=tools, options=options)
+        case str(text):
+            return llm.encode(text)
+        case tokens:
+            return list(tokens)
+
+
+def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> Parser:
+    """Chats are told apart into parts; what continues a text is text."""
+    if not isinstance(ask.prompt, Chat) or llm.tokenizer is None:
+        return PlainText()
+    return llm.tokenizer.answer_format.parser(prompt, ask.prompt.tools)

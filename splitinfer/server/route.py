@@ -1,0 +1,20 @@
+"""A route whose refusal of a method has the form of its API."""
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from splitinfer.server.problem import Problem
+
+
+class ApiRoute(Route):
+    """A route for some methods."""
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Carry out a request.
+
+        Raises:
+            Problem: 405, the method is another.
+        """
+        if self.methods and scope["method"] not in self.methods:
+            raise Problem(405, f"{scope['path']:.80} takes {' and '.join(sorted(self.methods))}, not {scope['method']}")
+        await self.app(scope, receive, send)

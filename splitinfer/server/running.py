@@ -1,0 +1,91 @@
+"""Runs the server: uvicorn's event loop in a thread of the coordinator's process."""
+
+import asyncio
+import socket
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from splitinfer.errors import ConfigError
+from splitinfer.server.app import make_app
+from splitinfer.server.service import Service
+
+_MAX_HEADER_BYTES = 64 << 10
+_KEEP_ALIVE = 75  # seconds that an idle connection is kept
+_START_SECONDS = 30.0
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Where to listen. ``certificate`` and ``key``: files for TLS. ``max_connections``: at a time."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    certificate: Path | None = None
+    key: Path | None = None
+    max_connections: int = 4096
+
+
+class Server:
+    """A running server.
+
+    Raises:
+        ConfigError: it cannot listen there.
+    """
+
+    def __init__(self, service: Service, listen: Listen) -> None:
+        self.service = service
+        self._socket = _bound(listen)
+        config = uvicorn.Config(
+            make_app(service),
+            http="h11",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+            limit_concurrency=listen.max_connections,
+            timeout_keep_alive=_KEEP_ALIVE,
+            ssl_certfile=listen.certificate,
+            ssl_keyfile=listen.key,
+        )
+        self._server = _InThread(config)
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port, also where a free one was taken."""
+        return int(self._socket.getsockname()[1])
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Take no new connection, end those that are open, and stop."""
+        self._server.should_exit = True
+        self._thread.join(timeout / 2)
+        self._server.force_exit = True
+        self._thread.join(timeout / 2)
+        self._socket.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve([self._socket]))
+
+
+class _InThread(uvicorn.Server):
+    """Signals belong to the process's main thread, and are handled there."""
+
+    def install_signal_handlers(self) -> None:
+        pass
+
+
+def _bound(listen: Listen) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(listen.host, listen.port, type=socket.SOCK_STREAM)[0][0]
+        made = socket.create_server((listen.host, listen.port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"the server cannot listen on {listen.host}:{listen.port}: {reason}") from error
+    return made

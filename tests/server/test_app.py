@@ -1,0 +1,208 @@
+"""The server as its clients meet it: real sockets, the official client, two stages."""
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+from stages import pipeline
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.demo import TARGET
+from splitinfer.llm import LLM
+from splitinfer.server.gate import Gate
+from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+
+TALE = [{"role": "user", "content": "Once upon a time"}]
+ASKED = json.dumps({"messages": TALE}).encode()
+AT_MOST = 60.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pipeline(TARGET, [6, 6]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server(llm: LLM) -> Iterator[Server]:
+    server = Server(Service(llm, "demo"), Listen(port=0))
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
+
+
+def url(server: Server, path: str) -> str:
+    return f"http://127.0.0.1:{server.port}{path}"
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + AT_MOST
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_idle(llm: LLM) -> bool:
+    stats = llm.stats()
+    return not stats["running"] and not stats["waiting"]
+
+
+def expected(llm: LLM, **params: Any) -> str:
+    return llm.generate([llm.encode_chat(TALE)], SamplingParams(**params))[0].text
+
+
+def test_an_answer_is_the_librarys(client: openai.OpenAI, llm: LLM):
+    answer = client.chat.completions.create(model="demo", messages=TALE, max_tokens=20, temperature=0)
+    choice = answer.choices[0]
+    assert (choice.message.content, choice.finish_reason) == (expected(llm, max_tokens=20), "length")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 20
+
+
+def test_a_stream_is_the_same_answer(client: openai.OpenAI, llm: LLM):
+    sampling = {"max_tokens": 20, "temperature": 0.8, "seed": 7, "presence_penalty": 0.5}
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model="demo", messages=TALE, stream=True, stream_options=options, logprobs=True, top_logprobs=2, **sampling
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == expected(llm, **sampling)
+    tokens = [one for c in chunks if c.choices and c.choices[0].logprobs for one in c.choices[0].logprobs.content or ()]
+    assert b"".join(bytes(one.bytes or ()) for one in tokens).decode() == text
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == len(tokens) == 20
+
+
+def test_several_choices(client: openai.OpenAI):
+    answer = client.chat.completions.create(model="demo", messages=TALE, max_tokens=8, n=3, seed=1, temperature=1.2)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert len({choice.message.content for choice in answer.choices}) == 3
+    alone = client.chat.completions.create(model="demo", messages=TALE, max_tokens=8, seed=2, temperature=1.2)
+    assert answer.choices[1].message.content == alone.choices[0].message.content
+
+
+def test_models(client: openai.OpenAI, llm: LLM):
+    (model,) = client.models.list().data
+    assert (model.id, model.model_extra and model.model_extra["context_length"]) == ("demo", llm.context_length)
+    assert client.models.retrieve("demo").id == "demo"
+    with pytest.raises(openai.NotFoundError, match="there is no model 'other' here, but 'demo'"):
+        client.models.retrieve("other")
+
+
+def test_what_is_not_honoured_is_a_400_that_names_it(client: openai.OpenAI):
+    with pytest.raises(openai.BadRequestError, match="response_format is not supported") as caught:
+        client.chat.completions.create(model="demo", messages=TALE, response_format={"type": "json_object"})
+    assert caught.value.param == "response_format"
+    with pytest.raises(openai.BadRequestError, match=r"the prompt has [\d,]+ tokens, but the context is"):
+        client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "a b " * 5000}])
+
+
+def test_a_client_that_goes_is_noticed_in_prefill_and_in_a_stream(server: Server, llm: LLM):
+    for stream in (True, False):
+        body = {"model": "demo", "messages": TALE, "max_tokens": 3000, "stream": stream, "ignore_eos": True}
+        raw = json.dumps(body).encode()
+        head = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.sendall(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+            until(lambda: not is_idle(llm))
+        until(lambda: is_idle(llm) and server.service.num_running == 0)
+
+
+def test_a_request_is_cancelled_by_its_id(server: Server, llm: LLM):
+    body = {"model": "demo", "messages": TALE, "max_tokens": 3000, "stream": True, "ignore_eos": True}
+    path = url(server, "/v1/chat/completions")
+    with httpx.stream("POST", path, json=body, headers={"X-Request-Id": "mine-1"}, timeout=AT_MOST) as response:
+        assert response.headers["x-request-id"] == "mine-1"
+        lines = response.iter_lines()
+        next(lines)
+        assert httpx.delete(url(server, "/v1/requests/mine-1")).json() == {"cancelled": True}
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    until(lambda: is_idle(llm))
+    assert httpx.delete(url(server, "/v1/requests/mine-1")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "content", "status"),
+    [
+        ("GET", "/health", {}, None, 200),
+        ("GET", "/nothing", {}, None, 404),
+        ("GET", "/v1/chat/completions", {}, None, 405),
+        ("POST", "/v1/chat/completions", {}, b"{}", 400),
+        ("POST", "/v1/chat/completions", {}, b"[]", 400),
+        ("POST", "/v1/chat/completions", {}, b"{", 400),
+        ("POST", "/v1/chat/completions", {}, b'{"temperature": NaN}', 400),
+        ("POST", "/v1/chat/completions", {}, b"[" * 100_000, 400),
+        ("POST", "/v1/chat/completions", {}, b'{"messages": ' + b"[" * 90 + b"]" * 90 + b"}", 400),
+        ("POST", "/v1/chat/completions", {"Content-Type": "text/plain"}, b"{}", 415),
+        ("POST", "/v1/chat/completions", {"Origin": "https://attacker.example"}, b"{}", 403),
+        ("GET", "/v1/models", {"Host": "attacker.example"}, None, 403),
+        ("OPTIONS", "/v1/models", {"Origin": "null", "Access-Control-Request-Method": "GET"}, None, 403),
+        ("POST", "/v1/chat/completions", {"X-Splitinfer-Priority": "high"}, ASKED, 400),
+    ],
+)  # fmt: skip
+def test_every_refusal_has_its_form(
+    server: Server, method: str, path: str, headers: dict[str, str], content: bytes | None, status: int
+):
+    usual = {"Content-Type": "application/json"} if content is not None else {}
+    answer = httpx.request(method, url(server, path), headers={**usual, **headers}, content=content)
+    assert answer.status_code == status
+    assert answer.headers["x-request-id"].startswith("req_")
+    if status >= 400:
+        assert answer.json()["error"]["message"]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(llm: LLM) -> Iterator[Server]:
+    keys = ApiKeys([ApiKey("laptop", digest("secret"), concurrent=1)])
+    gate = Gate(origins=frozenset({"https://chat.example"}), keys=keys)
+    server = Server(Service(llm, "demo", gate), Listen(port=0))
+    yield server
+    server.close()
+
+
+def test_every_route_but_health_needs_a_key(guarded: Server):
+    assert httpx.get(url(guarded, "/health")).status_code == 200
+    for method, path in (("GET", "/v1/models"), ("GET", "/v1/models/demo"), ("DELETE", "/v1/requests/x")):
+        assert httpx.request(method, url(guarded, path)).status_code == 401
+        wrong = httpx.request(method, url(guarded, path), headers={"x-api-key": "wrong"})
+        assert (wrong.status_code, wrong.json()["error"]["type"]) == (401, "authentication_error")
+    assert httpx.post(url(guarded, "/v1/chat/completions"), json={}).status_code == 401
+    assert httpx.get(url(guarded, "/v1/models"), headers={"Authorization": "Bearer secret"}).status_code == 200
+
+
+def test_a_key_has_its_limits(guarded: Server, llm: LLM):
+    headers = {"Authorization": "Bearer secret"}
+    body = {"model": "demo", "messages": TALE, "max_tokens": 3000, "stream": True, "ignore_eos": True}
+    path = url(guarded, "/v1/chat/completions")
+    with httpx.stream("POST", path, json=body, headers=headers, timeout=AT_MOST) as response:
+        lines = response.iter_lines()  # whose end would close the connection
+        next(lines)
+        refused = httpx.post(path, json=body, headers=headers)
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    del lines
+    until(lambda: guarded.service.num_running == 0)
+
+
+def test_a_site_that_is_allowed_gets_its_headers(guarded: Server):
+    asks = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+    preflight = httpx.options(url(guarded, "/v1/chat/completions"), headers=asks)
+    assert preflight.status_code == 204
+    assert preflight.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "access-control-allow-credentials" not in preflight.headers
+    refused = httpx.get(url(guarded, "/v1/models"), headers={"Origin": "https://chat.example"})
+    assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://chat.example")

@@ -1,0 +1,167 @@
+"""Streams: pings in silence, an end with the client, and nothing left behind."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+
+from splitinfer.server.stream import COMMENT_PING, EventStream, event
+
+AT_MOST = 30.0  # seconds, for what takes none
+
+
+class Client:
+    """An ASGI server's side: what was sent, and a client that leaves, or does not read."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.headers: dict[bytes, bytes] = {}
+        self.has_ended = False
+        self.leaves = asyncio.Event()
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self.problem: Exception | None = None
+
+    async def receive(self) -> dict[str, Any]:
+        await self.leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        if self.problem is not None:
+            raise self.problem
+        await self.reads.wait()
+        if message["type"] == "http.response.start":
+            self.headers = dict(message["headers"])
+        elif message["more_body"]:
+            self.sent.append(message["body"])
+        else:
+            self.has_ended = True
+
+    async def get(self, source: AsyncGenerator[bytes, None], **options: Any) -> None:
+        await EventStream(source, **options)({}, self.receive, self.send)  # type: ignore[arg-type]
+
+
+class Source:
+    """Events, each after it was let go; whether the generator was closed."""
+
+    def __init__(self, *events: bytes) -> None:
+        self.events, self.go, self.is_closed = events, asyncio.Event(), False
+
+    async def __call__(self) -> AsyncGenerator[bytes, None]:
+        try:
+            for each in self.events:
+                await self.go.wait()
+                yield each
+        finally:
+            self.is_closed = True
+
+
+def run(main: Callable[[], Any]) -> None:
+    async def in_time() -> None:
+        await asyncio.wait_for(main(), AT_MOST)
+
+    asyncio.run(in_time())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+def test_events_in_order_then_the_end():
+    async def main() -> None:
+        client, source = Client(), Source(b"a", b"b")
+        source.go.set()
+        await client.get(source(), headers={"X-Request-Id": "r"})
+        assert (client.sent, client.has_ended, source.is_closed) == ([b"a", b"b"], True, True)
+        assert client.headers[b"content-type"].startswith(b"text/event-stream")
+        assert client.headers[b"x-request-id"] == b"r"
+
+    run(main)
+
+
+def test_silence_is_filled_and_no_event_is_lost_by_it():
+    async def main() -> None:
+        client, source = Client(), Source(b"a")
+        getting = asyncio.create_task(client.get(source(), ping_every=0.01))
+        await until(lambda: client.sent.count(COMMENT_PING) >= 3)
+        source.go.set()
+        await getting
+        assert client.sent[-1] == b"a"
+        assert client.has_ended
+
+    run(main)
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_a_client_that_leaves_ends_the_source_at_once(silent: bool):
+    async def main() -> None:
+        client, source = Client(), Source(*[b"a"] * 10**6)
+        if not silent:
+            source.go.set()
+        getting = asyncio.create_task(client.get(source()))
+        await until(lambda: silent or len(client.sent) > 5)
+        client.leaves.set()
+        await getting
+        assert (source.is_closed or silent, client.has_ended) == (True, False)
+
+    run(main)
+
+
+def test_a_client_that_does_not_read_is_given_up():
+    async def main() -> None:
+        client, source = Client(), Source(*[b"a"] * 10**6)
+        source.go.set()
+        getting = asyncio.create_task(client.get(source(), write_seconds=0.05))
+        await until(lambda: len(client.sent) > 3)
+        client.reads.clear()
+        await getting
+        assert source.is_closed
+
+    run(main)
+
+
+def test_a_lost_connection_is_no_error_but_a_fault_is():
+    async def main() -> None:
+        for problem, expected in ((OSError("gone"), None), (ValueError("fault"), ValueError)):
+            client, source = Client(), Source(b"a")
+            source.go.set()
+            client.problem = problem
+            if expected is None:
+                await client.get(source())
+            else:
+                with pytest.raises(expected):
+                    await client.get(source())
+
+    run(main)
+
+
+def test_cancelling_the_response_closes_the_source():
+    async def main() -> None:
+        client, source = Client(), Source(*[b"a"] * 10**6)
+        source.go.set()
+        getting = asyncio.create_task(client.get(source()))
+        await until(lambda: len(client.sent) > 3)
+        getting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await getting
+        assert source.is_closed
+
+    run(main)
+
+
+def test_whatever_happens_the_end_is_told():
+    async def main() -> None:
+        client, source, ends = Client(), Source(b"a"), list[str]()
+        client.problem = OSError("gone before the first byte, so the source was never asked")
+        await client.get(source(), end=lambda: ends.append("over"))
+        assert (ends, source.is_closed) == (["over"], False)
+
+    run(main)
+
+
+def test_an_event_is_one_line_whatever_it_holds():
+    assert event({"a": "x\ny\r\n"}) == b'data: {"a":"x\\ny\\r\\n"}\n\n'
+    assert event({"a": "\ud800"}) == b'data: {"a":"?"}\n\n'
+    assert event({}, "ping") == b"event: ping\ndata: {}\n\n"
