@@ -47,13 +47,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one choice. ``finish_reason``: set on its last piece. ``error``: why it failed, if it did."""
+    """What is new of one choice. ``finish_reason``: set on its last piece. ``error``: why it failed, if it did.
+    ``stop``: the stop string that ended it, if one did."""
 
     choice: int
     parts: tuple[AnswerPart, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     finish_reason: str | None = None
     error: str | None = None
+    stop: str | None = None
 
 
 @dataclass(slots=True)
@@ -89,7 +91,8 @@ class ChoiceReader:
             return None
         self._has_ended = ends
         logprobs, self._logprobs = tuple(self._logprobs), []
-        return Piece(self.choice, tuple(parts), logprobs, self._reason(reason) if ends else None, event.error)
+        ended = self._reason(reason) if ends else None
+        return Piece(self.choice, tuple(parts), logprobs, ended, event.error, event.stop)
 
     def _up_to_call(self, parts: Sequence[AnswerPart]) -> tuple[list[AnswerPart], bool]:
         """The parts up to the first call, if that is the last; and whether they were cut there."""

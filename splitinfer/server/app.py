@@ -5,6 +5,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.guard import Guard
 from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.problem import Problem
@@ -28,6 +29,7 @@ def make_app(service: Service) -> Guard:
         ApiRoute("/health", health, methods=["GET"]),
         ApiRoute("/v1/requests/{request_id}", cancel, methods=["DELETE"]),
         *openai_routes(service),
+        *anthropic_routes(service),
     ]
     return Guard(Router(routes, default=_not_found, redirect_slashes=False), service.gate)
 

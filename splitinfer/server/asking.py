@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import ExitStack
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
@@ -70,6 +71,20 @@ def _number(request: Request, name: str, low: float, high: float) -> float | Non
     if not low <= value <= high or (name == PRIORITY and not value.is_integer()):
         raise Problem(400, f"the header {name} must be a number from {low:g} to {high:g}, not {text!r:.40}", param=name)
     return value
+
+
+async def all_pieces(answer: Answer) -> list[Piece]:
+    """The whole answer.
+
+    Raises:
+        Problem: 503, the pipeline has failed.
+    """
+    async with aclosing(answer.pieces()) as found:
+        pieces = [piece async for piece in found]
+    failed = next((piece for piece in pieces if piece.finish_reason == "error"), None)
+    if failed is not None:
+        raise Problem(503, failed.error or "the pipeline has failed", retry_after=5.0)
+    return pieces
 
 
 async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

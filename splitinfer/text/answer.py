@@ -15,7 +15,7 @@ mlx-lm knows the markers and the forms of calls of many models; this is the one 
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,7 +164,7 @@ class AnswerParser:
         parts = list[AnswerPart]()
         for i, (state, inside) in enumerate(segments):
             parts += self._parts(state, inside, is_left=i < len(segments) - 1)
-        return _joined(parts)
+        return joined(parts)
 
     def finish(self) -> list[AnswerPart]:
         """The parts that were held back when the answer ended."""
@@ -176,7 +176,7 @@ class AnswerParser:
             parts += [self.calls.unparsed(unfinished, "")] if self.calls.end else self.calls.parts(unfinished)
         if self._space and not self._has_others and not parts:
             parts.append(TextPart(self._space))  # an answer of nothing else
-        return _joined(parts)
+        return joined(parts)
 
     def _parts(self, state: str | None, text: str, *, is_left: bool) -> list[AnswerPart]:
         """What is certain of ``text`` in a state; ``is_left``: the state ends with it."""
@@ -204,15 +204,15 @@ class AnswerParser:
         return [TextPart(text)]
 
 
-def _joined(parts: list[AnswerPart]) -> list[AnswerPart]:
+def joined(parts: Iterable[AnswerPart]) -> list[AnswerPart]:
     """Neighbours of one kind as one part."""
-    joined: list[AnswerPart] = []
+    found: list[AnswerPart] = []
     for part in parts:
-        last = joined[-1] if joined else None
-        if isinstance(part, TextPart) and isinstance(last, TextPart):
-            joined[-1] = TextPart(last.text + part.text)
-        elif isinstance(part, ReasoningPart) and isinstance(last, ReasoningPart):
-            joined[-1] = ReasoningPart(last.text + part.text)
-        else:
-            joined.append(part)
-    return joined
+        match (found[-1] if found else None, part):
+            case (TextPart(before), TextPart(text)):
+                found[-1] = TextPart(before + text)
+            case (ReasoningPart(before), ReasoningPart(text)):
+                found[-1] = ReasoningPart(before + text)
+            case _:
+                found.append(part)
+    return found

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anthropic
 import httpx2 as httpx
 import openai
 import pytest
@@ -206,3 +207,49 @@ def test_a_site_that_is_allowed_gets_its_headers(guarded: Server):
     assert "access-control-allow-credentials" not in preflight.headers
     refused = httpx.get(url(guarded, "/v1/models"), headers={"Origin": "https://chat.example"})
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://chat.example")
+
+
+# -- Anthropic's API -------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def claude(server: Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=f"http://127.0.0.1:{server.port}", api_key="none", max_retries=0)
+
+
+def test_a_message_is_the_librarys_answer(claude: anthropic.Anthropic, llm: LLM):
+    message = claude.messages.create(model="demo", max_tokens=20, messages=TALE, extra_body={"temperature": 0})
+    assert message.content[0].type == "text"
+    assert (message.content[0].text, message.stop_reason) == (expected(llm, max_tokens=20), "max_tokens")
+    assert message.usage.output_tokens == 20
+
+
+def test_a_stream_of_events_is_the_same_message(claude: anthropic.Anthropic, llm: LLM):
+    body = {"temperature": 0}
+    with claude.messages.stream(model="demo", max_tokens=20, messages=TALE, extra_body=body) as stream:
+        text = "".join(stream.text_stream)
+        message = stream.get_final_message()
+    assert text == expected(llm, max_tokens=20)
+    assert (message.stop_reason, message.usage.output_tokens) == ("max_tokens", 20)
+
+
+def test_a_stop_sequence_is_named(claude: anthropic.Anthropic, llm: LLM):
+    stop = expected(llm, max_tokens=20).split()[5]
+    body = {"temperature": 0}
+    message = claude.messages.create(
+        model="demo", max_tokens=20, messages=TALE, stop_sequences=[stop, "never"], extra_body=body
+    )
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+
+
+def test_tokens_are_counted(claude: anthropic.Anthropic, llm: LLM):
+    counted = claude.messages.count_tokens(model="demo", messages=TALE, system="Be kind.")
+    assert counted.input_tokens == len(llm.encode_chat([{"role": "system", "content": "Be kind."}, *TALE]))
+
+
+def test_errors_have_this_apis_form(claude: anthropic.Anthropic, server: Server):
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        claude.messages.create(model="demo", max_tokens=5, messages=TALE, tool_choice={"type": "any"})
+    error = caught.value.response.json()
+    assert (error["type"], error["error"]["type"]) == ("error", "invalid_request_error")
+    assert error["request_id"] == caught.value.response.headers["x-request-id"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitinfer.text.answer import AnswerFormat, AnswerPart, ReasoningPart, TextPart, ToolCallPart
+from splitinfer.text.answer import AnswerFormat, AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 
 TOOLS = [
     {
@@ -54,15 +54,7 @@ def parsed(
     """The parts of a text that comes in pieces of ``cut`` characters (0: whole), neighbours joined."""
     parser = AnswerFormat(model or wrapper()).parser(prompt, tools)
     pieces = [text[i : i + cut] for i in range(0, len(text), cut)] if cut else [text]
-    parts = [part for piece in pieces for part in parser.feed(piece)] + parser.finish()
-    joined: list[AnswerPart] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if not isinstance(part, ToolCallPart) and type(part) is type(last):
-            joined[-1] = type(part)(last.text + part.text)  # type: ignore[union-attr]
-        else:
-            joined.append(part)
-    return joined
+    return joined([part for piece in pieces for part in parser.feed(piece)] + parser.finish())
 
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

@@ -41,7 +41,7 @@ class TokenLogprobs:
 class StreamEvent:
     """New tokens and text of a request. The last event has a ``finish_reason``; its text may be empty.
 
-    ``time`` is in seconds since submission.
+    ``time`` is in seconds since submission. ``stop``: the stop string that ended it, if one did.
     """
 
     token_ids: tuple[int, ...]
@@ -50,6 +50,7 @@ class StreamEvent:
     finish_reason: str | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     error: str | None = None
+    stop: str | None = None
 
 
 @dataclass(slots=True)
@@ -170,24 +171,25 @@ class RequestState:
 
     def _event_of(self, taken: _Taken) -> StreamEvent:
         """Decode what has come. Call once for each, in order."""
-        token, reason, text = taken.token, taken.reason, ""
+        token, reason, text, stop = taken.token, taken.reason, "", None
         if token is not None:
             is_end_token = token.token_id in self.sequence.end_tokens
             new = self._detokenizer.add(token.token_id) if self._detokenizer is not None and not is_end_token else ""
             update = self._stops.feed(new)
-            text, reason = update.text, FinishReason.STOP if update.stopped is not None else reason
+            text, stop = update.text, update.stopped
+            reason = FinishReason.STOP if stop is not None else reason
         if reason is not None and (token is None or reason is taken.reason):
-            text, reason = self._rest(text, reason)
+            text, reason, stop = self._rest(text, reason)
         ids = () if token is None else (token.token_id,)
         finish_reason = None if reason is None else reason.value
-        return StreamEvent(ids, text, taken.time, finish_reason, _logprobs(token), taken.error)
+        return StreamEvent(ids, text, taken.time, finish_reason, _logprobs(token), taken.error, stop)
 
-    def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason]:
-        """The text to show at the end: all that was held back, unless that completes a stop string."""
+    def _rest(self, text: str, reason: FinishReason) -> tuple[str, FinishReason, str | None]:
+        """The text to show at the end: all that was held back, unless that completes a stop string, the third."""
         update = self._stops.feed(self._detokenizer.flush() if self._detokenizer is not None else "")
         if update.stopped is not None:
-            return text + update.text, FinishReason.STOP
-        return text + update.text + self._stops.flush(), reason
+            return text + update.text, FinishReason.STOP, update.stopped
+        return text + update.text + self._stops.flush(), reason, None
 
 
 def _logprobs(token: SampledToken | None) -> tuple[TokenLogprobs, ...]:

@@ -7,8 +7,7 @@ from contextlib import ExitStack, aclosing
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitinfer.server.answer import Piece
-from splitinfer.server.asking import asked, until_gone
+from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.openai.chat import chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
@@ -32,8 +31,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
             under_way = await asked(service, request, key, ask, open_things)
             if shape.streams:
                 return under_way.streamed(_chat_events(under_way.answer, writer, ask.num_choices))
-            pieces = await until_gone(request, _all_pieces(under_way.answer))
-            _raise_errors(pieces)
+            pieces = await until_gone(request, all_pieces(under_way.answer))
             return JSONResponse(writer.document(pieces, under_way.answer.usage))
 
     async def models(request: Request) -> Response:
@@ -65,14 +63,3 @@ async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> 
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
     yield _DONE
-
-
-async def _all_pieces(answer: Answer) -> list[Piece]:
-    async with aclosing(answer.pieces()) as pieces:
-        return [piece async for piece in pieces]
-
-
-def _raise_errors(pieces: list[Piece]) -> None:
-    failed = next((piece for piece in pieces if piece.finish_reason == "error"), None)
-    if failed is not None:
-        raise Problem(503, failed.error or "the pipeline has failed", retry_after=5.0)

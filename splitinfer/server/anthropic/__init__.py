@@ -1,0 +1,1 @@
+"""Anthropic's API: what clients ask, as `Ask`s, and answers, as its messages and streams."""

@@ -1,0 +1,66 @@
+"""Anthropic's routes: each reads a request, asks for an answer, and writes it."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from splitinfer.server.answer import Piece
+from splitinfer.server.anthropic.messages import counted_chat, message_ask
+from splitinfer.server.anthropic.writer import Event, MessageWriter
+from splitinfer.server.asking import all_pieces, asked, until_gone
+from splitinfer.server.body import read_json
+from splitinfer.server.problem import Problem
+from splitinfer.server.reading import Answer
+from splitinfer.server.route import ApiRoute
+from splitinfer.server.service import Service
+from splitinfer.server.stream import EventStream, event
+
+_PING = event({"type": "ping"}, "ping")  # comments do not count for these clients' watchdogs
+
+
+def anthropic_routes(service: Service) -> list[ApiRoute]:
+    """The routes of Anthropic's API."""
+
+    async def messages(request: Request) -> Response | EventStream:
+        key = service.gate.caller(request.state.facts, service.sessions)
+        ask, shape = message_ask(await read_json(request))
+        writer = MessageWriter(f"msg_{request.state.request_id}", shape.model)
+        with ExitStack() as open_things:
+            under_way = await asked(service, request, key, ask, open_things)
+            if shape.streams:
+                return under_way.streamed(_events(under_way.answer, writer), _PING)
+            pieces = await until_gone(request, all_pieces(under_way.answer))
+            return JSONResponse(writer.message(pieces, under_way.answer.usage))
+
+    async def count_tokens(request: Request) -> Response:
+        service.gate.caller(request.state.facts, service.sessions)
+        chat = counted_chat(await read_json(request))
+        encode = service.llm.encode_chat
+        tokens = await asyncio.to_thread(encode, chat.messages, tools=chat.tools, options=chat.options)
+        return JSONResponse({"input_tokens": len(tokens)})
+
+    return [
+        ApiRoute("/v1/messages", messages, methods=["POST"]),
+        ApiRoute("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+    ]
+
+
+async def _events(answer: Answer, writer: MessageWriter) -> AsyncGenerator[bytes, None]:
+    yield _written([writer.start(answer.usage)]) + _PING
+    last = Piece(0)
+    async with aclosing(answer.pieces()) as pieces:
+        async for piece in pieces:
+            last = piece
+            if piece.finish_reason == "error":
+                problem = Problem(503, piece.error or "the pipeline has failed")
+                yield _written(writer.events(piece)) + event(problem.anthropic(), "error")
+                return
+            yield _written(writer.events(piece))
+    yield _written(writer.end(last, answer.usage))
+
+
+def _written(events: list[Event]) -> bytes:
+    return b"".join(event(data, name) for name, data in events)

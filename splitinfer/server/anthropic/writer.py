@@ -1,0 +1,115 @@
+"""Answers in Anthropic's words: events of a stream, or one message made of the same pieces.
+
+A message is a list of blocks. In a stream a block is open while its parts come and is closed by the next kind of part;
+a call of a tool is a block of its own, whose input comes as one piece of JSON.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from splitinfer.server.answer import Piece, Usage
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
+Event = tuple[str, dict[str, Any]]
+"""An event's name and its data."""
+
+
+@dataclass(slots=True)
+class MessageWriter:
+    """Writes one answer."""
+
+    message_id: str
+    model: str
+    new_id: Callable[[], str] = lambda: f"toolu_{secrets.token_hex(12)}"
+    _index: int = -1  # of the block that is open, or was last
+    _open: str | None = None  # the kind of block that is open
+
+    # -- a stream ------------------------------------------------------------------------------
+
+    def start(self, usage: Usage) -> Event:
+        """The event with which a stream begins; of the usage only the prompt is known."""
+        message = {**self._head(), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage_of(usage)}
+        return _event("message_start", message=message)
+
+    def events(self, piece: Piece) -> list[Event]:
+        """The events of a piece's parts; at its end the open block is closed."""
+        events = [event for part in piece.parts for event in self._part(part)]
+        return events + (self._close() if piece.finish_reason is not None else [])
+
+    def end(self, piece: Piece, usage: Usage) -> list[Event]:
+        """The last events. ``piece``: the last one."""
+        delta = {"stop_reason": _reason(piece), "stop_sequence": piece.stop}
+        return [_event("message_delta", delta=delta, usage=usage_of(usage)), _event("message_stop")]
+
+    def _part(self, part: AnswerPart) -> list[Event]:
+        match part:
+            case TextPart(text):
+                opened = self._opened("text", {"type": "text", "text": ""})
+                return [*opened, self._delta({"type": "text_delta", "text": text})]
+            case ReasoningPart(text):
+                opened = self._opened("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                return [*opened, self._delta({"type": "thinking_delta", "thinking": text})]
+            case ToolCallPart(name, arguments, call_id):
+                block = {"type": "tool_use", "id": call_id or self.new_id(), "name": name, "input": {}}
+                opened = [*self._close(), *self._opened("tool_use", block)]
+                return [*opened, self._delta({"type": "input_json_delta", "partial_json": arguments}), *self._close()]
+
+    def _opened(self, kind: str, block: dict[str, Any]) -> list[Event]:
+        if self._open == kind:
+            return []
+        closed = self._close()
+        self._open, self._index = kind, self._index + 1
+        return [*closed, _event("content_block_start", index=self._index, content_block=block)]
+
+    def _delta(self, delta: dict[str, Any]) -> Event:
+        return _event("content_block_delta", index=self._index, delta=delta)
+
+    def _close(self) -> list[Event]:
+        if self._open is None:
+            return []
+        self._open = None
+        return [_event("content_block_stop", index=self._index)]
+
+    # -- a message -----------------------------------------------------------------------------
+
+    def message(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
+        last = pieces[-1]
+        blocks = [self._block(part) for part in joined(part for piece in pieces for part in piece.parts)]
+        ended = {"stop_reason": _reason(last), "stop_sequence": last.stop}
+        return {**self._head(), "content": blocks, **ended, "usage": usage_of(usage)}
+
+    def _block(self, part: AnswerPart) -> dict[str, Any]:
+        match part:
+            case TextPart(text):
+                return {"type": "text", "text": text}
+            case ReasoningPart(text):
+                return {"type": "thinking", "thinking": text, "signature": ""}
+            case ToolCallPart(name, arguments, call_id):
+                given = json.loads(arguments)
+                return {"type": "tool_use", "id": call_id or self.new_id(), "name": name, "input": given}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model}
+
+
+def _event(name: str, **data: Any) -> Event:
+    return name, {"type": name, **data}
+
+
+def _reason(piece: Piece) -> str:
+    return "stop_sequence" if piece.stop is not None else _REASONS[piece.finish_reason or "stop"]
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """Usage as Anthropic's API says it: tokens from the cache are no input tokens."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.generated,
+    }

@@ -1,0 +1,230 @@
+"""Messages: every field's fate, conversations for templates, and events that the official types accept."""
+
+import json
+from typing import Any
+
+import pytest
+from anthropic.types import Message, MessageCountTokensParams, RawMessageStreamEvent, message_create_params
+from pydantic import TypeAdapter
+
+from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.anthropic.messages import COUNTED, FIELDS, counted_chat, message_ask
+from splitinfer.server.anthropic.writer import MessageWriter
+from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.fields import Refused
+from splitinfer.server.problem import Problem
+from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
+
+HELLO = [{"role": "user", "content": "Hello"}]
+WEATHER = {"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}}
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+def ask(**fields: Any) -> Ask:
+    return message_ask({"model": "m", "max_tokens": 9, "messages": HELLO, **fields})[0]
+
+
+def chat(**fields: Any) -> Chat:
+    prompt = ask(**fields).prompt
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+def refusal(**fields: Any) -> Problem:
+    with pytest.raises(Problem) as caught:
+        ask(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+def test_every_field_of_the_official_client_has_a_fate():
+    known = set(message_create_params.MessageCreateParamsBase.__annotations__)
+    known |= set(message_create_params.MessageCreateParamsStreaming.__annotations__)
+    assert known - FIELDS.keys() == set()
+    assert set(MessageCountTokensParams.__annotations__) - COUNTED.keys() == set()
+
+
+@pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])
+def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
+    assert refusal(**{name: "something"}).param == name
+    ask(**{name: None})
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"max_tokens": None}, "max_tokens must be given"),
+        ({"max_tokens": 0}, "max_tokens must be a whole number from 1"),
+        ({"stop_sequences": "a" * 3, "top_k": -1}, "top_k must be a whole number from 0"),
+        ({"messages": []}, "messages must have at least one message"),
+        ({"messages": None}, "messages must be a list, not None"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role must be user, assistant or system"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages[0].content[0].type 'image' is not",
+        ),
+        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages is not supported: the last one"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type 'any' is not supported"),
+        ({"tools": [{"name": "a"}]}, "tools[0].input_schema must be an object, not None"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format is not supported"),
+        ({"temprature": 1}, "there is no field 'temprature' here"),
+    ],
+)
+def test_what_is_wrong_is_said(fields: dict[str, Any], sentence: str):
+    assert str(refusal(**fields)).startswith(sentence)
+
+
+def test_sampling():
+    got = ask(temperature=0.5, top_p=0.9, top_k=5, stop_sequences=["END"]).params(Recommended({}), 100)
+    assert (got.max_tokens, got.temperature, got.top_p, got.top_k, got.stop) == (9, 0.5, 0.9, 5, ("END",))
+
+
+def test_a_conversation_as_templates_take_it():
+    given = chat(
+        system=[{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+        messages=[
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "text", "text": "Weather?"}]},
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+                    {"type": "redacted_thinking", "data": "x"},
+                    {"type": "text", "text": "I look."},
+                    {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "Oslo"}},
+                    {"type": "tool_use", "id": "t2", "name": "weather", "input": {}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "sun"}]},
+                    {"type": "tool_result", "tool_use_id": "t2", "is_error": True},
+                    {"type": "text", "text": "And?"},
+                ],
+            },
+        ],
+    )
+    calls = [
+        {"id": "t1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}},
+        {"id": "t2", "type": "function", "function": {"name": "weather", "arguments": {}}},
+    ]
+    assert list(given.messages) == [
+        {"role": "system", "content": "Be kind.\n\nBe brief."},
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "t1", "content": "sun"},
+        {"role": "tool", "tool_call_id": "t2", "content": ""},
+        {"role": "user", "content": "And?"},
+    ]
+
+
+def test_tools_are_told_in_the_form_that_templates_know():
+    theirs = {"type": "web_search_20250305", "name": "web_search"}
+    function = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
+    assert chat(tools=[WEATHER, theirs]).tools == ({"type": "function", "function": function},)
+    assert chat(tools=[WEATHER], tool_choice={"type": "none"}).tools == ()
+    assert ask(tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True}).one_call
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}},
+         {"enable_thinking": True, "reasoning_effort": "low"}),
+    ],
+)  # fmt: skip
+def test_thinking_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
+    assert chat(**fields).options == options
+
+
+def test_counting_takes_the_same_conversation():
+    counted = counted_chat({"model": "m", "messages": HELLO, "system": "Be kind.", "tools": [WEATHER]})
+    assert counted == chat(system="Be kind.", tools=[WEATHER])
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+PIECES = [
+    Piece(0, (ReasoningPart("H"),)),
+    Piece(0, (ReasoningPart("m."), TextPart("It "))),
+    Piece(0, (TextPart("is."), ToolCallPart("weather", '{"city": "Oslo"}'), ToolCallPart("weather", "{}", "own"))),
+    Piece(0, (), finish_reason="tool_calls"),
+]
+BLOCKS = [
+    {"type": "thinking", "thinking": "Hm.", "signature": ""},
+    {"type": "text", "text": "It is."},
+    {"type": "tool_use", "id": "toolu_0", "name": "weather", "input": {"city": "Oslo"}},
+    {"type": "tool_use", "id": "own", "name": "weather", "input": {}},
+]
+
+
+def writer() -> MessageWriter:
+    ids = iter(f"toolu_{i}" for i in range(9))
+    return MessageWriter("msg_1", "m", lambda: next(ids))
+
+
+def rebuilt(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The blocks that a client makes of a stream; one is open at a time."""
+    blocks: list[dict[str, Any]] = []
+    is_open, partial = False, ""
+    for event in events:
+        match event["type"]:
+            case "content_block_start":
+                assert (is_open, event["index"]) == (False, len(blocks))
+                blocks.append(dict(event["content_block"]))
+                is_open, partial = True, ""
+            case "content_block_delta":
+                assert (is_open, event["index"]) == (True, len(blocks) - 1)
+                delta = event["delta"]
+                for field in ("text", "thinking"):
+                    if field in delta:
+                        blocks[-1][field] += delta[field]
+                partial += delta.get("partial_json", "")
+            case "content_block_stop":
+                assert is_open
+                is_open = False
+                if blocks[-1]["type"] == "tool_use":
+                    blocks[-1]["input"] = json.loads(partial)
+    assert not is_open
+    return blocks
+
+
+def test_a_stream_is_of_the_official_types_and_tells_the_message():
+    message, usage = writer(), Usage(12, 8, 5)
+    events = [message.start(Usage(12, 8)), *(event for piece in PIECES for event in message.events(piece))]
+    events += message.end(PIECES[-1], usage)
+    sent = [json.loads(json.dumps(data)) for _, data in events]
+    for (name, _), data in zip(events, sent, strict=True):
+        assert EVENT.validate_python(data).type == name
+    assert rebuilt(sent) == BLOCKS
+    assert sent[0]["message"]["usage"]["cache_read_input_tokens"] == 8
+    assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
+    assert sent[-2]["usage"] == {
+        "input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8, "output_tokens": 5,
+    }  # fmt: skip
+    assert sent[-1] == {"type": "message_stop"}
+
+
+def test_a_message_is_of_the_official_type():
+    whole = json.loads(json.dumps(writer().message(PIECES, Usage(3, 0, 4))))
+    assert whole["content"] == BLOCKS
+    assert Message.model_validate(whole).stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize(
+    ("last", "reason", "stop"),
+    [
+        (Piece(0, finish_reason="stop"), "end_turn", None),
+        (Piece(0, finish_reason="length"), "max_tokens", None),
+        (Piece(0, finish_reason="stop", stop="END"), "stop_sequence", "END"),
+        (Piece(0, finish_reason="abort"), "end_turn", None),
+    ],
+)
+def test_reasons(last: Piece, reason: str, stop: str | None):
+    message = writer().message([last], Usage(1))
+    assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
