@@ -100,7 +100,7 @@ class LLM:
             self.serving_options,
             self._checkpoint,
             self._prompts.vocab_size,
-            self.context_length,
+            self.settings.context_of(self._checkpoint.context_length),
             self._make_drafter,
         )
         self._engine = Engine(
@@ -115,7 +115,12 @@ class LLM:
     @property
     def context_length(self) -> int:
         """The most tokens of a prompt and its answer together."""
-        return self.settings.context_of(self._checkpoint.context_length)
+        return self._engine.scheduler.config.max_len
+
+    @property
+    def model_context_length(self) -> int:
+        """The model's own bound of it."""
+        return self._checkpoint.context_length
 
     @cached_property
     def recommended_sampling(self) -> Recommended:

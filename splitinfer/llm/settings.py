@@ -19,6 +19,8 @@ class Settings(ServingOptions):
 
     context: the most tokens of a prompt and its answer together; ``None``: the model's own, at most 8,192,
         because every stage must have room for the KV of one request at that length.
+    grows_context: without a ``context``, take what the stages have room for in the end, up to the model's own: more than
+        8,192 or, where one request of that length would be refused, less. `splitinfer serve` does.
     max_waiting: the most requests in the waiting queue; further ones are refused.
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.
@@ -46,6 +48,7 @@ class Settings(ServingOptions):
     """
 
     context: int | None = None
+    grows_context: bool = False
     max_waiting: int = 1024
     prefix_cache: bool = True
     kv_bytes: int | None = None
@@ -64,6 +67,12 @@ class Settings(ServingOptions):
     def context_of(self, model_context: int) -> int:
         """The context length for a model that supports ``model_context`` tokens."""
         return min(model_context, self.context or DEFAULT_CONTEXT)
+
+    def most_context_of(self, model_context: int, draft_context: int | None = None) -> int:
+        """The context length where memory is no bound. ``draft_context``: the draft model's own, if there is one."""
+        if self.context is not None or not self.grows_context:
+            return self.context_of(model_context)
+        return min(model_context, draft_context or model_context)
 
     @property
     def disk(self) -> Disk | None:

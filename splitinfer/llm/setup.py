@@ -44,8 +44,8 @@ _KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding,
 
 @dataclass(frozen=True)
 class PipelineSetup:
-    """What an engine is made from. ``vocab_size``: the number of tokens that may be sampled; ``context_length``: the
-    most tokens of a prompt and its answer together. ``make_drafter``: makes another drafter than the layout's."""
+    """What an engine is made from. ``vocab_size``: the number of tokens that may be sampled; ``context_length``: tokens
+    of a prompt and its answer together that every stage must have room for. ``make_drafter``: makes another drafter than the layout's."""
 
     layout: PlainLayout
     settings: Settings
@@ -62,7 +62,8 @@ class PipelineSetup:
             model=_absolute(model_of(self.layout)),
             fingerprint=self._fingerprint,
             vocab_size=self.vocab_size,
-            kv_tokens=self.context_length,
+            kv_tokens=min(self.context_length, self._most_context),
+            max_tokens=self._most_context,
             connect_timeout=self.settings.connect_timeout,
             disk=self.settings.disk,
             keys=Keyring() if any(spec.key for spec in self.layout.stages) else None,
@@ -78,15 +79,16 @@ class PipelineSetup:
             ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
         """
         stages, settings = pipeline.num_stages, self.settings
+        kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready))
         groups = settings.micro_batches or stages
         return SchedulerConfig(
             num_groups=groups,
             max_in_flight=max(stages + 1, groups),
             token_budget=token_budget_of(self.serving_options, (ready.device for ready in pipeline.ready)),
             max_running=self.serving_options.max_running or MAX_RUNNING,
-            max_len=self.context_length,
+            max_len=kv.longest(self._most_context) if self._grows else self.context_length,
             max_waiting=settings.max_waiting,
-            kv=KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready)),
+            kv=kv,
             blocks=PrefixCacheConfig(
                 keeps_blocks=settings.prefix_cache and all(ready.keeps_blocks for ready in pipeline.ready),
                 whole_blocks=pipeline.rewind is not UNLIMITED and pipeline.rewind <= PUT_BACK,
@@ -124,6 +126,17 @@ class PipelineSetup:
                 "cannot go back to where a draft was wrong; leave the draft out (--draft none)"
             )
         return True
+
+    @property
+    def _grows(self) -> bool:
+        return self.settings.grows_context and self.settings.context is None
+
+    @cached_property
+    def _most_context(self) -> int:
+        """The context length where memory is no bound. A draft model is not asked beyond its own."""
+        name = self.layout.draft
+        drafting = None if name in (None, NGRAM) or not self._grows else open_model(str(name)).context_length
+        return self.settings.most_context_of(self.checkpoint.context_length, drafting)
 
     @cached_property
     def _fingerprint(self) -> Fingerprint:

@@ -18,7 +18,7 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ class Load:
     kv_format: str  # how keys and values are stored (``core.kv.format``)
     upstream_key: str  # the key of the stage before, which may send hidden states; empty: its link is not encrypted
     float32_head: bool  # for the last stage: compute the norm and the head in float32
+    max_tokens: int = 0  # of a sequence, if there turns out to be memory for more than ``kv_tokens``
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
@@ -98,6 +99,11 @@ class Load:
     def end(self) -> int:
         """One past the last own layer."""
         return self.bounds[self.stage + 1]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a sequence."""
+        return max(self.kv_tokens, self.max_tokens)
 
     @property
     def is_last(self) -> bool:

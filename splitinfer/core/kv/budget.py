@@ -12,6 +12,7 @@ Stages differ in these factors, but not in the counts: the memory of any set of 
 each stage, from three numbers (``KVUse``). So there is one sum, not one per stage, and the fullest stage decides.
 """
 
+from bisect import bisect_left
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -128,6 +129,18 @@ class KVBudget:
         lack, index = max(lacks, default=(0, 0))
         if lack > 0:
             raise NeverFits(num_tokens, index, self.stages[index].bytes_of(use), self.stages[index].budget_bytes)
+
+    def longest(self, most: int) -> int:
+        """The most tokens, up to ``most``, of a sequence that fits when it is alone; in whole blocks if fewer. At least
+        one block, whose request is then refused with the numbers.
+
+        >>> KVBudget((StageKV(9 * BLOCK, 1), StageKV(5 * BLOCK, 1))).longest(100_000) // BLOCK, KVBudget().longest(7)
+        (5, 7)
+        """
+        if self.fits(use_of(most)):
+            return most
+        blocks = bisect_left(range(1, -(-most // BLOCK)), True, key=lambda n: not self.fits(use_of(n * BLOCK)))
+        return max(blocks, 1) * BLOCK
 
     def lowered(self, stage: int, use: KVUse) -> "KVBudget":
         """The budget once the device of stage ``stage`` had no memory left for ``use``: three quarters of that there.

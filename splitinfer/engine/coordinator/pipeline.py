@@ -49,11 +49,12 @@ class PipelineConfig:
     model: str
     fingerprint: Fingerprint
     vocab_size: int
-    kv_tokens: int
+    kv_tokens: int  # that every stage must have room for
     connect_timeout: float  # seconds to reach a worker
     disk: Disk | None = None  # where this machine stores KV
     kv_root: Key = b""  # what the keys of KV on disk begin with
     keys: Keys | None = None  # for encrypted links
+    max_tokens: int = 0  # of a sequence, if there turns out to be room for more than ``kv_tokens``
 
 
 class Pipeline:
@@ -184,6 +185,7 @@ class Pipeline:
             fingerprint=config.fingerprint,
             vocab_size=config.vocab_size,
             kv_tokens=config.kv_tokens,
+            max_tokens=config.max_tokens,
             kv_root=config.kv_root,
             kv_format=config.layout.kv_format,
             upstream_key=self._upstream_key(stage),

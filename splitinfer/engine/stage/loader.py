@@ -67,10 +67,11 @@ class LoadedStage:
             self.disk.close(_WRITE_SECONDS)
 
     def serves(self, command: Load) -> bool:
-        """Whether this stage can serve ``command`` without reloading: it differs at most in ``upstream_key``, and in a
-        ``kv_tokens`` for which there is room."""
-        same = replace(self.command, kv_tokens=command.kv_tokens, upstream_key=command.upstream_key)
-        return command.kv_tokens <= self.command.kv_tokens and same == command
+        """Whether this stage can serve ``command`` without reloading: it differs at most in ``upstream_key``, and in
+        numbers of tokens for which there is room."""
+        own, tokens = self.command, {"kv_tokens": command.kv_tokens, "max_tokens": command.max_tokens}
+        has_room = command.kv_tokens <= own.kv_tokens and command.longest <= own.longest
+        return has_room and replace(own, **tokens, upstream_key=command.upstream_key) == command
 
 
 def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> LoadedStage:

@@ -410,7 +410,7 @@ def _check_step(step: Step, frame: Frame, stage: LoadedStage) -> None:
         raise ProtocolError(f"step {step.plan.step} came with {len(frame.parts)} payloads")
     if step.tensor is not None and len(step.tensor.shape) != 2:
         raise ProtocolError(f"step {step.plan.step} came with hidden states of shape {step.tensor.shape}")
-    room = stage.command.kv_tokens
+    room = stage.command.longest
     if any(part.end > room for part in step.plan.slices):
         raise ProtocolError(f"step {step.plan.step} goes beyond the {room:,} tokens that the stage has room for")
 

@@ -1,0 +1,65 @@
+"""How long a prompt and its answer may be: as asked, or what the stages have room for."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stages import pipeline
+
+from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV, use_of
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.demo import TARGET
+from splitinfer.errors import RequestError
+from splitinfer.llm import Settings
+
+stages = st.lists(st.builds(StageKV, st.integers(0, 10**9), st.integers(0, 2000), st.integers(0, 10**6)), max_size=3)
+
+
+@given(stages, st.integers(1, 10**6))
+def test_the_longest_fits_and_a_block_more_does_not(memory: list[StageKV], most: int):
+    budget = KVBudget(tuple(memory))
+    longest = budget.longest(most)
+    assert longest == most or longest % BLOCK == 0
+    assert budget.fits(use_of(longest)) or longest <= BLOCK
+    assert longest >= most or not budget.fits(use_of(min(longest + BLOCK, most)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "least", "most"),
+    [
+        (Settings(), 8192, 8192),
+        (Settings(grows_context=True), 8192, 100_000),
+        (Settings(grows_context=True, context=20_000), 20_000, 20_000),
+        (Settings(context=200_000), 100_000, 100_000),
+    ],
+)
+def test_what_was_asked_and_what_is_given(settings: Settings, least: int, most: int):
+    assert settings.context_of(100_000) == least
+    assert settings.most_context_of(100_000) == most
+
+
+def test_a_draft_model_is_not_asked_beyond_its_own():
+    growing = Settings(grows_context=True)
+    assert growing.most_context_of(100_000, draft_context=30_000) == 30_000
+    assert growing.most_context_of(100_000, draft_context=None) == 100_000
+    assert replace(growing, context=50_000).most_context_of(100_000, 30_000) == 50_000
+
+
+def test_memory_decides_and_the_refusal_has_the_numbers():
+    with pipeline(TARGET, [6, 6], grows_context=True, kv_bytes=3_000_000) as llm:
+        assert llm.context_length < llm.model_context_length == 4096
+        assert llm.context_length % BLOCK == 0
+        llm.kv_budget.check(llm.context_length)
+        answer = llm.generate([[5] * (llm.context_length - 2)], SamplingParams(max_tokens=8, ignore_eos=True))
+        assert (len(answer[0].token_ids), answer[0].finish_reason) == (2, "length")
+        with pytest.raises(RequestError, match=rf"but the context is {llm.context_length:,}"):
+            llm.generate([[5] * llm.context_length])
+
+
+def test_more_than_what_must_fit_crosses_to_the_workers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("splitinfer.llm.settings.DEFAULT_CONTEXT", 300)
+    with pipeline(TARGET, [6, 6], grows_context=True) as llm:
+        assert llm.context_length == llm.model_context_length
+        answer = llm.generate([[5] * 600], SamplingParams(max_tokens=2, ignore_eos=True))
+        assert len(answer[0].token_ids) == 2
