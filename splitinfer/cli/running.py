@@ -18,7 +18,7 @@ def set_up(verbose: bool, *, info: bool = False) -> None:
     logging.basicConfig(
         level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", handlers=[_Lines(among_answers=not info)]
     )
-    for noisy in ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio"):
+    for noisy in ("httpx", "httpcore", "huggingface_hub", "filelock", "urllib3", "asyncio", "uvicorn"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 

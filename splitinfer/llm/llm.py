@@ -28,6 +28,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.engine import Engine
+from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.errors import ConfigError, QueueFull
@@ -300,6 +301,29 @@ class LLM:
         """
         return self._prompts.encode_chat(messages, tools=tools, options=options)
 
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that ``encode_chat`` encodes.
+
+        Raises:
+            ModelError, RequestError: as ``encode_chat``.
+        """
+        return self._prompts.render_chat(messages, tools=tools, options=options)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens left out.
+
+        Raises:
+            ModelError: the model's folder has no tokenizer.
+            RequestError: an id is outside the vocabulary.
+        """
+        return self._prompts.decode(token_ids)
+
     @property
     def dials(self) -> ServingOptions:
         """Deprecated name of ``serving_options``."""
@@ -335,6 +359,14 @@ class LLM:
         ``reset``: begin a new "window" after this; counters are never reset.
         """
         return self._engine.stats(reset=reset)
+
+    def health(self) -> PipelineHealth:
+        """The state of each stage, and what is waited for, if a worker is lost."""
+        return self._engine.health()
+
+    def drain(self, seconds: float) -> None:
+        """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted."""
+        self._engine.drain(seconds)
 
     # -- ending ------------------------------------------------------------------------------
 

@@ -60,6 +60,32 @@ class PromptEncoder:
         with self._lock:
             return self._need_tokenizer().encode_chat(messages, tools=tools, options=options)
 
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text that ``encode_chat`` encodes.
+
+        Raises:
+            ModelError, RequestError: as ``encode_chat``.
+        """
+        with self._lock:
+            return self._need_tokenizer().render_chat(messages, tools=tools, options=options)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids as text, special tokens left out.
+
+        Raises:
+            ModelError: the model's folder has no tokenizer.
+            RequestError: an id is outside the vocabulary.
+        """
+        self._check_ids(token_ids)
+        with self._lock:
+            return self._need_tokenizer().decode(token_ids)
+
     @property
     def vocab_size(self) -> int:
         """The number of tokens that may be sampled."""
@@ -82,6 +108,9 @@ class PromptEncoder:
                 f"the prompt has {len(tokens):,} tokens, but the context is {context_length:,}, "
                 f"the answer's first token included; the model has {self._checkpoint.context_length:,} (see --context)"
             )
+        self._check_ids(tokens)
+
+    def _check_ids(self, tokens: Sequence[int]) -> None:
         size = self._num_embeddings
         bad = next((t for t in tokens if not 0 <= t < size), None)
         if bad is not None:

@@ -93,12 +93,18 @@ class Gate:
             raise Problem(403, f"key {key.name!r} lacks the scope {scope}")
         return key
 
+    def name_of_caller(self, facts: Facts, sessions: Mapping[str, ApiKey]) -> str:
+        """Who asks, for the log: the key's name, or "-"."""
+        key = NOBODY if self.keys is None else self._key_of(facts, sessions)
+        return "-" if key is None or key is NOBODY else key.name
+
     def _key_of(self, facts: Facts, sessions: Mapping[str, ApiKey]) -> ApiKey | None:
         assert self.keys is not None
         shown = shown_key(facts.headers)
         if shown is not None:
             return self.keys.find(shown)  # a wrong key is not saved by a right cookie
-        return sessions.get(facts.cookies.get(SESSION_COOKIE, ""))
+        bought_by = sessions.get(facts.cookies.get(SESSION_COOKIE, ""))
+        return bought_by if bought_by is not None and self.keys.holds(bought_by) else None
 
     def _is_own(self, origin: str, host: str) -> bool:
         return origin in (f"http://{host}", f"https://{host}")

@@ -92,12 +92,17 @@ class ApiKeys:
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._by_digest: dict[str, ApiKey] = {}
+        self._set(keys)
+
+    def _set(self, keys: Iterable[ApiKey]) -> None:
+        by_digest: dict[str, ApiKey] = {}
         names: set[str] = set()
         for key in keys:
-            if key.name in names or key.sha256 in self._by_digest:
+            if key.name in names or key.sha256 in by_digest:
                 raise ConfigError(f"there are two API keys {key.name!r}, or one key under two names")
             names.add(key.name)
-            self._by_digest[key.sha256] = key
+            by_digest[key.sha256] = key
+        self._by_digest = by_digest
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -109,9 +114,13 @@ class ApiKeys:
         """The key that a client has shown."""
         return self._by_digest.get(digest(secret))
 
+    def holds(self, key: ApiKey) -> bool:
+        """Whether a key is among them, as it was."""
+        return self._by_digest.get(key.sha256) == key
 
-def read_keys(path: Path) -> list[ApiKey]:
-    """The keys in a file.
+
+def read_keys(path: Path, *, may_be_empty: bool = False) -> list[ApiKey]:
+    """The keys in a file. ``may_be_empty``: also a list without any.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
@@ -121,7 +130,7 @@ def read_keys(path: Path) -> list[ApiKey]:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         reason = str(error).replace("\n", " ")
         raise ConfigError(f"the API keys {path} cannot be read: {reason}") from error
-    if not isinstance(found, list) or not found:
+    if not isinstance(found, list) or not (found or may_be_empty):
         raise ConfigError(f"{path} must hold a list of API keys")
     keys = []
     for number, entry in enumerate(found, 1):

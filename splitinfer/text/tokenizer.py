@@ -91,16 +91,9 @@ class Tokenizer:
         Raises:
             RequestError: the chat is empty, the template refuses it, or there are tools and no template.
         """
-        chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
-        if not chat:
-            raise RequestError("a chat needs at least one message")
-        if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
-            raise RequestError("every chat message needs a 'content' that is text")
-        if tools and not self._wrapper.has_chat_template:
-            raise RequestError("this model has no chat template, so it cannot be told of tools")
+        chat, settings = self._checked(messages, tools, options)
         import jinja2  # here, because transformers has imported it already
 
-        settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
         generated = {
             i: ids
             for i, message in enumerate(messages)
@@ -115,6 +108,39 @@ class Tokenizer:
             return list(write(chat, add_generation_prompt=add_generation_prompt, **settings))
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a chat, as the model's chat template writes it, up to where the next answer begins.
+
+        Raises:
+            RequestError: as ``encode_chat``.
+        """
+        chat, settings = self._checked(messages, tools, options)
+        import jinja2
+
+        try:
+            return self._render(chat, True, settings)
+        except (jinja2.TemplateError, ValueError, TypeError) as error:
+            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+
+    def _checked(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
+    ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """The chat as the template gets it, and its further values."""
+        chat = [{name: value for name, value in message.items() if name != "token_ids"} for message in messages]
+        if not chat:
+            raise RequestError("a chat needs at least one message")
+        if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
+            raise RequestError("every chat message needs a 'content' that is text")
+        if tools and not self._wrapper.has_chat_template:
+            raise RequestError("this model has no chat template, so it cannot be told of tools")
+        return chat, {**(options or {}), **({"tools": list(tools)} if tools else {})}
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
         """The ids without the end token, if they decode to ``content``; otherwise none."""

@@ -35,6 +35,7 @@ from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.drafting import Drafting
+from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.own_steps import OwnResult, OwnSteps
@@ -91,6 +92,7 @@ class Engine:
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
         self._started = threading.Event()
         self._is_closing = False
+        self._lost_stage: str | None = None  # the stage that is waited for, or was in vain
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
         self._own_steps = OwnSteps(self.pipeline, self._inbox.put, self._inbox.put)
@@ -181,6 +183,21 @@ class Engine:
         return stats_of(
             self.pipeline, self._scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
         )
+
+    def health(self) -> PipelineHealth:
+        """How the pipeline is now."""
+        failure, lost = self._requests.failure, self._lost_stage
+        state = StageState.READY if failure is None else StageState.STOPPED
+        stages = tuple(
+            StageHealth(spec.name, spec.start, spec.end, StageState.LOST if spec.name == lost else state)
+            for spec in self.pipeline.layout.stages
+        )
+        if failure is not None:
+            reason = "the pipeline has failed" if lost is None else f"stage {lost} was lost and did not come back"
+            return PipelineHealth(stages, failure=reason)
+        if lost is not None:
+            return PipelineHealth(stages, f"stage {lost}, for up to {self._rejoin_timeout:.0f} s")
+        return PipelineHealth(stages)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -370,6 +387,7 @@ class Engine:
         """
         if isinstance(loss, DeviceFailed):
             loss = DeviceFailed(f"stage {self._own_name} cannot go on: {loss}", loss.no_memory)
+        self._lost_stage = self._own_name if isinstance(loss, DeviceFailed) else self.pipeline.lost_name
         log.warning("%s; %s", loss, self._remedy(loss))
         self._later.put(self.metrics.lost, time.monotonic())
         self._watch.reset()
@@ -387,6 +405,7 @@ class Engine:
         self.scheduler.replay(self.pipeline.kept())
         self._later.put(self.metrics.resumed, self.pipeline.clocks, time.monotonic())
         self.totals.rejoins += 1
+        self._lost_stage = None
         log.warning("all stages are back; going on where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:

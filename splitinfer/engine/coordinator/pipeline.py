@@ -305,6 +305,11 @@ class Pipeline:
         return WorkerLost(f"worker {handle.spec.name} ({handle.address}) has made no progress for {seconds:.0f} s")
 
     @property
+    def lost_name(self) -> str | None:
+        """The name of the worker that was lost last."""
+        return None if self._lost is None else self._lost.spec.name
+
+    @property
     def remedy(self) -> str:
         """What brings back the worker that was lost last, as part of a sentence."""
         if self._lost is None:

@@ -1,0 +1,64 @@
+"""Sessions: what a page of this server has in place of a key, so that no script ever holds one.
+
+A key buys a session, whose name is a random cookie. The server keeps its digest, for a day, and only in memory: it ends
+with the process. There are at most ``MAX_SESSIONS``; the oldest makes room, so nobody can fill memory with them.
+"""
+
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from http.cookies import SimpleCookie
+
+from splitinfer.server.gate import SESSION_COOKIE
+from splitinfer.server.keys import ApiKey, digest
+
+SESSION_SECONDS = 24 * 3600
+MAX_SESSIONS = 256
+
+
+class Sessions(Mapping[str, ApiKey]):
+    """The sessions under way and the keys that bought them; one that has expired is none. ``clock``: seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MAX_SESSIONS) -> None:
+        self._clock, self._most = clock, most
+        self._held: OrderedDict[str, tuple[ApiKey, float]] = OrderedDict()  # by the name's digest; the oldest first
+
+    def begin(self, key: ApiKey) -> str:
+        """A new session's name."""
+        while len(self._held) >= self._most:
+            self._held.popitem(last=False)
+        name = secrets.token_urlsafe(32)
+        self._held[digest(name)] = (key, self._clock() + SESSION_SECONDS)
+        return name
+
+    def end(self, name: str) -> bool:
+        """End a session; whether there was one."""
+        return self._held.pop(digest(name), None) is not None
+
+    def __getitem__(self, name: str) -> ApiKey:
+        key, until = self._held[digest(name)]
+        if self._clock() >= until:
+            del self._held[digest(name)]
+            raise KeyError(name)
+        return key
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+
+def cookie(name: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> str:
+    """The ``Set-Cookie`` header of a session: no script reads it (HttpOnly), and no request that another site causes
+    carries it (SameSite=Strict). ``is_secure``: sent over TLS only. ``seconds``: 0 removes it.
+
+    >>> cookie("abc", is_secure=True, seconds=60)
+    'splitinfer_session=abc; HttpOnly; Max-Age=60; Path=/; SameSite=Strict; Secure'
+    """
+    jar = SimpleCookie({SESSION_COOKIE: name})
+    jar[SESSION_COOKIE].update({"httponly": True, "max-age": seconds, "path": "/", "samesite": "Strict"})
+    if is_secure:
+        jar[SESSION_COOKIE]["secure"] = True
+    return jar[SESSION_COOKIE].OutputString()
