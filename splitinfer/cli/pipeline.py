@@ -1,7 +1,8 @@
 """`splitinfer coord`, `chat` and `worker`."""
 
+import os
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,10 +20,13 @@ from splitinfer.cli.options import (
     with_pipeline_options,
 )
 from splitinfer.cli.running import finish, set_up
-from splitinfer.core.sampling_defaults import NOTHING
+from splitinfer.core.sampling_defaults import NOTHING, SamplingChoice
 from splitinfer.errors import ConfigError
 from splitinfer.kvstore.paths import DEFAULT_CAP
 from splitinfer.shutdown import shutdown
+
+if TYPE_CHECKING:
+    from splitinfer.llm import Settings
 
 DEFAULT_PORT = 5577
 
@@ -46,6 +50,12 @@ def coord(
     logprobs: Annotated[
         int | None, typer.Option("--logprobs", help="With --json: log probabilities of the n likeliest.")
     ] = None,
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            "--serve", min=0, max=65535, help="Beside the REPL, serve HTTP clients of this machine on this port."
+        ),
+    ] = None,
 ) -> None:
     """Hold the first layers, connect to the workers, then chat or answer."""
     choice = sampling(options, temp, usual_temp=0.0, max_tokens=max_tokens, stop=stop, logprobs=logprobs)
@@ -57,6 +67,10 @@ def coord(
 
     def run() -> int:
         text = _prompt_text(prompt, chat)
+        if serve is not None:
+            if text is not None:
+                raise ConfigError("--serve is for beside the REPL; without one, use `splitinfer serve`")
+            return _chat_and_serve(options, settings, choice, serve)
         with open_llm(options.layout, options.model, settings, shutdown) as llm:
             if text is None:
                 return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
@@ -107,6 +121,22 @@ def worker(
     disk = disk_of(kv_dir, kv_disk_gb)
     at = ("127.0.0.1", 0) if child else (host, port)
     finish(lambda: serve(*at, shutdown, name=name, model=model, child=child, disk=disk, insecure=insecure), verbose)
+
+
+def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: SamplingChoice, port: int) -> int:
+    """The REPL and the HTTP server on one engine. The server needs a key if the environment has one."""
+    from splitinfer.chat import run_chat
+    from splitinfer.cli.draining import Draining, open_llm
+    from splitinfer.cli.serving import Access, opened_server, service_settings
+
+    access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
+    gate, servers = access.gate(), list[Draining]()
+    with (
+        open_llm(options.layout, options.model, service_settings(settings), shutdown, servers) as llm,
+        opened_server(llm, access, gate, servers, port) as said,
+    ):
+        typer.echo(said, err=True)
+        return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
 
 
 def _prompt_text(prompt: str | None, chat: bool) -> str | None:

@@ -1,6 +1,7 @@
 """The life of one request between HTTP and the engine: admitted, asked, read, and over, whichever way it ends."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer, Handling, submit
 from splitinfer.server.service import Service
 from splitinfer.server.stream import COMMENT_PING, EventStream
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -43,8 +46,11 @@ async def asked(service: Service, request: Request, key: ApiKey, ask: Ask, open_
         SplitinferError: as ``LLM.submit``.
     """
     handling = handling_of(request)
+    if service.logs_prompts:
+        log.info("request %s asks %r", request.state.request_id, ask.prompt)
     open_things.enter_context(service.admitted(key))
     answer = await submit(service.llm, ask, handling)
+    request.state.answer = answer
     service.register(request.state.request_id, key, answer)
     open_things.callback(service.forget, request.state.request_id)
     return Asked(answer, open_things)

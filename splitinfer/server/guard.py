@@ -7,15 +7,22 @@ headers of CORS. Every error has the form of the API that was asked, and none sh
 
 import logging
 import re
+import time
+import traceback
+from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from splitinfer.errors import SplitinferError
+from splitinfer.server import access_log
+from splitinfer.server.access_log import CLIENT_GONE
 from splitinfer.server.gate import Facts, Gate
+from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem, problem_of
 from splitinfer.server.service import new_request_id
 
@@ -30,8 +37,8 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 class Guard:
     """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts`` and ``request_id``."""
 
-    def __init__(self, app: ASGIApp, gate: Gate) -> None:
-        self._app, self._gate = app, gate
+    def __init__(self, app: ASGIApp, gate: Gate, sessions: Mapping[str, ApiKey]) -> None:
+        self._app, self._gate, self._sessions = app, gate, sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request, or turn it away."""
@@ -40,7 +47,15 @@ class Guard:
             return
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
         scope.setdefault("state", {}).update(facts=facts, request_id=request_id)
-        answered = _Answered(send, request_id, self._cors(facts))
+        answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
+        try:
+            await self._carry_out(facts, scope, receive, answered)
+        finally:
+            who = self._gate.name_of_caller(facts, self._sessions)
+            seconds = time.monotonic() - began
+            access_log.write(scope["state"], who, facts.method, facts.path, answered.status, seconds)
+
+    async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:
             self._gate.check_site(facts)
             if facts.method == "OPTIONS" and "access-control-request-method" in facts.headers:
@@ -50,8 +65,11 @@ class Guard:
         except (Problem, SplitinferError) as error:
             problem = error if isinstance(error, Problem) else problem_of(error)
             await answered.refuse(problem, scope, receive)
-        except Exception:
-            log.exception("request %s failed", request_id)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            where = "".join(traceback.format_tb(error.__traceback__))  # its text could quote a prompt
+            log.error("request %s failed: %s\n%s", scope["state"]["request_id"], type(error).__name__, where)
             await answered.refuse(Problem(500, "the server has failed; its log says why"), scope, receive)
 
     def _cors(self, facts: Facts) -> dict[str, str]:
@@ -75,10 +93,13 @@ class _Answered:
         self._send, self._request_id = send, request_id
         self._headers = {**_HEADERS, **headers, "X-Request-Id": request_id}
         self._has_begun = False
+        self.status = CLIENT_GONE
+        """What was answered, once that has begun."""
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._has_begun = True
+            self.status = message["status"]
             MutableHeaders(scope=message).update(self._headers)
         await self._send(message)
 

@@ -14,7 +14,6 @@ from splitinfer.server.service import Service
 
 _MAX_HEADER_BYTES = 64 << 10
 _KEEP_ALIVE = 75  # seconds that an idle connection is kept
-_START_SECONDS = 30.0
 _BACKLOG = 2048
 
 
@@ -53,6 +52,11 @@ class Server:
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.key,
         )
+        try:
+            config.load()
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            self._socket.close()
+            raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
         self._server = _InThread(config)
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._thread.start()

@@ -9,26 +9,33 @@ from typing import Any
 
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
+from splitinfer.server.health import layout_summary
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
 from splitinfer.server.reading import Answer
+from splitinfer.server.sessions import Sessions
 
 MAX_RUNNING = 1024  # requests at a time, waiting ones included
 
 
 @dataclass(slots=True)
 class Service:
-    """One server. All methods are called on its event loop. ``model``: the name under which the model is offered."""
+    """One server. All methods are called on its event loop; ``is_draining`` may be set by any thread.
+
+    model: the name under which the model is offered.
+    logs_prompts: whether what is asked is written to the log.
+    """
 
     llm: LLM
     model: str
     gate: Gate = field(default_factory=Gate)
     max_running: int = MAX_RUNNING
-    sessions: dict[str, ApiKey] = field(default_factory=dict)
+    sessions: Sessions = field(default_factory=Sessions)
     rates: Rates = field(default_factory=Rates)
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
+    logs_prompts: bool = False
     _answers: dict[str, tuple[ApiKey, Answer]] = field(default_factory=dict)  # by request id
     _num_running: int = 0
 
@@ -87,6 +94,7 @@ class Service:
             "owned_by": "splitinfer",
             "context_length": self.llm.context_length,
             "max_model_len": self.llm.context_length,
+            "layout": layout_summary(self.llm.layout),
         }
 
 

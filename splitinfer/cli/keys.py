@@ -1,0 +1,84 @@
+"""`splitinfer keys`: makes, lists and removes API keys of `splitinfer serve` in a file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splitinfer.cli.running import finish, set_up
+
+if TYPE_CHECKING:
+    from splitinfer.server.keys import ApiKey
+
+keys_app = typer.Typer(no_args_is_help=True, help="Make, list and remove API keys for `splitinfer serve`.")
+
+_File = Annotated[Path, typer.Option("--file", help="The file of keys; `serve --api-keys` takes it.")]
+
+
+@keys_app.command("add")
+def add(
+    name: Annotated[str, typer.Argument(help="Whose key it is.")],
+    file: _File,
+    scope: Annotated[
+        list[str] | None, typer.Option("--scope", help="use (requests) or admin (also serving options); repeatable.")
+    ] = None,
+    requests_per_minute: Annotated[
+        float | None, typer.Option("--requests-per-minute", help="Any number if not given.")
+    ] = None,
+    concurrent: Annotated[
+        int | None, typer.Option("--concurrent", help="Requests at a time; any number if not given.")
+    ] = None,
+) -> None:
+    """Make a key and print it, once: the file keeps its digest only."""
+    set_up(verbose=False)
+
+    def run() -> int:
+        from splitinfer.errors import ConfigError
+        from splitinfer.server.key_file import add_key
+        from splitinfer.server.keys import Scope
+
+        unknown = next((one for one in scope or () if one not in tuple(Scope)), None)
+        if unknown is not None:
+            raise ConfigError(f"there is no scope {unknown!r}; there are {', '.join(Scope)}")
+        secret = add_key(file, name, map(Scope, scope or [Scope.USE]), requests_per_minute, concurrent)
+        typer.echo(f"key {name!r} is in {file}; this is shown once:", err=True)
+        typer.echo(secret)
+        return 0
+
+    finish(run, verbose=False)
+
+
+@keys_app.command("ls")
+def ls(file: _File) -> None:
+    """List the keys of a file, which has none of the keys themselves."""
+    set_up(verbose=False)
+
+    def run() -> int:
+        from splitinfer.server.keys import read_keys
+
+        found = read_keys(file, may_be_empty=True)
+        typer.echo("\n".join(map(_line, found)) or f"{file} has no key")
+        return 0
+
+    finish(run, verbose=False)
+
+
+@keys_app.command("rm")
+def rm(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _File) -> None:
+    """Remove a key; servers that run already refuse it, too."""
+    set_up(verbose=False)
+
+    def run() -> int:
+        from splitinfer.server.key_file import remove_key
+
+        remove_key(file, name)
+        typer.echo("removed; servers that run already know it", err=True)
+        return 0
+
+    finish(run, verbose=False)
+
+
+def _line(key: "ApiKey") -> str:
+    rate = "any rate" if key.requests_per_minute is None else f"{key.requests_per_minute:g} requests a minute"
+    at_a_time = "any number at a time" if key.concurrent is None else f"{key.concurrent} at a time"
+    return f"{key.name}: {', '.join(sorted(key.scopes))}; {rate}, {at_a_time}"

@@ -1,0 +1,101 @@
+"""Opens the HTTP server of a pipeline, for `serve` and for `coord --serve`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from splitinfer.cli.draining import Draining
+from splitinfer.engine.versions import machine_name
+from splitinfer.llm import LLM, Settings
+from splitinfer.server.exposure import check_exposure, names_of
+from splitinfer.server.gate import Gate
+from splitinfer.server.key_file import FollowedKeys
+from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the server listens, and who may use it. ``api_keys``: keys themselves; ``key_file``: of others' digests."""
+
+    host: str = "127.0.0.1"
+    api_keys: tuple[str, ...] = ()
+    key_file: Path | None = None
+    no_auth: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    certificate: Path | None = None
+    certificate_key: Path | None = None
+
+    def gate(self) -> Gate:
+        """The rules.
+
+        Raises:
+            ConfigError: they would open the server to more than was said, or the file of keys cannot be used.
+        """
+        keys = self._keys()
+        check_exposure(self.host, has_keys=keys is not None, no_auth=self.no_auth, origins=self.origins)
+        hosts = names_of(self.host, _own_names(), self.allowed_hosts)
+        return Gate(hosts, frozenset(origin.rstrip("/") for origin in self.origins), keys)
+
+    def _keys(self) -> ApiKeys | None:
+        given = [ApiKey(f"given-{i}", digest(secret)) for i, secret in enumerate(self.api_keys, 1)]
+        if self.key_file is not None:
+            return FollowedKeys(self.key_file, given)
+        return ApiKeys(given) if given else None
+
+
+def service_settings(settings: Settings) -> Settings:
+    """The settings of a pipeline that serves: its context is what the stages have room for."""
+    return replace(settings, grows_context=True)
+
+
+@contextmanager
+def opened_server(
+    llm: LLM,
+    access: Access,
+    gate: Gate,
+    servers: list[Draining],
+    port: int,
+    model_name: str | None = None,
+    max_connections: int = 4096,
+    *,
+    logs_prompts: bool = False,
+) -> Iterator[str]:
+    """A server of ``llm``, which is added to ``servers``; yields what there is to say of it.
+
+    Raises:
+        ConfigError: it cannot listen there, or the certificate cannot be used.
+    """
+    name = model_name or Path(llm.layout.model or "model").name
+    service = Service(llm, name, gate, logs_prompts=logs_prompts)
+    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, max_connections))
+    servers.append(server)
+    try:
+        scheme = "http" if access.certificate is None else "https"
+        yield _sentence(llm, name, f"{scheme}://{_bracketed(access.host)}:{server.port}", gate)
+    finally:
+        server.close()
+
+
+def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:
+    who = "no key is needed" if gate.keys is None else f"a key is needed ({len(gate.keys)} known)"
+    context = f"context {llm.context_length:,} tokens"
+    if llm.context_length < llm.model_context_length:
+        context += f" of the model's {llm.model_context_length:,}"
+    return f"serving {name} at {url}/v1, {context}, {who}"
+
+
+def _own_names() -> list[str]:
+    """This machine's names and addresses."""
+    name = machine_name()
+    addresses = [one.address.partition("%")[0] for each in psutil.net_if_addrs().values() for one in each]
+    return [name, f"{name.partition('.')[0]}.local", *addresses]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

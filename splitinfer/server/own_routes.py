@@ -1,0 +1,93 @@
+"""The routes that belong to no API of others: health, sessions, cancelling, and a text as the model's tokens."""
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from splitinfer.server.ask import Chat
+from splitinfer.server.body import read_json
+from splitinfer.server.gate import SESSION_COOKIE
+from splitinfer.server.health import health_document
+from splitinfer.server.keys import NOBODY, ApiKey
+from splitinfer.server.problem import Problem
+from splitinfer.server.route import ApiRoute
+from splitinfer.server.service import Service
+from splitinfer.server.sessions import cookie
+from splitinfer.server.texts import detokenize_ask, template_ask, tokenize_ask, tokenized
+
+
+def own_routes(service: Service) -> list[ApiRoute]:
+    """The server's own routes."""
+    return [*_state_routes(service), *_text_routes(service)]
+
+
+def _state_routes(service: Service) -> list[ApiRoute]:
+    async def health(_request: Request) -> Response:
+        status, document = health_document(
+            service.llm.health(), service.num_running, is_draining=service.is_draining
+        )  # fmt: skip
+        return JSONResponse(document, status)
+
+    async def cancel(request: Request) -> Response:
+        if not service.cancel(request.path_params["request_id"], _caller(service, request)):
+            raise Problem(404, "no request of this key with this id is under way")
+        return JSONResponse({"cancelled": True})
+
+    async def session(request: Request) -> Response:
+        is_secure = request.url.scheme == "https"
+        facts = request.state.facts
+        if request.method == "DELETE":
+            ended = service.sessions.end(facts.cookies.get(SESSION_COOKIE, ""))
+            gone = {"Set-Cookie": cookie("", is_secure=is_secure, seconds=0)}
+            return JSONResponse({"ended": ended}, headers=gone)
+        key = service.gate.caller(facts, {})  # a key, as a session must not prolong itself
+        if key is NOBODY:
+            return JSONResponse({"session": False})  # none is needed
+        named = {"Set-Cookie": cookie(service.sessions.begin(key), is_secure=is_secure)}
+        return JSONResponse({"session": True, "name": key.name, "scopes": sorted(key.scopes)}, headers=named)
+
+    return [
+        ApiRoute("/health", health, methods=["GET"]),
+        ApiRoute("/session", session, methods=["POST", "DELETE"]),
+        ApiRoute("/v1/requests/{request_id}", cancel, methods=["DELETE"]),
+    ]
+
+
+def _text_routes(service: Service) -> list[ApiRoute]:
+    llm = service.llm
+
+    async def tokenize(request: Request) -> Response:
+        _caller(service, request)
+        asked, wants_texts = tokenize_ask(await read_json(request))
+
+        def work() -> Response:
+            if isinstance(asked, Chat):
+                tokens = llm.encode_chat(asked.messages, tools=asked.tools, options=asked.options)
+            else:
+                tokens = llm.encode(asked)
+            texts = [llm.token_bytes(token) for token in tokens] if wants_texts else None
+            return JSONResponse(tokenized(tokens, llm.context_length, texts))
+
+        return await asyncio.to_thread(work)
+
+    async def detokenize(request: Request) -> Response:
+        _caller(service, request)
+        tokens = detokenize_ask(await read_json(request))
+        return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
+
+    async def apply_template(request: Request) -> Response:
+        _caller(service, request)
+        chat = template_ask(await read_json(request))
+        text = await asyncio.to_thread(llm.render_chat, chat.messages, tools=chat.tools, options=chat.options)
+        return JSONResponse({"prompt": text})
+
+    return [
+        ApiRoute("/tokenize", tokenize, methods=["POST"]),
+        ApiRoute("/detokenize", detokenize, methods=["POST"]),
+        ApiRoute("/apply-template", apply_template, methods=["POST"]),
+    ]
+
+
+def _caller(service: Service, request: Request) -> ApiKey:
+    return service.gate.caller(request.state.facts, service.sessions)
