@@ -6,8 +6,10 @@ for.
 """
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Protocol
 
 from splitinfer.console import load_llm
 from splitinfer.llm import LLM, Settings
@@ -21,23 +23,57 @@ _LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that wait
 _CLOSE_SECONDS = 4.0  # twice what closing takes at most
 
 
+class Draining(Protocol):
+    """What takes requests from elsewhere, and is drained with the LLM (``server.running.Server``)."""
+
+    def begin_draining(self) -> None:
+        """Take no new request from now on."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer is being sent."""
+        ...
+
+
 @contextmanager
-def open_llm(layout: str, model: str | None, settings: Settings, shutdown: Shutdown) -> Iterator[LLM]:
-    """An LLM whose loading is shown on standard error, and which ``shutdown`` drains and closes."""
+def open_llm(
+    layout: str,
+    model: str | None,
+    settings: Settings,
+    shutdown: Shutdown,
+    servers: Sequence[Draining] = (),
+    drain_seconds: float = DRAIN_SECONDS,
+) -> Iterator[LLM]:
+    """An LLM whose loading is shown on standard error, and which ``shutdown`` drains and closes.
+
+    servers: those that are open then; the caller may add to them. ``drain_seconds``: that running answers may take.
+    """
     llm, left = load_llm(layout, model, settings), threading.Event()
-    with shutdown.closed_by(_closing(llm, left)), llm:
+    with shutdown.closed_by(_closing(llm, left, servers, drain_seconds)), llm:
         try:
             yield llm
         finally:
             left.set()
 
 
-def _closing(llm: LLM, left: threading.Event) -> Closing:
+def _closing(llm: LLM, left: threading.Event, servers: Sequence[Draining], seconds: float) -> Closing:
     """How a signal closes an LLM. ``left``: set once the answers have been read and printed."""
 
     def drain() -> None:
-        llm._engine.drain(DRAIN_SECONDS)
-        left.wait(_LEAVE)
+        for server in servers:
+            server.begin_draining()
+        llm.drain(seconds)
+        if servers:
+            _until(lambda: all(server.is_idle for server in servers), _LEAVE)
+        else:
+            left.wait(_LEAVE)
         llm.close()
 
-    return Closing(llm.close, _CLOSE_SECONDS, drain, DRAIN_SECONDS + _CLOSE_SECONDS)
+    return Closing(llm.close, _CLOSE_SECONDS, drain, seconds + _CLOSE_SECONDS)
+
+
+def _until(is_so: Callable[[], bool], seconds: float) -> None:
+    give_up = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < give_up:
+        time.sleep(0.01)

@@ -39,7 +39,7 @@ def serve(
             envvar="SPLITINFER_API_KEY",
             show_default=False,
             rich_help_panel=_ACCESS,
-            help="A key that clients must show; may be repeated. Other users of this machine see options, not variables.",
+            help="A key that clients must show; may be repeated. Better in the variable: other users see options.",
         ),
     ] = None,
     api_keys: Annotated[

@@ -19,8 +19,8 @@ class Settings(ServingOptions):
 
     context: the most tokens of a prompt and its answer together; ``None``: the model's own, at most 8,192,
         because every stage must have room for the KV of one request at that length.
-    grows_context: without a ``context``, take what the stages have room for in the end, up to the model's own: more than
-        8,192 or, where one request of that length would be refused, less. `splitinfer serve` does.
+    grows_context: without a ``context``, take what the stages have room for in the end, up to the model's own: more
+        than 8,192 or, where one request of that length would be refused, less. `splitinfer serve` does.
     max_waiting: the most requests in the waiting queue; further ones are refused.
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.

@@ -45,7 +45,8 @@ _KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding,
 @dataclass(frozen=True)
 class PipelineSetup:
     """What an engine is made from. ``vocab_size``: the number of tokens that may be sampled; ``context_length``: tokens
-    of a prompt and its answer together that every stage must have room for. ``make_drafter``: makes another drafter than the layout's."""
+    of a prompt and its answer together that every stage must have room for. ``make_drafter``: makes another drafter
+    than the layout's."""
 
     layout: PlainLayout
     settings: Settings

@@ -35,7 +35,8 @@ def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterabl
 def names_of(host: str, own_names: Iterable[str], allowed: Iterable[str]) -> frozenset[str]:
     """The names under which a server that listens on ``host`` may be addressed.
 
-    own_names: the machine's, its addresses included; they count where the server listens everywhere. ``allowed``: others.
+    own_names: the machine's, its addresses included; they count where the server listens everywhere.
+    allowed: others.
 
     >>> sorted(names_of("0.0.0.0", ["Mini.local", "192.168.0.2"], ["ai.example:443"]))
     ['192.168.0.2', 'ai.example', 'mini.local']

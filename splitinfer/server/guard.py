@@ -67,7 +67,7 @@ class Guard:
             await answered.refuse(problem, scope, receive)
         except ClientDisconnect:
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a client gets an answer whatever fails; the log has where
             where = "".join(traceback.format_tb(error.__traceback__))  # its text could quote a prompt
             log.error("request %s failed: %s\n%s", scope["state"]["request_id"], type(error).__name__, where)
             await answered.refuse(Problem(500, "the server has failed; its log says why"), scope, receive)

@@ -66,6 +66,15 @@ class Server:
         """The port, also where a free one was taken."""
         return int(self._socket.getsockname()[1])
 
+    def begin_draining(self) -> None:
+        """Take no new request from now on; answers under way go on. From any thread."""
+        self.service.is_draining = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer is being made or sent."""
+        return not self.service.num_running
+
     def close(self, timeout: float = 5.0) -> None:
         """Take no new connection, end those that are open, and stop."""
         self._server.should_exit = True

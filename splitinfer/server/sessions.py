@@ -58,7 +58,8 @@ def cookie(name: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> str
     'splitinfer_session=abc; HttpOnly; Max-Age=60; Path=/; SameSite=Strict; Secure'
     """
     jar = SimpleCookie({SESSION_COOKIE: name})
-    jar[SESSION_COOKIE].update({"httponly": True, "max-age": seconds, "path": "/", "samesite": "Strict"})
-    if is_secure:
-        jar[SESSION_COOKIE]["secure"] = True
-    return jar[SESSION_COOKIE].OutputString()
+    morsel = jar[SESSION_COOKIE]
+    attributes = {"httponly": True, "max-age": seconds, "path": "/", "samesite": "Strict", "secure": is_secure}
+    for attribute, value in attributes.items():
+        morsel[attribute] = value
+    return morsel.OutputString()

@@ -387,9 +387,8 @@ class Engine:
         """
         if isinstance(loss, DeviceFailed):
             loss = DeviceFailed(f"stage {self._own_name} cannot go on: {loss}", loss.no_memory)
-        self._lost_stage = (
-            self._own_name if isinstance(loss, DeviceFailed) else self.pipeline.lost_name or "of a worker"
-        )
+        lost = self._own_name if isinstance(loss, DeviceFailed) else self.pipeline.lost_name
+        self._lost_stage = lost or "of a worker"
         log.warning("%s; %s", loss, self._remedy(loss))
         self._later.put(self.metrics.lost, time.monotonic())
         self._watch.reset()

@@ -69,9 +69,11 @@ class LoadedStage:
     def serves(self, command: Load) -> bool:
         """Whether this stage can serve ``command`` without reloading: it differs at most in ``upstream_key``, and in
         numbers of tokens for which there is room."""
-        own, tokens = self.command, {"kv_tokens": command.kv_tokens, "max_tokens": command.max_tokens}
-        has_room = command.kv_tokens <= own.kv_tokens and command.longest <= own.longest
-        return has_room and replace(own, **tokens, upstream_key=command.upstream_key) == command
+        own = self.command
+        same = replace(
+            own, kv_tokens=command.kv_tokens, max_tokens=command.max_tokens, upstream_key=command.upstream_key
+        )
+        return command.kv_tokens <= own.kv_tokens and command.longest <= own.longest and same == command
 
 
 def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> LoadedStage:
