@@ -9,6 +9,7 @@ import psutil
 
 from splitinfer.cli.draining import Draining
 from splitinfer.engine.versions import machine_name
+from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
 from splitinfer.server.exposure import check_exposure, names_of
 from splitinfer.server.gate import Gate
@@ -43,6 +44,8 @@ class Access:
         return Gate(hosts, frozenset(origin.rstrip("/") for origin in self.origins), keys)
 
     def _keys(self) -> ApiKeys | None:
+        if not all(secret.strip() for secret in self.api_keys):
+            raise ConfigError("an API key is empty")
         given = [ApiKey(f"given-{i}", digest(secret)) for i, secret in enumerate(self.api_keys, 1)]
         if self.key_file is not None:
             return FollowedKeys(self.key_file, given)
