@@ -82,6 +82,9 @@ def test_the_chat_and_the_server_share_an_engine(tmp_path: Path):
 
 def test_beyond_this_machine_keys_are_needed():
     running = Running("serve", "--layout", "demo", "--host", "0.0.0.0")
-    assert running.wait(30) == 1
+    try:
+        assert running.wait(30) == 1
+    finally:
+        running.end()
     (sentence,) = running.complaints
     assert "whoever reaches 0.0.0.0 could use this server" in sentence
