@@ -93,7 +93,10 @@ KVMemory = Annotated[
 Context = Annotated[
     int | None,
     typer.Option(
-        "--context", min=1, help="Tokens of a prompt and its answer together; 8,192 or the model's own if not given."
+        "--context",
+        min=1,
+        help="Tokens of a prompt and its answer together; if not given, 8,192 or the model's own, "
+        "and for a server what memory allows.",
     ),
 ]
 DraftName = Annotated[
