@@ -1,9 +1,13 @@
 """Health, sessions, a text as tokens, and the log, over real sockets."""
 
 import logging
+import shutil
+import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
@@ -221,7 +225,25 @@ def test_a_line():
 # -- TLS -------------------------------------------------------------------------------------------
 
 
-def test_a_certificate_that_cannot_be_used_is_one_sentence(llm: LLM, tmp_path: Any):
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
+def test_over_tls_the_cookie_is_for_tls_only(llm: LLM, tmp_path: Path):
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    made += f" -addext subjectAltName=DNS:localhost -keyout {key} -out {certificate}"
+    subprocess.run(made.split(), check=True, capture_output=True, timeout=60)
+    gate = Gate(keys=ApiKeys([ApiKey("laptop", digest("secret"))]))
+    server = Server(Service(llm, "demo", gate), replace(Listen(port=0), certificate=certificate, key=key))
+    try:
+        trusts = ssl.create_default_context(cafile=str(certificate))
+        bought = httpx.post(f"https://localhost:{server.port}/session", headers=KEY, json={}, verify=trusts)
+        assert (bought.status_code, bought.headers["set-cookie"].endswith("; Secure")) == (200, True)
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"http://localhost:{server.port}/health")
+    finally:
+        server.close()
+
+
+def test_a_certificate_that_cannot_be_used_is_one_sentence(llm: LLM, tmp_path: Path):
     wrong = tmp_path / "cert.pem"
     wrong.write_text("no certificate")
     listen = replace(Listen(port=0), certificate=wrong, key=wrong)
