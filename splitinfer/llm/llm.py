@@ -116,7 +116,9 @@ class LLM:
     @property
     def context_length(self) -> int:
         """The most tokens of a prompt and its answer together."""
-        return self._engine.scheduler.config.max_len
+        if self.settings.grows_context and self.settings.context is None:
+            return self._engine.scheduler.config.max_len
+        return self.settings.context_of(self._checkpoint.context_length)
 
     @property
     def model_context_length(self) -> int:
