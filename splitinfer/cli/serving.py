@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ class Access:
     """Where the server listens, and who may use it. ``api_keys``: keys themselves; ``key_file``: of others' digests."""
 
     host: str = "127.0.0.1"
-    api_keys: tuple[str, ...] = ()
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
     key_file: Path | None = None
     no_auth: bool = False
     allowed_hosts: tuple[str, ...] = ()
