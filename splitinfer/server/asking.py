@@ -1,7 +1,7 @@
 """The life of one request between HTTP and the engine: admitted, asked, read, and over, whichever way it ends."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer, Handling, submit
 from splitinfer.server.service import Service
-from splitinfer.server.stream import COMMENT_PING, EventStream
+from splitinfer.server.stream import COMMENT_PING, EventStream, Ping
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Asked:
     answer: Answer
     open_things: ExitStack
 
-    def streamed(self, source: AsyncGenerator[bytes, None], ping: bytes = COMMENT_PING) -> EventStream:
+    def streamed(self, source: AsyncGenerator[bytes, None], ping: Ping = COMMENT_PING) -> EventStream:
         """The answer as a stream, whose end is the request's."""
         end = self.open_things.pop_all().close
         return EventStream(source, ping=ping, end=end)
@@ -42,9 +42,23 @@ async def asked(service: Service, request: Request, key: ApiKey, ask: Ask, open_
         Problem: it is not admitted, or a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
+    return await all_asked(service, request, key, [ask], open_things)
+
+
+async def all_asked(
+    service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack
+) -> Asked:
+    """Admit a request of several prompts, with as many choices each, and ask the engine.
+
+    What has to be undone in the end is in ``open_things``.
+
+    Raises:
+        Problem: it is not admitted, or a value is out of its range.
+        SplitinferError: as ``LLM.submit``.
+    """
     handling = handling_of(request)
     open_things.enter_context(service.admitted(key))
-    answer = await submit(service.llm, ask, handling)
+    answer = await submit(service.llm, asks, handling)
     service.register(request.state.request_id, key, answer)
     open_things.callback(service.forget, request.state.request_id)
     return Asked(answer, open_things)
