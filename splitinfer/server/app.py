@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.guard import Guard
+from splitinfer.server.openai.responses_routes import responses_routes
 from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.route import ApiRoute
@@ -29,6 +30,7 @@ def make_app(service: Service) -> Guard:
         ApiRoute("/health", health, methods=["GET"]),
         ApiRoute("/v1/requests/{request_id}", cancel, methods=["DELETE"]),
         *openai_routes(service),
+        *responses_routes(service),
         *anthropic_routes(service),
     ]
     return Guard(Router(routes, default=_not_found, redirect_slashes=False), service.gate)

@@ -106,21 +106,23 @@ class ResponseWriter:
     # -- items ---------------------------------------------------------------------------------
 
     def events(self, piece: Piece) -> list[Event]:
-        """The events of a piece; the last one closes the item that is open."""
-        events = [event for part in piece.parts for event in self._part(part)]
-        if piece.logprobs and self.shape.num_top is not None:
-            self._add_logprobs(events, piece.logprobs)
+        """The events of a piece; the last one closes the item that is open. The probabilities of a piece's tokens come
+        with its last text; those of a piece without text are not shown."""
+        last_text = max((i for i, part in enumerate(piece.parts) if isinstance(part, TextPart)), default=-1)
+        events = list[Event]()
+        for i, part in enumerate(piece.parts):
+            events += self._part(part, piece.logprobs if i == last_text else ())
         if piece.finish_reason is None:
             return events
         if piece.finish_reason == "stop" and not any(item["type"] == "message" for item in self._begun()):
             events += self._opened(TextPart)  # an answer without a message would be no answer to agents
         return events + self._closed("incomplete" if piece.finish_reason in _ENDED_IN_PART else "completed")
 
-    def _part(self, part: AnswerPart) -> list[Event]:
+    def _part(self, part: AnswerPart, tokens: Sequence[TokenLogprobs]) -> list[Event]:
         match part:
             case TextPart(text):
-                opened = self._opened(TextPart)
-                return [*opened, self._delta("response.output_text.delta", text, logprobs=[])]
+                opened, logprobs = self._opened(TextPart), self._logprobs(tokens)
+                return [*opened, self._delta("response.output_text.delta", text, logprobs=logprobs)]
             case ReasoningPart(text):
                 opened = self._opened(ReasoningPart)
                 return [*opened, self._delta("response.reasoning_text.delta", text)]
@@ -140,6 +142,7 @@ class ResponseWriter:
     def _delta(self, name: str, text: str, **more: Any) -> Event:
         assert self._open is not None
         self._open.texts.append(text)
+        self._open.logprobs += more.get("logprobs", ())
         return self._part_event(name, delta=text, **more)
 
     def _closed(self, status: str = "completed") -> list[Event]:
@@ -175,7 +178,7 @@ class ResponseWriter:
         events = [
             self._item_event("added", item),
             self._event("response.function_call_arguments.delta", **where, delta=part.arguments),
-            self._event("response.function_call_arguments.done", **where, name=part.name, arguments=part.arguments),
+            self._event("response.function_call_arguments.done", **where, arguments=part.arguments),
             self._item_event("done", whole),
         ]
         self._items.append(whole)
@@ -190,12 +193,8 @@ class ResponseWriter:
     def _reasoning(self, status: str) -> dict[str, Any]:
         return {"id": self.new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": []}
 
-    def _add_logprobs(self, events: Sequence[Event], tokens: Sequence[TokenLogprobs]) -> None:
-        """Give the probabilities of a piece's tokens to its last text; those of a piece without text are not shown."""
-        texts = [event for event in events if event["type"] == "response.output_text.delta"]
-        if texts and self._open is not None and self._open.kind is TextPart:
-            texts[-1]["logprobs"] = [self._logprob(one) for one in tokens]
-            self._open.logprobs += texts[-1]["logprobs"]
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        return [] if self.shape.num_top is None else [self._logprob(one) for one in tokens]
 
     def _logprob(self, one: TokenLogprobs) -> dict[str, Any]:
         top = [self._token(*each) for each in one.top[: self.shape.num_top or 0]]
