@@ -83,12 +83,19 @@ def test_token_ids_are_continued_in_a_stream(client: openai.OpenAI, llm: LLM):
     assert chunks[-1].usage.completion_tokens == 8
 
 
-def test_one_prompt_that_cannot_be_leaves_none_running(client: openai.OpenAI, server: Server, llm: LLM):
+def test_one_prompt_that_cannot_be_ends_those_before_it(client: openai.OpenAI, server: Server, llm: LLM):
+    def aborted() -> int:
+        return llm.stats()["finished"].get("abort", 0)
+
+    before = aborted()
+    body = {"ignore_eos": True}
     with pytest.raises(openai.BadRequestError, match="token id 99999999 is not in the model's vocabulary"):
-        client.completions.create(**GREEDY, prompt=[llm.encode(TALE), [99999999]], max_tokens=3000)
+        client.completions.create(
+            **GREEDY, prompt=[llm.encode(TALE), [99999999]], n=2, max_tokens=3000, extra_body=body
+        )
     assert server.service.num_running == 0
-    client.completions.create(**GREEDY, prompt=TALE, max_tokens=1)  # behind whatever had to be ended
-    assert (llm.stats()["running"], llm.stats()["waiting"]) == (0, 0)
+    client.completions.create(**GREEDY, prompt=TALE, max_tokens=2)  # behind what ended those
+    assert aborted() == before + 2
 
 
 # -- responses -------------------------------------------------------------------------------------
