@@ -92,7 +92,7 @@ class _Messages:
 
 def _take(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
     """Add one item to the messages."""
-    kind = item.get("type", "message")
+    kind = values.text(f"{name}.type", item.get("type") or "message")
     if kind == "message":
         _take_message(made, name, item)
     elif kind == "reasoning":
@@ -115,7 +115,7 @@ def _take_message(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
     text = content_text(f"{name}.content", content)
     if role == "assistant":
         made.add_text(text)
-    elif role in _ROLES:
+    elif isinstance(role, str) and role in _ROLES:
         made.add({"role": _ROLES[role], "content": text})
     else:
         raise values.wrong(f"{name}.role", f"one of {', '.join((*_ROLES, 'assistant'))}", role)
