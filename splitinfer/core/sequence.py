@@ -89,6 +89,9 @@ class SamplingParams:
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
         if not all(isinstance(token, int) for token in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
+        for stop in self.stop:
+            if not _is_text(stop):
+                raise ValueError(f"a stop string must be text that UTF-8 can hold, not {stop!r}")
         return [
             *(
                 (getattr(self, name) <= MAX_WHOLE, f"{name} must be below 2**63, not {getattr(self, name)}")
@@ -152,6 +155,14 @@ def _bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]
         (all(0 <= token <= MAX_WHOLE for token in tokens), "the tokens of logit_bias must be from 0 to below 2**63"),
         (wrong is None, f"a bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong}"),
     ]
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is text without half characters (lone surrogates), which no message can carry."""
+    try:
+        return isinstance(value, str) and value.encode("utf-8") is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _within(value: float, low: float, high: float) -> bool:

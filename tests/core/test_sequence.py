@@ -33,6 +33,8 @@ from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence, com
         ({"seed": 2**64}, f"seed must be in [0, 2**64), not {2**64}"),
         ({"stop": ("a", "")}, "a stop string must not be empty"),
         ({"stop": ""}, "a stop string must not be empty"),
+        ({"stop": ("a", "b\ud800")}, "a stop string must be text that UTF-8 can hold, not 'b\\ud800'"),
+        ({"stop": ("a", 5)}, "a stop string must be text that UTF-8 can hold, not 5"),
         ({"stop_token_ids": (3, -1)}, "stop_token_ids must not be negative"),
         ({"logprobs": -1}, "logprobs must be between 0 and 20, not -1"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),

@@ -13,7 +13,7 @@ from splitinfer.server.openai.completions import completions_of
 from splitinfer.server.openai.responses import counted_input, response_ask
 from splitinfer.server.problem import Problem
 
-STRANGE = [None, True, 0, -1, 2**70, 1.5, "", "x", "\ud800", [], [[]], ["x"], {}, {"x": []}, {"type": []}]
+STRANGE = [None, True, 0, -1, 2**70, -(10**400), 10**400, 1e308, 1.5, "", "x", "\ud800", [], [[]], ["x"], {}, {"x": []}, {"type": []}]
 SAMPLING = {
     "temperature": 0.5, "top_p": 0.9, "top_k": 4, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.1,
     "frequency_penalty": 0.1, "seed": 1, "stop": ["x"], "stop_token_ids": [1], "ignore_eos": True, "stream": True,
