@@ -44,6 +44,9 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the pipeline failed
 
 
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
@@ -77,6 +80,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
+        for name in _NUMBERS:
+            object.__setattr__(self, name, _as_carried(getattr(self, name)))
         for ok, sentence in self._checks():
             if not ok:
                 raise ValueError(sentence)
@@ -140,8 +145,18 @@ def _as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tupl
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         return tuple(sorted((token, float(bias)) for token, bias in pairs))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"logit_bias must map token ids to numbers, not {given!r:.80}") from None
+
+
+def _as_carried(value: float) -> float:
+    """A number as messages can carry it: whole ones have 64 bits there, and are fractions beyond."""
+    if not isinstance(value, int) or abs(value) <= MAX_WHOLE:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]]:

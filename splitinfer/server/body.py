@@ -6,6 +6,7 @@ sent or tokenized can. It is refused here, once for everything behind.
 
 import asyncio
 import json
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -57,7 +58,7 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
     """
     try:
         text = raw.decode("utf-8")
-        found = json.loads(text, parse_constant=_no_number)
+        found = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise Problem(400, "the body is nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as error:
@@ -82,6 +83,13 @@ def _is_text(found: Any) -> bool:
 
 def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number in JSON")
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if math.isinf(value):
+        raise ValueError(f"{word:.40} is too large a number")
+    return value
 
 
 def _depth(value: Any) -> int:
