@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
-from splitinfer.text.answer import AnswerPart, TextPart, ToolCallPart
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 
 class Parser(Protocol):
@@ -38,11 +38,13 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request; those of the prompt count once, whatever the number of choices."""
+    """Tokens of a request; those of a prompt count once, whatever the number of choices. ``reasoning``: of those that
+    were generated, the ones of reasoning."""
 
     prompt: int
     cached: int = 0
     generated: int = 0
+    reasoning: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,15 @@ class Piece:
 
 @dataclass(slots=True)
 class ChoiceReader:
-    """Makes pieces of one choice's events. ``one_call``: it ends with its first call."""
+    """Makes pieces of one choice's events. ``one_call``: it ends with its first call. ``num_reasoning_tokens``: those
+    of pieces that begin with reasoning, so that the markers around it count for what follows them."""
 
     choice: int
     parser: Parser
     one_call: bool = False
     num_tokens: int = 0
+    num_reasoning_tokens: int = 0
+    _num_told: int = 0  # tokens of the pieces so far
     _has_called: bool = False
     _has_ended: bool = False
     _logprobs: list[TokenLogprobs] = field(default_factory=list)  # of tokens whose text is still held back
@@ -90,9 +95,15 @@ class ChoiceReader:
         if not parts and not ends:
             return None
         self._has_ended = ends
+        self._count(parts)
         logprobs, self._logprobs = tuple(self._logprobs), []
         ended = self._reason(reason) if ends else None
         return Piece(self.choice, tuple(parts), logprobs, ended, event.error, event.stop)
+
+    def _count(self, parts: Sequence[AnswerPart]) -> None:
+        if parts and isinstance(parts[0], ReasoningPart):
+            self.num_reasoning_tokens += self.num_tokens - self._num_told
+        self._num_told = self.num_tokens
 
     def _up_to_call(self, parts: Sequence[AnswerPart]) -> tuple[list[AnswerPart], bool]:
         """The parts up to the first call, if that is the last; and whether they were cut there."""

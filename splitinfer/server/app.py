@@ -5,6 +5,7 @@ from starlette.types import Receive, Scope, Send
 
 from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.guard import Guard
+from splitinfer.server.openai.responses_routes import responses_routes
 from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.own_routes import own_routes
 from splitinfer.server.problem import Problem
@@ -13,7 +14,7 @@ from splitinfer.server.service import Service
 
 def make_app(service: Service) -> Guard:
     """The application of one service."""
-    routes = [*own_routes(service), *openai_routes(service), *anthropic_routes(service)]
+    routes = [*own_routes(service), *openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
     return Guard(Router(routes, default=_not_found, redirect_slashes=False), service.gate, service.sessions)
 
 

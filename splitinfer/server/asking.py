@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,7 +15,7 @@ from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer, Handling, submit
 from splitinfer.server.service import Service
-from splitinfer.server.stream import COMMENT_PING, EventStream
+from splitinfer.server.stream import COMMENT_PING, EventStream, Ping
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Asked:
     answer: Answer
     open_things: ExitStack
 
-    def streamed(self, source: AsyncGenerator[bytes, None], ping: bytes = COMMENT_PING) -> EventStream:
+    def streamed(self, source: AsyncGenerator[bytes, None], ping: Ping = COMMENT_PING) -> EventStream:
         """The answer as a stream, whose end is the request's."""
         end = self.open_things.pop_all().close
         return EventStream(source, ping=ping, end=end)
@@ -45,11 +45,25 @@ async def asked(service: Service, request: Request, key: ApiKey, ask: Ask, open_
         Problem: it is not admitted, or a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
+    return await all_asked(service, request, key, [ask], open_things)
+
+
+async def all_asked(
+    service: Service, request: Request, key: ApiKey, asks: Sequence[Ask], open_things: ExitStack
+) -> Asked:
+    """Admit a request of several prompts, with as many choices each, and ask the engine.
+
+    What has to be undone in the end is in ``open_things``.
+
+    Raises:
+        Problem: it is not admitted, or a value is out of its range.
+        SplitinferError: as ``LLM.submit``.
+    """
     handling = handling_of(request)
     if service.logs_prompts:
-        log.info("request %s asks %r", request.state.request_id, ask.prompt)
+        log.info("request %s asks %r", request.state.request_id, [ask.prompt for ask in asks])
     open_things.enter_context(service.admitted(key))
-    answer = await submit(service.llm, ask, handling)
+    answer = await submit(service.llm, asks, handling)
     request.state.answer = answer
     service.register(request.state.request_id, key, answer)
     open_things.callback(service.forget, request.state.request_id)

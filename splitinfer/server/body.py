@@ -1,7 +1,13 @@
-"""Reads a request's body: bounded in bytes and in time, and JSON."""
+"""Reads a request's body: bounded in bytes and in time, and JSON in UTF-8.
+
+JSON can name half a character (a lone surrogate, ``"\\ud800"``), and Python's texts can hold it, but nothing that is
+sent or tokenized can. It is refused here, once for everything behind.
+"""
 
 import asyncio
 import json
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +18,7 @@ from splitinfer.server.problem import Problem
 MAX_BYTES = 32 << 20  # a conversation that fills a context of a million tokens has about 5 MB
 READ_SECONDS = 30.0  # for a client to send it
 _MAX_DEPTH = 64  # of lists and objects in each other
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 async def read_json(request: Request, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> Mapping[str, Any]:
@@ -44,13 +51,14 @@ async def _bounded(request: Request, max_bytes: int) -> bytes:
 
 
 def parsed(raw: bytes) -> Mapping[str, Any]:
-    """A body as a JSON object; NaN and infinity are no JSON.
+    """A body as a JSON object; NaN and infinity are no JSON, and half a character is no text.
 
     Raises:
         Problem: 400, it is something else.
     """
     try:
-        found = json.loads(raw, parse_constant=_no_number)
+        text = raw.decode("utf-8")
+        found = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise Problem(400, "the body is nested too deeply") from None
     except (ValueError, UnicodeDecodeError) as error:
@@ -59,11 +67,29 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
         raise Problem(400, "the body must be a JSON object")
     if _depth(found) > _MAX_DEPTH:
         raise Problem(400, "the body is nested too deeply")
+    if _SURROGATE.search(text) and not _is_text(found):
+        raise Problem(400, "the body has half a character, which no text can hold")
     return found
+
+
+def _is_text(found: Any) -> bool:
+    """Whether all texts in it can be written: the pattern alone also finds the halves of whole characters."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number in JSON")
+
+
+def _finite(word: str) -> float:
+    value = float(word)
+    if math.isinf(value):
+        raise ValueError(f"{word:.40} is too large a number")
+    return value
 
 
 def _depth(value: Any) -> int:

@@ -21,17 +21,23 @@ class Handling:
 
 @dataclass(slots=True)
 class Answer:
-    """An answer under way: its choices, each a request to the engine and what reads it."""
+    """Answers under way: their choices, each a request to the engine and what reads it. ``num_choices``: to each
+    prompt; those to one prompt follow each other."""
 
     requests: Sequence[AsyncRequest]
     readers: Sequence[ChoiceReader]
+    num_choices: int
 
     @property
     def usage(self) -> Usage:
         """The tokens so far."""
-        outputs = [request.output for request in self.requests]
-        generated = sum(reader.num_tokens for reader in self.readers)
-        return Usage(outputs[0].num_prompt_tokens, outputs[0].num_cached_tokens, generated)
+        prompts = [request.output for request in self.requests[:: self.num_choices]]
+        return Usage(
+            sum(output.num_prompt_tokens for output in prompts),
+            sum(output.num_cached_tokens for output in prompts),
+            sum(reader.num_tokens for reader in self.readers),
+            sum(reader.num_reasoning_tokens for reader in self.readers),
+        )
 
     def abort(self) -> None:
         """End all choices."""
@@ -90,8 +96,28 @@ async def _pieces_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenera
                 return
 
 
-async def submit(llm: LLM, ask: Ask, handling: Handling) -> Answer:
-    """Ask the engine. What takes time is done beside the event loop.
+async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling) -> Answer:
+    """Ask the engine, for asks with as many choices each. Nothing is left running if one of them is refused.
+
+    Raises:
+        Problem: a value is out of its range.
+        SplitinferError: as ``LLM.submit``.
+    """
+    answers: list[Answer] = []
+    try:
+        for i, ask in enumerate(asks):
+            answers.append(await _submit(llm, ask, handling, i * ask.num_choices))
+    except BaseException:
+        for answer in answers:
+            answer.abort()
+        raise
+    requests = [request for answer in answers for request in answer.requests]
+    return Answer(requests, [reader for answer in answers for reader in answer.readers], asks[0].num_choices)
+
+
+async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
+    """Ask the engine, for one prompt; its first choice has the number ``first``. What takes time is done beside the
+    event loop.
 
     Raises:
         Problem: a value is out of its range.
@@ -108,8 +134,10 @@ async def submit(llm: LLM, ask: Ask, handling: Handling) -> Answer:
                     prompt, each, priority=handling.priority, timeout=handling.timeout, shows_markers=True
                 )
             )
-        readers = [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in range(ask.num_choices)]
-        return Answer(requests, readers)
+        numbers = range(first, first + ask.num_choices)
+        return Answer(
+            requests, [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers], ask.num_choices
+        )
     except BaseException:
         for request in requests:
             request.abort()

@@ -26,6 +26,8 @@ HEADERS = {
     "X-Accel-Buffering": "no",  # proxies shall pass on what comes
 }
 COMMENT_PING = b": ping\n\n"
+Ping = bytes | Callable[[], bytes]
+"""What is sent in silence, or what makes it when it is sent."""
 
 
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
@@ -48,7 +50,7 @@ class EventStream:
         source: AsyncGenerator[bytes, None],
         headers: Mapping[str, str] | None = None,
         *,
-        ping: bytes = COMMENT_PING,
+        ping: Ping = COMMENT_PING,
         ping_every: float = PING_EVERY,
         write_seconds: float = WRITE_SECONDS,
         end: Callable[[], None] = lambda: None,
@@ -86,7 +88,7 @@ class EventStream:
             while True:
                 done, _ = await asyncio.wait((coming,), timeout=self._ping_every)
                 if not done:
-                    await self._write(send, _body(self._ping))
+                    await self._write(send, _body(self._ping() if callable(self._ping) else self._ping))
                     continue
                 try:
                     written = coming.result()

@@ -94,6 +94,18 @@ def test_silence_is_filled_and_no_event_is_lost_by_it():
     run(main)
 
 
+def test_what_fills_silence_may_be_made_when_it_is_sent():
+    async def main() -> None:
+        client, source, numbers = Client(), Source(b"end"), iter(range(10**6))
+        getting = asyncio.create_task(client.get(source(), ping=lambda: b"%d" % next(numbers), ping_every=0.001))
+        await until(lambda: len(client.sent) >= 3)
+        source.go.set()
+        await getting
+        assert client.sent == [*(b"%d" % i for i in range(len(client.sent) - 1)), b"end"]
+
+    run(main)
+
+
 @pytest.mark.parametrize("silent", [True, False])
 def test_a_client_that_leaves_ends_the_source_at_once(silent: bool):
     async def main() -> None:

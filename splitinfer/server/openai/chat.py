@@ -81,7 +81,7 @@ def chat_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
         Problem: 400, in a sentence that names the field.
     """
     given = honoured(body, FIELDS)
-    tools, options = _tools(given), _template_options(given)
+    tools, options = _tools(given), template_options(given)
     if "messages" not in given:
         raise Problem(400, "messages must be given", param="messages")
     chat = Chat(template_messages(given["messages"]), tools, options)
@@ -169,7 +169,8 @@ def _tool(name: str, given: Any) -> Mapping[str, Any]:
     return {"type": "function", "function": {key: one for key, one in function.items() if one is not None}}
 
 
-def _template_options(given: Mapping[str, Any]) -> dict[str, Any]:
+def template_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template is told beside the conversation: the client's own values, and how much to reason."""
     options = dict(values.mapping("chat_template_kwargs", given.get("chat_template_kwargs", {})))
     for name in options.keys() & {"messages", "tools", "tokenize", "add_generation_prompt", "chat_template"}:
         raise unsupported(f"chat_template_kwargs.{name}", "it is set by the request itself")

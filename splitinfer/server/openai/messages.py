@@ -43,7 +43,7 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 def _message(name: str, given: Any) -> dict[str, Any]:
     message = values.mapping(name, given)
     role = message.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise values.wrong(f"{name}.role", f"one of {', '.join(_ROLES)}", role)
     for field in message.keys() - _KNOWN - {*_REASONING}:
         raise Problem(400, f"there is no field {field!r:.60} in {name}", param=f"{name}.{field}")
@@ -108,7 +108,7 @@ def _part_text(name: str, given: Any) -> str:
     if isinstance(given, str):
         return given
     part = values.mapping(name, given)
-    kind = part.get("type")
+    kind = values.text(f"{name}.type", part.get("type"))
     if kind not in _TEXT_PARTS:
         raise unsupported(f"{name}.type", "the model is given text only", kind)
     field = _TEXT_PARTS[kind]

@@ -7,10 +7,13 @@ from contextlib import ExitStack, aclosing
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitinfer.server.asking import all_pieces, asked, until_gone
+from splitinfer.server.answer import Piece
+from splitinfer.server.asking import all_asked, all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.openai.chat import chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
+from splitinfer.server.openai.completions import completions_of
+from splitinfer.server.openai.completions_writer import CompletionWriter, echoed
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer
 from splitinfer.server.route import ApiRoute
@@ -34,6 +37,19 @@ def openai_routes(service: Service) -> list[ApiRoute]:
             pieces = await until_gone(request, all_pieces(under_way.answer))
             return JSONResponse(writer.document(pieces, under_way.answer.usage))
 
+    async def completions(request: Request) -> Response | EventStream:
+        key = service.gate.caller(request.state.facts, service.sessions)
+        wanted = completions_of(await read_json(request))
+        token_text, answer_id = service.llm.token_bytes, f"cmpl-{request.state.request_id}"
+        with ExitStack() as open_things:
+            under_way = await all_asked(service, request, key, wanted.asks, open_things)
+            echoes = echoed(wanted.asks, token_text) if wanted.echo else ()
+            writer = CompletionWriter(answer_id, int(time.time()), wanted.shape, token_text, echoes)
+            if wanted.shape.streams:
+                return under_way.streamed(_completion_events(under_way.answer, writer))
+            pieces = await until_gone(request, all_pieces(under_way.answer))
+            return JSONResponse(writer.document(pieces, under_way.answer.usage))
+
     async def models(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
         return JSONResponse({"object": "list", "data": [service.describe_model()]})
@@ -47,6 +63,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     return [
         ApiRoute("/v1/chat/completions", chat_completions, methods=["POST"]),
+        ApiRoute("/v1/completions", completions, methods=["POST"]),
         ApiRoute("/v1/models", models, methods=["GET"]),
         ApiRoute("/v1/models/{name:path}", model, methods=["GET"]),
     ]
@@ -58,8 +75,25 @@ async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> 
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
             if piece.finish_reason == "error":
-                yield event(Problem(503, piece.error or "the pipeline has failed").openai())
+                yield _failed(piece)
             yield b"".join(event(chunk) for chunk in writer.chunks(piece))
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
     yield _DONE
+
+
+async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncGenerator[bytes, None]:
+    for chunk in writer.first():
+        yield event(chunk)
+    async with aclosing(answer.pieces()) as pieces:
+        async for piece in pieces:
+            if piece.finish_reason == "error":
+                yield _failed(piece)
+            yield event(writer.chunk(piece))
+    if (usage := writer.usage_chunk(answer.usage)) is not None:
+        yield event(usage)
+    yield _DONE
+
+
+def _failed(piece: Piece) -> bytes:
+    return event(Problem(503, piece.error or "the pipeline has failed").openai())

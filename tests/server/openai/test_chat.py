@@ -343,6 +343,33 @@ def test_one_call_ends_the_answer():
     assert reader.read(event("x", "stop")) is None
 
 
+class Marks:
+    """A parser for which what stands in parentheses is reasoning."""
+
+    def __init__(self) -> None:
+        self.is_inside = False
+
+    def feed(self, text: str) -> list[Any]:
+        parts = list[Any]()
+        for letter in text:
+            if letter in "()":
+                self.is_inside = letter == "("
+            else:
+                parts.append(ReasoningPart(letter) if self.is_inside else TextPart(letter))
+        return parts
+
+    def finish(self) -> list[Any]:
+        return []
+
+
+def test_tokens_of_reasoning_are_counted_with_the_marker_before_it():
+    reader = ChoiceReader(0, Marks())
+    for text in ("a", "(", "b", "c", ")", "d", ")"):
+        reader.read(event(text))
+    reader.read(event("", "stop"))
+    assert (reader.num_reasoning_tokens, reader.num_tokens) == (3, 8)
+
+
 def test_plain_text_is_passed_on():
     reader = ChoiceReader(3, PlainText())
     assert reader.read(event("")) is None

@@ -1,0 +1,252 @@
+"""Responses in OpenAI's words: the events of a stream, or the one document that its last event holds.
+
+A response is a list of items: reasoning, a message, a call of a tool. In a stream an item is open while its parts come
+and is closed by the next kind of part:
+
+    response.created, response.in_progress
+    response.output_item.added                                  an item that is open and empty
+        response.content_part.added                             of reasoning or of a message
+        response.reasoning_text.delta | output_text.delta       any number
+        response.reasoning_text.done | output_text.done
+        response.content_part.done
+        response.function_call_arguments.delta, .done           of a call, instead
+    response.output_item.done                                   the whole item
+    response.completed | response.incomplete | response.failed  the whole response
+
+Every event has the next ``sequence_number``. A document is made by the same steps, so it cannot differ from a stream.
+Clients' watchdogs count events, not comments (Codex's ``stream_idle_timeout_ms``, five minutes), so what fills silence
+is another ``response.in_progress``.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.openai.chat_writer import TokenText
+from splitinfer.server.openai.response_items import packed
+from splitinfer.server.openai.responses import Shape
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
+
+Event = dict[str, Any]
+_ENDED_IN_PART = ("length", "abort", "error")
+_LAST = {"completed": "response.completed", "incomplete": "response.incomplete", "failed": "response.failed"}
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(12)}"
+
+
+@dataclass(slots=True)
+class _OpenItem:
+    """An item of text that has not ended: its first form, the name of its part, and what came."""
+
+    kind: type[AnswerPart]
+    item: dict[str, Any]
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ResponseWriter:
+    """Writes one answer. ``created``: seconds since 1970. ``new_id`` makes an item's id that begins with a prefix."""
+
+    response_id: str
+    created: int
+    shape: Shape
+    token_text: TokenText
+    new_id: Callable[[str], str] = _new_id
+    _sequence: int = 0
+    _items: list[dict[str, Any]] = field(default_factory=list)  # that have ended
+    _open: _OpenItem | None = None
+
+    # -- the response --------------------------------------------------------------------------
+
+    def start(self) -> list[Event]:
+        """The events with which a stream begins."""
+        return [self._event("response.created", response=self._response("in_progress")), self.ping()]
+
+    def ping(self) -> Event:
+        """The event that fills silence."""
+        return self._event("response.in_progress", response=self._response("in_progress"))
+
+    def end(self, last: Piece, usage: Usage) -> Event:
+        """The last event. ``last``: the last piece."""
+        status, more = _ended(last)
+        response = {**self._response(status), **more, "output": list(self._items), "usage": usage_of(usage)}
+        return self._event(_LAST[status], response=response)
+
+    def document(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
+        """The whole response."""
+        for piece in pieces:
+            self.events(piece)
+        response: dict[str, Any] = self.end(pieces[-1], usage)["response"]
+        return response
+
+    def _response(self, status: str) -> dict[str, Any]:
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "model": self.shape.model,
+            "output": [],
+            "error": None,
+            "incomplete_details": None,
+            "usage": None,
+            **self.shape.said,
+            "background": False,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+        }
+
+    # -- items ---------------------------------------------------------------------------------
+
+    def events(self, piece: Piece) -> list[Event]:
+        """The events of a piece; the last one closes the item that is open. The probabilities of a piece's tokens come
+        with its last text; those of a piece without text are not shown."""
+        last_text = max((i for i, part in enumerate(piece.parts) if isinstance(part, TextPart)), default=-1)
+        events = list[Event]()
+        for i, part in enumerate(piece.parts):
+            events += self._part(part, piece.logprobs if i == last_text else ())
+        if piece.finish_reason is None:
+            return events
+        if piece.finish_reason == "stop" and not any(item["type"] == "message" for item in self._begun()):
+            events += self._opened(TextPart)  # an answer without a message would be no answer to agents
+        return events + self._closed("incomplete" if piece.finish_reason in _ENDED_IN_PART else "completed")
+
+    def _part(self, part: AnswerPart, tokens: Sequence[TokenLogprobs]) -> list[Event]:
+        match part:
+            case TextPart(text):
+                opened, logprobs = self._opened(TextPart), self._logprobs(tokens)
+                return [*opened, self._delta("response.output_text.delta", text, logprobs=logprobs)]
+            case ReasoningPart(text):
+                opened = self._opened(ReasoningPart)
+                return [*opened, self._delta("response.reasoning_text.delta", text)]
+            case ToolCallPart():
+                return [*self._closed(), *self._call(part)]
+
+    def _opened(self, kind: type[AnswerPart]) -> list[Event]:
+        """Open an item for a part, unless one of its kind is open."""
+        if self._open is not None and self._open.kind is kind:
+            return []
+        closed, is_text = self._closed(), kind is TextPart
+        item = self._message("in_progress") if is_text else self._reasoning("in_progress")
+        self._open = _OpenItem(kind, item)
+        part = _text_part("") if is_text else _reasoning_part("")
+        return [*closed, self._item_event("added", item), self._part_event("response.content_part.added", part=part)]
+
+    def _delta(self, name: str, text: str, **more: Any) -> Event:
+        assert self._open is not None
+        self._open.texts.append(text)
+        self._open.logprobs += more.get("logprobs", ())
+        return self._part_event(name, delta=text, **more)
+
+    def _closed(self, status: str = "completed") -> list[Event]:
+        """Close the item that is open."""
+        if (ending := self._open) is None:
+            return []
+        text = "".join(ending.texts)
+        if ending.kind is TextPart:
+            part = _text_part(text, ending.logprobs)
+            done = self._part_event("response.output_text.done", text=text, logprobs=ending.logprobs)
+            item = {**ending.item, "status": status, "content": [part]}
+        else:
+            part = _reasoning_part(text)
+            done = self._part_event("response.reasoning_text.done", text=text)
+            item = {**ending.item, "status": status, "content": [part]}
+            item |= {"encrypted_content": packed(text)} if self.shape.packs_reasoning else {}
+        events = [done, self._part_event("response.content_part.done", part=part), self._item_event("done", item)]
+        self._open = None
+        self._items.append(item)
+        return events
+
+    def _call(self, part: ToolCallPart) -> list[Event]:
+        item = {
+            "id": self.new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "call_id": part.call_id or self.new_id("call"),
+            "name": part.name,
+            "arguments": "",
+        }
+        whole = {**item, "status": "completed", "arguments": part.arguments}
+        where = {"item_id": item["id"], "output_index": len(self._items)}
+        events = [
+            self._item_event("added", item),
+            self._event("response.function_call_arguments.delta", **where, delta=part.arguments),
+            self._event("response.function_call_arguments.done", **where, arguments=part.arguments),
+            self._item_event("done", whole),
+        ]
+        self._items.append(whole)
+        return events
+
+    def _begun(self) -> list[dict[str, Any]]:
+        return self._items if self._open is None else [*self._items, self._open.item]
+
+    def _message(self, status: str) -> dict[str, Any]:
+        return {"id": self.new_id("msg"), "type": "message", "role": "assistant", "status": status, "content": []}
+
+    def _reasoning(self, status: str) -> dict[str, Any]:
+        return {"id": self.new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": []}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        return [] if self.shape.num_top is None else [self._logprob(one) for one in tokens]
+
+    def _logprob(self, one: TokenLogprobs) -> dict[str, Any]:
+        top = [self._token(*each) for each in one.top[: self.shape.num_top or 0]]
+        return {**self._token(one.token_id, one.logprob), "top_logprobs": top}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        raw = self.token_text(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+    # -- events --------------------------------------------------------------------------------
+
+    def _item_event(self, what: str, item: dict[str, Any]) -> Event:
+        return self._event(f"response.output_item.{what}", output_index=len(self._items), item=item)
+
+    def _part_event(self, name: str, **data: Any) -> Event:
+        assert self._open is not None
+        where = {"item_id": self._open.item["id"], "output_index": len(self._items), "content_index": 0}
+        return self._event(name, **where, **data)
+
+    def _event(self, name: str, **data: Any) -> Event:
+        number, self._sequence = self._sequence, self._sequence + 1
+        return {"type": name, "sequence_number": number, **data}
+
+
+def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
+
+
+def _reasoning_part(text: str) -> dict[str, Any]:
+    return {"type": "reasoning_text", "text": text}
+
+
+def _ended(last: Piece) -> tuple[str, dict[str, Any]]:
+    """An answer's status at its end, and the fields that say why."""
+    match last.finish_reason:
+        case "error":
+            message = last.error or "the pipeline has failed"
+            return "failed", {"error": {"code": "server_error", "message": message}}
+        case "length":
+            return "incomplete", {"incomplete_details": {"reason": "max_output_tokens"}}
+        case "abort":
+            return "incomplete", {}  # the API has no word for why
+        case _:
+            return "completed", {}
+
+
+def usage_of(usage: Usage) -> dict[str, Any]:
+    """Usage as this API says it."""
+    return {
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "output_tokens": usage.generated,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning},
+        "total_tokens": usage.prompt + usage.generated,
+    }

@@ -1,0 +1,236 @@
+"""Responses: every field's fate, items as conversations, and what is asked of the engine."""
+
+import typing
+from typing import Any
+
+import pytest
+from openai.types.responses import input_token_count_params, response_create_params
+from openai.types.responses.response_includable import ResponseIncludable
+
+from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.fields import Refused
+from splitinfer.server.openai.response_items import conversation, packed
+from splitinfer.server.openai.responses import COUNTED, FIELDS, Shape, counted_input, response_ask
+from splitinfer.server.problem import Problem
+
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+TOLD = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": False}}
+
+
+def asked(**fields: Any) -> tuple[Ask, Shape]:
+    return response_ask({"model": "m", "input": "Hello", **fields})
+
+
+def ask(**fields: Any) -> Ask:
+    return asked(**fields)[0]
+
+
+def chat(**fields: Any) -> Chat:
+    prompt = ask(**fields).prompt
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+def refusal(**fields: Any) -> Problem:
+    with pytest.raises(Problem) as caught:
+        ask(**fields)
+    assert caught.value.status == 400
+    return caught.value
+
+
+# -- fields ----------------------------------------------------------------------------------------
+
+
+def test_every_field_of_the_official_client_has_a_fate():
+    known = set(response_create_params.ResponseCreateParamsBase.__annotations__)
+    known |= set(response_create_params.ResponseCreateParamsStreaming.__annotations__)
+    assert known - FIELDS.keys() == set()
+    assert set(input_token_count_params.InputTokenCountParams.__annotations__) - COUNTED.keys() == set()
+
+
+@pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])
+def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
+    assert refusal(**{name: "something"}).param == name
+    ask(**{name: None})
+
+
+@pytest.mark.parametrize(
+    "harmless",
+    [
+        {"store": False},
+        {"background": False},
+        {"truncation": "disabled"},
+        {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+        {"reasoning": {"summary": "auto"}},
+        {"include": ["web_search_call.action.sources"]},
+        {"stream_options": {}},
+        {"tools": [{"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "patch"}]},
+        {"client_metadata": {"x-codex-installation-id": "1"}, "prompt_cache_key": "1", "service_tier": "auto"},
+        {"max_tool_calls": 3, "user": "me"},
+    ],
+)
+def test_values_that_ask_for_nothing_may_be_there(harmless: dict[str, Any]):
+    assert asked(**harmless) == asked()
+
+
+@pytest.mark.parametrize("included", typing.get_args(ResponseIncludable))
+def test_everything_that_may_be_included_is_known(included: str):
+    ask(include=[included])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"store": True}, "store is not supported: nothing is stored here; give the whole conversation as input"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: nothing is stored here"),
+        ({"truncation": "auto"}, "truncation is not supported: a conversation is taken as it is"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format is not supported: answers cannot be held"),
+        ({"text": {"form": 1}}, "there is no field 'text.form' here"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode 'pro' is not supported"),
+        ({"reasoning": {"effort": 1}}, "reasoning.effort must be text, not 1"),
+        ({"reasoning": {"depth": 1}}, "there is no field 'reasoning.depth' here"),
+        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
+        ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice {'type': 'function'"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name must be text, not None"),
+        ({"tools": [{"name": "weather"}]}, "tools[0].type must be text, not None"),
+        ({"tools": [{**WEATHER, "parameters": [1]}]}, "tools[0].parameters must be an object, not [1]"),
+        ({"max_output_tokens": 0}, "max_output_tokens must be a whole number from 1"),
+        ({"top_logprobs": 2}, "top_logprobs needs message.output_text.logprobs in include"),
+        ({"include": ["everything"]}, "include[0] 'everything' is not supported"),
+        ({"include": "everything"}, "include must be a list, not 'everything'"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options is for streams only"),
+        (
+            {"stream": True, "stream_options": {"include_usage": True}},
+            "there is no field 'stream_options.include_usage'",
+        ),
+        ({"metadata": {"a": 1}}, "metadata.a must be text, not 1"),
+        ({"messages": []}, "there is no field 'messages' here"),
+        ({"input": None}, "input must be given"),
+        ({"input": []}, "input must have at least one item"),
+        ({"input": ["hi"]}, "input[0] must be an object, not 'hi'"),
+        (
+            {"input": [{"role": "robot", "content": ""}]},
+            "input[0].role must be one of system, developer, user, assistant",
+        ),
+        ({"input": [{"role": "user"}]}, "input[0].content must be text, not None"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type 'input_image'"),
+        ({"input": [{"type": "item_reference", "id": "1"}]}, "input[0].type 'item_reference' is not supported"),
+        ({"input": [{"type": "function_call_output", "output": ""}]}, "input[0].call_id must be text, not None"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "w"}]},
+            "input[0].arguments must be text, not None",
+        ),
+        ({"input": [{"type": "reasoning", "content": [{}]}]}, "input[0].content[0].text must be text, not None"),
+        ({"instructions": ["Be kind."]}, "instructions must be text, not ['Be kind.']"),
+    ],
+)
+def test_what_is_wrong_is_said(fields: dict[str, Any], sentence: str):
+    assert str(refusal(**fields)).startswith(sentence)
+
+
+def test_sampling():
+    wanted, shape = asked(
+        temperature=0.5,
+        top_p=0.9,
+        max_output_tokens=7,
+        top_logprobs=3,
+        include=["message.output_text.logprobs"],
+        seed=1,
+    )
+    got = wanted.params(Recommended({}), 100)
+    assert (got.temperature, got.top_p, got.max_tokens, got.logprobs, got.seed) == (0.5, 0.9, 7, 3, 1)
+    assert shape.num_top == 3
+    assert ask().params(Recommended({}), 100).logprobs is None
+    assert ask().params(Recommended({}), 100).max_tokens == 100
+
+
+def test_functions_are_told_and_other_kinds_of_tools_left_out():
+    tools = [{"type": "web_search"}, WEATHER, {"type": "custom", "name": "apply_patch", "format": {}}]
+    assert chat(tools=tools).tools == (TOLD,)
+    assert chat(tools=tools, tool_choice="none").tools == ()
+    assert ask(tools=tools, parallel_tool_calls=False).one_call
+    assert not ask(tools=tools).one_call
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ({}, {}),
+        ({"reasoning": {"effort": None, "summary": "auto"}}, {}),
+        ({"reasoning": {"effort": "high"}}, {"reasoning_effort": "high", "enable_thinking": True}),
+        ({"reasoning": {"effort": "none"}}, {"reasoning_effort": "none", "enable_thinking": False}),
+        ({"chat_template_kwargs": {"x": 1}, "enable_thinking": False}, {"x": 1, "enable_thinking": False}),
+    ],
+)
+def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options: dict[str, Any]):
+    assert chat(**fields).options == options
+
+
+def test_counting_takes_the_same_conversation():
+    fields = {"model": "m", "input": "Hello", "instructions": "Be kind.", "tools": [WEATHER]}
+    assert counted_input(fields) == chat(**fields)
+    with pytest.raises(Problem, match="personality is not supported"):
+        counted_input({**fields, "personality": "friendly"})
+
+
+# -- conversations ---------------------------------------------------------------------------------
+
+
+def test_items_as_templates_take_them():
+    given = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
+        {"role": "user", "content": "Weather?"},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed",
+         "content": [{"type": "output_text", "text": "I look.", "annotations": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "w", "arguments": '{"city": "Oslo"}'},
+        {"type": "function_call", "call_id": "c2", "name": "w", "arguments": "{oops"},
+        {"type": "function_call_output", "call_id": "c1", "output": "sun"},
+        {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "rain"}]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed"},
+        {"type": "custom_tool_call", "call_id": "c3", "name": "patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "c3", "output": "done"},
+        {"type": "message", "role": "assistant", "content": "Sun."},
+        {"role": "user", "content": ""},
+    ]  # fmt: skip
+
+    def call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
+        return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+    assert list(conversation("Be kind.", given)) == [
+        {"role": "system", "content": "Be kind.\n\nBe brief."},
+        {"role": "user", "content": "Weather?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "reasoning_content": "Hm.",
+            "tool_calls": [call("c1", "w", {"city": "Oslo"}), call("c2", "w", "{oops")],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+        {"role": "tool", "tool_call_id": "c2", "content": "rain"},
+        {"role": "assistant", "content": "", "tool_calls": [call("c3", "patch", {"input": "*** Begin"})]},
+        {"role": "tool", "tool_call_id": "c3", "content": "done"},
+        {"role": "assistant", "content": "Sun."},
+        {"role": "user", "content": ""},
+    ]
+
+
+def test_text_is_of_the_user():
+    assert conversation(None, "Hi") == ({"role": "user", "content": "Hi"},)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reasoning"),
+    [
+        ({"content": [{"type": "reasoning_text", "text": "é"}], "encrypted_content": packed("other")}, "é"),
+        ({"content": None, "encrypted_content": packed("é\n")}, "é\n"),
+        ({"summary": [{"type": "summary_text", "text": "short"}], "encrypted_content": "gAAAA of others"}, "short"),
+        ({"summary": [], "encrypted_content": "splitinfer-1:no base64!"}, None),
+        ({"summary": [], "encrypted_content": "splitinfer-1:/w=="}, None),
+    ],
+)
+def test_reasoning_comes_back_in_either_form(fields: dict[str, Any], reasoning: str | None):
+    items = [{"role": "user", "content": "?"}, {"type": "reasoning", "id": "rs", "summary": [], **fields}]
+    (_, turn) = conversation(None, items)
+    assert turn.get("reasoning_content") == reasoning

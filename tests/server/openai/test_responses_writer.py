@@ -1,0 +1,209 @@
+"""Responses as they are sent: events in their order, of the official types, and what a client makes of them."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai.lib.streaming.responses import ResponseStreamState
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from splitinfer.engine.coordinator.requests import TokenLogprobs
+from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.openai.response_items import packed
+from splitinfer.server.openai.responses import Shape, response_ask
+from splitinfer.server.openai.responses_writer import ResponseWriter
+from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+ONE = Usage(1)
+SPELLED = {1: b"Hi", 2: "€".encode()[:1]}
+PIECES = [
+    Piece(0, (ReasoningPart("H"),)),
+    Piece(0, (ReasoningPart("m."), TextPart("It "))),
+    Piece(0, (TextPart("is."), ToolCallPart("weather", '{"city": "Oslo"}'), ToolCallPart("weather", "{}", "own"))),
+    Piece(0, (), finish_reason="tool_calls"),
+]
+OUTPUT = [
+    {"id": "rs_0", "type": "reasoning", "status": "completed", "summary": [],
+     "content": [{"type": "reasoning_text", "text": "Hm."}]},
+    {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed",
+     "content": [{"type": "output_text", "text": "It is.", "annotations": [], "logprobs": []}]},
+    {"id": "fc_2", "type": "function_call", "status": "completed", "call_id": "call_3", "name": "weather",
+     "arguments": '{"city": "Oslo"}'},
+    {"id": "fc_4", "type": "function_call", "status": "completed", "call_id": "own", "name": "weather",
+     "arguments": "{}"},
+]  # fmt: skip
+
+
+def writer(**fields: Any) -> ResponseWriter:
+    numbers = iter(range(99))
+    _, shape = response_ask({"model": "m", "input": "Hello", **fields})
+    return _writer(shape, lambda prefix: f"{prefix}_{next(numbers)}")
+
+
+def _writer(shape: Shape, new_id: Any) -> ResponseWriter:
+    return ResponseWriter("resp_1", 1_700_000_000, shape, SPELLED.__getitem__, new_id)
+
+
+def sent(response: ResponseWriter, pieces: list[Piece], usage: Usage = ONE) -> list[dict[str, Any]]:
+    """The events as a client reads them; each is checked to be of the official type."""
+    events = [*response.start(), *(event for piece in pieces for event in response.events(piece))]
+    read = [json.loads(json.dumps(event)) for event in [*events, response.end(pieces[-1], usage)]]
+    for event in read:
+        assert EVENT.validate_python(event, strict=True).type == event["type"]
+    return read
+
+
+def names(events: list[dict[str, Any]]) -> list[str]:
+    return [event["type"].removeprefix("response.") for event in events]
+
+
+def test_the_events_of_an_answer():
+    events = sent(writer(stream=True), PIECES)
+    part_done = ["content_part.done", "output_item.done"]
+    call = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done"]
+    assert names(events) == [
+        "created", "in_progress",
+        "output_item.added", "content_part.added", *["reasoning_text.delta"] * 2, "reasoning_text.done", *part_done,
+        "output_item.added", "content_part.added", *["output_text.delta"] * 2, "output_text.done", *part_done,
+        *call, *call,
+        "completed",
+    ]  # fmt: skip
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+
+
+def test_the_items_of_a_stream_are_those_of_its_end_and_of_the_document():
+    events = sent(writer(stream=True), PIECES, Usage(12, 8, 5, 2))
+    done = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [event["item"] for event in done] == OUTPUT
+    assert [event["output_index"] for event in done] == [0, 1, 2, 3]
+    response = events[-1]["response"]
+    assert response["output"] == OUTPUT
+    assert writer().document(PIECES, Usage(12, 8, 5, 2)) == response
+    assert response["usage"] == {
+        "input_tokens": 12, "input_tokens_details": {"cached_tokens": 8, "cache_write_tokens": 0},
+        "output_tokens": 5, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 17,
+    }  # fmt: skip
+
+
+def test_every_event_points_to_the_item_that_is_open():
+    is_open: dict[str, Any] | None = None
+    for event in sent(writer(stream=True), PIECES):
+        match event["type"]:
+            case "response.output_item.added":
+                assert is_open is None
+                is_open = event
+                assert event["item"]["status"] == "in_progress"
+            case "response.output_item.done":
+                assert is_open is not None
+                assert (event["item"]["id"], event["output_index"]) == (is_open["item"]["id"], is_open["output_index"])
+                is_open = None
+            case name if "item_id" in event:
+                assert is_open is not None, name
+                assert (event["item_id"], event["output_index"]) == (is_open["item"]["id"], is_open["output_index"])
+
+
+def test_the_official_client_makes_the_same_of_it():
+    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[WEATHER], text_format=openai.omit)
+    fired = [
+        each for event in sent(writer(stream=True), PIECES) for each in state.handle_event(EVENT.validate_python(event))
+    ]
+    snapshots = {each.type: each.snapshot for each in fired if hasattr(each, "snapshot")}
+    assert snapshots == {"response.output_text.delta": "It is.", "response.function_call_arguments.delta": "{}"}
+    final = state._completed_response
+    assert final is not None
+    assert final.output_text == "It is."
+    assert [item.type for item in final.output] == ["reasoning", "message", "function_call", "function_call"]
+
+
+def test_a_document_is_of_the_official_type_and_repeats_what_was_asked():
+    asked = {
+        "instructions": "Be kind.", "max_output_tokens": 9, "metadata": {"a": "b"}, "temperature": 0.5,
+        "tools": [{"type": "web_search"}, WEATHER], "tool_choice": "none", "parallel_tool_calls": False,
+        "reasoning": {"effort": "low"},
+    }  # fmt: skip
+    whole = json.loads(json.dumps(writer(**asked).document(PIECES, Usage(3, 0, 4))))
+    response = Response.model_validate(whole, strict=True)
+    assert response.status == "completed"
+    for name in ("instructions", "max_output_tokens", "metadata", "temperature", "tool_choice", "parallel_tool_calls"):
+        assert whole[name] == asked[name]
+    assert [tool.type for tool in response.tools] == ["function"]
+    assert response.reasoning is not None
+    assert (response.reasoning.effort, response.truncation, whole["store"]) == ("low", "disabled", False)
+    assert (response.created_at, response.id, response.error) == (1_700_000_000, "resp_1", None)
+
+
+@pytest.mark.parametrize(
+    ("last", "status", "details", "error"),
+    [
+        (Piece(0, finish_reason="stop"), "completed", None, None),
+        (Piece(0, finish_reason="tool_calls"), "completed", None, None),
+        (Piece(0, finish_reason="length"), "incomplete", {"reason": "max_output_tokens"}, None),
+        (Piece(0, finish_reason="abort"), "incomplete", None, None),
+        (Piece(0, finish_reason="error", error="lost"), "failed", None, {"code": "server_error", "message": "lost"}),
+    ],
+)
+def test_endings(last: Piece, status: str, details: Any, error: Any):
+    end = sent(writer(stream=True), [Piece(0, (TextPart("It"),)), last])[-1]
+    response = end["response"]
+    assert (end["type"], response["status"]) == (f"response.{status}", status)
+    assert (response["incomplete_details"], response["error"]) == (details, error)
+    assert [item["status"] for item in response["output"]] == ["completed" if status == "completed" else "incomplete"]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kinds"),
+    [
+        ([Piece(0, finish_reason="stop")], ["message"]),
+        ([Piece(0, (ReasoningPart("Hm."),), finish_reason="stop")], ["reasoning", "message"]),
+        ([Piece(0, (TextPart("It"),), finish_reason="stop")], ["message"]),
+        ([Piece(0, (ToolCallPart("w", "{}"),), finish_reason="tool_calls")], ["function_call"]),
+        ([Piece(0, finish_reason="length")], []),
+        ([Piece(0, (TextPart("a"), ReasoningPart("b"), TextPart("c")), finish_reason="stop")],
+         ["message", "reasoning", "message"]),
+    ],
+)  # fmt: skip
+def test_what_ends_by_itself_has_a_message_or_a_call(pieces: list[Piece], kinds: list[str]):
+    output = sent(writer(stream=True), pieces)[-1]["response"]["output"]
+    assert [item["type"] for item in output] == kinds
+
+
+def test_reasoning_is_packed_where_it_was_asked_for():
+    asked = {"include": ["reasoning.encrypted_content"]}
+    (reasoning, *_) = writer(**asked).document(PIECES, Usage(1))["output"]
+    assert reasoning["encrypted_content"] == packed("Hm.")
+    assert "encrypted_content" not in writer().document(PIECES, Usage(1))["output"][0]
+
+
+def test_probabilities_come_with_text_only():
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "stream": True}
+    one, two = TokenLogprobs(1, -0.1, ((1, -0.1), (2, -2.0))), TokenLogprobs(2, -0.5, ((2, -0.5),))
+    pieces = [
+        Piece(0, (ReasoningPart("Hm."),), (one,)),
+        Piece(0, (ReasoningPart("."), TextPart("Hi"), ToolCallPart("w", "{}")), (one, two)),
+        Piece(0, (), finish_reason="tool_calls"),
+    ]
+    events = sent(writer(**asked), pieces)
+    (delta,) = (event for event in events if event["type"] == "response.output_text.delta")
+    hi = {"token": "Hi", "logprob": -0.1, "bytes": [72, 105]}
+    half = {"token": "\ufffd", "logprob": -0.5, "bytes": [0xE2]}
+    assert delta["logprobs"] == [{**hi, "top_logprobs": [hi]}, {**half, "top_logprobs": [half]}]
+    (message,) = (item for item in events[-1]["response"]["output"] if item["type"] == "message")
+    assert message["content"][0]["logprobs"] == delta["logprobs"]
+    plain = sent(writer(stream=True), pieces)
+    assert [event["logprobs"] for event in plain if "logprobs" in event] == [[], []]
+
+
+def test_a_ping_is_an_event_of_the_official_type_and_changes_nothing():
+    response = writer(stream=True)
+    events = [*response.start(), response.ping(), *response.events(PIECES[0]), response.ping()]
+    events += [event for piece in PIECES[1:] for event in response.events(piece)] + [response.end(PIECES[-1], Usage(1))]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=openai.omit)
+    for event in events:
+        state.handle_event(EVENT.validate_python(json.loads(json.dumps(event)), strict=True))
+    assert state._completed_response is not None
+    assert state._completed_response.output_text == "It is."
