@@ -16,6 +16,7 @@ from splitinfer.cli.cache import cache_app
 from splitinfer.cli.doctor import doctor
 from splitinfer.cli.pair import pair
 from splitinfer.cli.pipeline import chat, coord, worker
+from splitinfer.cli.service import service_app
 from splitinfer.cli.simulation import simulate
 from splitinfer.shutdown import shutdown
 
@@ -25,6 +26,7 @@ app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_ena
 for command in (coord, chat, worker, pair, doctor, bench, simulate):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
+app.add_typer(service_app, name="service")
 
 
 @app.command()
