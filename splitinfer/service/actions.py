@@ -1,5 +1,6 @@
 """Installs, removes and looks at a service. The file is replaced as a whole, and put back where a start fails."""
 
+import contextlib
 import os
 import tempfile
 from dataclasses import dataclass
@@ -102,13 +103,16 @@ def _watch(manager: Manager, place: Place) -> None:
 
 def _put_back(manager: Manager, before: bytes | None, failed: bytes) -> None:
     """Make it as it was: without the service, or with the one from before."""
+    if before == failed:
+        return  # the system goes on trying
     manager.stop()
-    if before is None or before == failed:
+    if before is None:
         manager.file.unlink(missing_ok=True)
         manager.forget()
         return
     _write(manager.file, before)
-    manager.start()
+    with contextlib.suppress(ConfigError):  # the first error is the one to know
+        manager.start()
 
 
 def _content(file: Path) -> bytes | None:

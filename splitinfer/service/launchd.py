@@ -108,7 +108,7 @@ def no_session(service: Service, why: str) -> str:
 
 
 def refusal(code: int, complaint: str, file: Path) -> str:
-    """The sentence about a ``launchctl bootstrap`` that failed; error 5 also stands for a file launchd does not like."""
+    """The sentence about a ``launchctl bootstrap`` that failed; error 5 may also be about the file."""
     return (
         f"launchd did not take {file} ({_one_line(complaint) or f'exit code {code}'}); `plutil -lint` and "
         f"`log show --last 2m --predicate 'process == \"launchd\"'` say more"

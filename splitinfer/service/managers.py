@@ -128,9 +128,9 @@ class Launchd:
 
     def advice(self) -> list[str]:
         return [
-            "macOS 15 and newer ask on this Mac's screen whether it may find devices on local networks: allow it, else it "
-            "is reached by others but reaches none, which looks like \"No route to host\" (System Settings > Privacy & "
-            "Security > Local Network; an agent is asked, what runs in Terminal is not: TN3179)",
+            "macOS 15 and newer ask on this Mac's screen whether it may find devices on local networks: allow it, else "
+            "it is reached by others but reaches none: \"No route to host\" (System Settings > Privacy & "
+            "Security > Local Network; an agent is asked, what runs in Terminal or over ssh is not: TN3179)",
             "it runs while you are logged in on the screen: let this Mac log you in by itself after a restart",
         ]  # fmt: skip
 
@@ -170,12 +170,12 @@ class Systemd:
         for words in (("daemon-reload",), ("enable", unit), ("restart", unit)):
             done = self._systemctl(*words)
             if done.code != 0:
-                raise ConfigError(systemd.refusal(done.why, self.file))
+                raise ConfigError(systemd.refusal("start", done.why, self.file))
 
     def stop(self) -> None:
         done = self._systemctl("disable", "--now", self._service.unit)
         if done.code != 0 and self.state().is_running:
-            raise ConfigError(systemd.refusal(done.why, self.file).replace("start", "stop", 1))
+            raise ConfigError(systemd.refusal("stop", done.why, self.file))
 
     def forget(self) -> None:
         self._systemctl("daemon-reload")
@@ -198,9 +198,7 @@ class Systemd:
         done = self._place.run(("loginctl", "show-user", name, "--property=Linger", "--value"))
         if done.output.strip() == "yes":
             return []
-        return [
-            f"it ends when you log out, and starts when you log in; to keep it running: loginctl enable-linger {name}"
-        ]
+        return [f"it runs while you are logged in; to keep it running always: loginctl enable-linger {name}"]
 
     def _systemctl(self, *words: str) -> Done:
         return self._place.run(("systemctl", "--user", *words))

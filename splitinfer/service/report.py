@@ -9,18 +9,15 @@ def lines(status: Status) -> list[str]:
     """The lines about one service: the first says whether it runs."""
     name = status.service.name
     if status.file is None:
-        loaded = (
-            " but still known to the system: `splitinfer service remove` forgets it" if status.state.is_loaded else ""
-        )
-        return [f"{name}: not installed{loaded or f'; `splitinfer service install {name}` does it'}"]
+        if status.state.is_loaded:
+            return [f"{name}: its file is gone, but the system knows it; `splitinfer service remove {name}` forgets it"]
+        return [f"{name}: not installed; `splitinfer service install {name}` does it"]
+    environment = status.installed.environment if status.installed else {}
     command = shlex.join(status.installed.command) if status.installed else "unknown: the file cannot be understood"
     return [
         f"{name}: {_running(status)}",
         f"  command  {command}",
-        *(
-            f"  variable {each}={value}"
-            for each, value in (status.installed.environment if status.installed else {}).items()
-        ),
+        *(f"  variable {each}={value}" for each, value in environment.items()),
         f"  file     {status.file}",
         f"  log      {status.log}",
         *(f"    {line}" for line in status.last_lines),

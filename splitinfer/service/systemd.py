@@ -44,9 +44,8 @@ def _unquoted(text: str) -> str:
 def unit(definition: Definition) -> bytes:
     """The text of the unit file."""
     service = definition.service
-    environment = "".join(
-        f"Environment={quoted(f'{name}={value}')}\n" for name, value in definition.environment.items()
-    )
+    variables = (f"{name}={value}" for name, value in definition.environment.items())
+    environment = "".join(f"Environment={quoted(each)}\n" for each in variables)
     return f"""\
 [Unit]
 Description=splitinfer {service.name}
@@ -128,14 +127,14 @@ def _last_exit(values: Mapping[str, str]) -> str | None:
 def no_instance(service: Service, why: str) -> str:
     """The sentence where no systemd serves this user: a container, or a shell without a session."""
     return (
-        f"no systemd runs for this user here ({' '.join(why.split())[:200]}), so nothing can keep a {service.name} running: "
-        f"in a container let its own manager start `splitinfer {service.name}`; after `su`, log in instead"
+        f"no systemd runs for this user here ({' '.join(why.split())[:200]}), so nothing can keep a {service.name} "
+        f"running: in a container let its own manager start `splitinfer {service.name}`; after `su`, log in instead"
     )
 
 
-def refusal(complaint: str, file: Path) -> str:
-    """The sentence about a unit that systemd did not take or could not start."""
+def refusal(verb: str, complaint: str, file: Path) -> str:
+    """The sentence about a unit that systemd did not start or stop."""
     return (
-        f"systemd did not start {file} ({' '.join(complaint.split())[:200]}); "
+        f"systemd did not {verb} {file} ({' '.join(complaint.split())[:200]}); "
         f"`systemctl --user status {shlex.quote(file.name)}` says more"
     )
