@@ -29,15 +29,17 @@ def _install_command(service: Service, command: Callable[..., None]) -> Callable
     """The command that installs ``service``: with the options of ``command`` that help lists, and ``--force``."""
     own = [each for each in inspect.signature(command).parameters.values() if not _option(each).hidden]
 
-    def run(*, force: bool, **given: Any) -> None:
+    def run(context: typer.Context, *, force: bool, **given: Any) -> None:
         set_up(verbose=False)
         if given.get("port") == 0:
             raise typer.BadParameter("a service needs a port of its own: coordinators must find it again")
-        words = (service.name, *_words(service, own, given))
+        names = {each.name: each.opts[0] for each in context.command.params if each.name is not None}
+        words = (service.name, *_words(service, own, given, names))
         finish(lambda: _install(service, words, force=force), verbose=False)
 
     forced = inspect.Parameter("force", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Force)
-    parameters = [*(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), forced]
+    at = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    parameters = [at, *(each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own), forced]
     run.__doc__ = f"Run `splitinfer {service.name}` from now on, and whenever you log in."
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {each.name: each.annotation for each in parameters}
@@ -49,19 +51,22 @@ def _option(parameter: inspect.Parameter) -> OptionInfo:
     return next(each for each in get_args(parameter.annotation) if isinstance(each, OptionInfo))
 
 
-def _words(service: Service, parameters: Iterable[inspect.Parameter], given: Mapping[str, Any]) -> list[str]:
-    """The options as a command line has them; those that have their default value are left out."""
+def _words(
+    service: Service, parameters: Iterable[inspect.Parameter], given: Mapping[str, Any], names: Mapping[str, str]
+) -> list[str]:
+    """The options as a command line has them; those that have their default value are left out.
+
+    ``given``: their values, ``names``: what they are called there, both by the parameter's name.
+    """
     words: list[str] = []
     for each in parameters:
         value = given[each.name]
         if value is None or (value == each.default and each.name not in service.always):
             continue
-        name = next(word for word in _option(each).param_decls or () if word.startswith("--"))
         if isinstance(value, bool):
-            words.append(name)
-            continue
-        for one in value if isinstance(value, list) else [value]:
-            words += [name, absolute(str(one)) if each.name in service.folders else str(one)]
+            words.append(names[each.name])
+        else:
+            words += [names[each.name], absolute(str(value)) if each.name in service.folders else str(value)]
     return words
 
 

@@ -50,7 +50,7 @@ class Manager(Protocol):
         """What the system says of the service."""
 
     def last_lines(self) -> list[str]:
-        """The end of the log; empty if there is none."""
+        """The end of the log; empty if there is none, or why it cannot be read."""
 
     def advice(self) -> list[str]:
         """What the person has to know or do after an installation, a sentence each."""
@@ -191,7 +191,7 @@ class Systemd:
             ("journalctl", f"--user-unit={self._service.unit}", f"--lines={_LINES}", "--output=short-iso", "--no-pager",
              "--quiet")
         )  # fmt: skip
-        return done.output.splitlines() if done.code == 0 else []
+        return done.output.splitlines() or [f"({done.why})"]  # a journal that this user may not read, or none
 
     def advice(self) -> list[str]:
         name = self._place.environment.get("USER") or str(self._place.user)

@@ -21,6 +21,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from splitinfer.errors import ConfigError
 from splitinfer.service.definition import Definition, Installed, Service, State
 
 PROPERTIES = ("LoadState", "ActiveState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
@@ -28,6 +29,7 @@ _EXITED, _KILLED, _DUMPED = "1", "2", "3"  # waitid(2): si_code of SIGCHLD
 
 _WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_REFUSED = re.compile(r"""["'\\]""")  # "Executable name contains special characters"
 _PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
@@ -42,7 +44,9 @@ def _unquoted(text: str) -> str:
 
 
 def unit(definition: Definition) -> bytes:
-    """The text of the unit file."""
+    """The text of the unit file. Raises ConfigError: systemd starts no program at such a path."""
+    if _REFUSED.search(definition.command[0]):
+        raise ConfigError(f"systemd starts no program whose path has quotes or backslashes: {definition.command[0]}")
     service = definition.service
     variables = (f"{name}={value}" for name, value in definition.environment.items())
     environment = "".join(f"Environment={quoted(each)}\n" for each in variables)
