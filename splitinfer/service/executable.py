@@ -19,6 +19,7 @@ from pathlib import Path
 
 from splitinfer.errors import ConfigError
 
+_CACHES = (".cache", "Caches", "archive-v0")  # the last is uv's own, wherever UV_CACHE_DIR is
 _INSTALL = "install it first, with `uv tool install` or `pipx install`"
 
 
@@ -41,7 +42,7 @@ def stable(path: Path, temporary: Iterable[Path]) -> Path:
     """The path to write down for a program at ``path``. Raises ConfigError: it is in a folder that does not stay."""
     lasting = _of_homebrew(path)
     real = lasting.resolve()
-    in_cache = any(part in (".cache", "Caches") for part in real.parts)
+    in_cache = any(part in _CACHES for part in real.parts)
     if in_cache or any(real.is_relative_to(folder) for folder in temporary):
         raise ConfigError(f"{path} is in a folder that may be emptied any time, so no service can start it: {_INSTALL}")
     return lasting

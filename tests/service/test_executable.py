@@ -33,7 +33,8 @@ def test_homebrews_version_is_left_out(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "folder", [".cache/uv/archive-v0/Xy/bin", "Library/Caches/uv/bin", ".local/pipx/.cache/4f/bin"]
+    "folder",
+    [".cache/uv/archive-v0/Xy/bin", "Library/Caches/uv/bin", ".local/pipx/.cache/4f/bin", "uv/archive-v0/X/bin"],
 )
 def test_what_lies_in_a_cache_is_refused(folder: str, tmp_path: Path):
     path = program(tmp_path / folder / "splitinfer")
