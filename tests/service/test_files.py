@@ -56,6 +56,10 @@ def test_a_unit_comes_back_after_a_failure():
     }
 
 
+def test_a_percent_sign_is_no_specifier():
+    assert b'"100%% %%h"' in systemd.unit(Definition(WORKER, ("/bin/splitinfer", "100% %h")))
+
+
 def test_a_service_has_longer_to_end_than_its_command_takes():
     assert WORKER.stop_seconds > 2 * _END_SECONDS  # it closes, then it clears what is left
 
