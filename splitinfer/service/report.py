@@ -27,7 +27,7 @@ def lines(status: Status) -> list[str]:
 def _running(status: Status) -> str:
     state = status.state
     if not state.is_loaded:
-        return "installed, but the system does not know it: `splitinfer service install --force` starts it"
+        return "installed, but the system does not know it: it starts when you log in, or when you install it again"
     what = f"runs, process {state.pid}" if state.pid is not None else "does not run"
     again = f"; started {state.starts} times" if (state.starts or 0) > 1 else ""
     return what + again + (f"; it ended last with {state.last_exit}" if state.last_exit else "")

@@ -182,6 +182,15 @@ def test_launchd_is_given_time_to_let_go_and_to_take_up(make: Make):
     ]  # fmt: skip
 
 
+def test_what_launchd_does_not_take_is_one_sentence(make: Make):
+    there = make("darwin")
+    there.say("busy", "\n" * 1000)
+    with pytest.raises(ConfigError, match=r"launchd did not take .*plist \(Bootstrap failed: 5: .*plutil -lint"):
+        put(there)
+    assert not manager(there).file.exists()
+    assert sum(there.slept) < 30
+
+
 def test_launchd_is_not_waited_for_without_end(make: Make):
     there = make("darwin")
     put(there)

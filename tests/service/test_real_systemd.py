@@ -2,11 +2,11 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from splitinfer.errors import ConfigError
 from splitinfer.service.actions import install, remove, status
@@ -39,13 +39,6 @@ def program(folder: Path, does: str) -> str:
     return str(path)
 
 
-def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_path: Path):
     manager = Systemd(SERVICE, place)
     first = Definition(
@@ -59,7 +52,7 @@ def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_p
     assert not install(first, manager, place, force=False)
 
     os.kill(pid, signal.SIGKILL)
-    until(lambda: manager.state().pid not in (None, pid))
+    until(lambda: manager.state().pid not in (None, pid), "started again")
     assert manager.state().starts == 2
 
     other = Definition(SERVICE, (*first.command, "--more"))
