@@ -191,7 +191,8 @@ class Systemd:
             ("journalctl", f"--user-unit={self._service.unit}", f"--lines={_LINES}", "--output=short-iso", "--no-pager",
              "--quiet")
         )  # fmt: skip
-        return done.output.splitlines() or [f"({done.why})"]  # a journal that this user may not read, or none
+        why = [f"({done.why})"] if done.complaint else []  # a journal that this user may not read, or none
+        return done.output.splitlines() or why
 
     def advice(self) -> list[str]:
         name = self._place.environment.get("USER") or str(self._place.user)

@@ -261,7 +261,10 @@ def test_only_the_end_of_a_long_log_is_read(make: Make):
 
 
 def test_a_journal_that_cannot_be_read_is_said(make: Make):
-    assert manager(make("linux")).last_lines() == ["(No journal files were found.)"]
+    there = make("linux")
+    assert manager(there).last_lines() == ["(No journal files were found.)"]
+    there.say("journal")
+    assert manager(there).last_lines() == []
 
 
 def test_the_advice_is_what_the_system_will_ask(make: Make, tmp_path: Path):

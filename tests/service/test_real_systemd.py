@@ -42,9 +42,10 @@ def program(folder: Path, does: str) -> str:
 def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_path: Path):
     manager = Systemd(SERVICE, place)
     first = Definition(
-        SERVICE, (program(tmp_path, "exec sleep 1000"), 'we ird %h $HOME "q" \\ ü'), {"HF_HOME": "/a %b"}
+        SERVICE, (program(tmp_path, "echo it is up; exec sleep 1000"), 'we ird %h $HOME "q" \\ ü'), {"HF_HOME": "/a %b"}
     )
     assert install(first, manager, place, force=False)
+    until(lambda: any(line.endswith("it is up") for line in manager.last_lines()), "in the journal")
     assert (tmp_path / "words").read_text() == 'we ird %h $HOME "q" \\ ü\n'
     pid = manager.state().pid
     assert pid is not None
@@ -59,7 +60,7 @@ def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_p
     with pytest.raises(ConfigError, match="--more is new"):
         install(other, manager, place, force=False)
     failing = Definition(SERVICE, ("/bin/sh", "-c", "exit 3"))
-    with pytest.raises(ConfigError, match=r"ended at once \(exit code 3\)"):
+    with pytest.raises(ConfigError, match=r"ended at once \(exit code 3\)|did not start .* exited with error code"):
         install(failing, manager, place, force=True)
     found = status(SERVICE, manager)
     assert found.installed is not None
