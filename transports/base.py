@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer as Buffer
 
     from transports.security import Security
+    from transports.unreachable import Unreachable
 else:
     Buffer = object
 
@@ -56,7 +57,12 @@ class TransportUnavailable(LinkClosed):
 
 
 class LinkTimeout(TransportError):
-    """Nothing happened in the time allowed; the call may be repeated."""
+    """Nothing happened in the time allowed; the call may be repeated. ``unreachable``: why nothing could be connected
+    to, where that is known."""
+
+    def __init__(self, text: str, unreachable: Unreachable | None = None) -> None:
+        super().__init__(text)
+        self.unreachable = unreachable
 
 
 class ListenerClosed(TransportError):

@@ -18,6 +18,7 @@ from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
 from splitinfer.engine.links import probe as link_probe
 from splitinfer.engine.links.keys import options_to, upstream_key
+from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
@@ -56,6 +57,7 @@ from transports import (
     TransportUnavailable,
 )
 from transports.emulated import address_for_others
+from transports.unreachable import Unreachable
 
 Notice = Callable[[int, Progress], None]  # stage number, its progress
 Reply = TypeVar("Reply", bound=Message)
@@ -342,6 +344,18 @@ def start_command(address: str) -> str:
     return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
 
 
+def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unreachable | None) -> str:
+    """What to do about a worker that could not be connected to, as a sentence."""
+    tried = f"(tried for {timeout:.0f} s)"
+    start = f"start it there with: {start_command(address)}"
+    if unreachable is None:
+        return f"worker {name} is not at {address} {tried}; {start}"
+    why = explain_here(unreachable)
+    if unreachable.is_refused:
+        return f"worker {name} is not at {address} {tried}: {why}; {start}"
+    return f"worker {name} cannot be reached at {address} {tried}: {why}"
+
+
 def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions) -> Reached:
     try:
         return reach(*spec.link_transport.addresses(address), timeout, options)
@@ -350,9 +364,7 @@ def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions
     except TransportUnavailable as error:
         raise WorkerUnreachable(f"worker {spec.name} ({address}) cannot be reached by rdma: {error.reason}") from error
     except (LinkTimeout, LinkClosed) as error:
-        raise WorkerUnreachable(
-            f"worker {spec.name} is not at {address} (tried for {timeout:.0f} s); "
-            f"start it there with: {start_command(address)}"
-        ) from error
+        unreachable = error.unreachable if isinstance(error, LinkTimeout) else None
+        raise WorkerUnreachable(_why_unreachable(spec.name, address, timeout, unreachable)) from error
     except AddressError as error:
         raise WorkerUnreachable(f"worker {spec.name}: {error}") from error

@@ -35,6 +35,7 @@ from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
+from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
@@ -70,7 +71,7 @@ from splitinfer.wire.messages import (
     Welcome,
 )  # fmt: skip
 from splitinfer.wire.session import Session
-from transports import Frame, KeyPair, LinkClosed, Listener, TransportError, TransportUnavailable
+from transports import Frame, KeyPair, LinkClosed, LinkTimeout, Listener, TransportError, TransportUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -304,6 +305,9 @@ class Worker:
             link, note = reach(message.address, message.fallback, CONNECT_TIMEOUT, options)
         except TransportUnavailable as error:
             raise PeerError(f"{self.name} cannot reach {message.address}: {error.reason}") from error
+        except LinkTimeout as error:
+            why = error if error.unreachable is None else explain_here(error.unreachable)
+            raise PeerError(f"{self.name} cannot reach the next stage at {message.address}: {why}") from error
         try:
             link.send(Frame(codec.encode(hello)))
             reply = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
