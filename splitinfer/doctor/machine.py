@@ -3,14 +3,15 @@
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import psutil
 
-from splitinfer.doctor import parsing
-from splitinfer.doctor.commands import Output
+from splitinfer.doctor.findings.finding import Output
+from splitinfer.doctor.parsing import macos
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.models.batch_invariance import preloaded_blas
@@ -45,8 +46,8 @@ class Machine:
     kv_disk_free: int | None
 
 
-def describe(outputs: dict[str, Output]) -> Machine:
-    """The machine, from the outputs of ``commands.COMMANDS`` and from this process."""
+def describe(outputs: Mapping[str, Output]) -> Machine:
+    """The machine, from the outputs of ``commands`` and from this process."""
     info = mx.device_info()
     working_set = info.get("max_recommended_working_set_size")
     folder = default_folder()
@@ -60,7 +61,7 @@ def describe(outputs: dict[str, Output]) -> Machine:
         backend=_backend(),
         device=device_name(),
         working_set=working_set if isinstance(working_set, int) else None,
-        wired_limit_mb=None if (text := outputs["wired_limit"].text) is None else parsing.wired_limit(text),
+        wired_limit_mb=macos.wired_limit(_text(outputs, "wired_limit")),
         blas=_blas(),
         versions=own_versions(),
         python=platform.python_version(),
@@ -69,8 +70,13 @@ def describe(outputs: dict[str, Output]) -> Machine:
     )
 
 
-def _system(outputs: dict[str, Output]) -> str:
-    found = parsing.version(outputs["macos"].text or "")
+def _text(outputs: Mapping[str, Output], name: str) -> str:
+    """What a command printed; "" where it failed or was not run."""
+    return outputs[name].text or "" if name in outputs else ""
+
+
+def _system(outputs: Mapping[str, Output]) -> str:
+    found = macos.version(_text(outputs, "macos"))
     if found is not None:
         return f"macOS {'.'.join(map(str, found))}"
     return f"{platform.system()} {platform.release()}"

@@ -1,6 +1,7 @@
 """The doctor's findings, as a JSON document and as text."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from rich.text import Text
 from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import NONE
 from splitinfer.doctor.advice import Hidden, LinkAdvice, pipeline_seconds
+from splitinfer.doctor.findings.finding import Finding, Severity
+from splitinfer.doctor.findings.memory import good_limit
+from splitinfer.doctor.findings.rdma import Requirement, State, verdict
 from splitinfer.doctor.links import LinkSeen, SurveyResult, WorkerSeen
 from splitinfer.doctor.machine import Machine
-from splitinfer.doctor.rdma import Finding, State, verdict
 from splitinfer.models.memory import size
 
 _MARKS = {State.OK: ("✓", "green"), State.MISSING: ("✗", "red"), State.UNKNOWN: ("?", "yellow")}
+_FINDING_MARKS = {Severity.PROBLEM: ("✗", "red"), Severity.WARNING: ("!", "yellow"), Severity.NOTE: ("·", "dim")}
 _PLAIN_WIDTH = 140  # columns where there is no terminal to say how many
 
 
@@ -42,11 +46,16 @@ class LayoutReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings on this machine, on RDMA, and on a layout's links if there is one."""
+    """This machine, the requirements of RDMA, a layout's links if there is one, and what was found wrong.
+
+    ``origin``: how this process was started (``engine.origin``).
+    """
 
     machine: Machine
-    rdma: tuple[Finding, ...]
+    rdma: tuple[Requirement, ...]
     layout: LayoutReport | None = None
+    findings: tuple[Finding, ...] = ()
+    origin: str = "unknown"
 
 
 # -- as a document -----------------------------------------------------------------------------------------------------
@@ -57,6 +66,8 @@ def as_document(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {
         "machine": asdict(report.machine),
         "rdma": {"verdict": asdict(verdict(report.rdma)), "findings": [asdict(each) for each in report.rdma]},
+        "findings": [asdict(each) for each in report.findings],
+        "origin": report.origin,
     }
     if report.layout is not None:
         found["layout"] = _layout_document(report.layout)
@@ -94,7 +105,7 @@ def show(report: Report, *, as_json: bool) -> None:
         return
     if not out.is_terminal:
         out.width = max(out.width, _PLAIN_WIDTH)
-    out.print(Group(*_machine(report.machine), *_rdma(report.rdma)))
+    out.print(Group(*_findings(report.findings), *_machine(report.machine), *_rdma(report.rdma)))
     if report.layout is not None:
         out.print(Group(*_layout(report.layout)))
 
@@ -134,22 +145,42 @@ def _gpu_memory(machine: Machine) -> str:
     words = f"; the GPU may hold {size(machine.working_set)}"
     if machine.wired_limit_mb:
         return f"{words}, set by iogpu.wired_limit_mb={machine.wired_limit_mb}"
-    megabytes = machine.memory * 85 // 100 // 2**20
-    return f"{words}; more with: sudo sysctl iogpu.wired_limit_mb={megabytes}"
+    return f"{words}; more with: sudo sysctl iogpu.wired_limit_mb={good_limit(machine.memory)}"
 
 
-def _rdma(found: Sequence[Finding]) -> list[RenderableType]:
+def _findings(found: Sequence[Finding]) -> list[RenderableType]:
+    if not found:
+        return [Text("Nothing was found that keeps stages from running here.", style="green")]
+    counts = Counter(each.severity for each in found)
+    title = ", ".join(_counted(counts[severity], severity) for severity in Severity if counts[severity])
+    rows = [(_FINDING_MARKS[each.severity], each.area, each.text, each.remedy) for each in found]
+    return [Text(title, style="bold"), _marked(rows)]
+
+
+def _counted(count: int, severity: Severity) -> str:
+    return f"{count} {severity}{'s' if count > 1 else ''}"
+
+
+def _rdma(found: Sequence[Requirement]) -> list[RenderableType]:
+    """The verdict, and what stands in the way."""
+    rows = [
+        (_MARKS[each.state], each.about, each.text, each.remedy) for each in found if each.state is not State.OK
+    ]
+    return [_title(f"RDMA over Thunderbolt: {verdict(found).text}"), *([_marked(rows)] if rows else [])]
+
+
+def _marked(rows: Iterable[tuple[tuple[str, str], str, str, str]]) -> Table:
+    """Rows of a mark and its colour, a subject, a text, and a remedy below the text."""
     table = Table.grid(padding=(0, 2))
     table.add_column()
     table.add_column(no_wrap=True)
     table.add_column()
-    for each in found:
-        mark, colour = _MARKS[each.state]
-        text = Text(each.text)
-        if each.remedy and each.state is not State.OK:
-            text.append(f"\n→ {each.remedy}", style="dim")
-        table.add_row(Text(mark, style=colour), each.about, text)
-    return [_title(f"RDMA over Thunderbolt: {verdict(found).text}"), table]
+    for (mark, colour), subject, sentence, remedy in rows:
+        text = Text(sentence)
+        if remedy:
+            text.append(f"\n→ {remedy}", style="dim")
+        table.add_row(Text(mark, style=colour), subject, text)
+    return table
 
 
 def _layout(layout: LayoutReport) -> list[RenderableType]:
