@@ -1,20 +1,21 @@
 """What the processes of one machine have announced to need, and what that leaves for another. Pure.
 
-What the system calls free has in it what another process is about to take: a stage that is being read, KV that will fill
-up. So each process publishes a claim:
+What the system calls free has in it what another process is about to take: a stage that is being read, KV that will
+fill up. So each process publishes a claim:
 
     held                bytes that MLX holds in it now: the system does not call these free any more
     load                bytes that it will surely take besides: weights being read, KV of one context, room to compute
     growth              bytes that KV may take besides, in the course of time, where that is more
 
-The coordinator divides what is free among itself and the workers that it starts (``address: local``), so processes of such
-a *group* count each other's ``load`` alone. For everyone else the group also grows: by what its largest growth is, since
-each member announces the half of what is free, and gets a part of that.
-"""
+What it takes after that is held and not to come any more, so a claim is written again as memory fills up.
+
+The coordinator divides what is free among itself and the workers that it starts (``address: local``), so processes of
+such a *group* count each other's ``load`` alone. For everyone else the group also grows: by what its largest growth is,
+since each member announces the half of what is free, and gets a part of that."""
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 
 
@@ -40,7 +41,11 @@ class Claim:
         """
         read = json.loads(data)
         names = {field.name for field in fields(cls)}
-        if not isinstance(read, dict) or set(read) != names or not all(type(n) is int and n >= 0 for n in read.values()):
+        if (
+            not isinstance(read, dict)
+            or set(read) != names
+            or not all(type(n) is int and n >= 0 for n in read.values())
+        ):
             raise ValueError(f"{data[:80]!r} is no claim")
         return cls(**read)
 
@@ -51,6 +56,17 @@ class Others:
 
     held: int = 0
     to_come: int = 0
+
+
+def merged(parts: Collection[Claim], held: int) -> Claim:
+    """The claim of a process now that it holds ``held`` bytes, from what its parts announced when it held fewer."""
+    now = [
+        (max(0, part.load - taken), max(0, part.growth - taken))
+        for part in parts
+        for taken in (max(0, held - part.held),)
+    ]
+    group = next(iter(parts)).group
+    return Claim(group, max(0, held), sum(load for load, _ in now), sum(growth for _, growth in now))
 
 
 def sum_up(claims: Iterable[Claim], group: int) -> Others:

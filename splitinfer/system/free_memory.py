@@ -5,10 +5,9 @@ of ``struct vm_statistics64`` in mach/vm_statistics.h, 152 bytes since OS X 10.9
 fails, ``vm_stat`` is run. Newer kernels append fields, and fill as many as the caller says it has room for.
 
 ``iogpu.wired_limit_mb`` is the owner's limit of what the GPU may wire, in MiB; 0 leaves it to macOS, whose choice Metal
-reports as ``recommendedMaxWorkingSetSize``: "an approximation of how much memory, in bytes, this GPU device can allocate
-without affecting its runtime performance" (MTLDevice). It is the device's, not a process's. A limit that was changed
-after MLX had opened the device is not in what MLX reports, so the smaller of both holds.
-"""
+reports as ``recommendedMaxWorkingSetSize``: "an approximation of how much memory, in bytes, this GPU device can
+allocate without affecting its runtime performance" (MTLDevice). It is the device's, not a process's. A limit that was
+changed after MLX had opened the device is not in what MLX reports, so the smaller of both holds."""
 
 import ctypes
 import logging

@@ -38,13 +38,10 @@ _CAFFEINATE = "/usr/bin/caffeinate"
 class KeepAwake:
     """Prevents sleep while there is work, and ``linger`` seconds longer. For one thread.
 
-    ``why``: for people, who see it in ``pmset -g assertions``. ``prevent``: begins to prevent sleep, and returns what ends
-    that; it raises OSError where it cannot.
-    """
+    ``why``: for people, who see it in ``pmset -g assertions``. ``prevent``: begins to prevent sleep, and returns what
+    ends that; it raises OSError where it cannot."""
 
-    def __init__(
-        self, why: str, prevent: Callable[[str], Release] | None = None, *, linger: float = LINGER
-    ) -> None:
+    def __init__(self, why: str, prevent: Callable[[str], Release] | None = None, *, linger: float = LINGER) -> None:
         self._why, self._prevent = why, prevent or prevent_idle_sleep
         self._wakefulness = Wakefulness(linger)
         self._release: Release | None = None

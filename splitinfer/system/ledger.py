@@ -20,12 +20,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from splitinfer.system.claims import Claim, Others, sum_up
+from splitinfer.system.claims import Claim, Others, merged, sum_up
 
 log = logging.getLogger(__name__)
 
 _PATIENCE = 1.0  # seconds for the lock, which is held for a millisecond: longer, and its holder was stopped
-_MAX_BYTES = 1000  # of a claim's file
+_SIZE = 200  # bytes of a claim's file: written as a whole, so that it need not be locked for that
 
 
 class Ledger:
@@ -37,16 +37,18 @@ class Ledger:
     def __init__(self, folder: Path, group: int) -> None:
         self._folder, self.group = folder, group
         self._own: tuple[Path, int] | None = None  # this process's claim, and its descriptor
-        self._parts: dict[str, tuple[int, int]] = {}  # load and growth by what they are for
+        self._parts: dict[str, Claim] = {}  # as they were announced, by what they are for
         self._lock, self._depth = threading.RLock(), 0
+        self._is_locked = False  # for other processes, too
         self._has_warned = False
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """No other process claims anything in this ``with`` block; may be nested. Its body runs in any case."""
+        """No other process claims anything in this ``with`` block; may be nested. Its body runs in any case: where the
+        lock cannot be had, nothing is read or claimed in it."""
         with self._lock, contextlib.ExitStack() as stack:
             if self._depth == 0:
-                self._try(lambda: stack.enter_context(_locked(self._folder)))
+                self._is_locked = self._try(lambda: stack.enter_context(_locked(self._folder)))
             self._depth += 1
             try:
                 yield
@@ -57,15 +59,21 @@ class Ledger:
         """What the other processes of this user hold, and will take."""
         with self.locked():
             claims: list[Claim] = []
-            self._try(lambda: claims.extend(self._read()))
+            if self._is_locked:
+                self._try(lambda: claims.extend(self._read()))
             return sum_up(claims, self.group)
 
     def claim(self, name: str, *, held: int, load: int, growth: int = 0) -> None:
-        """Announce what ``name``, a part of this process, will take: bytes, as ``claims.Claim``. ``held``: of all its
-        parts. An earlier announcement for the same name is replaced."""
+        """Announce what ``name``, a part of this process, will take: bytes, as ``claims.Claim``. ``held``: by all of
+        this process. An earlier announcement for the same name is replaced."""
         with self.locked():
-            self._parts[name] = (load, growth)
-            self._try(lambda: self._write(held))
+            self._parts[name] = Claim(self.group, max(0, held), max(0, load), max(0, growth))
+            self._write(held)
+
+    def refresh(self, held: int) -> None:
+        """This process holds so many bytes now: what it took since a claim is not to come any more."""
+        with self._lock:
+            self._write(held)
 
     def drop(self, name: str, *, held: int) -> None:
         """``name`` takes nothing any more."""
@@ -73,17 +81,24 @@ class Ledger:
             if self._parts.pop(name, None) is None:
                 return
             if self._parts:
-                self._try(lambda: self._write(held))
+                self._write(held)
             else:
                 self._remove_own()
 
     def _write(self, held: int) -> None:
-        if self._own is None:
-            self._own = _create(self._folder / f"{os.getpid()}-{secrets.token_hex(4)}")
-        load, growth = (sum(column) for column in zip(*self._parts.values(), strict=True))
-        descriptor, data = self._own[1], Claim(self.group, max(0, held), max(0, load), max(0, growth)).encode()
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, data, 0)
+        if self._own is None and self._parts and self._is_locked:
+            self._try(self._create_own)
+        if self._own is not None:
+            data = merged(self._parts.values(), held).encode().ljust(_SIZE)
+            self._try(lambda: os.pwrite(self._descriptor, data, 0))
+
+    def _create_own(self) -> None:
+        self._own = _create(self._folder / f"{os.getpid()}-{secrets.token_hex(4)}")
+
+    @property
+    def _descriptor(self) -> int:
+        assert self._own is not None
+        return self._own[1]
 
     def _remove_own(self) -> None:
         if self._own is not None:
@@ -99,13 +114,16 @@ class Ledger:
             if entry.name not in ("lock", own) and (claim := _read_living(entry)) is not None:
                 yield claim
 
-    def _try(self, act: Callable[[], object]) -> None:
+    def _try(self, act: Callable[[], object]) -> bool:
+        """Whether it could be done."""
         try:
             act()
         except OSError as error:
             if not self._has_warned:
                 self._has_warned = True
                 log.warning("memory is counted as if no other splitinfer ran on this machine: %s", error)
+            return False
+        return True
 
 
 @contextlib.contextmanager
@@ -156,7 +174,7 @@ def _read_living(path: Path) -> Claim | None:
         if _can_lock(descriptor):
             path.unlink(missing_ok=True)
             return None
-        return Claim.decode(os.pread(descriptor, _MAX_BYTES, 0))
+        return Claim.decode(os.pread(descriptor, _SIZE, 0))
     except (OSError, ValueError) as error:
         log.info("%s is left out: %s", path, error)
         return None

@@ -4,21 +4,20 @@
                        │             └ of these *purgeable*: their owners can do without them
                        └ of these *speculative*: read ahead; the kernel's count of free pages has them, too
 
-Activity Monitor counts as *Memory Used* anonymous pages that are not purgeable (App Memory), wired ones and those of the
-compressor, and shows file-backed and purgeable ones as *Cached Files* (Apple, "View information about Mac memory use in
-Activity Monitor"). What it does not count as used can be had at once, without writing anything: free pages and cached
-files. iOS, which must not swap, grants exactly that to its applications (xnu, osfmk/vm/vm_page.h: with CONFIG_JETSAM
-``VM_CHECK_MEMORYSTATUS`` adds pageable external, free and purgeable pages).
+Activity Monitor counts as *Memory Used* anonymous pages that are not purgeable (App Memory), wired ones and those of
+the compressor, and shows file-backed and purgeable ones as *Cached Files* (Apple, "View information about Mac memory
+use in Activity Monitor"). What it does not count as used can be had at once, without writing anything: free pages and
+cached files. iOS, which must not swap, grants exactly that to its applications (xnu, osfmk/vm/vm_page.h: with
+CONFIG_JETSAM ``VM_CHECK_MEMORYSTATUS`` adds pageable external, free and purgeable pages).
 
-psutil's ``available`` is inactive plus free pages. That leaves out file-backed pages that were read lately, such as those
-of the model that was just loaded, and it counts idle anonymous pages in full, which have to be compressed first. Those
-are counted here as half: compression reduces them "by more than 50 percent" (Apple, OS X Mavericks Core Technologies
-Overview, "Compressed Memory"). macOS does not say how many inactive pages are anonymous. At least those are that can be
-neither file-backed nor purgeable, so these are taken.
+psutil's ``available`` is inactive plus free pages. That leaves out file-backed pages that were read lately, such as
+those of the model that was just loaded, and it counts idle anonymous pages in full, which have to be compressed first.
+Those are counted here as half: compression reduces them "by more than 50 percent" (Apple, OS X Mavericks Core
+Technologies Overview, "Compressed Memory"). macOS does not say how many inactive pages are anonymous. At least those
+are that can be neither file-backed nor purgeable, so these are taken.
 
-``kern.memorystatus_level``, which ``memory_pressure`` prints as "free percentage", is no budget: it has all active pages
-in it, the working sets of other programs (AVAILABLE_NON_COMPRESSED_MEMORY in the same file).
-"""
+``kern.memorystatus_level``, which ``memory_pressure`` prints as "free percentage", is no budget: it has all active
+pages in it, the working sets of other programs (AVAILABLE_NON_COMPRESSED_MEMORY in the same file)."""
 
 import re
 from dataclasses import dataclass

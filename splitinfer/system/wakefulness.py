@@ -5,8 +5,8 @@
         ▲                                    │
         └──────── ``linger`` seconds ────────┘
 
-macOS sleeps after minutes without a person at the keyboard, whatever a process computes, unless one has asked it not to.
-To ask costs a message to the power daemon, so it is not done for each request: a conversation's pauses are bridged.
+macOS sleeps after minutes without a person at the keyboard, whatever a process computes, unless one has asked it not
+to. To ask costs a message to the power daemon, so it is not done for each request: a conversation's pauses are bridged.
 """
 
 LINGER = 60.0  # seconds: longer than the pauses between requests of a program, shorter than any setting for sleep
