@@ -21,6 +21,7 @@ import threading
 import time
 from dataclasses import replace
 
+from transports import threads
 from transports.base import (
     FLUSH_SECONDS,
     Frame,
@@ -83,7 +84,7 @@ class RdmaLink(Link):
         self._incoming: Assembly | None = None
         self._bytes_received = 0
         self._bytes_reported = 0
-        self._thread = threading.Thread(target=self._run, name=f"transports rdma {address}", daemon=True)
+        self._thread = threads.make(self._run, f"transports rdma {address}")
         self._thread.start()
         control.deliver_to(self._on_control)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from transports import threads
 from transports.address import errors_naming, split_scheme
 from transports.arrivals import Arrivals
 from transports.base import (
@@ -89,7 +90,7 @@ class RdmaListener(Listener):
         self._options = options
         self._arrivals: Arrivals[Link] = Arrivals(self.address)
         self._limits = limits
-        self._thread = threading.Thread(target=self._accept_all, name=f"transports on {self.address}", daemon=True)
+        self._thread = threads.make(self._accept_all, f"transports on {self.address}")
         self._thread.start()
 
     def accept(self, timeout: float | None = None) -> Link:
@@ -112,9 +113,7 @@ class RdmaListener(Listener):
             elif (reason := self._limits.begin()) is not None:
                 control.abort(reason)  # several passed `check_opening` at once
             else:
-                threading.Thread(
-                    target=self._upgrade, args=(control,), name=f"transports joins {control.address}", daemon=True
-                ).start()
+                threads.make(self._upgrade, f"transports joins {control.address}", control).start()
 
     def _offer(self, link: Link) -> None:
         if not self._arrivals.put(link):
