@@ -5,23 +5,21 @@ Only the requirements on this machine are checked: a cable that leads to another
 
 from __future__ import annotations
 
-import platform
 import re
 import subprocess
-import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from transports.rdma import macos
 from transports.rdma.address import JACCL
 
 ACTIVE = "PORT_ACTIVE"
-_MACOS = (26, 2)
 _TOOL_SECONDS = 5.0  # ibv_devinfo was seen to hang
 
 
 def usable(backend: str, device: str = "") -> str | None:
     """None if `backend` can be used here, over `device` if one is named; else why not."""
-    if backend == JACCL and (reason := _no_macos()) is not None:
+    if backend == JACCL and (reason := macos.why_too_old(macos.own_version())) is not None:
         return reason
     import mlx.core as mx  # here, so that processes that do not use rdma:// need not load it
 
@@ -80,14 +78,6 @@ def parse_states(text: str) -> dict[str, str]:
         elif name == "state" and device and value.split():
             found.setdefault(device, value.split()[0])
     return found
-
-
-def _no_macos() -> str | None:
-    if sys.platform != "darwin":
-        return "RDMA over Thunderbolt needs macOS 26.2 or later"
-    version = platform.mac_ver()[0]
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    return None if numbers >= _MACOS else f"RDMA over Thunderbolt needs macOS 26.2 or later, and this is {version}"
 
 
 def _output(tool: str) -> str:
