@@ -53,7 +53,7 @@ def test_ends_that_frame_alike_may_join(here: str, there: str) -> None:
         ("16.2", "26.10", "macOS 26.2 and 26.10"),
         ("26.1", "26.3", "needs macOS 26.2 or later, and there is 26.1 at"),
         ("15.6", "15.6", "needs macOS 26.2 or later, and there is 15.6 at one end"),
-        ("", "26.3", "is not macOS"),
+        ("", "26.3", "there is no macOS at"),
     ],
 )
 def test_ends_that_frame_differently_may_not(one: str, other: str, reason: str) -> None:

@@ -11,7 +11,6 @@ Light Company, 13 June 2025), and Python is such a program until it is built ane
 
 from __future__ import annotations
 
-import platform
 import re
 from typing import NamedTuple
 
@@ -30,11 +29,6 @@ class Version(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-def own_version() -> str:
-    """This system's version as macOS tells it to this process; "" where this is not macOS."""
-    return platform.mac_ver()[0]
-
-
 def parse(text: str) -> Version | None:
     """The version in a text such as 26.3.1; None if there is none."""
     found = re.match(r"(\d{1,4})(?:\.(\d{1,4}))?(?!\d)", text, re.ASCII)
@@ -48,7 +42,7 @@ def why_too_old(text: str, where: str = "here") -> str | None:
     """None if a Mac with this version has RDMA over Thunderbolt; else why not, as a sentence."""
     version = parse(text)
     if version is None:
-        return f"RDMA over Thunderbolt needs macOS 26.2 or later, and the system {where} is not macOS"
+        return f"RDMA over Thunderbolt needs macOS 26.2 or later, and there is no macOS {where}"
     if version < LEAST:
         return f"RDMA over Thunderbolt needs macOS 26.2 or later, and there is {version} {where}"
     return None
