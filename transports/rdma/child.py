@@ -25,6 +25,7 @@ from typing import Any
 import mlx.core as mx
 
 from transports.base import FrameError
+from transports.emulated_jaccl.world import World
 from transports.rdma.address import RING
 from transports.rdma.channel import Channel, ChannelClosedError, Job, Record, Word
 from transports.rdma.messages import FIRST_BYTES, Kind, pack_head, unpack_head
@@ -197,4 +198,8 @@ if __name__ == "__main__":
 
     mx.set_default_device(mx.cpu)
     mx.set_cache_limit(_CACHE_BYTES)
+    if (world := World.of_this_process()) is not None:  # in tests, away from Macs
+        from transports.emulated_jaccl.group import install
+
+        install(world)
     sys.exit(main(Channel(socket.socket(fileno=int(sys.argv[1]))), Segment(int(sys.argv[2]))))
