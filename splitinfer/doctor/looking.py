@@ -1,9 +1,10 @@
-"""Looks at what findings need besides the commands of a machine: the ways to workers, other processes, Wi-Fi on Linux."""
+"""Looks at what findings need besides a machine's commands: the ways to workers, other processes, Linux's Wi-Fi."""
 
 import platform
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -57,7 +58,7 @@ def command_of(words: Sequence[str]) -> str:
     >>> command_of(["python", "-m", "splitinfer", "coord"]), command_of(["vim", "splitinfer"])
     ('coord', '')
     """
-    for word, following in zip(words[:4], words[1:5], strict=False):
+    for word, following in pairwise(words[:4]):
         if word.rpartition("/")[2] == "splitinfer" and following in _COMMANDS:
             return following
     return ""

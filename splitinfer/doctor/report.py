@@ -163,9 +163,7 @@ def _counted(count: int, severity: Severity) -> str:
 
 def _rdma(found: Sequence[Requirement]) -> list[RenderableType]:
     """The verdict, and what stands in the way."""
-    rows = [
-        (_MARKS[each.state], each.about, each.text, each.remedy) for each in found if each.state is not State.OK
-    ]
+    rows = [(_MARKS[each.state], each.about, each.text, each.remedy) for each in found if each.state is not State.OK]
     return [_title(f"RDMA over Thunderbolt: {verdict(found).text}"), *([_marked(rows)] if rows else [])]
 
 

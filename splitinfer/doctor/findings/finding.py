@@ -38,8 +38,8 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a worker is reached. ``host``: as the layout names it; ``address``: its number; ``route``: what the system says
-    of the way there."""
+    """How a worker is reached. ``host``: as the layout names it; ``address``: its number; ``route``: what the system
+    says of the way there."""
 
     worker: str
     host: str
@@ -60,7 +60,9 @@ class OtherProcess:
 class Seen:
     """The evidence: the commands' outputs, by name, and what this process knows of itself and of the machine.
 
-    memory, available: bytes. on_gpu: whether MLX computes on a GPU. executable, prefix: the Python that runs this, links resolved.
+    memory, available: bytes.
+    on_gpu: whether MLX computes on a GPU.
+    executable, prefix: the Python that runs this, links resolved.
     wireless: the interfaces that are known to be Wi-Fi, besides those that networksetup lists.
     killed_in_rdma: a sentence on processes that were killed inside RDMA operations, or "".
     """
@@ -84,7 +86,7 @@ class Seen:
     def is_mac(self) -> bool:
         return self.system == "Darwin"
 
-    def read(self, name: str, read: Callable[[str], T]) -> T | None:
+    def read(self, name: str, read: Callable[[str], T | None]) -> T | None:
         """What a command printed, parsed; ``None`` where it failed or was not run."""
         text = self.outputs[name].text if name in self.outputs else None
         return None if text is None else read(text)

@@ -1,9 +1,10 @@
 """Whether other machines may connect: macOS's application firewall, and its privacy of the local network.
 
-The firewall decides by program, on incoming connections (Apple Platform Security, "Firewall security in macOS"). What is
-signed by Apple or by a known developer is let in; any other program is asked about when it listens for the first time, in a
-window that nobody sees over ssh. Python is the program here; the builds of uv and Homebrew are signed ad hoc (*assumed*
-not to count as signed). Privacy of the local network concerns connections to other machines: ``engine.origin``.
+The firewall decides by program, on incoming connections (Apple Platform Security, "Firewall security in macOS"). What
+is signed by Apple or by a known developer is let in; any other program is asked about when it listens for the first
+time, in a window that nobody sees over ssh. Python is the program here; the builds of uv and Homebrew are signed ad hoc
+(*assumed* not to count as signed). Privacy of the local network concerns connections to other machines:
+``engine.origin``.
 """
 
 import shlex
@@ -29,7 +30,8 @@ def findings(seen: Seen) -> Iterator[Finding]:
 
 def _firewall(seen: Seen) -> Iterator[Finding]:
     state = seen.read("firewall", firewall.firewall_state)
-    if state == 2 or seen.read("firewall_block_all", firewall.is_on):
+    blocks_all = seen.read("firewall_block_all", firewall.is_on)
+    if state == 2 or (state and blocks_all):
         text = "the firewall blocks all incoming connections, so no coordinator reaches a worker on this Mac"
         yield Finding(_FIREWALL, Severity.PROBLEM, text, f"sudo {TOOL} --setblockall off")
     elif state == 1:
@@ -52,15 +54,15 @@ def _program(seen: Seen) -> Iterator[Finding]:
     elif not ours:
         path = shlex.quote(seen.executable)
         text = (
-            "the firewall is on and does not know this Python: macOS asks when a worker listens for the first time, and "
-            "whoever starts it over ssh or by launchd does not see that"
+            "the firewall is on and does not know this Python: macOS asks when a worker listens for the first time, "
+            "and whoever starts it over ssh or by launchd does not see that"
         )
         yield Finding(_FIREWALL, Severity.NOTE, text, f"sudo {TOOL} --add {path} && sudo {TOOL} --unblockapp {path}")
 
 
 def is_this_python(path: str, executable: str, prefix: str) -> bool:
-    """Whether a program that the firewall lists is this Python: the file itself, or the Python.app of a framework, which
-    such builds run in its place.
+    """Whether a program that the firewall lists is this Python: the file itself, or the Python.app of a framework,
+    which such builds run in its place.
 
     >>> here = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
     >>> is_this_python(f"{here}/Resources/Python.app", f"{here}/bin/python3.13", here)

@@ -1,8 +1,8 @@
 """Memory as macOS counts it: swap files, what programs use, what the GPU may wire.
 
 Activity Monitor's *Memory Used* is the memory of programs, wired memory and what the compressor holds
-(``system.memory_pages``). Weights that were swapped out come back from the disk at every token. ``iogpu.wired_limit_mb``
-raises what the GPU may hold; that macOS needs 2 GiB besides is *assumed*.
+(``system.memory_pages``). Weights that were swapped out come back from the disk at every token.
+``iogpu.wired_limit_mb`` raises what the GPU may hold; that macOS needs 2 GiB besides is *assumed*.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,9 @@ _MUCH_SWAP = 2**30
 _FOR_MACOS = 2 * 2**30
 _LITTLE = 0.1  # of the memory, still available
 _MUCH_WIRED = 0.5
-_QUIT = "quit programs that you do not need (Activity Monitor, Memory, sorted by size), or give this machine fewer layers"
+_QUIT = (
+    "quit programs that you do not need (Activity Monitor, Memory, sorted by size), or give this machine fewer layers"
+)
 
 
 def findings(seen: Seen) -> Iterator[Finding]:
@@ -62,7 +64,7 @@ def _use(seen: Seen, pages: MemoryPages) -> Iterator[Finding]:
         yield Finding(AREA, Severity.WARNING, text, _QUIT)
     if seen.memory and kinds["wired"] > _MUCH_WIRED * seen.memory and not seen.processes:
         text = (
-            f"{size(kinds['wired'])} are wired, and no splitinfer runs: another program computes on the GPU, or an RDMA "
-            "process was killed, whose memory comes back with a restart"
+            f"{size(kinds['wired'])} are wired, and no splitinfer runs: another program computes on the GPU, or an "
+            "RDMA process was killed, whose memory comes back with a restart"
         )
         yield Finding(AREA, Severity.NOTE, text, "end such programs; if there are none: sudo shutdown -r now")

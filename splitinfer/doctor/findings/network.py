@@ -17,6 +17,10 @@ _BRIDGE = "Thunderbolt Bridge"
 _ON_THE_CABLE = (
     "put the other Mac's address on the cable into the layout: there, `ipconfig getifaddr bridge0` prints it"
 )
+_SET_ADDRESS = (
+    f'sudo networksetup -setmanual "{_BRIDGE}" 10.77.0.1 255.255.255.0 here, the same with 10.77.0.2 on the other Mac, '
+    "and these addresses in the layout"
+)
 
 
 def findings(seen: Seen) -> Iterator[Finding]:
@@ -44,8 +48,7 @@ def _way(seen: Seen, way: Way, ports: Mapping[str, str]) -> Iterator[Finding]:
     if seen.is_mac and _is_self_assigned(way.address) and not port.startswith("Thunderbolt"):
         # macOS keeps one route for all of 169.254.0.0/16, by its first interface: swellweb/targetBridge PR 130.
         text = f"{name} has a self-assigned address, which macOS looks for on {interface} and not on the cable"
-        remedy = f'on both Macs, each with a number of its own: sudo networksetup -setmanual "{_BRIDGE}" 10.77.0.1 255.255.255.0'
-        yield Finding(AREA, Severity.PROBLEM, text, remedy)
+        yield Finding(AREA, Severity.PROBLEM, text, _SET_ADDRESS)
 
 
 def _wireless(seen: Seen, name: str, interface: str) -> Finding:
@@ -73,6 +76,5 @@ def _shared_network(seen: Seen, ports: Mapping[str, str]) -> Iterator[Finding]:
     for ours, (name, theirs) in product(found.get(bridge, ()), others):
         if ours.network.overlaps(theirs.network) and not ours.ip.is_loopback:
             text = f"{bridge} ({ours.ip}) and {name} ({theirs.ip}) are in one network, so macOS may take the wrong way"
-            remedy = f'sudo networksetup -setmanual "{_BRIDGE}" 10.77.0.1 255.255.255.0, and .2 on the other Mac'
-            yield Finding(AREA, Severity.WARNING, text, remedy)
+            yield Finding(AREA, Severity.WARNING, text, _SET_ADDRESS)
             return

@@ -1,8 +1,7 @@
 """Sleep, low power mode, battery, heat.
 
-A sleeping Mac answers nobody. splitinfer prevents idle sleep while it has work, and any process may (IOPMLib.h,
-``PreventUserIdleSystemSleep``); a worker that waits for a coordinator does not. ``pmset`` sets for all power sources with
-``-a`` and for mains with ``-c`` (pmset(1)).
+A sleeping Mac answers nobody. splitinfer prevents idle sleep while it has work (``system.keep_awake``); a worker that
+waits for a coordinator does not. ``pmset`` sets for all power sources with ``-a`` and for mains with ``-c`` (pmset(1)).
 """
 
 from collections.abc import Iterator

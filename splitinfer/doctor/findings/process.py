@@ -1,9 +1,9 @@
 """How workers are scheduled here, and what else of splitinfer runs.
 
-launchd applies resource limits to a job by its ProcessType: none to interactive ones, light ones to standard ones and to
-those that name none, which throttle processor and disk (launchd.plist(5)). Background ones run on efficiency cores, and
-their GPU work was seen to be eight times slower (dryvist/nix-ai PR 916); standard ones get priority 20 instead of 31
-(traycerai/traycer PR 705).
+launchd applies resource limits to a job by its ProcessType: none to interactive ones, light ones to standard ones and
+to those that name none, which throttle processor and disk (launchd.plist(5)). Background ones run on efficiency cores,
+and their GPU work was seen to be eight times slower (dryvist/nix-ai PR 916); standard ones get priority 20 instead of
+31 (traycerai/traycer PR 705).
 """
 
 import shlex

@@ -94,7 +94,9 @@ def _macos(seen: Seen) -> Requirement:
     here, least = ".".join(map(str, found)), ".".join(map(str, LEAST_MACOS))
     if found >= LEAST_MACOS:
         return Requirement("macOS", State.OK, f"macOS {here}; RDMA needs {least}")
-    return Requirement("macOS", State.MISSING, f"macOS {here} is too old: RDMA needs {least}", "update macOS on every Mac")
+    return Requirement(
+        "macOS", State.MISSING, f"macOS {here} is too old: RDMA needs {least}", "update macOS on every Mac"
+    )
 
 
 def _ports(seen: Seen, ports: Sequence[Port] | None) -> Requirement:

@@ -1,4 +1,4 @@
-"""The application firewall: ``socketfilterfw --getglobalstate``, ``--getblockall``, ``--getstealthmode``, ``--listapps``."""
+"""The application firewall: ``socketfilterfw`` with ``--getglobalstate``, ``--getblockall``, ``--listapps`` ..."""
 
 import re
 
@@ -16,9 +16,8 @@ def firewall_state(text: str) -> int | None:
 def is_on(text: str) -> bool | None:
     """Whether a setting is on, from ``--getblockall`` and ``--getstealthmode``, whose words have changed.
 
-    >>> said = "Firewall has block all state set to disabled.", "Firewall stealth mode is on", "Stealth mode enabled", "?"
-    >>> [is_on(each) for each in said]
-    [False, True, True, None]
+    >>> is_on("Firewall has block all state set to disabled."), is_on("Stealth mode enabled"), is_on("")
+    (False, True, None)
     """
     words = re.findall(r"[a-z]+", text.lower())
     on, off = {"on", "enabled"} & set(words), {"off", "disabled"} & set(words)

@@ -1,4 +1,4 @@
-"""Interfaces and routes: ``ifconfig``, ``networksetup -listallhardwareports``, ``route -n get``, ``ip -json route get``."""
+"""Interfaces and routes: ``ifconfig``, ``networksetup -listallhardwareports``, ``route``; on Linux ``ip -json``."""
 
 import contextlib
 import ipaddress
@@ -49,7 +49,7 @@ def hardware_ports(text: str) -> dict[str, str]:
 def route_interface(text: str) -> str | None:
     """The interface by which an address is reached, from ``route -n get`` or ``ip -json route get``; ``None``: by none.
 
-    >>> route_interface("   route to: 10.0.0.2\\ndestination: 10.0.0.0\\n  interface: en0\\n"), route_interface("not in table")
+    >>> route_interface("   route to: 10.0.0.2\\n  interface: en0\\n"), route_interface("not in table")
     ('en0', None)
     """
     if found := re.search(r"^\s*interface: (\w+)\s*$", text, re.MULTILINE):

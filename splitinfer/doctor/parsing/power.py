@@ -48,7 +48,7 @@ def power_settings(text: str) -> PowerSettings | None:
 def battery_percent(text: str) -> int | None:
     """What is left of the battery that the machine runs on, from ``pmset -g batt``; ``None``: it has other power.
 
-    >>> battery_percent("Now drawing from 'Battery Power'\\n -InternalBattery-0 (id=1)\\t80%; discharging; 3:10 remaining")
+    >>> battery_percent("Now drawing from 'Battery Power'\\n -InternalBattery-0 (id=1)\\t80%; discharging; 3:10")
     80
     """
     if "'Battery Power'" not in text:
@@ -60,7 +60,9 @@ def battery_percent(text: str) -> int | None:
 def assertions(text: str) -> list[Assertion]:
     """The processes' assertions, from ``pmset -g assertions``."""
     form = r"^\s*pid (\d{1,9})\((.+)\): \[\w+\] (?:[\d:]+ )?(\w+) named: \"(.*)\"[ \t]*$"
-    return [Assertion(int(pid), process, kind, name) for pid, process, kind, name in re.findall(form, text, re.MULTILINE)]
+    return [
+        Assertion(int(pid), process, kind, name) for pid, process, kind, name in re.findall(form, text, re.MULTILINE)
+    ]
 
 
 def speed_limit(text: str) -> int | None:
