@@ -40,14 +40,17 @@ def _way(name: str, address: str) -> Way | None:
 
 
 def other_processes() -> tuple[OtherProcess, ...]:
-    """This user's other processes of splitinfer, without those that started this one."""
+    """The other processes of splitinfer; not those that started this one, nor those that another of them started, as a
+    coordinator starts local workers."""
     own = {psutil.Process().pid, *(parent.pid for parent in psutil.Process().parents())}
-    found = []
-    for process in psutil.process_iter(["cmdline", "nice"]):
-        command = command_of(process.info["cmdline"] or [])
-        if command and process.pid not in own:
-            found.append(OtherProcess(process.pid, command, process.info["nice"] or 0))
-    return tuple(found)
+    running = {
+        process.pid: (command, process.info["ppid"], process.info["nice"] or 0)
+        for process in psutil.process_iter(["cmdline", "ppid", "nice"])
+        if process.pid not in own and (command := command_of(process.info["cmdline"] or []))
+    }
+    return tuple(
+        OtherProcess(pid, command, nice) for pid, (command, parent, nice) in running.items() if parent not in running
+    )
 
 
 def command_of(words: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -105,9 +105,9 @@ def show(report: Report, *, as_json: bool) -> None:
         return
     if not out.is_terminal:
         out.width = max(out.width, _PLAIN_WIDTH)
-    out.print(Group(*_findings(report.findings), *_machine(report.machine), *_rdma(report.rdma)))
-    if report.layout is not None:
-        out.print(Group(*_layout(report.layout)))
+    parts = [*_findings(report.findings), *_machine(report.machine), *_rdma(report.rdma)]
+    for part in parts if report.layout is None else [*parts, *_layout(report.layout)]:
+        out.print(part, soft_wrap=isinstance(part, Text))  # the terminal wraps text, so that commands can be copied
 
 
 def _title(text: str) -> Text:
@@ -148,37 +148,32 @@ def _gpu_memory(machine: Machine) -> str:
     return f"{words}; more with: sudo sysctl iogpu.wired_limit_mb={good_limit(machine.memory)}"
 
 
-def _findings(found: Sequence[Finding]) -> list[RenderableType]:
+def _findings(found: Sequence[Finding]) -> list[Text]:
     if not found:
         return [Text("Nothing was found that keeps stages from running here.", style="green")]
     counts = Counter(each.severity for each in found)
     title = ", ".join(_counted(counts[severity], severity) for severity in Severity if counts[severity])
-    rows = [(_FINDING_MARKS[each.severity], each.area, each.text, each.remedy) for each in found]
-    return [Text(title, style="bold"), _marked(rows)]
+    lines = [_marked(_FINDING_MARKS[each.severity], each.area, each.text, each.remedy) for each in found]
+    return [Text(title, style="bold"), *lines]
 
 
 def _counted(count: int, severity: Severity) -> str:
     return f"{count} {severity}{'s' if count > 1 else ''}"
 
 
-def _rdma(found: Sequence[Requirement]) -> list[RenderableType]:
+def _rdma(found: Sequence[Requirement]) -> list[Text]:
     """The verdict, and what stands in the way."""
-    rows = [(_MARKS[each.state], each.about, each.text, each.remedy) for each in found if each.state is not State.OK]
-    return [_title(f"RDMA over Thunderbolt: {verdict(found).text}"), *([_marked(rows)] if rows else [])]
+    missing = [each for each in found if each.state is not State.OK]
+    return [
+        _title(f"RDMA over Thunderbolt: {verdict(found).text}"),
+        *[_marked(_MARKS[each.state], each.about, each.text, each.remedy) for each in missing],
+    ]
 
 
-def _marked(rows: Iterable[tuple[tuple[str, str], str, str, str]]) -> Table:
-    """Rows of a mark and its colour, a subject, a text, and a remedy below the text."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for (mark, colour), subject, sentence, remedy in rows:
-        text = Text(sentence)
-        if remedy:
-            text.append(f"\n→ {remedy}", style="dim")
-        table.add_row(Text(mark, style=colour), subject, text)
-    return table
+def _marked(mark: tuple[str, str], subject: str, sentence: str, remedy: str) -> Text:
+    """A line with a mark in its colour, and the remedy on a line of its own, from where it can be copied."""
+    text = Text.assemble(mark, f" {subject}: {sentence}")
+    return text.append(f"\n  → {remedy}", style="dim") if remedy else text
 
 
 def _layout(layout: LayoutReport) -> list[RenderableType]:

@@ -20,7 +20,7 @@ PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Ve
 UV = "/Users/me/.local/share/uv/python/cpython-3.13/bin/python3.13"
 
 WELL = {
-    "macos": "sw_vers_26.txt",
+    "macos": "sw_vers_26_3.txt",
     "wired_limit": "sysctl_wired_default.txt",
     "memory": "vm_stat_roomy.txt",
     "swap": "swap_none.txt",
@@ -114,11 +114,11 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
     ),
     "a terminal that must be allowed": (
         mac(origin=Origin(Start.PROGRAM, "iTerm")), "local network", "note", "what iTerm starts may connect",
-        "Privacy_LocalNetwork",
+        "Privacy & Security → Local Network",
     ),
     "an agent": (
         mac(origin=Origin(Start.AGENT, "io.splitinfer.worker")), "local network", "note",
-        "what agent io.splitinfer.worker starts", "Terminal and ssh need no permission",
+        "what agent io.splitinfer.worker starts", "or use Terminal or ssh",
     ),
     "background": (
         mac({"agent": "launchctl_background.txt"}), "process", "warning", "efficiency cores",
@@ -167,6 +167,7 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         "bridge0 (192.168.1.23) and en0 (192.168.1.11) are in one network", "networksetup -setmanual",
     ),
     "killed in RDMA": (mac(killed_in_rdma="1 process was"), "rdma", "warning", "1 process was", "shutdown"),
+    "short frames": (mac({"macos": "sw_vers_26.txt"}), "rdma", "note", "works only with a Mac that has 26.2", "26.3"),
     "no driver": (linux("nvidia_no_driver.txt"), "gpu", "problem", "couldn't communicate", "driver"),
     "MLX on the processor": (linux("nvidia_h200.txt"), "gpu", "warning", "(NVIDIA H200), and this MLX", "mlx[cuda13]"),
     "a GPU in use": (

@@ -88,5 +88,5 @@ def _privacy(seen: Seen) -> Iterator[Finding]:
             f"what {seen.origin} starts may connect to other machines of the network only if you allow it; denied "
             "connections fail with “No route to host”"
         )
-        remedy = "open 'x-apple.systempreferences:com.apple.preference.security?Privacy_LocalNetwork'"
-        yield Finding(_PRIVACY, Severity.NOTE, text, f"Terminal and ssh need no permission; elsewhere: {remedy}")
+        remedy = "allow it in System Settings → Privacy & Security → Local Network, or use Terminal or ssh, which may"
+        yield Finding(_PRIVACY, Severity.NOTE, text, remedy)

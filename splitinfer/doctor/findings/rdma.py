@@ -13,6 +13,7 @@ from splitinfer.doctor.findings.finding import Finding, Seen, Severity
 from splitinfer.doctor.parsing import macos, network, thunderbolt
 from splitinfer.doctor.parsing.network import Interface
 from splitinfer.doctor.parsing.thunderbolt import Port
+from transports.rdma.macos import LONG_FRAMES
 from transports.rdma.probe import parse_devices, parse_states
 
 LEAST_MACOS = (26, 2)
@@ -67,6 +68,11 @@ def requirements(seen: Seen) -> list[Requirement]:
 
 def findings(seen: Seen) -> Iterator[Finding]:
     """What may keep RDMA from working although its requirements are met."""
+    found = seen.read("macos", macos.version)
+    is_enabled = seen.read("rdma", thunderbolt.rdma_is_enabled)
+    if is_enabled and found is not None and LEAST_MACOS <= found < LONG_FRAMES:
+        text = "RDMA of macOS 26.2 works only with a Mac that has 26.2, too: from 26.3 on its frames are longer"
+        yield Finding("rdma", Severity.NOTE, text, "update macOS on every Mac to 26.3 or later")
     if seen.killed_in_rdma:
         yield Finding("rdma", Severity.WARNING, seen.killed_in_rdma, "sudo shutdown -r now")
 
