@@ -48,7 +48,7 @@ class LayoutReport:
 class Report:
     """This machine, the requirements of RDMA, a layout's links if there is one, and what was found wrong.
 
-    ``origin``: how this process was started (``engine.origin``).
+    ``origin``: how this process was started (``system.origin``).
     """
 
     machine: Machine

@@ -19,9 +19,9 @@ from splitinfer.doctor.links import LinkSeen, LinkSurvey, Progress, SurveyResult
 from splitinfer.doctor.looking import other_processes, ways_to, wireless_interfaces
 from splitinfer.doctor.machine import describe
 from splitinfer.doctor.report import LayoutReport, Report, show
-from splitinfer.engine.origin import this_process
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import on_gpu
+from splitinfer.system.origin import this_process
 from transports.rdma import leftovers
 
 

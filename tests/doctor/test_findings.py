@@ -12,7 +12,7 @@ from splitinfer.doctor.commands import LINUX, MACOS
 from splitinfer.doctor.findings.every import every_finding
 from splitinfer.doctor.findings.finding import Finding, OtherProcess, Output, Seen, Severity, Way
 from splitinfer.doctor.findings.network import findings as network_findings
-from splitinfer.engine.origin import Origin, Start
+from splitinfer.system.origin import Origin, Start
 
 RECORDED = Path(__file__).parent / "recorded"
 GIB = 2**30

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
-from splitinfer.engine.origin import Origin, Start
+from splitinfer.system.origin import Origin, Start
 
 T = TypeVar("T")
 

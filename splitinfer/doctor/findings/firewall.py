@@ -4,7 +4,7 @@ The firewall decides by program, on incoming connections (Apple Platform Securit
 is signed by Apple or by a known developer is let in; any other program is asked about when it listens for the first
 time, in a window that nobody sees over ssh. Python is the program here; the builds of uv and Homebrew are signed ad hoc
 (*assumed* not to count as signed). Privacy of the local network concerns connections to other machines:
-``engine.origin``.
+``system.origin``.
 """
 
 import shlex

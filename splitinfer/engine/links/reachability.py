@@ -1,7 +1,7 @@
 """Says why another machine cannot be reached, and what to do, from the error of a connection.
 
 The same number means different things on different systems and from different programs. The one that misleads most is
-EHOSTUNREACH, "No route to host": on macOS it is how local network privacy shows (``engine.origin``). The connection is
+EHOSTUNREACH, "No route to host": on macOS it is how local network privacy shows (``system.origin``). The connection is
 denied before a packet is sent, to other machines of the network but not to its router, while ping and Apple's own tools
 get through (TN3179; NousResearch/hermes-agent #57812, nicobailon/pi-mcp-adapter #543). A machine that is off is
 EHOSTDOWN there, "Host is down". On Linux EHOSTUNREACH is a machine that does not answer ARP, or a firewall that rejects
@@ -17,7 +17,7 @@ import os
 import platform
 from dataclasses import dataclass
 
-from splitinfer.engine.origin import Origin, Start, this_process
+from splitinfer.system.origin import Origin, Start, this_process
 from transports.unreachable import Unreachable
 
 _SETTINGS = "System Settings → Privacy & Security → Local Network"
@@ -35,30 +35,30 @@ class Explanation:
         return f"{self.text}; {self.remedy}" if self.remedy else self.text
 
 
-def explain_here(unreachable: Unreachable) -> Explanation:
-    """Why this process cannot reach a machine."""
-    return explain(unreachable, platform.system(), this_process())
+def explain_here(unreachable: Unreachable, here: str = "this machine") -> Explanation:
+    """Why this process cannot reach a machine. ``here``: what the reader calls the one that it runs on."""
+    return explain(unreachable, platform.system(), this_process(), here)
 
 
-def explain(unreachable: Unreachable, system: str, origin: Origin) -> Explanation:
+def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "this machine") -> Explanation:
     """Why a process of this ``origin``, on a ``system`` ("Darwin", "Linux" ...), cannot reach a machine."""
     host, is_mac = unreachable.host, system == "Darwin"
     if unreachable.is_name:
-        return _name(host, is_mac, origin)
+        return _name(host, is_mac, origin, here)
     match unreachable.error:
         case errno.EHOSTUNREACH if is_mac and is_local(host) and not origin.may_use_local_network:
-            return _no_permission(host, origin)
+            return _no_permission(host, origin, here)
         case errno.EHOSTUNREACH:
-            return _no_route(host, is_mac)
+            return _no_route(host, is_mac, here)
         case errno.ECONNREFUSED:
             return Explanation(f"the machine at {host} answers, but nothing listens on that port")
         case errno.ETIMEDOUT | errno.EHOSTDOWN:
             return _silent(host, is_firewall_possible=unreachable.error == errno.ETIMEDOUT)
         case errno.ENETUNREACH | errno.ENETDOWN:
-            text = f"this machine has no network that leads to {host} ({os.strerror(unreachable.error)})"
+            text = f"{here} has no network that leads to {host} ({os.strerror(unreachable.error)})"
             return Explanation(text, f"check its cable or Wi-Fi, and the way: {_route(host, is_mac)}")
         case errno.EACCES | errno.EPERM:
-            text = f"a rule on this machine forbids connections to {host} ({os.strerror(unreachable.error)})"
+            text = f"a rule on {here} forbids connections to {host} ({os.strerror(unreachable.error)})"
             return Explanation(text, "look at its firewall and its routes")
         case errno.EADDRNOTAVAIL | errno.EINVAL if _lacks_zone(host):
             text = f"{host} is an address of one cable or network, and its interface is not named"
@@ -79,28 +79,28 @@ def is_local(host: str) -> bool:
     return (address.is_private or address.is_link_local) and not address.is_loopback
 
 
-def _no_permission(host: str, origin: Origin) -> Explanation:
+def _no_permission(host: str, origin: Origin, here: str) -> Explanation:
     who = {
         Start.AGENT: f"{origin.name}, which launchd started as an agent (its entry may be named after Python)",
         Start.PROGRAM: origin.name,
         Start.DETACHED: "it (its Terminal has been closed, and with it the right that Terminal's programs have)",
     }.get(origin.start, "the program that started it")
     return Explanation(
-        f"macOS denies this process the way to {host} (“No route to host”), most likely because it has no permission "
-        "for the local network",
-        f"allow {who} in {_SETTINGS} on this Mac, then start it again; {_FREE}. "
-        f"If `ping -c 3 {host}` gets no answer either, that machine is not in this network",
+        f"macOS on {here} denies this process the way to {host} (“No route to host”), most likely because it has no "
+        "permission for the local network",
+        f"allow {who} in {_SETTINGS} there, then start it again; {_FREE}. "
+        f"If `ping -c 3 {host}` there gets no answer either, that machine is not in the network",
     )
 
 
-def _no_route(host: str, is_mac: bool) -> Explanation:
+def _no_route(host: str, is_mac: bool, here: str) -> Explanation:
     ways = f"`ping -c 3 {host}`, {_route(host, is_mac)}"
     if not is_local(host):
-        return Explanation(f"there is no route to {host}", f"look at the way: {ways}")
+        return Explanation(f"there is no route from {here} to {host}", f"look at the way: {ways}")
     why = "the machine is off, asleep or in another network"
     if not is_mac:
         why += ", or a firewall rejects connections"
-    return Explanation(f"there is no way to {host} (“No route to host”): {why}", f"look at the way: {ways}")
+    return Explanation(f"{here} finds no way to {host} (“No route to host”): {why}", f"look at the way: {ways}")
 
 
 def _silent(host: str, *, is_firewall_possible: bool) -> Explanation:
@@ -113,8 +113,8 @@ def _silent(host: str, *, is_firewall_possible: bool) -> Explanation:
     return Explanation(f"nothing comes back from {host}: {why}", remedy)
 
 
-def _name(host: str, is_mac: bool, origin: Origin) -> Explanation:
-    text = f"the name {host} has no address here"
+def _name(host: str, is_mac: bool, origin: Origin, here: str) -> Explanation:
+    text = f"{here} finds no address for the name {host}"
     if not is_local(host):
         return Explanation(text, "check its spelling, or use the machine's IP address")
     if not is_mac:

@@ -331,7 +331,7 @@ class Worker:
         except TransportUnavailable as error:
             raise PeerError(f"{self.name} cannot reach {message.address}: {error.reason}") from error
         except LinkTimeout as error:
-            why = error if error.unreachable is None else explain_here(error.unreachable)
+            why = error if error.unreachable is None else explain_here(error.unreachable, machine_name())
             raise PeerError(f"{self.name} cannot reach the next stage at {message.address}: {why}") from error
         try:
             link.send(Frame(codec.encode(hello)))

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitinfer.engine.coordinator import worker_group
-from splitinfer.engine.links import reachability
 from splitinfer.engine.links.reachability import explain, is_local
-from splitinfer.engine.origin import Origin, Start, origin_of
+from splitinfer.system.origin import Origin, Start
 from transports.unreachable import Unreachable
 
 MAC, LINUX = "Darwin", "Linux"
@@ -22,7 +21,7 @@ EXEMPT = [Origin(each) for each in (Start.ROOT, Start.DAEMON, Start.SSH, Start.T
 
 def test_no_route_on_a_mac_is_a_missing_permission():
     found = explain(NO_ROUTE, MAC, ITERM)
-    assert "macOS denies this process the way to 192.168.1.7" in found.text
+    assert "macOS on this machine denies this process the way to 192.168.1.7" in found.text
     assert "allow iTerm in System Settings → Privacy & Security → Local Network" in found.remedy
     assert "`ping -c 3 192.168.1.7`" in found.remedy  # the test that tells it from a machine that is off
     assert "Terminal, ssh and daemons" in found.remedy
@@ -49,7 +48,7 @@ def test_elsewhere_no_route_is_no_route():
     assert "a firewall rejects" in linux.text
     assert "`ip route get 192.168.1.7`" in linux.remedy
     far = explain(Unreachable("8.8.8.8", errno.EHOSTUNREACH), MAC, ITERM)
-    assert far.text == "there is no route to 8.8.8.8"
+    assert far.text == "there is no route from this machine to 8.8.8.8"
 
 
 def test_every_other_error():
@@ -96,27 +95,6 @@ def test_there_is_always_a_sentence(host: str, number: int, is_name: bool, start
         assert explain(Unreachable(host, number, is_name), system, Origin(start, "x")).text
 
 
-def test_origins():
-    def of(environment: dict[str, str], parent: int = 50, user: int = 501, session: str = "Aqua") -> Origin:
-        return origin_of(environment, parent=parent, user=user, session=session)
-
-    terminal = {"TERM_PROGRAM": "Apple_Terminal", "XPC_SERVICE_NAME": "0"}
-    assert of(terminal) == Origin(Start.TERMINAL)
-    assert of(terminal, parent=1) == Origin(Start.DETACHED)
-    assert of(terminal, user=0) == Origin(Start.ROOT)
-    assert of({"TERM_PROGRAM": "iTerm.app", "XPC_SERVICE_NAME": "application.com.googlecode.iterm2.1.2"}) == ITERM
-    assert of({"TERM_PROGRAM": "vscode"}) == Origin(Start.PROGRAM, "Visual Studio Code")
-    assert of({"SSH_CONNECTION": "10.0.0.1 5 10.0.0.2 22", "XPC_SERVICE_NAME": "0"}) == Origin(Start.SSH)
-    job = {"XPC_SERVICE_NAME": "io.splitinfer.worker"}
-    assert of(job, parent=1) == Origin(Start.AGENT, "io.splitinfer.worker")
-    assert of(job, parent=1, session="Background").start is Start.AGENT
-    assert of(job, parent=1, session="System").start is Start.DAEMON
-    assert of(job, parent=1, session="").start is Start.AGENT  # the one that needs permission
-    assert of({}) == Origin(Start.UNKNOWN)
-    assert str(ITERM) == "iTerm"
-    assert str(of(job)) == "agent io.splitinfer.worker"
-
-
 def test_a_coordinators_sentence(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(worker_group, "explain_here", lambda unreachable: explain(unreachable, MAC, ITERM))
 
@@ -127,10 +105,10 @@ def test_a_coordinators_sentence(monkeypatch: pytest.MonkeyPatch):
     assert said(None) == f"worker mini is not at tcp://{HERE}:5577 (tried for 10 s); {start}"
     assert said(Unreachable(HERE, errno.ECONNREFUSED)).endswith(f"nothing listens on that port; {start}")
     denied = said(NO_ROUTE)
-    assert denied.startswith(f"worker mini cannot be reached at tcp://{HERE}:5577 (tried for 10 s): macOS denies")
+    assert denied.startswith(f"worker mini cannot be reached at tcp://{HERE}:5577 (tried for 10 s): macOS on")
     assert start not in denied
 
 
-def test_nothing_is_asked_on_linux():
-    if os.uname().sysname == LINUX:
-        assert reachability.this_process() == Origin(Start.UNKNOWN)
+def test_a_workers_sentence_names_its_machine():
+    assert "macOS on mini denies" in str(explain(NO_ROUTE, MAC, ITERM, "mini"))
+    assert str(explain(Unreachable(HERE, errno.ENETUNREACH), LINUX, ITERM, "mini")).startswith("mini has no network")

@@ -13,12 +13,13 @@ Terminals set TERM_PROGRAM, and sshd SSH_CONNECTION (sshd(8)). Whether a job is 
 """
 
 import os
-import platform
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+
+from splitinfer.system.apple import is_macos
 
 _TERMINALS = {"vscode": "Visual Studio Code", "WarpTerminal": "Warp", "ghostty": "Ghostty"}
 _SECONDS = 2.0
@@ -83,7 +84,7 @@ def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session
 @cache
 def this_process() -> Origin:
     """How this process was started; unknown elsewhere than on macOS, where nothing depends on it."""
-    if platform.system() != "Darwin":
+    if not is_macos():
         return Origin(Start.UNKNOWN)
     return origin_of(os.environ, parent=os.getppid(), user=os.geteuid(), session=_session())
 
