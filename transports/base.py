@@ -57,8 +57,8 @@ class TransportUnavailable(LinkClosed):
 
 
 class LinkTimeout(TransportError):
-    """Nothing happened in the time allowed; the call may be repeated. ``unreachable``: why nothing could be connected
-    to, where that is known."""
+    """Nothing happened in the time allowed; the call may be repeated. ``unreachable``: why there is no link, if that is
+    known."""
 
     def __init__(self, text: str, unreachable: Unreachable | None = None) -> None:
         super().__init__(text)

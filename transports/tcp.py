@@ -169,7 +169,8 @@ class TcpTransport:
 def _no_answer(tried: _Tried, address: str, timeout: float) -> LinkTimeout:
     """The error after the last attempt. A host that a plain socket does not reach either is told by that."""
     unreachable = tried.unresolved or probe(tried.hosts, min(PROBE_SECONDS, timeout / 4))
-    trouble = tried.trouble if unreachable is None or unreachable.is_name else str(unreachable)
+    is_told = unreachable is None or unreachable.is_name or unreachable.is_silent
+    trouble = tried.trouble if is_told else str(unreachable)
     return LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}", unreachable)
 
 

@@ -23,11 +23,17 @@ _TELLING = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM, e
 
 class Unreachable(NamedTuple):
     """An attempt that failed. ``host``: the numeric address, or the name that has none. ``error``: the number of the
-    error, an ``errno``, or where ``is_name`` is true one of getaddrinfo's (``socket.EAI_NONAME`` ...)."""
+    error, an ``errno``, or where ``is_name`` is true one of getaddrinfo's (``socket.EAI_NONAME`` ...); 0: a connection
+    can be made, but nobody answers on it."""
 
     host: str
     error: int
     is_name: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a connection can be made, and nobody answers on it."""
+        return self.error == 0 and not self.is_name
 
     @property
     def is_refused(self) -> bool:
@@ -37,6 +43,8 @@ class Unreachable(NamedTuple):
     def __str__(self) -> str:
         if self.is_name:
             return f"cannot resolve {self.host}"
+        if self.is_silent:
+            return f"connected to {self.host}, but no answer"
         return f"{os.strerror(self.error)} ({self.host})"
 
 
@@ -58,14 +66,14 @@ def probe(hosts: Sequence[tuple[str, int]], seconds: float) -> Unreachable | Non
     """Connect to numeric addresses and ports, one after the other, and hang up.
 
     Returns:
-        The most telling failure; ``None`` if one of them can be reached, or there are none.
+        The first that can be reached, with the error 0; else the most telling failure; ``None`` if there are no hosts.
     """
     found: list[Unreachable] = []
     until = time.monotonic() + seconds
     for left, (host, port) in zip(range(len(hosts), 0, -1), hosts, strict=True):
         number = _connect(host, port, max(0.05, (until - time.monotonic()) / left))
         if number == 0:
-            return None
+            return Unreachable(host, 0)
         found.append(Unreachable(host, number))
     return most_telling(found)
 

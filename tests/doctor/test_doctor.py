@@ -233,6 +233,7 @@ def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
             there.process.resume()
     assert not result.is_whole
     assert "w1" in result.workers[0].problem
+    assert "no worker answers on it; it may be stopped" in result.workers[0].problem
 
 
 def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:

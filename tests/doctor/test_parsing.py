@@ -157,9 +157,11 @@ def test_the_firewall():
     assert firewall.is_on(recorded("firewall_block_all_on.txt"))
     assert firewall.is_on(recorded("firewall_stealth_off.txt")) is False
     apps = firewall.listed_apps(recorded("firewall_apps.txt"))
+    assert apps is not None
     assert len(apps) == 5
     assert apps["/usr/bin/python3"]
     assert not apps["/usr/libexec/sshd-session"]
+    assert firewall.listed_apps("Must be root to list the apps") is None
 
 
 def test_a_job_of_launchd():

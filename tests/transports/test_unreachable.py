@@ -58,12 +58,13 @@ def test_a_name_that_is_no_name():
 
 
 def test_who_listens_without_answering_is_reached():
-    """A plain socket connects, so there is no error to tell; the sentence is the one of the attempt."""
+    """A plain socket connects, so there is no error to tell; the words are those of the attempt."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         found = why(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
-    assert found.unreachable is None
+    assert found.unreachable == Unreachable("127.0.0.1", 0)
+    assert found.unreachable.is_silent
     assert "Connection refused" not in str(found)
 
 
@@ -86,7 +87,7 @@ def test_of_several_addresses_the_most_telling_counts():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        assert probe([("127.0.0.1", port), ("127.0.0.1", listener.getsockname()[1])], 1) is None
+        assert probe([("127.0.0.1", port), listener.getsockname()], 1) == Unreachable("127.0.0.1", 0)
     assert probe([], 1) is None
     assert most_telling([]) is None
     no_route, silent = Unreachable("a", errno.EHOSTUNREACH), Unreachable("b", errno.ETIMEDOUT)

@@ -24,7 +24,12 @@ def is_on(text: str) -> bool | None:
     return None if bool(on) is bool(off) else bool(on)
 
 
-def listed_apps(text: str) -> dict[str, bool]:
-    """Whether each program that the firewall knows may receive connections, by its path; from ``--listapps``."""
+def listed_apps(text: str) -> dict[str, bool] | None:
+    """Whether each program that the firewall knows may receive connections, by its path; from ``--listapps``.
+
+    ``None``: there is no list, as where only an administrator may see it.
+    """
+    if "number of apps" not in text.lower():
+        return None
     form = r"^\s*\d{1,6}\s*:\s*(/[^\n]*?)\s*\n\s*\((Allow|Block) incoming connections\)"
     return {path: word == "Allow" for path, word in re.findall(form, text, re.MULTILINE | re.IGNORECASE)}

@@ -351,7 +351,7 @@ def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unrea
     if unreachable is None:
         return f"worker {name} is not at {address} {tried}; {start}"
     why = explain_here(unreachable)
-    if unreachable.is_refused:
+    if unreachable.is_refused or unreachable.is_silent:
         return f"worker {name} is not at {address} {tried}: {why}; {start}"
     return f"worker {name} cannot be reached at {address} {tried}: {why}"
 

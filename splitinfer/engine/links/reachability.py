@@ -45,6 +45,9 @@ def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "
     host, is_mac = unreachable.host, system == "Darwin"
     if unreachable.is_name:
         return _name(host, is_mac, origin, here)
+    if unreachable.is_silent:
+        text = f"a connection to {host} is made, but no worker answers on it"
+        return Explanation(text, "it may be stopped or still starting, or another program listens on that port")
     match unreachable.error:
         case errno.EHOSTUNREACH if is_mac and is_local(host) and not origin.may_use_local_network:
             return _no_permission(host, origin, here)

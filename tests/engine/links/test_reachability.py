@@ -58,6 +58,7 @@ def test_every_other_error():
     assert said(errno.ECONNREFUSED) == "the machine at 192.168.1.7 answers, but nothing listens on that port"
     assert "off, asleep or in another network, or a firewall drops" in said(errno.ETIMEDOUT)
     assert "firewall" not in said(errno.EHOSTDOWN)
+    assert "no worker answers on it; it may be stopped" in said(0)
     assert "no network that leads to 192.168.1.7" in said(errno.ENETUNREACH)
     assert "no network that leads to 192.168.1.7" in said(errno.ENETDOWN)
     assert "forbids connections" in said(errno.EACCES)
@@ -104,6 +105,9 @@ def test_a_coordinators_sentence(monkeypatch: pytest.MonkeyPatch):
     start = "start it there with: splitinfer worker --host 0.0.0.0 --port 5577"
     assert said(None) == f"worker mini is not at tcp://{HERE}:5577 (tried for 10 s); {start}"
     assert said(Unreachable(HERE, errno.ECONNREFUSED)).endswith(f"nothing listens on that port; {start}")
+    assert said(Unreachable(HERE, 0)).startswith(
+        f"worker mini is not at tcp://{HERE}:5577 (tried for 10 s): a connection"
+    )
     denied = said(NO_ROUTE)
     assert denied.startswith(f"worker mini cannot be reached at tcp://{HERE}:5577 (tried for 10 s): macOS on")
     assert start not in denied
