@@ -186,14 +186,17 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
         *map(_worker, layout.result.workers),
         _title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
         _links(layout),
-        *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.result)],
+        *[Text(f"{link.source} → {link.target}: not measured: {why}") for link, why in _failed(layout.result)],
         *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.result.links if link.note],
         *[Text(sentence) for sentence in _sentences(layout)],
     ]
 
 
-def _failed(result: SurveyResult) -> list[LinkSeen]:
-    return [link for link in result.links if link.figures is None]
+def _failed(result: SurveyResult) -> list[tuple[LinkSeen, str]]:
+    """The links without figures, and why; a worker's problem, which is shown with the worker, is not repeated."""
+    of_workers = {worker.problem: f"{worker.name} is not reached" for worker in result.workers if worker.problem}
+    failed = [link for link in result.links if link.figures is None]
+    return [(link, of_workers.get(link.problem, link.problem)) for link in failed]
 
 
 def _worker(worker: WorkerSeen) -> Text:

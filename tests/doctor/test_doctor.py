@@ -130,7 +130,7 @@ def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
         assert "✗ w2 (tcp://127.0.0.1:9): worker w2 is not at tcp://127.0.0.1:9" in running.out
         assert "a → w1" in running.out
         assert "the machine at 127.0.0.1 answers, but nothing listens on that port; start it there" in running.out
-        assert "w1 → w2: not measured: worker w2 is not at" in running.out
+        assert "w1 → w2: not measured: w2 is not reached" in running.out
         assert "w2 → a: not measured" in running.out
         assert "to each generated token" not in running.out
         assert running.err == ""

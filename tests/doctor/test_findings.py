@@ -158,6 +158,10 @@ WRONG: dict[str, tuple[Seen, str, str, str, str]] = {
         mac(ways=(way(Output("", "")), way(Output(None, "route failed: not in table")))), "network", "problem",
         "there is no route to mini", "one network",
     ),
+    "no route on Linux": (
+        linux(ways=(way(Output(None, "ip failed: RTNETLINK answers: No route to host")),)), "network", "problem",
+        "there is no route to mini", "one network",
+    ),
     "an address that was self-assigned": (
         mac(ways=(way("route_wifi.txt", "169.254.7.7"),)), "network", "problem", "self-assigned address",
         'networksetup -setmanual "Thunderbolt Bridge" 10.77.0.1',

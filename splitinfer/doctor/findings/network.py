@@ -14,6 +14,7 @@ from splitinfer.doctor.parsing.thunderbolt import thunderbolt_ports
 
 AREA = "network"
 _BRIDGE = "Thunderbolt Bridge"
+_NO_ROUTE = ("not in table", "has not been found", "RTNETLINK answers")  # words of route on macOS, and of ip on Linux
 _ON_THE_CABLE = (
     "put the other Mac's address on the cable into the layout: there, `ipconfig getifaddr bridge0` prints it"
 )
@@ -35,7 +36,7 @@ def _way(seen: Seen, way: Way, ports: Mapping[str, str]) -> Iterator[Finding]:
     name = f"{way.worker} ({way.host})"
     interface = None if way.route.text is None else network.route_interface(way.route.text)
     if interface is None:
-        if "not in table" in f"{way.route.text} {way.route.why}" or "unreachable" in way.route.why:
+        if any(words in f"{way.route.text} {way.route.why}" for words in _NO_ROUTE):
             text = f"there is no route to {name}"
             yield Finding(AREA, Severity.PROBLEM, text, "connect both machines to one network")
         return
