@@ -32,6 +32,7 @@ from transports.registry import connect, known, listen, register, register_prefi
 from transports.security import KeyPair, Security, check_key
 from transports.tcp import TcpTransport
 from transports.threads import at_thread_start
+from transports.unreachable import Unreachable
 
 register(InprocTransport())
 register(TcpTransport())
@@ -61,6 +62,7 @@ __all__ = [
     "Transport",
     "TransportError",
     "TransportUnavailable",
+    "Unreachable",
     "at_thread_start",
     "check_key",
     "connect",

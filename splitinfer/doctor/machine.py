@@ -11,6 +11,7 @@ import mlx.core as mx
 import psutil
 
 from splitinfer.doctor.findings.finding import Output
+from splitinfer.doctor.findings.memory import parse_pages
 from splitinfer.doctor.parsing import macos
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
@@ -25,8 +26,10 @@ WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every row
 class Machine:
     """This machine. Memory and disk are in bytes.
 
-    ``working_set``: bytes that Metal recommends for the GPU, where it does; ``wired_limit_mb``: the value of
-    ``sysctl``, 0 for macOS's own choice; ``blas``: the library that multiplies matrices on Linux's CPUs.
+    memory_kinds, swap_used: on a Mac, each kind of memory that Activity Monitor shows, and what is in swap files.
+    working_set: bytes that Metal recommends for the GPU, where it does.
+    wired_limit_mb: the value of ``sysctl``, 0 for macOS's own choice.
+    blas: the library that multiplies matrices on Linux's CPUs.
     """
 
     name: str
@@ -37,6 +40,8 @@ class Machine:
     free: int
     backend: str
     device: str
+    memory_kinds: dict[str, int] | None
+    swap_used: int | None
     working_set: int | None
     wired_limit_mb: int | None
     blas: str | None
@@ -60,6 +65,8 @@ def describe(outputs: Mapping[str, Output]) -> Machine:
         free=free_bytes(),
         backend=_backend(),
         device=device_name(),
+        memory_kinds=None if (pages := parse_pages(_text(outputs, "memory"))) is None else pages.by_category(),
+        swap_used=macos.swap_used(_text(outputs, "swap")),
         working_set=working_set if isinstance(working_set, int) else None,
         wired_limit_mb=macos.wired_limit(_text(outputs, "wired_limit")),
         blas=_blas(),

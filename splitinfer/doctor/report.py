@@ -132,6 +132,12 @@ def _machine(machine: Machine) -> list[RenderableType]:
         ("versions", f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}"),
         ("MLX computes on", f"{machine.backend}" + (f" ({machine.device})" if machine.device != "cpu" else "")),
     ]
+    if machine.memory_kinds is not None:
+        kinds = [
+            f"{name} {size(num_bytes)}" for name, num_bytes in machine.memory_kinds.items() if name != "compressible"
+        ]
+        swap = f", swap files {size(machine.swap_used)}" if machine.swap_used else ""
+        rows.insert(3, ("of it", ", ".join(kinds) + swap))
     if machine.blas is not None:
         rows.append(("BLAS", machine.blas))
     if machine.kv_disk_free is not None:

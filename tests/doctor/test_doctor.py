@@ -16,15 +16,20 @@ from splitinfer.config import Layout
 from splitinfer.core.metrics.clocks import ClockReading
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.doctor.advice import Hidden
-from splitinfer.doctor.findings.finding import Finding, Severity
+from splitinfer.doctor.commands import MACOS
+from splitinfer.doctor.findings.every import every_finding
+from splitinfer.doctor.findings.finding import Finding, Output, Severity
+from splitinfer.doctor.findings.rdma import requirements
 from splitinfer.doctor.hidden_states import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, SurveyResult, WorkerSeen
 from splitinfer.doctor.looking import other_processes, ways_to
-from splitinfer.doctor.report import LayoutReport, as_document, show
-from splitinfer.doctor.run import inspect, run_doctor, survey_layout
+from splitinfer.doctor.machine import describe
+from splitinfer.doctor.report import LayoutReport, Report, as_document, show
+from splitinfer.doctor.run import inspect, look, run_doctor, survey_layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
+from splitinfer.system.origin import Origin, Start
 from splitinfer.wire.messages import Versions
 from transports import LinkProfile
 from transports.emulated import installed
@@ -61,6 +66,21 @@ def test_this_machine(tmp_path: Path) -> None:
     assert "This machine: " in running.out
     assert f"mlx {own_versions().mlx}" in running.out
     assert "RDMA over Thunderbolt: " in running.out
+
+
+def test_a_mac_on_which_nothing_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("splitinfer.doctor.run.platform.system", lambda: "Darwin")
+    monkeypatch.setattr("splitinfer.doctor.run.this_process", lambda: Origin(Start.UNKNOWN))
+    seen = look(None)
+    assert set(seen.outputs) == set(MACOS)
+    assert [each.area for each in every_finding(seen) if each.area != "process"] == []
+    vm_stat = Output((Path(__file__).parent / "recorded" / "vm_stat_roomy.txt").read_text())
+    machine = describe({**seen.outputs, "memory": vm_stat, "swap": Output("used = 512.00M")})
+    show(Report(machine, tuple(requirements(seen))), as_json=False)
+    out = capsys.readouterr().out
+    assert "of it            free 37.5 GB, cached files 14.9 GB, app memory" in out
+    assert "swap files 537 MB" in out
+    assert "may work; not known" in out or "cannot be used" in out
 
 
 def test_other_processes_are_found() -> None:

@@ -29,7 +29,7 @@ def findings(seen: Seen) -> Iterator[Finding]:
     if swapped > _MUCH_SWAP:
         text = f"{size(swapped)} are in swap files: a stage whose weights are there waits for the disk at each token"
         yield Finding(AREA, Severity.WARNING, text, _QUIT)
-    pages = seen.read("memory", _pages)
+    pages = seen.read("memory", parse_pages)
     if pages is not None:
         yield from _use(seen, pages)
     elif not seen.is_mac and seen.memory and seen.available < _LITTLE * seen.memory:
@@ -37,7 +37,8 @@ def findings(seen: Seen) -> Iterator[Finding]:
         yield Finding(AREA, Severity.WARNING, text, "end programs that you do not need, or give it fewer layers")
 
 
-def _pages(text: str) -> MemoryPages | None:
+def parse_pages(text: str) -> MemoryPages | None:
+    """The pages that ``vm_stat`` counts; ``None``: it is some other text."""
     try:
         return parse_vm_stat(text)
     except ValueError:

@@ -55,9 +55,9 @@ from transports import (
     LinkTimeout,
     TransportError,
     TransportUnavailable,
+    Unreachable,
 )
 from transports.emulated import address_for_others
-from transports.unreachable import Unreachable
 
 Notice = Callable[[int, Progress], None]  # stage number, its progress
 Reply = TypeVar("Reply", bound=Message)

@@ -18,7 +18,7 @@ import platform
 from dataclasses import dataclass
 
 from splitinfer.system.origin import Origin, Start, this_process
-from transports.unreachable import Unreachable
+from transports import Unreachable
 
 _SETTINGS = "System Settings → Privacy & Security → Local Network"
 _FREE = "Terminal, ssh and daemons in /Library/LaunchDaemons need no permission"
