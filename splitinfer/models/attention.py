@@ -86,9 +86,8 @@ def from_config(config: Mapping[str, Any], itemsize: int) -> tuple[Attention, ..
     """The attention of a model that does not call MLX's function, from its configuration; none where that names no
     number of heads."""
     text = config.get("text_config") or {}
-    heads = next(
-        (n for key in ("num_attention_heads", "n_heads", "n_head") for n in (config.get(key), text.get(key)) if n), 0
-    )
+    found = (config.get(key) or text.get(key) for key in ("num_attention_heads", "n_heads", "n_head"))
+    heads = next(filter(None, found), 0)
     return (Attention(heads, 0, 0, itemsize),) if isinstance(heads, int) and heads > 0 else ()
 
 
@@ -128,7 +127,7 @@ def observed() -> Iterator[Observed]:
                 found.note(q, k, v)
             return original(q, k, v, **options)
 
-        mx.fast.scaled_dot_product_attention = noting  # type: ignore[assignment]
+        mx.fast.scaled_dot_product_attention = noting
         try:
             yield found
         finally:

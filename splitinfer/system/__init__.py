@@ -3,6 +3,7 @@
 apple           where macOS's libraries are, and what its commands print
 wakefulness     when sleep is to be prevented. Pure
 keep_awake      prevents it: IOKit's power assertion, or caffeinate
+assertions      who prevents it, as pmset lists them. Pure
 qos             the quality of service of a thread
 memory_pages    the kinds of pages that macOS counts, and how many bytes of them a stage may take. Pure
 free_memory     reads them; elsewhere what psutil calls available

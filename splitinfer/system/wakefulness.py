@@ -23,7 +23,7 @@ class Wakefulness:
         """Whether sleep is to be prevented from ``now`` on, given whether there is work."""
         if is_busy:
             self._busy_at = now
-        elif self._busy_at is not None and now - self._busy_at >= self._linger:
+        elif self.until_release(now) == 0:
             self._busy_at = None
         return self._busy_at is not None
 
