@@ -2,9 +2,10 @@
 
     engine -> child    JOB the child's role · GO how to join the group · GATHERED the data of both · WAKE from a rest
                        SEND a message that lies in the segment · BEGIN the same, with more of its frame to come
-                       CONSUMED the oldest message
+                       CONSUMED the oldest message · PARK as soon as nothing is under way · RENEW with another nonce
     child -> engine    UP · GATHER this data · READY · ALIVE · FAILED why · ROUSE the peer's child
                        GOT a message, which lies in the segment · CONSUMED the oldest message
+                       PARKED after so many messages
 
 A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
 and one machine.
@@ -40,6 +41,9 @@ class Word(IntEnum):
     ALIVE = 12
     FAILED = 13
     BEGIN = 14
+    PARK = 15
+    PARKED = 16
+    RENEW = 17
 
 
 class Record(NamedTuple):
@@ -53,7 +57,11 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A child's role and times. `rest_after`: seconds without anything to send until the peer may sleep."""
+    """A child's role and times.
+
+    `rest_after`: seconds without anything to send until the peer may sleep. `device`: the RDMA device; "" for ring.
+    `leave_seconds`: how long a child whose parent is gone may take to come out of an operation of the group.
+    """
 
     rank: int
     backend: str
@@ -61,6 +69,8 @@ class Job:
     join_seconds: int
     alive_every: float
     rest_after: float
+    device: str = ""
+    leave_seconds: float = 0.0
 
 
 class ChannelClosedError(Exception):

@@ -36,6 +36,7 @@ from transports.framing import Kind, Liveness, Sequencer, decode, encode, flatte
 from transports.inbox import Inbox
 from transports.rdma import messages
 from transports.rdma.channel import ChannelClosedError, Record, Word
+from transports.rdma.groups import kept_groups
 from transports.rdma.handshake import Joined
 from transports.rdma.messages import Assembly, check_lengths, pack_head, unpack_head
 
@@ -56,7 +57,9 @@ class RdmaLink(Link):
         self.address = address
         self.peer_key = control.peer_key
         self._control = control
-        self._process = joined.process
+        self._joined_group = joined.group
+        self._process = joined.group.process
+        self._is_whole = True  # as far as the link knows, the group is in order
         self._nonce = joined.nonce
         self._is_writer = rank == 0
         self._options = options
@@ -216,7 +219,7 @@ class RdmaLink(Link):
             self._fail(f"bad frame from {self.address}: {problem}")
         finally:
             self._finish(f"the thread of {self.address} stopped")
-            self._process.end()
+            kept_groups.leave(self._joined_group, is_whole=self._is_whole)
 
     def _iterate(self) -> None:
         record = self._process.channel.recv(max(0.0, self._tend_at - time.monotonic()))
@@ -239,6 +242,8 @@ class RdmaLink(Link):
             self._on_message(self._process.segment.view[record.offset : record.offset + record.size])
         elif record.word is Word.ROUSE:
             self._send_tagged(_WAKE)
+        elif record.word is Word.PARKED:
+            self._process.parked(record)
         elif record.word is Word.FAILED:
             self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
 
@@ -336,13 +341,14 @@ class RdmaLink(Link):
 
     def _fail(self, reason: str) -> None:
         """End a link that broke the contract, and send the peer the reason if possible."""
+        self._is_whole = False
         self._finish(reason)
         self._control.close(reason)
 
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
         self._over.set()
-        self._process.disconnect()
+        self._process.stop()
         self._inbox.pump()
 
     @property
