@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import socket as sockets
 import subprocess
@@ -21,6 +22,8 @@ from transports.rdma.channel import Channel, ChannelClosedError, Job, Record, Wo
 from transports.rdma.devices import Claim
 from transports.rdma.messages import CHUNK_BYTES, FIRST_BYTES, Stream
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
+
+log = logging.getLogger("transports")
 
 _ROOT = Path(__file__).resolve().parents[2]
 _GRACE_SECONDS = 0.3  # for a child to end by itself; one that waits in the group cannot
@@ -42,7 +45,9 @@ class ChildProcess:
         self._is_disconnected = False
         self._is_stopped = False  # no frame is begun any more
         self._is_park_sent = False
+        self._is_reader = False
         self._is_joined = False  # or joining
+        self._is_exiting = False  # by itself
         self._num_at_rest: int | None = None  # messages in the group, once the child is parked
         self._log = tempfile.TemporaryFile("w+", prefix="splitinfer-rdma-")  # noqa: SIM115 - lives as long as the child
         self.segment = Segment.make()
@@ -76,6 +81,7 @@ class ChildProcess:
 
     def start(self, job: Job) -> None:
         """Send the child its job. Raises ChannelClosedError."""
+        self._is_reader = job.rank == 1
         self.channel.send(Word.JOB, text=json.dumps(asdict(job)).encode())
 
     def go(self, **config: object) -> None:
@@ -174,8 +180,11 @@ class ChildProcess:
                 elif record.word is Word.GOT:
                     self.channel.send(Word.CONSUMED)
                 elif record.word is Word.FAILED:
-                    return None
-        return self._num_at_rest
+                    break
+            else:
+                return self._num_at_rest
+        self._is_exiting = True
+        return None
 
     def parked(self, record: Record) -> None:
         """The child has come to rest."""
@@ -201,12 +210,13 @@ class ChildProcess:
         """End the process and free its resources. To be called once, by the thread that receives from the channel."""
         self.disconnect()
         is_at_rest = self._num_at_rest is not None
-        is_left = not self._ends_within(LEAVE_SECONDS if is_at_rest else grace)
-        if is_left:
+        hangs = not self._ends_within(LEAVE_SECONDS if is_at_rest or self._is_exiting else grace)
+        if hangs:
             self._process.kill()
-        is_gone = self._ends_within(_KILLED_SECONDS)
-        was_inside = self._is_joined and not is_at_rest
-        if self.device and was_inside and (is_left or not is_gone or self._process.returncode < 0):
+        if not self._ends_within(_KILLED_SECONDS):
+            log.warning("process %d of %s cannot be ended", self.pid, self.device or "a ring")
+        was_crashed = self._is_reader and (self._process.returncode or 0) < 0
+        if self.device and self._is_joined and not is_at_rest and (hangs or was_crashed):
             leftovers.record(self.device, self.pid)
         if self._claim is not None:
             self._claim.release()

@@ -50,7 +50,6 @@ from transports.rdma.symptoms import explained
 
 HANDSHAKE_SECONDS = 20.0
 _RENEW_SECONDS = 3.0  # for both children to add one number; it takes microseconds, unless the group hangs
-_GRACE_SECONDS = 0.3  # for a child on a device to come out of joining
 _CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
 _HEAD_START = 0.02  # rank 0 of a ring listens first; a connection that comes too early is retried after a second
 _LISTENING_SECONDS = 0.003
@@ -221,7 +220,7 @@ class _Handshake:
 
     def _end_group(self) -> None:
         if self.group is not None:
-            self.process.end(_GRACE_SECONDS if self.device else 0.0)
+            self.process.end(LEAVE_SECONDS if self.device else 0.0)
             self.group = None
 
     # -- the child ---------------------------------------------------------------------------------------------------
