@@ -17,7 +17,7 @@ from pathlib import Path
 
 from transports.base import LinkClosed
 from transports.rdma.channel import Channel, Job, Word
-from transports.rdma.messages import CHUNK_BYTES, FIRST_BYTES, Stream
+from transports.rdma.messages import HEAD_BYTES, MAX_RUN, MESSAGE_BYTES, ROOM_BYTES, Stream, num_messages
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -69,23 +69,33 @@ class ChildProcess:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def post(self, head: bytes, pieces: Sequence[memoryview | bytes], patience: float) -> None:
-        """Pass a frame to the child. Waits at most `patience` seconds for room for each of its messages.
+    def post(self, pieces: Sequence[memoryview | bytes], patience: float, *, is_last: bool = False) -> int:
+        """Pass a frame to the child, in runs of messages without their heads; the bytes of content.
+
+        Waits at most `patience` seconds for room for each run. `is_last`: nothing will follow.
 
         Raises:
             TimeoutError: there was no room.
             LinkClosed: `disconnect` was called.
             ChannelClosedError: the child is gone.
         """
-        stream = Stream((head, *pieces))
-        left = len(head) + sum(memoryview(piece).nbytes for piece in pieces)
-        size = FIRST_BYTES
+        stream = Stream(pieces)
+        num_bytes = left = sum(memoryview(piece).nbytes for piece in pieces)
+        longest = 1
         with self._posting:
             while left > 0:
-                offset = self._wait_for_room(size, patience)
-                left -= stream.fill(self.segment.view[offset : offset + size])
-                self.channel.send(Word.BEGIN if left > 0 else Word.SEND, offset, size)
-                size = min(left, CHUNK_BYTES)
+                num = min(longest, num_messages(left))
+                longest = min(2 * longest, MAX_RUN)
+                offset = self._wait_for_room(num * MESSAGE_BYTES, patience)
+                size = sum(stream.fill(self._room_of(offset + index * MESSAGE_BYTES)) for index in range(num))
+                left -= size
+                word = Word.BEGIN if left > 0 else Word.LAST if is_last else Word.SEND
+                self.channel.send(word, offset, size)
+        return num_bytes
+
+    def _room_of(self, message: int) -> memoryview:
+        """Where the content of the message at this offset goes."""
+        return self.segment.view[message + HEAD_BYTES : message + HEAD_BYTES + ROOM_BYTES]
 
     def _wait_for_room(self, size: int, patience: float) -> int:
         give_up_at = time.monotonic() + patience
@@ -98,7 +108,7 @@ class ChildProcess:
         raise LinkClosed("")
 
     def consumed(self) -> None:
-        """The child has sent the oldest message."""
+        """The child has sent the oldest run."""
         with self._room:
             self._ring.consumed()
             self._room.notify_all()

@@ -29,6 +29,7 @@ from transports.base import Frame, FrameError, Link, LinkClosed, LinkOptions, Li
 from transports.rdma.address import BACKENDS, RING, RdmaAddress
 from transports.rdma.channel import ChannelClosedError, Job, Record, Word
 from transports.rdma.child_process import ChildProcess
+from transports.rdma.messages import VERSION
 from transports.rdma.probe import choose_device, usable
 
 HANDSHAKE_SECONDS = 20.0
@@ -52,6 +53,7 @@ class LinkRequest:
 
     backend: str
     device: str  # the listener's; "": its only active one
+    framing: int = VERSION  # ends of different versions could not even receive each other's messages
 
     @property
     def opening(self) -> bytes:
@@ -63,11 +65,13 @@ def parse_opening(opening: bytes) -> LinkRequest:
     try:
         if not opening.startswith(_OPENING) or len(opening) > 200:
             raise ValueError
-        request = LinkRequest(**json.loads(opening.removeprefix(_OPENING)))
+        request = LinkRequest(**{"framing": 1, **json.loads(opening.removeprefix(_OPENING))})
         if request.backend not in BACKENDS or not _DEVICE.fullmatch(request.device):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise FrameError("a kind of link that is not known here") from None
+    if request.framing != VERSION:
+        raise FrameError(f"rdma framing version {request.framing} there, version {VERSION} here")
     return request
 
 
@@ -176,7 +180,8 @@ class _Handshake:
         self.await_message(Word.UP)
         rest_after = _REST_SECONDS.get(backend, _REST_SECONDS_RDMA)
         seconds = math.ceil(self.left) + 1
-        self.process.start(Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after))
+        is_checked = self.options.checksum_parts is not False
+        self.process.start(Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, is_checked))
 
     def go(self, **config: object) -> None:
         """Have the child join the group."""
