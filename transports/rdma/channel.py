@@ -1,11 +1,12 @@
 """The messages between an engine's process and its child, over a pair of sockets.
 
     engine -> child    JOB the child's role · GO how to join the group · GATHERED the data of both · WAKE from a rest
-                       SEND a message that lies in the segment · BEGIN the same, with more of its frame to come
-                       CONSUMED the oldest message · PARK as soon as nothing is under way · RENEW with another nonce
+                       SEND the messages that lie in the segment, `size` bytes of content · BEGIN the same, with more
+                       of their frame to come · LAST the same, after which nothing is sent · CONSUMED the oldest record
+                       PARK: rest as soon as it can be · RENEW, for another link on this group
     child -> engine    UP · GATHER this data · READY · ALIVE · FAILED why · ROUSE the peer's child
-                       GOT a message, which lies in the segment · CONSUMED the oldest message
-                       PARKED after so many messages
+                       GOT content, which lies in the segment · CONSUMED the oldest record · PARKED after so many
+                       messages
 
 A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
 and one machine.
@@ -41,9 +42,10 @@ class Word(IntEnum):
     ALIVE = 12
     FAILED = 13
     BEGIN = 14
-    PARK = 15
-    PARKED = 16
-    RENEW = 17
+    LAST = 15
+    PARK = 16
+    PARKED = 17
+    RENEW = 18
 
 
 class Record(NamedTuple):
@@ -59,8 +61,9 @@ class Record(NamedTuple):
 class Job:
     """A child's role and times.
 
-    `rest_after`: seconds without anything to send until the peer may sleep. `device`: the RDMA device; "" for ring.
-    `leave_seconds`: how long a child whose parent is gone may take to come out of an operation of the group.
+    `rest_after`: seconds without anything to send until the peer may sleep; `checked`: whether the messages that it
+    sends have checksums of their content. `device`: the RDMA device; "" for
+    ring. `leave_seconds`: how long it may take to come out of the group when its parent is gone.
     """
 
     rank: int
@@ -69,6 +72,7 @@ class Job:
     join_seconds: int
     alive_every: float
     rest_after: float
+    checked: bool = True
     device: str = ""
     leave_seconds: float = 0.0
 

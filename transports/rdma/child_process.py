@@ -20,16 +20,15 @@ from transports.base import LinkClosed
 from transports.rdma import leftovers
 from transports.rdma.channel import Channel, ChannelClosedError, Job, Record, Word
 from transports.rdma.devices import Claim
-from transports.rdma.messages import CHUNK_BYTES, FIRST_BYTES, Stream
+from transports.rdma.messages import HEAD_BYTES, MAX_RUN, MESSAGE_BYTES, ROOM_BYTES, Stream, num_messages
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 log = logging.getLogger("transports")
 
 _ROOT = Path(__file__).resolve().parents[2]
 _GRACE_SECONDS = 0.3  # for a child to end by itself; one that waits in the group cannot
-LEAVE_SECONDS = 2.0  # for one on a device to come out of the group: to complete a frame, to hear of its peer's rest
+LEAVE_SECONDS = 2.0  # for one on a device to come out of the group, which takes its peer's last message
 _KILLED_SECONDS = 5.0  # for the system to end one
-_TRY_SECONDS = 0.02
 # JACCL reads its own names before MLX's, and MLX_METAL_FAST_SYNCH was seen to hang GPUs together with RDMA.
 _REMOVED_VARIABLES = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_", "MLX_METAL_FAST_SYNCH")
 
@@ -43,8 +42,7 @@ class ChildProcess:
         self._room = threading.Condition()
         self._posting = threading.Lock()
         self._is_disconnected = False
-        self._is_stopped = False  # no frame is begun any more
-        self._is_park_sent = False
+        self.life = 0  # the number of the link that it serves: what a late thread of an earlier one does has no effect
         self._is_reader = False
         self._is_joined = False  # or joining
         self._is_exiting = False  # by itself
@@ -100,25 +98,36 @@ class ChildProcess:
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
-    def post(self, head: bytes, pieces: Sequence[memoryview | bytes], patience: float) -> None:
-        """Pass a frame to the child. Waits at most `patience` seconds for room for each of its messages.
+    def post(self, pieces: Sequence[memoryview | bytes], patience: float, life: int, *, is_last: bool = False) -> int:
+        """Pass a frame to the child, in runs of messages without their heads; the bytes of content.
+
+        Waits at most `patience` seconds for room for each run. `life`: the link's (`life`). `is_last`: nothing will
+        follow.
 
         Raises:
             TimeoutError: there was no room.
-            LinkClosed: `disconnect` was called.
+            LinkClosed: `stop` or `disconnect` was called.
             ChannelClosedError: the child is gone.
         """
-        stream = Stream((head, *pieces))
-        left = len(head) + sum(memoryview(piece).nbytes for piece in pieces)
-        size = FIRST_BYTES
+        stream = Stream(pieces)
+        num_bytes = left = sum(memoryview(piece).nbytes for piece in pieces)
+        longest = 1
         with self._posting:
-            if self._is_stopped:
+            if life != self.life:
                 raise LinkClosed("")
             while left > 0:
-                offset = self._wait_for_room(size, patience)
-                left -= stream.fill(self.segment.view[offset : offset + size])
-                self.channel.send(Word.BEGIN if left > 0 else Word.SEND, offset, size)
-                size = min(left, CHUNK_BYTES)
+                num = min(longest, num_messages(left))
+                longest = min(2 * longest, MAX_RUN)
+                offset = self._wait_for_room(num * MESSAGE_BYTES, patience)
+                size = sum(stream.fill(self._room_of(offset + index * MESSAGE_BYTES)) for index in range(num))
+                left -= size
+                word = Word.BEGIN if left > 0 else Word.LAST if is_last else Word.SEND
+                self.channel.send(word, offset, size)
+        return num_bytes
+
+    def _room_of(self, message: int) -> memoryview:
+        """Where the content of the message at this offset goes."""
+        return self.segment.view[message + HEAD_BYTES : message + HEAD_BYTES + ROOM_BYTES]
 
     def _wait_for_room(self, size: int, patience: float) -> int:
         give_up_at = time.monotonic() + patience
@@ -131,80 +140,84 @@ class ChildProcess:
         raise LinkClosed("")
 
     def consumed(self) -> None:
-        """The child has sent the oldest message."""
+        """The child has sent the oldest run."""
         with self._room:
             self._ring.consumed()
             self._room.notify_all()
 
+    def wake(self, life: int) -> None:
+        """The peer's child has something to send."""
+        with self._room:
+            if life == self.life:
+                with contextlib.suppress(ChannelClosedError):  # who receives will notice
+                    self.channel.send(Word.WAKE)
+
     # -- between two links -------------------------------------------------------------------------------------------
 
-    def stop(self) -> None:
-        """The link is over: no frame is begun any more. From any thread, without waiting.
-
-        A frame that is being written is completed, as a group within a frame can neither be kept nor left.
-        """
-        if self._claim is None or not self._is_joined:
+    def stop(self, life: int) -> None:
+        """The link is over: end all waits for room, and ask the child to rest. From any thread, without waiting."""
+        if self._claim is None:
             self.disconnect()
             return
-        self._is_stopped = True
-        self._ask_to_park(0.0)
-
-    def _ask_to_park(self, seconds: float) -> None:
-        """Ask the child to park, unless a frame is still being written after `seconds`."""
-        if not self._is_park_sent and self._posting.acquire(timeout=seconds):
-            try:
-                self._is_park_sent = True
-                self.channel.send(Word.PARK)
-            except ChannelClosedError:
-                pass  # who receives will notice
-            finally:
-                self._posting.release()
+        with self._room:
+            if life == self.life and not self._is_disconnected:
+                self._end_waits()
+                with contextlib.suppress(ChannelClosedError):  # who receives will notice
+                    self.channel.send(Word.PARK)
 
     def park(self) -> int | None:
-        """Have the child come to rest, within LEAVE_SECONDS, after `stop`. By the thread that receives from it.
+        """Wait, after `stop`, until the child rests, up to LEAVE_SECONDS. By the thread that receives from it.
 
         Returns:
             How many messages were sent or received in the group since it was joined; None if the child does not rest.
         """
+        if self._claim is None:
+            return None
         give_up_at = time.monotonic() + LEAVE_SECONDS
         with contextlib.suppress(ChannelClosedError):
-            while self._num_at_rest is None and self._is_stopped and time.monotonic() < give_up_at:
-                self._ask_to_park(_TRY_SECONDS)
-                record = self.channel.recv(0.0 if not self._is_park_sent else give_up_at - time.monotonic())
-                if record is None:
-                    continue
-                if record.word is Word.PARKED:
-                    self.parked(record)
-                elif record.word is Word.CONSUMED:
-                    self.consumed()
-                elif record.word is Word.GOT:
-                    self.channel.send(Word.CONSUMED)
-                elif record.word is Word.FAILED:
+            while self._num_at_rest is None and (left := give_up_at - time.monotonic()) > 0:
+                record = self.channel.recv(left)
+                if record is not None and not self._drain(record):
                     break
             else:
                 return self._num_at_rest
         self._is_exiting = True
         return None
 
+    def _drain(self, record: Record) -> bool:
+        """Drop what the child hands over; whether it goes on."""
+        if record.word is Word.PARKED:
+            self.parked(record)
+        elif record.word is Word.GOT:
+            self.channel.send(Word.CONSUMED)
+        return record.word is not Word.FAILED
+
     def parked(self, record: Record) -> None:
         """The child has come to rest."""
         self._num_at_rest = record.size
 
-    def renew(self, nonce: int) -> None:
-        """Begin the next link on the group of a parked child. Raises ChannelClosedError."""
+    def renew(self, *, nonce: int, alive_every: float, checked: bool) -> None:
+        """Begin the next link on the group of a parked child (`Job`). Raises ChannelClosedError."""
+        with self._posting, self._room:  # the last link's senders have noticed its end
+            self.life += 1
+            self._ring = Ring(SEGMENT_BYTES)  # what they had written was not sent, or was
+            self._is_disconnected = False
         self._num_at_rest = None
-        self._is_stopped = self._is_park_sent = False
-        self.channel.send(Word.RENEW, text=json.dumps({"nonce": nonce}).encode())
+        text = json.dumps({"nonce": nonce, "alive_every": alive_every, "checked": checked})
+        self.channel.send(Word.RENEW, text=text.encode())
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def disconnect(self) -> None:
         """End all waits for room and shut the channel at both ends. From any thread, without waiting."""
         with self._room:
-            self._is_disconnected = True
-            self._room.notify_all()
+            self._end_waits()
         with contextlib.suppress(OSError):
             self.channel.socket.shutdown(sockets.SHUT_RDWR)
+
+    def _end_waits(self) -> None:
+        self._is_disconnected = True
+        self._room.notify_all()
 
     def end(self, grace: float = _GRACE_SECONDS) -> None:
         """End the process and free its resources. To be called once, by the thread that receives from the channel."""

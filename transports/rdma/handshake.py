@@ -45,6 +45,7 @@ from transports.rdma.channel import ChannelClosedError, Job, Record, Word
 from transports.rdma.child_process import LEAVE_SECONDS, ChildProcess
 from transports.rdma.groups import Group, kept_groups
 from transports.rdma.macos import why_not_together
+from transports.rdma.messages import VERSION
 from transports.rdma.probe import choose_device, macos_version, usable
 from transports.rdma.symptoms import explained
 
@@ -70,6 +71,7 @@ class LinkRequest:
 
     backend: str
     device: str  # the listener's; "": its only active one
+    framing: int = VERSION  # ends of different versions could not even receive each other's messages
 
     @property
     def opening(self) -> bytes:
@@ -81,11 +83,13 @@ def parse_opening(opening: bytes) -> LinkRequest:
     try:
         if not opening.startswith(_OPENING) or len(opening) > 200:
             raise ValueError
-        request = LinkRequest(**json.loads(opening.removeprefix(_OPENING)))
+        request = LinkRequest(**{"framing": 1, **json.loads(opening.removeprefix(_OPENING))})
         if request.backend not in BACKENDS or not _DEVICE.fullmatch(request.device):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise FrameError("a kind of link that is not known here") from None
+    if request.framing != VERSION:
+        raise FrameError(f"rdma framing version {request.framing} there, version {VERSION} here")
     return request
 
 
@@ -232,13 +236,15 @@ class _Handshake:
         self.await_message(Word.UP)
         rest_after = _REST_SECONDS.get(backend, _REST_SECONDS_RDMA)
         seconds = math.ceil(self.left) + 1
-        job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after)
+        is_checked = self.options.checksum_parts is not False
+        job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, is_checked)
         self.process.start(replace(job, device=self.device, leave_seconds=LEAVE_SECONDS) if self.device else job)
 
     def renew(self) -> None:
         """Have the parked child begin again."""
         self.until = min(self.until, time.monotonic() + _RENEW_SECONDS)
-        self.process.renew(self.nonce)
+        is_checked = self.options.checksum_parts is not False
+        self.process.renew(nonce=self.nonce, alive_every=self.options.beat_every, checked=is_checked)
 
     def finish(self, rank: int) -> None:
         """Wait until both children are in the group."""
