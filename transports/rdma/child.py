@@ -119,6 +119,9 @@ class Child:
         while (record := self._channel.recv(None)) is not None and record.word is not Word.RENEW:
             pass  # of the last link
         assert record is not None
+        for _ in range(record.size):  # sent at the end of the last link, when nobody could wake this end any more
+            unseal(self._recv(), nonce=self._job.nonce, seq=self._num_messages)
+            self._num_messages += 1
         self._job = replace(self._job, **json.loads(record.text))
         self._ring, self._run_bytes, self._num_wakes = Ring(SEGMENT_BYTES), 0, 0
         self._is_parked = False

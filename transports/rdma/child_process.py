@@ -196,15 +196,16 @@ class ChildProcess:
         """The child has come to rest."""
         self._num_at_rest = record.size
 
-    def renew(self, *, nonce: int, alive_every: float, checked: bool) -> None:
-        """Begin the next link on the group of a parked child (`Job`). Raises ChannelClosedError."""
+    def renew(self, num_missed: int, *, nonce: int, alive_every: float, checked: bool) -> None:
+        """Begin the next link on the group of a parked child (`Job`), which first receives and drops `num_missed`
+        messages. Raises ChannelClosedError."""
         with self._posting, self._room:  # the last link's senders have noticed its end
             self.life += 1
             self._ring = Ring(SEGMENT_BYTES)  # what they had written was not sent, or was
             self._is_disconnected = False
         self._num_at_rest = None
         text = json.dumps({"nonce": nonce, "alive_every": alive_every, "checked": checked})
-        self.channel.send(Word.RENEW, text=text.encode())
+        self.channel.send(Word.RENEW, size=num_missed, text=text.encode())
 
     # -- the end -----------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,10 @@ parked: the writer announces a rest, which takes the reader out of its receive, 
 they have sent or received. A parked child sleeps and holds its device.
 
 The next handshake between the two processes names the group and the count. Only if both ends have it, parked, for the
-same peer and with the same count, nothing was lost or is still under way; then both children get the new link's nonce,
-add one number, and the group goes on. Anything else, and both end their children and make a new group.
+same peer, and the reader has not received more than was sent, it is used again. What the reader has not received yet,
+as the link ended before it could be woken, it receives and drops, each message with its number and checksum. Then both
+children get the new link's nonce and add one number, which proves that nothing else is under way, and the group goes
+on. Anything else, and both end their children and make a new group.
 
 What cannot be kept: a group belongs to two processes and ends with the first of them; so a coordinator's ends with the
 coordinator. Groups between two workers outlive coordinators. Nor is a group kept through whose link damaged or too few
@@ -74,9 +76,9 @@ class KeptGroups:
         group.num_messages, group.is_kept = count, True
         group.expiry = threading.Timer(self._keep_seconds, self._expire, (group,))
         group.expiry.name, group.expiry.daemon = f"rdma keeps {group.device}", True
-        group.expiry.start()
         with self._lock:
             self._kept.append(group)
+        group.expiry.start()  # does nothing if the group was taken, and the timer cancelled, meanwhile
 
     def obtain(self, device: str, is_it: Callable[[Group], bool], is_wanted: Callable[[], bool]) -> Group | Claim:
         """The parked group on `device` for which `is_it`, or else a claim on the device, where no process lives then.

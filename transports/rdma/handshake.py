@@ -51,6 +51,7 @@ from transports.rdma.symptoms import explained
 
 HANDSHAKE_SECONDS = 20.0
 _RENEW_SECONDS = 3.0  # for both children to add one number; it takes microseconds, unless the group hangs
+_MAX_MISSED = 1000  # messages; a reader sleeps through some where a link ends before it could be woken
 _CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
 _HEAD_START = 0.02  # rank 0 of a ring listens first; a connection that comes too early is retried after a second
 _LISTENING_SECONDS = 0.003
@@ -240,11 +241,11 @@ class _Handshake:
         job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, is_checked)
         self.process.start(replace(job, device=self.device, leave_seconds=LEAVE_SECONDS) if self.device else job)
 
-    def renew(self) -> None:
-        """Have the parked child begin again."""
+    def renew(self, num_missed: int = 0) -> None:
+        """Have the parked child begin again, after it has received what it missed."""
         self.until = min(self.until, time.monotonic() + _RENEW_SECONDS)
         is_checked = self.options.checksum_parts is not False
-        self.process.renew(nonce=self.nonce, alive_every=self.options.beat_every, checked=is_checked)
+        self.process.renew(num_missed, nonce=self.nonce, alive_every=self.options.beat_every, checked=is_checked)
 
     def finish(self, rank: int) -> None:
         """Wait until both children are in the group."""
@@ -314,17 +315,20 @@ def _accept(shake: _Handshake, request: LinkRequest) -> None:
     device = _device(request.backend, request.device)
     if device and (reason := why_not_together(macos_version(device), str(ask.get("macos"))[:20])) is not None:
         raise FrameError(reason)
-    number, count = ask.get("group"), ask.get("messages")
+    number, num_sent = ask.get("group"), ask.get("messages")
     shake.obtain(device, lambda group: group.peer == shake.peer and group.number == number)
-    if shake.group is not None and shake.is_kept and shake.group.num_messages != count:
-        shake.obtain(device, lambda _: False)  # something was lost, or is still under way
+    num_missed = 0
+    if shake.group is not None and shake.is_kept:
+        num_missed = num_sent - shake.group.num_messages if type(num_sent) is int else -1
+        if not 0 <= num_missed <= _MAX_MISSED:
+            shake.obtain(device, lambda _: False)
     shake.nonce = int.from_bytes(os.urandom(8), "little")
     host = _host_of(shake.control.address)
     mine, own_port = _own_address(host) if request.backend == RING else ("", 0)
     shake.send("offer", nonce=shake.nonce, port=own_port, kept=shake.is_kept)
     go = shake.receive("go")
     if shake.is_kept:
-        shake.renew()
+        shake.renew(num_missed)
     else:
         shake.prepare(1, request.backend)
         if request.backend == RING:

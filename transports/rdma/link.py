@@ -141,7 +141,7 @@ class RdmaLink(Link):
         views = [memoryview(piece) for piece in pieces]
         lengths = [view.nbytes for view in views]
         try:
-            content = [pack_table(lengths), *views]
+            content: list[memoryview | bytes] = [pack_table(lengths), *views]
             num_bytes = self._process.post(content, patience, self._life, is_last=kind is Kind.BYE)
         except TimeoutError:
             return f"{self.address} took nothing for {patience:g} s: queue full"
