@@ -47,7 +47,7 @@ def test_a_killed_carrier_is_a_loss_from_which_the_pipeline_recovers(expected: l
     with LLM(layout(3, **RING)) as llm:
         assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
         for num_losses, is_own in enumerate([True, False], 1):
-            before = _carriers_of_three_links()
+            before = _carriers_of_two_links()
             victim = next(one for one in before if (one.ppid() == psutil.Process().pid) == is_own)
             request = llm.submit(PROMPT, PARAMS)
             events = iter(request)
@@ -57,19 +57,19 @@ def test_a_killed_carrier_is_a_loss_from_which_the_pipeline_recovers(expected: l
             assert request.result().token_ids == expected
             assert llm.stats()["rejoins"] == num_losses
             assert are_gone([victim])
-        _carriers_of_three_links()
+        _carriers_of_two_links()
     until(lambda: not carriers(), "no carrier is left")
 
 
-def _carriers_of_three_links() -> list[psutil.Process]:
-    """Each link has a process at both its ends; those of links that have ended are about to go."""
-    until(lambda: len(carriers()) == 6, "six carriers")
+def _carriers_of_two_links() -> list[psutil.Process]:
+    """Each link of hidden states has a process at both its ends; those of links that have ended are about to go."""
+    until(lambda: len(carriers()) == 4, "four carriers")
     return carriers()
 
 
 def test_a_killed_worker_takes_its_carriers_along(expected: list[int]) -> None:
     with LLM(layout(3, **RING)) as llm:
-        before = _carriers_of_three_links()
+        before = _carriers_of_two_links()
         request = llm.submit(PROMPT, PARAMS)
         events = iter(request)
         next(events)
@@ -89,8 +89,8 @@ def test_auto_takes_tcp_where_rdma_is_not_to_be_had_and_says_why_once(expected: 
     with LLM(layout(3, transport="auto"), notice=notice) as llm:
         assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
     assert not carriers()
-    # The coordinator's two links, and the one between the workers, which the first of them reports.
-    assert [stage for stage, _ in notes] == ["b", "c", "c"]
+    # The coordinator's link to the first worker, and the one between the workers, which that reports.
+    assert [stage for stage, _ in notes] == ["b", "c"]
     assert all(text.startswith("tcp in place of rdma: ") and "macOS 26.2" in text for _, text in notes)
 
 

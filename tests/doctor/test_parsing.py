@@ -141,16 +141,6 @@ def test_power():
     assert power.speed_limit(recorded("pmset_therm_limited.txt")) == 28
 
 
-def test_assertions():
-    found = power.assertions(recorded("pmset_assertions_caffeinate.txt"))
-    assert [(each.pid, each.process, each.kind) for each in found] == [
-        (734, "sharingd", "PreventUserIdleSystemSleep"), (446, "WindowServer", "UserIsActive"),
-        (389, "powerd", "PreventUserIdleSystemSleep"), (366, "caffeinate", "PreventUserIdleSystemSleep"),
-    ]  # fmt: skip
-    helper = '   pid 5120(Chrome Helper (GPU)): [0x1] 00:10:00 PreventUserIdleDisplaySleep named: "WebRTC"\n'
-    assert power.assertions(helper)[0].process == "Chrome Helper (GPU)"
-
-
 def test_the_firewall():
     states = [firewall.firewall_state(recorded(f"firewall_{name}.txt")) for name in ("off", "on", "blocking")]
     assert states == [0, 1, 2]
@@ -190,7 +180,7 @@ READERS: list[Callable[[str], Any]] = [
     macos.version, macos.wired_limit, macos.swap_used, thunderbolt.rdma_is_enabled, parse_devices, parse_states,
     thunderbolt.thunderbolt_ports,
     network.interfaces, network.networks, network.hardware_ports, network.route_interface,
-    power.power_settings, power.battery_percent, power.assertions, power.speed_limit,
+    power.power_settings, power.battery_percent, power.speed_limit,
     firewall.firewall_state, firewall.is_on, firewall.listed_apps, launchd.job, nvidia.gpus,
 ]  # fmt: skip
 FILES = sorted(path.name for path in RECORDED.iterdir())

@@ -25,6 +25,7 @@ from transports.framing import Kind, encode
 from transports.rdma import handshake, link, transport
 from transports.rdma.channel import Channel, ChannelClosedError, Job, Word
 from transports.rdma.child_process import ChildProcess
+from transports.rdma.groups import Group
 from transports.rdma.messages import Stream, pack_head
 
 RING = "rdma://127.0.0.1:0?backend=ring"
@@ -323,11 +324,17 @@ def test_a_peer_that_goes_silent_or_talks_nonsense_leaves_no_child(monkeypatch: 
     monkeypatch.setattr(handshake, "HANDSHAKE_SECONDS", 1.0)
     wish = handshake.LinkRequest("ring", "").opening
     with transports.listen(RING, options=QUICK) as listener:
-        for words, reason in ((b"", b"nothing"), (b"[" * 5000, b"did not send go"), (b'{"step": "go"}', b"no port")):
+        ask = b'{"step": "ask"}'
+        for words, reason in (
+            ([], b"nothing"),
+            ([b"[" * 5000], b"did not send ask"),
+            ([ask, b"{}"], b"did not send go"),
+            ([ask, b'{"step": "go"}'], b"no port"),
+        ):
             with raw_dealer(listener.address) as dealer:
                 dealer.send_multipart(encode(Kind.OPEN, seq=0, header=wish))
-                if words:
-                    dealer.send_multipart(encode(Kind.DATA, seq=0, header=words))
+                for seq, word in enumerate(words):
+                    dealer.send_multipart(encode(Kind.DATA, seq=seq, header=word))
                 heard = b""
                 while reason not in heard:
                     heard = b"".join(dealer.recv_multipart())
@@ -440,10 +447,10 @@ def test_the_gather_that_jaccl_needs_goes_by_way_of_the_parents() -> None:
     got: dict[int, bytes] = {}
     ends = [_Fake(rank, got) for rank in (0, 1)]
     with pair(TCP) as controls, closing(ends[0]), closing(ends[1]):
-        shakes = [
-            handshake._Handshake(control, fake, QUICK)  # type: ignore[arg-type]
-            for control, fake in zip(controls, ends, strict=True)
-        ]
+        shakes = []
+        for control, fake in zip(controls, ends, strict=True):
+            shakes.append(handshake._Handshake(control, QUICK, ("", None)))
+            shakes[-1].group = Group(fake, ("", None))  # type: ignore[arg-type]
         threads = [threading.Thread(target=shake.finish, args=(rank,)) for rank, shake in enumerate(shakes)]
         threads += [threading.Thread(target=fake.play) for fake in ends]
         for thread in threads:

@@ -156,7 +156,7 @@ def install(world: World) -> None:
         row = json.loads(Path(os.environ["MLX_IBV_DEVICES"]).read_text())[rank]
         return join(world, row[1 - rank], rank, options["all_gather_factory"](rank, 2))
 
-    mx.distributed.init = init_or_join  # type: ignore[assignment]
+    mx.distributed.init = init_or_join
     for name, ours in (("send", _send), ("recv", _recv), ("all_sum", _all_sum)):
         setattr(mx.distributed, name, _by_group(ours, getattr(mx.distributed, name)))
 

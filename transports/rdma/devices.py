@@ -2,8 +2,7 @@
 
 A device has about 100 memory regions (mlx#3162), of which a group of two registers 64 (8 sizes of buffers, 2 of each,
 for four purposes), and ten queue pairs (mlx PR 4209). A second group on one device fails in the middle of joining, with
-an error that names neither. So who wants a group on a device claims it first, and waits a moment for an earlier one to
-end.
+an error that names neither. So who wants a group on a device claims it first.
 
 A claim is a lock (`flock`) on a file named after the device. The descriptor is passed to the child, and the system
 gives the lock back when the last process that has it is gone, however it ends: a child that cannot be killed, because
@@ -17,15 +16,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from transports.base import TransportUnavailable
 from transports.rdma import leftovers
 
-CLAIM_SECONDS = 3.0  # for the group of a link that has just ended; as long as silence takes to end one
-_CHECK_SECONDS = 0.02
 _PID_BYTES = 32
 
 
@@ -44,30 +39,22 @@ class Claim:
             os.close(self.descriptor)
 
 
-def claim(
-    device: str,
-    where: Path | None = None,
-    seconds: float = CLAIM_SECONDS,
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> Claim:
-    """Claim a device, waiting up to `seconds` for it, and no longer than `is_wanted`.
+def claim(device: str, where: Path | None = None) -> Claim:
+    """Claim a device.
 
     Raises:
         TransportUnavailable: another group has it.
     """
     path = (where or leftovers.folder()) / f"{device}.lock"
-    give_up_at = time.monotonic() + seconds
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
         raise TransportUnavailable(f"{device} cannot be claimed: {problem}") from problem
-    while not _try_lock(descriptor):
-        if time.monotonic() >= give_up_at or not is_wanted():
-            reason = _why_taken(device, descriptor)
-            os.close(descriptor)
-            raise TransportUnavailable(reason)
-        time.sleep(_CHECK_SECONDS)
+    if not _try_lock(descriptor):
+        reason = _why_taken(device, descriptor)
+        os.close(descriptor)
+        raise TransportUnavailable(reason)
     with contextlib.suppress(OSError):  # only the message to others is worse without
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(os.getpid()).encode(), 0)

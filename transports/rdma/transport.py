@@ -7,6 +7,7 @@ whose request is valid; the number of children is bounded.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 
@@ -26,6 +27,7 @@ from transports.base import (
 from transports.rdma.address import RING, RdmaAddress, parse
 from transports.rdma.handshake import (
     LinkRequest,
+    RenewalFailed,
     address_of,
     join_as_connector,
     join_as_listener,
@@ -152,9 +154,15 @@ class RdmaTransport:
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         """`timeout` is for reaching the listener; joining a group takes further seconds when the machines are busy, at
-        most HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
+        most HANDSHAKE_SECONDS. Also raises TransportUnavailable. A group that an earlier link left is used again, and
+        if it turns out to be of no use, another one is made."""
         parsed = parse(address)
         self._check_here(parsed, options)
+        with contextlib.suppress(RenewalFailed):
+            return self._connect(address, parsed, timeout, options)
+        return self._connect(address, parsed, timeout, options)
+
+    def _connect(self, address: str, parsed: RdmaAddress, timeout: float, options: LinkOptions) -> Link:
         request = LinkRequest(parsed.backend, parsed.devices[1])
         try:
             with errors_naming(address, parsed.control):

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 from splitinfer.doctor.findings.finding import Finding, Seen, Severity
 from splitinfer.doctor.parsing import power
+from splitinfer.system.assertions import Assertion, parse_assertions
 
 AREA = "power"
-_KEEPS_AWAKE = ("PreventUserIdleSystemSleep", "PreventSystemSleep", "NoIdleSleepAssertion")
-_KEEPERS = ("caffeinate", "splitinfer", "amphetamine", "python")  # of those who hold one for good
+_KEEPERS = ("caffeinate", "splitinfer", "amphetamine")
 
 
 def findings(seen: Seen) -> Iterator[Finding]:
@@ -34,14 +34,15 @@ def findings(seen: Seen) -> Iterator[Finding]:
 
 def _sleep(seen: Seen, minutes: int) -> Finding:
     text = f"this Mac sleeps after {minutes} minute{'s' if minutes > 1 else ''} without a person at it"
-    held = seen.read("assertions", power.assertions) or []
-    keepers = [
-        each
-        for each in held
-        if each.kind in _KEEPS_AWAKE and any(name in f"{each.process} {each.name}".lower() for name in _KEEPERS)
-    ]
+    held = seen.read("assertions", parse_assertions) or ()
+    keepers = [each for each in held if each.prevents_idle_sleep and _is_lasting(each)]
     remedy = "sudo pmset -c sleep 0"
     if keepers:
-        awake = f"{keepers[0].process} (pid {keepers[0].pid}) keeps it awake now"
+        awake = f"{keepers[0].program} (pid {keepers[0].pid}) keeps it awake now"
         return Finding(AREA, Severity.NOTE, f"{text}; {awake}", f"for good: {remedy}")
     return Finding(AREA, Severity.WARNING, f"{text}, and then no coordinator can reach a worker here", remedy)
+
+
+def _is_lasting(assertion: Assertion) -> bool:
+    """Whether somebody wants the machine awake for long; macOS's own services do for seconds."""
+    return any(name in f"{assertion.program} {assertion.name}".lower() for name in _KEEPERS)

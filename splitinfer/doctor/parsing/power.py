@@ -1,4 +1,4 @@
-"""Power and heat: ``pmset -g``, ``pmset -g batt``, ``pmset -g assertions`` and ``pmset -g therm``."""
+"""Power and heat: ``pmset -g``, ``pmset -g batt`` and ``pmset -g therm``; assertions are read by ``system.assertions``."""
 
 import re
 from dataclasses import dataclass
@@ -19,16 +19,6 @@ class PowerSettings:
     sleep: int | None
     is_low_power: bool | None
     is_sleep_disabled: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Assertion:
-    """A process's request to the power management, such as PreventUserIdleSystemSleep."""
-
-    pid: int
-    process: str
-    kind: str
-    name: str
 
 
 def power_settings(text: str) -> PowerSettings | None:
@@ -55,14 +45,6 @@ def battery_percent(text: str) -> int | None:
         return None
     found = re.search(r"\b(\d{1,3})%", text)
     return int(found[1]) if found else None
-
-
-def assertions(text: str) -> list[Assertion]:
-    """The processes' assertions, from ``pmset -g assertions``."""
-    form = r"^\s*pid (\d{1,9})\((.+)\): \[\w+\] (?:[\d:]+ )?(\w+) named: \"(.*)\"[ \t]*$"
-    return [
-        Assertion(int(pid), process, kind, name) for pid, process, kind, name in re.findall(form, text, re.MULTILINE)
-    ]
 
 
 def speed_limit(text: str) -> int | None:

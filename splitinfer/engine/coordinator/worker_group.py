@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from splitinfer.core.layout import StageSpec
+from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
 from splitinfer.engine.links import probe as link_probe
@@ -168,7 +169,9 @@ class WorkerGroup:
             WorkerUnreachable: nothing listens there, or no answer came.
             Refused: the worker refused.
         """
-        link, note = _connect(spec, address, timeout, options_to(spec.key, self._own))
+        # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
+        transport = spec.link_transport if stage == 1 else OVER_TCP
+        link, note = _connect(spec, transport, address, timeout, options_to(spec.key, self._own))
         self._note(stage, note)
         worker = WorkerHandle(stage, spec, address, link)
         try:
@@ -356,9 +359,9 @@ def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unrea
     return f"worker {name} cannot be reached at {address} {tried}: {why}"
 
 
-def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions) -> Reached:
+def _connect(spec: StageSpec, transport: LinkTransport, address: str, timeout: float, options: LinkOptions) -> Reached:
     try:
-        return reach(*spec.link_transport.addresses(address), timeout, options)
+        return reach(*transport.addresses(address), timeout, options)
     except LinkRefused as error:
         raise Refused(_why_refused(spec, address, options, error)) from error
     except TransportUnavailable as error:
