@@ -1,4 +1,4 @@
-"""Power and heat: ``pmset -g``, ``pmset -g batt`` and ``pmset -g therm``; assertions are read by ``system.assertions``."""
+"""Power and heat: ``pmset -g``, ``pmset -g batt`` and ``pmset -g therm``."""
 
 import re
 from dataclasses import dataclass
