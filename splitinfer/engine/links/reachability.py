@@ -7,7 +7,8 @@ get through (TN3179; NousResearch/hermes-agent #57812, nicobailon/pi-mcp-adapter
 EHOSTDOWN there, "Host is down". On Linux EHOSTUNREACH is a machine that does not answer ARP, or a firewall that rejects
 by ICMP.
 
-TN3179 calls an address local where no router is in between; here private and link-local addresses and names under
+The settings list a program after it was denied for the first time, an agent by the name of its executable (reported of
+node: webgress/ssh-mcp-server, MACOS_LOCAL_NETWORK). TN3179 calls an address local where no router is in between; here private and link-local addresses and names under
 ``.local`` count as local.
 """
 
@@ -83,16 +84,19 @@ def is_local(host: str) -> bool:
 
 
 def _no_permission(host: str, origin: Origin, here: str) -> Explanation:
+    text = (
+        f"macOS on {here} denies this process the way to {host} (“No route to host”), most likely because it has no "
+        "permission for the local network"
+    )
     who = {
         Start.AGENT: f"{origin.name}, which launchd started as an agent (its entry may be named after Python)",
         Start.PROGRAM: origin.name,
-        Start.DETACHED: "it (its Terminal has been closed, and with it the right that Terminal's programs have)",
     }.get(origin.start, "the program that started it")
+    remedy = f"allow {who} in {_SETTINGS} there, then start it again; {_FREE}"
+    if origin.start is Start.DETACHED:
+        remedy = "its Terminal has been closed, and with it that right: start it from one that stays open, or over ssh"
     return Explanation(
-        f"macOS on {here} denies this process the way to {host} (“No route to host”), most likely because it has no "
-        "permission for the local network",
-        f"allow {who} in {_SETTINGS} there, then start it again; {_FREE}. "
-        f"If `ping -c 3 {host}` there gets no answer either, that machine is not in the network",
+        text, f"{remedy}. If `ping -c 3 {host}` there gets no answer either, that machine is not in the network"
     )
 
 
@@ -103,6 +107,10 @@ def _no_route(host: str, is_mac: bool, here: str) -> Explanation:
     why = "the machine is off, asleep or in another network"
     if not is_mac:
         why += ", or a firewall rejects connections"
+    elif host.startswith("169.254."):
+        # macOS has one route for all of these, by its first interface: swellweb/targetBridge PR 130.
+        why += ", or macOS looks for this self-assigned address elsewhere than on the cable"
+        ways += ", and give both ends of the cable addresses of their own"
     return Explanation(f"{here} finds no way to {host} (“No route to host”): {why}", f"look at the way: {ways}")
 
 

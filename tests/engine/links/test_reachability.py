@@ -42,6 +42,12 @@ def test_who_needs_no_permission_is_not_sent_to_the_settings(origin: Origin):
     assert "`route -n get 192.168.1.7`" in found.remedy
 
 
+def test_a_self_assigned_address_may_be_looked_for_elsewhere():
+    found = explain(Unreachable("169.254.7.7", errno.EHOSTUNREACH), MAC, EXEMPT[0])
+    assert "looks for this self-assigned address elsewhere" in found.text
+    assert "self-assigned" not in str(explain(NO_ROUTE, MAC, EXEMPT[0]))
+
+
 def test_elsewhere_no_route_is_no_route():
     linux = explain(NO_ROUTE, LINUX, Origin(Start.UNKNOWN))
     assert "Local Network" not in str(linux)
