@@ -1,6 +1,7 @@
 """Why nothing can be connected to, told by real sockets: refused, no route, nothing comes back, no such name."""
 
 import contextlib
+import doctest
 import errno
 import json
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import transports
+from transports import unreachable
 from transports.unreachable import Unreachable, most_telling, probe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -79,6 +81,10 @@ def test_packets_that_vanish():
             knocking.connect_ex(listener.getsockname())
         found = why(f"tcp://127.0.0.1:{listener.getsockname()[1]}")
     assert found.unreachable == Unreachable("127.0.0.1", errno.ETIMEDOUT)
+
+
+def test_the_example():
+    assert doctest.testmod(unreachable).failed == 0
 
 
 def test_of_several_addresses_the_most_telling_counts():

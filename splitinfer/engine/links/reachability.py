@@ -3,12 +3,12 @@
 The same number means different things on different systems and from different programs. The one that misleads most is
 EHOSTUNREACH, "No route to host": on macOS it is how local network privacy shows (``system.origin``). The connection is
 denied before a packet is sent, to other machines of the network but not to its router, while ping and Apple's own tools
-get through (TN3179; NousResearch/hermes-agent #57812, nicobailon/pi-mcp-adapter #543). A machine that is off is
-EHOSTDOWN there, "Host is down". On Linux EHOSTUNREACH is a machine that does not answer ARP, or a firewall that rejects
-by ICMP.
+get through (TN3179; NousResearch/hermes-agent #57812, nicobailon/pi-mcp-adapter #543). The settings list a program
+after it was denied for the first time, an agent by the name of its executable (webgress/ssh-mcp-server says so of
+node). A machine that is off is EHOSTDOWN there, "Host is down", as in 4.4BSD (*assumed*). On Linux EHOSTUNREACH is a
+machine that does not answer ARP, or a firewall that rejects by ICMP.
 
-The settings list a program after it was denied for the first time, an agent by the name of its executable (reported of
-node: webgress/ssh-mcp-server, MACOS_LOCAL_NETWORK). TN3179 calls an address local where no router is in between; here private and link-local addresses and names under
+TN3179 calls an address local where no router is in between; here private and link-local addresses and names under
 ``.local`` count as local.
 """
 
