@@ -174,6 +174,7 @@ def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
             result = survey_layout(found, 5, lambda _: None).result
     assert [link.figures is not None for link in result.links] == [True, False, True]
     assert "tcp://127.0.0.1:9" in result.links[1].problem
+    assert "answers, but nothing listens on that port" in result.links[1].problem
     assert not result.is_whole
 
 
