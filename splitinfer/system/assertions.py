@@ -1,6 +1,6 @@
 """Who keeps this Mac from sleeping, from the output of ``pmset -g assertions`` (pmset(1)). Pure.
 
-    pid 366(Google Chrome): [0x0000130a00058310] 00:00:19 NoDisplaySleepAssertion named: "Video Wake Lock"
+pid 366(Google Chrome): [0x0000130a00058310] 00:00:19 NoDisplaySleepAssertion named: "Video Wake Lock"
 """
 
 import re
