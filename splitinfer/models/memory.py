@@ -117,6 +117,14 @@ def set_limits(need: Need, kv_tokens: int, scores: int = 0) -> None:
     mx.set_cache_limit(max(64 * 2**20, scores, min(wanted // 8, 2 * 2**30)))
 
 
+def limit_to(free: int) -> None:
+    """Have MLX wait for steps under way rather than hold ``free`` bytes more than now, where the GPU shares the
+    machine's memory. Command buffers keep what they use until they are done, scores too, so layers launched ahead add
+    up; MLX's own limit is half as much again as the recommended working set."""
+    if gpu_limit() is not None:
+        mx.set_memory_limit(mx.get_active_memory() + free)
+
+
 # -- what other processes of this machine are to know ------------------------------------------
 
 

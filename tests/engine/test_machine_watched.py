@@ -1,5 +1,6 @@
 """A pipeline keeps its machines awake, has its threads scheduled for requests that wait, and announces its memory."""
 
+import os
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -101,6 +102,16 @@ def test_what_is_announced_follows_a_stage_to_its_end(monkeypatch: pytest.Monkey
         until(lambda: other.others().to_come == 0, "the worker only keeps its weights", 10)
         assert other.others().held > 0
     assert other.others() == Others()
+
+
+def test_a_local_worker_belongs_to_its_coordinator():
+    folder = ledger._default_folder()
+    with LLM(layout(TARGET, [6, 6], ["local"])):
+        reader = Ledger(folder, group=1)
+        with reader.locked():
+            assert [claim.group for claim in reader._read()] == [os.getpid()] * 2
+        assert Ledger(folder, group=os.getpid()).others().to_come < reader.others().to_come, "they share what they have"
+    until(lambda: not [path for path in folder.iterdir() if path.name != "lock"], "nothing is claimed any more", 10)
 
 
 def test_a_stage_that_is_not_loaded_after_all_announces_nothing(monkeypatch: pytest.MonkeyPatch):

@@ -18,6 +18,7 @@ from splitinfer.models.memory import (
     check_fit,
     counted_bytes,
     free_bytes,
+    limit_to,
     reserve,
     resource_limit,
     set_limits,
@@ -217,6 +218,19 @@ def test_limits_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     set_limits(NEED, 1000, scores=2**31)
     assert machine.wired == [], "a device that recommends nothing"
     assert machine.cached == [2**31], "the next layer finds its scores' buffer"
+
+
+def test_launching_ahead_is_limited_where_memory_is_shared(monkeypatch: pytest.MonkeyPatch):
+    limits: list[int] = []
+    Machine(monkeypatch, gpu=True, available=2**40, info={WORKING_SET: 900}, active=100)
+    memory.mx.set_memory_limit = limits.append
+    limit_to(700)
+    assert limits == [800]
+    for gpu, info in ((False, {WORKING_SET: 900}), (True, {})):
+        Machine(monkeypatch, gpu=gpu, available=2**40, info=info, active=100)
+        memory.mx.set_memory_limit = limits.append
+        limit_to(700)
+    assert limits == [800]
 
 
 def test_limits_on_a_cpu(monkeypatch: pytest.MonkeyPatch):

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from processes import until
 
 from splitinfer.engine.device.steps import StepsUnderWay
 from splitinfer.system import apple, free_memory, qos
@@ -113,8 +114,7 @@ def test_the_threads_that_requests_wait_for_are_user_initiated(mac: ctypes.CDLL)
         link.deliver_to(lambda _: look())
         accepted = listener.accept(timeout=10)
         accepted.close("done")
-        while not any(name == "transports" for name, _ in seen):
-            pass
+        until(lambda: any(name == "transports" for name, _ in seen), "the link's thread has called", 10)
         link.close("done")
     assert {name for name, _ in seen} == {"waiter", "transports"}
     assert {number for _, number in seen} == {0x19}

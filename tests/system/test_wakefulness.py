@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import until
 
 from splitinfer.system import apple, keep_awake
 from splitinfer.system.keep_awake import VARIABLE, KeepAwake, assert_by_caffeinate, prevent_idle_sleep
@@ -131,8 +132,7 @@ def test_caffeinate_waits_for_this_process_and_is_ended(tmp_path: Path):
     script.write_text(f"#!{sys.executable}\nimport sys, time\n{write}\ntime.sleep(60)\n")
     script.chmod(0o755)
     release = assert_by_caffeinate(str(script))
-    while not said.exists() or not said.read_text():
-        pass
+    until(lambda: said.exists() and said.read_text(), "it runs", 30)
     release()
     assert said.read_text() == f"-i -w {os.getpid()}"
     with pytest.raises(OSError, match="missing"):

@@ -33,6 +33,7 @@ from splitinfer.models.memory import (
     announce_loaded,
     counted_bytes,
     free_bytes,
+    limit_to,
     on_gpu,
     reserve,
     resource_limit,
@@ -71,6 +72,7 @@ class LoadedStage:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
         kept, free = None if self.disk is None else self.disk.offer(), free_bytes()
+        limit_to(free)
         announce_loaded(self.need, self.command.kv_tokens, self.name, free, self.scores)
         stored = counted_bytes(self.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept)
