@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 import zmq
-from contract import QUICK, SECONDS, number, numbered, pair, reason_at, until
+from contract import QUICK, SECONDS, pair, reason_at, until
 from curve import OWN, secured
 from echoes import echo, process
 
