@@ -36,7 +36,6 @@ from transports.rdma.messages import (
 from transports.rdma.probe import parse_devices, parse_states, pick
 from transports.rdma.segment import MAX_MESSAGES, Ring, Segment
 
-
 HEAD = Head(Kind.DATA, 50, 3)
 
 
