@@ -47,6 +47,10 @@ def until_free(world: World) -> None:
     until(lambda: is_free(world), "the devices are free")
 
 
+def is_gone(one: psutil.Process) -> bool:
+    return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+
+
 def carriers_of(pid: int) -> list[psutil.Process]:
     """The children of a process and of its children that are members of groups."""
     return [child for child in psutil.Process(pid).children(recursive=True) if is_carrier(child)]

@@ -18,6 +18,7 @@ import zmq
 from contract import QUICK, SECONDS, pair, reason_at, until
 from curve import OWN, secured
 from echoes import echo, process
+from jaccl import carriers_of, is_gone
 
 import transports
 from transports import Frame, KeyPair, Link, LinkOptions, LinkRefused, TransportUnavailable
@@ -39,23 +40,8 @@ def child_of(one: Link) -> psutil.Process:
     return psutil.Process(one.child_pid)
 
 
-def is_gone(one: psutil.Process) -> bool:
-    return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
-
-
 def all_gone(processes: list[psutil.Process]) -> None:
     until(lambda: all(map(is_gone, processes)), "the processes end")
-
-
-def carriers_of(pid: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children(recursive=True) if is_carrier(child)]
-
-
-def is_carrier(one: psutil.Process) -> bool:
-    try:
-        return "transports.rdma.child" in one.cmdline()
-    except psutil.Error:  # it has ended
-        return False
 
 
 # -- children that end -------------------------------------------------------------------------------------------------
