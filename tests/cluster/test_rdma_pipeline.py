@@ -15,6 +15,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
 from transports.emulated_jaccl.device import REGIONS_OF_GROUP, Limits
 from transports.emulated_jaccl.world import World
+from transports.rdma.groups import kept_groups
 
 PARAMS = splitinfer.SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, seed=4)
 PROMPT = "Once upon a time"
@@ -98,6 +99,7 @@ def test_a_carrier_killed_on_emulated_jaccl_is_a_loss_from_which_the_pipeline_re
     with LLM(layout(2, transport="rdma", device=World.devices())) as llm:
         _lose_a_carrier(llm, expected)
         assert len(carriers()) == 2, "the new link is by rdma, too"
+    kept_groups.end_all()
     until(lambda: not carriers(), "no carrier is left")
     assert world.usage("rdma_en0").num_left == 0
     assert world.usage("rdma_en0").num_groups == 2
@@ -119,6 +121,7 @@ def test_auto_goes_on_over_tcp_where_a_dead_carrier_has_used_up_its_device(
         assert world.usage("rdma_en1").num_left == 1
         assert len(notes) == 1
         assert "[jaccl] Register memory region failed" in notes[0]
+    kept_groups.end_all()
     until(lambda: not carriers(), "no carrier is left")
 
 

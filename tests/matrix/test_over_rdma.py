@@ -16,7 +16,6 @@ from mlx.utils import tree_flatten
 from stages import pipeline, prompt
 
 import splitinfer
-from transports.emulated_jaccl.device import REGIONS_OF_GROUP, Limits
 from transports.emulated_jaccl.world import World
 from transports.rdma.link import RdmaLink
 
@@ -34,9 +33,7 @@ def test_split_over_rdma_is_whole(name: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize("name", OVER_JACCL)
 def test_split_over_emulated_jaccl_is_whole(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layout names one device for all links to a worker, so its device has regions for two groups here."""
-    limits = Limits(regions=3 * REGIONS_OF_GROUP)
-    world = World.make(tmp_path / "jaccl", num_cables=2, limits=limits)
+    world = World.make(tmp_path / "jaccl", num_cables=2)
     for variable, value in world.environment.items():
         monkeypatch.setenv(variable, value)
     _check(name, "jaccl", tmp_path, monkeypatch)

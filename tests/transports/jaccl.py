@@ -12,6 +12,7 @@ from contract import SECONDS, until
 from transports import Frame, Link, LinkClosed
 from transports.emulated_jaccl.world import World
 from transports.rdma import handshake
+from transports.rdma.groups import kept_groups
 
 WRITER, READER = "rdma_en0", "rdma_en1"
 
@@ -44,7 +45,13 @@ def is_free(world: World) -> bool:
 
 
 def until_free(world: World) -> None:
-    until(lambda: is_free(world), "the devices are free")
+    """Wait until the links' processes have ended; those that were kept for another link are ended."""
+
+    def is_free_now() -> bool:
+        kept_groups.end_all()
+        return is_free(world)
+
+    until(is_free_now, "the devices are free")
 
 
 def is_gone(one: psutil.Process) -> bool:

@@ -40,6 +40,7 @@ from jaccl import carriers_of, is_free, is_gone
 import transports
 from transports import Frame, Link, LinkClosed, LinkOptions, TransportError
 from transports.emulated_jaccl.world import World
+from transports.rdma.groups import kept_groups
 
 VICTIMS = ("writer's child", "reader's child", "both children", "connector", "listener")
 OPTIONS = LinkOptions(beat_every=0.1, dead_after=3.0)
@@ -101,6 +102,7 @@ def talk(link: Link, seed: int, *, is_connector: bool) -> dict[str, Any]:
 
 def run_connector() -> None:
     """One link for each line `ADDRESS SEED` of standard input."""
+    kept_groups.keep_seconds = 0.0  # what a link leaves is looked at
     for line in sys.stdin:
         address, seed = line.split()
         try:
@@ -113,6 +115,7 @@ def run_connector() -> None:
 
 def run_listener(address: str) -> None:
     """One link after the other; their seed comes by standard input."""
+    kept_groups.keep_seconds = 0.0
     with transports.listen(address, options=OPTIONS) as listener:
         report({"address": listener.address})
         while True:

@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -28,19 +29,15 @@ HERE, THERE = "rdma_en0", "rdma_en1"
 both_ends = pytest.mark.parametrize("end", [0, 1], ids=["writer", "reader"])
 
 
-@contextmanager
-def emulated(monkeypatch: pytest.MonkeyPatch, world: World) -> Iterator[World]:
+def make_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> World:
+    world = World.make(tmp_path / "world", **options)
     monkeypatch.setenv(VARIABLE, str(world.folder))
-    try:
-        yield world
-    finally:
-        kept_groups.end_all()
+    return world
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with emulated(monkeypatch, World.make(tmp_path / "world")) as world:
-        yield world
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return make_world(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -254,8 +251,8 @@ def test_a_parked_child_that_cannot_go_on_is_replaced(
     """At the cost of what the other end leaves, which waits for it in a sum."""
     monkeypatch.setattr(handshake, "_RENEW_SECONDS", 0.5)
     monkeypatch.setattr(handshake, "LEAVE_SECONDS", 0.2)
-    roomy = World.make(tmp_path / "world", limits=Limits(regions=1000))
-    with emulated(monkeypatch, roomy), transports.listen(roomy.address(), options=QUICK) as listener:
+    roomy = make_world(tmp_path, monkeypatch, limits=Limits(regions=1000))
+    with transports.listen(roomy.address(), options=QUICK) as listener:
         pair = joined(listener)
         before = pids(*pair)
         pair[0].close()
@@ -281,7 +278,7 @@ def test_a_parked_child_that_died_is_replaced(listener: Listener) -> None:
 
 
 def test_groups_are_not_kept_for_ever(world: World, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_groups, "_keep_seconds", 0.05)
+    monkeypatch.setattr(kept_groups, "keep_seconds", 0.05)
     here, there = joined(listener)
     children = [psutil.Process(pid) for pid in pids(here, there)]
     here.close()
@@ -316,7 +313,7 @@ def test_the_old_child_is_gone_before_another_begins(world: World, listener: Lis
     assert world.usage(HERE).num_groups == 2
 
 
-def test_another_process_waits_until_the_device_is_free(world: World, listener: Listener) -> None:
+def test_another_process_waits_until_the_device_is_free(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
     code = """
 import sys, transports
 link = transports.connect(sys.argv[1], timeout=20)
@@ -324,16 +321,13 @@ print(link.recv(20).header.decode(), flush=True)
 sys.stdin.read()
 """
     here, _ = joined(listener)
-    kept_groups._keep_seconds, usual = 0.0, kept_groups._keep_seconds
-    try:
-        with process(code, listener.address) as other:
-            time.sleep(0.3)
-            here.abort()
-            listener.accept(SECONDS).send(Frame(b"welcome"))
-            assert other.stdout is not None
-            assert other.stdout.readline() == "welcome\n"
-    finally:
-        kept_groups._keep_seconds = usual
+    monkeypatch.setattr(kept_groups, "keep_seconds", 0.0)
+    with process(code, listener.address) as other:
+        time.sleep(0.3)
+        here.abort()
+        listener.accept(SECONDS).send(Frame(b"welcome"))
+        assert other.stdout is not None
+        assert other.stdout.readline() == "welcome\n"
 
 
 # -- who is killed in a receive ----------------------------------------------------------------------------------------
@@ -399,26 +393,22 @@ def test_who_had_to_be_killed_in_a_receive_is_counted(
 def test_systems_that_do_not_fit_are_refused(
     systems: tuple[str, str], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        emulated(monkeypatch, World.make(tmp_path / "world", macos=systems)) as world,
-        transports.listen(world.address(), options=QUICK) as listener,
-    ):
+    world = make_world(tmp_path, monkeypatch, macos=systems)
+    with transports.listen(world.address(), options=QUICK) as listener:
         with pytest.raises(TransportUnavailable, match=reason):
             transports.connect(listener.address, timeout=SECONDS, options=QUICK)
         until(lambda: world.usage(HERE).num_groups + world.usage(THERE).num_groups == 0, "no group was made")
 
 
 def test_both_before_26_3_may(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with (
-        emulated(monkeypatch, World.make(tmp_path / "world", macos=("26.2", "26.2"))) as world,
-        transports.listen(world.address(), options=QUICK) as listener,
-    ):
+    world = make_world(tmp_path, monkeypatch, macos=("26.2", "26.2"))
+    with transports.listen(world.address(), options=QUICK) as listener:
         exchange(*joined(listener))
 
 
 def test_an_exhausted_device_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(tmp_path, monkeypatch, limits=Limits(max_groups=0))
     with (
-        emulated(monkeypatch, World.make(tmp_path / "world", limits=Limits(max_groups=0))) as world,
         transports.listen(world.address(), options=QUICK) as listener,
         pytest.raises(TransportUnavailable, match=r"protection domain.*too many groups were made since the last start"),
     ):
