@@ -46,7 +46,8 @@ VICTIMS = ("writer's child", "reader's child", "both children", "connector", "li
 OPTIONS = LinkOptions(beat_every=0.1, dead_after=3.0)
 _EARLY = 0.2  # share of the kills that come while the engines join, the latest after _JOINING seconds
 _JOINING, _TALKING = 1.0, 0.3
-_SECONDS = 40.0  # for everything that must happen
+_SECONDS = 60.0  # for everything that must happen
+_TO_REACH = 10.0  # a listener, which may be dead
 
 
 # -- an engine ---------------------------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def run_connector() -> None:
     for line in sys.stdin:
         address, seed = line.split()
         try:
-            with transports.connect(address, timeout=_SECONDS, options=OPTIONS) as link:
+            with transports.connect(address, timeout=_TO_REACH, options=OPTIONS) as link:
                 report({"linked": True})
                 report(talk(link, int(seed), is_connector=True))
         except TransportError as problem:
@@ -226,7 +227,7 @@ class Pair:
 
 @contextmanager
 def pair(folder: Path) -> Iterator[Pair]:
-    made = Pair(World.make(folder))
+    made = Pair(World.make(folder / "jaccl"))
     try:
         yield made
     finally:
