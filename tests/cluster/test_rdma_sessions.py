@@ -1,7 +1,6 @@
 """Sessions that follow each other over rdma, on emulated JACCL, where a device has room for one group and keeps what a
 process killed in a receive has held: groups stay where nothing was lost, and are made anew where something was."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,16 @@ from splitinfer.llm import LLM
 from transports.emulated_jaccl.device import Limits
 from transports.emulated_jaccl.world import VARIABLE, World
 from transports.rdma import leftovers
-from transports.rdma.groups import kept_groups
 
 PARAMS = splitinfer.SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.8, seed=4)
 PROMPT = "Once upon a time"
 
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     world = World.make(tmp_path / "world", num_cables=2, limits=Limits(regions=164))  # one more, that a kill may leave
     monkeypatch.setenv(VARIABLE, str(world.folder))
-    yield world
-    kept_groups.end_all()
+    return world
 
 
 def layout(world: World, *workers: RunningWorker) -> dict[str, Any]:

@@ -43,6 +43,11 @@ class EmulatedGroup:
         self._received_size: int | None = None
         self._registration = registration
 
+    def close(self) -> None:
+        """As the end of the process does."""
+        self._registration.close()
+        self._wire.close()
+
     def rank(self) -> int:
         return self._rank
 
@@ -132,17 +137,25 @@ def join(world: World, device: str, rank: int, gather: Callable[[bytes, int], by
     if not port.peer:
         raise RuntimeError("[jaccl] Couldn't allocate protection domain")
     registration = world.device(device).register()
+    try:
+        return EmulatedGroup(world, device, rank, _meet(device, port.peer, rank, gather), registration)
+    except BaseException:
+        registration.close()
+        raise
+
+
+def _meet(device: str, peer: str, rank: int, gather: Callable[[bytes, int], bytes]) -> Wire:
     with sockets.create_server(("127.0.0.1", 0)) as server:
         mine = json.dumps({"device": device, "port": server.getsockname()[1]}).encode().ljust(_GATHER_BYTES)
         both = gather(mine, _GATHER_BYTES)
         theirs = json.loads(both[_GATHER_BYTES * (1 - rank) :][:_GATHER_BYTES])
-        if theirs["device"] != port.peer:
+        if theirs["device"] != peer:
             raise ValueError("[jaccl] Changing queue pair to RTR failed with errno 60")
         if rank == 0:
             socket = sockets.create_connection(("127.0.0.1", theirs["port"]))
         else:
             socket, _ = server.accept()
-    return EmulatedGroup(world, device, rank, Wire(socket), registration)
+    return Wire(socket)
 
 
 def install(world: World) -> None:

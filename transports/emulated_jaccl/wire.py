@@ -62,6 +62,11 @@ class Wire:
     def kept(self, size: int) -> bytearray:
         return self._kept.setdefault(size, bytearray(size))
 
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(sockets.SHUT_RDWR)
+        self._socket.close()
+
     def _read(self, room: memoryview) -> None:
         while room.nbytes:
             try:

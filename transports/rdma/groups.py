@@ -29,7 +29,7 @@ from transports.rdma import devices
 from transports.rdma.child_process import ChildProcess
 from transports.rdma.devices import Claim
 
-CLAIM_SECONDS = 3.0  # for the group of a link that is about to end; as long as silence takes to end one
+CLAIM_SECONDS = 5.0  # for the group of a link that is about to end; longer than a child may take to leave it
 KEEP_SECONDS = 300.0  # a parked child takes the memory of a process with MLX, and keeps its device from others
 _CHECK_SECONDS = 0.01
 
@@ -62,7 +62,7 @@ class KeptGroups:
     """The parked groups of this process."""
 
     def __init__(self, keep_seconds: float = KEEP_SECONDS) -> None:
-        self._keep_seconds = keep_seconds
+        self.keep_seconds = keep_seconds
         self._lock = threading.Lock()
         self._kept: list[Group] = []
 
@@ -74,7 +74,7 @@ class KeptGroups:
             group.end()
             return
         group.num_messages, group.is_kept = count, True
-        group.expiry = threading.Timer(self._keep_seconds, self._expire, (group,))
+        group.expiry = threading.Timer(self.keep_seconds, self._expire, (group,))
         group.expiry.name, group.expiry.daemon = f"rdma keeps {group.device}", True
         with self._lock:
             self._kept.append(group)

@@ -38,19 +38,17 @@ def parse(text: str) -> Version | None:
     return Version(_TAHOE if major == _COMPATIBLE else major, int(found[2] or 0))
 
 
-def why_too_old(text: str, where: str = "here") -> str | None:
+def why_too_old(text: str, subject: str = "this") -> str | None:
     """None if a Mac with this version has RDMA over Thunderbolt; else why not, as a sentence."""
     version = parse(text)
-    if version is None:
-        return f"RDMA over Thunderbolt needs macOS 26.2 or later, and there is no macOS {where}"
-    if version < LEAST:
-        return f"RDMA over Thunderbolt needs macOS 26.2 or later, and there is {version} {where}"
-    return None
+    if version is not None and version >= LEAST:
+        return None
+    return f"RDMA over Thunderbolt needs macOS 26.2 or later, and {subject} is {version or 'another system'}"
 
 
 def why_not_together(here: str, there: str) -> str | None:
     """None if the systems of two ends, as each names its own, can share a group; else why not, as a sentence."""
-    reason = why_too_old(here, "at one end") or why_too_old(there, "at the other end")
+    reason = why_too_old(here, "one end") or why_too_old(there, "the other end")
     if reason is not None:
         return reason
     versions = sorted(filter(None, (parse(here), parse(there))))
