@@ -31,6 +31,7 @@ from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.settings import NO_DRAFT, Settings
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
+from splitinfer.models.memory import KV_SHARE
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress, Ready
 
@@ -39,7 +40,6 @@ MakeDrafter = Callable[[], Drafter]
 
 DRAFT = "draft"  # in place of a stage's name, for the draft model
 _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
-_KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for rebuilding cohorts
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class PipelineSetup:
         sharing = len(here) if ready.stage in here else 1
         budget = self.settings.kv_bytes
         if budget is None:
-            budget = int(ready.free_bytes * _KV_SHARE / sharing)
+            budget = int(ready.free_bytes * KV_SHARE / sharing)
         return StageKV(budget, ready.kv_bytes_per_token, ready.kv_bytes_fixed, ready.kv_bytes_stored)
 
 

@@ -50,7 +50,9 @@ from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.threads import join
 from splitinfer.errors import DeviceFailed, PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
-from splitinfer.models.memory import size
+from splitinfer.models.memory import HeldReport, size
+from splitinfer.system import qos
+from splitinfer.system.keep_awake import KeepAwake
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,7 @@ class Engine:
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
         self._started = threading.Event()
         self._is_closing = False
+        self._awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
         self._own_steps = OwnSteps(self.pipeline, self._inbox.put, self._inbox.put)
@@ -192,6 +195,8 @@ class Engine:
 
     def _run(self, draft: Callable[[], Drafter | None], configure: Callable[[Pipeline], SchedulerConfig]) -> None:
         reason = FinishReason.ERROR
+        qos.serve_requests()
+        self._awake.update(True, time.monotonic())  # loading takes minutes
         try:
             self.drafter = draft()  # before the stages say what memory is free
             self.pipeline.open()
@@ -225,10 +230,12 @@ class Engine:
                 "the coordinator is done" if reason is FinishReason.ABORT else str(self._requests.failure)
             )
             self._own_steps.close()
+            self._awake.close()
 
     def _turn(self) -> None:
         """One turn of the loop; at most one step is launched."""
         self._receive()
+        self._watch_machine()
         self._expire()
         self._end_unable()
         if self._drafting is not None:
@@ -322,8 +329,15 @@ class Engine:
 
     def _tick(self) -> None:
         """Keep the device awake while requests are open."""
+        self._watch_machine()
         if self._scheduler is not None:
             self.pipeline.own.tick(time.monotonic())
+
+    def _watch_machine(self) -> None:
+        """Keep the machine awake while requests are open, and let its other processes know what this one holds."""
+        now = time.monotonic()
+        self._awake.update(bool(self._requests), now)
+        self._held.update(now)
 
     def _stuck(self) -> SplitinferError:
         """The error for a step that does not come back."""

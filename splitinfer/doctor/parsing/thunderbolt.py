@@ -1,4 +1,4 @@
-"""Parses the output of macOS's commands. Nothing here raises: what cannot be parsed is ``None``, or is left out."""
+"""Thunderbolt and RDMA: ``system_profiler SPThunderboltDataType -json`` and ``rdma_ctl status``."""
 
 import json
 import re
@@ -20,54 +20,12 @@ class Port:
     mac: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """A network interface; ``members`` are the interfaces of a bridge."""
-
-    is_up: bool
-    ipv4: tuple[str, ...] = ()
-    members: tuple[str, ...] = ()
-
-
-def version(text: str) -> tuple[int, ...] | None:
-    """The first version number in the output of ``sw_vers``.
-
-    >>> version("26.2.1"), version("ProductVersion:  15.7"), version("none")
-    ((26, 2, 1), (15, 7), None)
-    """
-    found = re.search(r"\b\d{1,4}(?:\.\d{1,4}){1,3}\b", text)
-    return tuple(int(part) for part in found[0].split(".")) if found else None
-
-
-def wired_limit(text: str) -> int | None:
-    """Megabytes that the GPU may wire, from ``sysctl iogpu.wired_limit_mb``; 0 leaves it to macOS."""
-    found = re.search(r"\b(\d{1,12})\s*$", text.strip())
-    return int(found[1]) if found else None
-
-
 def rdma_is_enabled(text: str) -> bool | None:
     """Whether ``rdma_ctl status`` reports RDMA as enabled."""
     words = set(re.findall(r"[a-z]+", text.lower()))
     if {"enabled", "disabled"} <= words or "not" in words:
         return None
     return True if "enabled" in words else False if "disabled" in words else None
-
-
-def interfaces(text: str) -> dict[str, Interface]:
-    """The interfaces that ``ifconfig`` lists, by name."""
-    found: dict[str, Interface] = {}
-    for block in re.split(r"^(?=\S)", text, flags=re.MULTILINE):
-        head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
-        if head:
-            ipv4 = re.findall(r"^\s+inet (\d+(?:\.\d+){3})\b", block, re.MULTILINE)
-            members = re.findall(r"^\s+member: (\w+)\b", block, re.MULTILINE)
-            found[head[1]] = Interface("UP" in head[2].split(","), tuple(ipv4), tuple(members))
-    return found
-
-
-def hardware_ports(text: str) -> dict[str, str]:
-    """The interface of each port, from ``networksetup -listallhardwareports``."""
-    return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
 
 
 def thunderbolt_ports(text: str) -> tuple[Port, ...] | None:
