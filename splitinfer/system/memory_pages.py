@@ -18,7 +18,8 @@ Technologies Overview, "Compressed Memory"). macOS does not say how many inactiv
 are that can be neither file-backed nor purgeable, so these are taken.
 
 ``kern.memorystatus_level``, which ``memory_pressure`` prints as "free percentage", is no budget: it has all active
-pages in it, the working sets of other programs (AVAILABLE_NON_COMPRESSED_MEMORY in the same file)."""
+pages in it, the working sets of other programs (AVAILABLE_NON_COMPRESSED_MEMORY in the same file).
+"""
 
 import re
 from dataclasses import dataclass
