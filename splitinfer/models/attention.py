@@ -16,6 +16,9 @@ Which layers are fused follows from MLX's source, ``ScaledDotProductAttention::u
   multiples of 8 and at most 128.
 - CPU: never.
 
+Some models compute scores of their own beside MLX's, and pass them as a mask: mlx-lm's DeepSeek V3 those of the rotated
+part of a head. These are there whether MLX's part is fused or not.
+
 A step of single rows, as decoding is, takes as much for each token of KV as ``heads`` numbers: little beside the
 token's keys and values on all layers, and there is half of the free memory for it.
 """
@@ -23,7 +26,7 @@ token's keys and values on all layers, and there is half of the free memory for 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -39,13 +42,15 @@ _observing = threading.Lock()
 @dataclass(frozen=True, slots=True)
 class Attention:
     """One layer's attention. ``heads``: of the queries. ``query_dim``, ``value_dim``: numbers in a head, 0 where the
-    model computes attention by itself. ``itemsize``: bytes of a number. ``window``: most keys; ``None``: all."""
+    model computes attention by itself. ``itemsize``: bytes of a number. ``window``: most keys; ``None``: all.
+    ``adds_scores``: whether the model gives each head scores of its own as a mask, as DeepSeek's do for positions."""
 
     heads: int
     query_dim: int
     value_dim: int
     itemsize: int
     window: int | None = None
+    adds_scores: bool = False
 
     def is_fused(self, backend: str) -> bool:
         """Whether MLX has a kernel for more than 8 rows on ``backend``: "metal", "cuda" or "cpu"."""
@@ -54,6 +59,10 @@ class Attention:
         if backend == "cuda":
             return self.itemsize == _HALF and all(map(_fits_cuda, (self.query_dim, self.value_dim)))
         return False
+
+    def tensors(self, backend: str) -> int:
+        """How many tensors of scores there are at a time: the model's own, and MLX's."""
+        return self.adds_scores + (not self.is_fused(backend))
 
     def scores(self, rows: int, context: int) -> int:
         """Bytes of the scores of ``rows`` against a context of so many tokens."""
@@ -65,14 +74,14 @@ def _fits_cuda(size: int) -> bool:
 
 
 def score_bytes(layers: Iterable[Attention], backend: str, rows: int, context: int) -> int:
-    """Bytes that a stage needs for scores: those of its widest layer that is not fused.
+    """Bytes that a stage needs for scores: those of the layer that has most.
 
     ``rows``: of a step; ``context``: the most tokens of a sequence. 0 on the CPU, where steps are short, memory that
     is not there can be swapped, and nothing has been refused for scores so far.
     """
     if backend == "cpu":
         return 0
-    return max((layer.scores(rows, context) for layer in layers if not layer.is_fused(backend)), default=0)
+    return max((layer.scores(rows, context) * layer.tensors(backend) for layer in layers), default=0)
 
 
 def backend() -> str:
@@ -101,18 +110,19 @@ class Observed:
         """Forget what was observed; another graph is built."""
         self._calls.clear()
 
-    def note(self, queries: mx.array, keys: mx.array, values: mx.array) -> None:
-        """Take a call's arrays down: queries [B, heads, rows, d], keys and values [B, *, tokens, d]."""
-        attention = Attention(queries.shape[1], queries.shape[-1], values.shape[-1], queries.itemsize)
+    def note(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> None:
+        """Take a call's arrays down: queries [B, heads, rows, d], keys and values [B, *, tokens, d]; a mask may have
+        heads, too: [B, heads, rows, tokens]."""
+        dims = queries.shape[1], queries.shape[-1], values.shape[-1], queries.itemsize
+        has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
+        attention = Attention(*dims, adds_scores=has_heads)
         self._calls.append((attention, keys.shape[2]))
 
     def layers(self, context: int) -> tuple[Attention, ...]:
         """The layers' attention, without repetitions. ``context``: the tokens of the sequence in the graph; a layer
         that had fewer keys has a window of so many."""
-        return tuple(dict.fromkeys(
-            Attention(a.heads, a.query_dim, a.value_dim, a.itemsize, keys if keys < context else None)
-            for a, keys in self._calls
-        ))  # fmt: skip
+        calls = (replace(layer, window=keys if keys < context else None) for layer, keys in self._calls)
+        return tuple(dict.fromkeys(calls))
 
 
 @contextmanager
@@ -124,7 +134,7 @@ def observed() -> Iterator[Observed]:
 
         def noting(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
             if threading.get_ident() == thread:
-                found.note(q, k, v)
+                found.note(q, k, v, options.get("mask"))
             return original(q, k, v, **options)
 
         mx.fast.scaled_dot_product_attention = noting

@@ -1,5 +1,6 @@
 """Where macOS keeps what is used here. The files named are not on the disk since macOS 11: dlopen finds them in the
-cache of the dynamic linker (release notes of macOS Big Sur 11.0.1, "Kernel")."""
+cache of the dynamic linker (macOS Big Sur 11.0.1 Release Notes, 62986286).
+"""
 
 import ctypes
 import platform

@@ -11,7 +11,8 @@ What it takes after that is held and not to come any more, so a claim is written
 
 The coordinator divides what is free among itself and the workers that it starts (``address: local``), so processes of
 such a *group* count each other's ``load`` alone. For everyone else the group also grows: by what its largest growth is,
-since each member announces the half of what is free, and gets a part of that."""
+since each member announces the half of what is free, and gets a part of that.
+"""
 
 import json
 from collections import defaultdict

@@ -6,8 +6,11 @@ fails, ``vm_stat`` is run. Newer kernels append fields, and fill as many as the 
 
 ``iogpu.wired_limit_mb`` is the owner's limit of what the GPU may wire, in MiB; 0 leaves it to macOS, whose choice Metal
 reports as ``recommendedMaxWorkingSetSize``: "an approximation of how much memory, in bytes, this GPU device can
-allocate without affecting its runtime performance" (MTLDevice). It is the device's, not a process's. A limit that was
-changed after MLX had opened the device is not in what MLX reports, so the smaller of both holds."""
+allocate without affecting its runtime performance" (MTLDevice). It is the device's, not a process's. It follows the
+owner's limit (seen in both directions: AlexsJones/llmfit #754; 11.8 of 16 GiB and 107.5 of 128 GiB without one: the
+same, and antirez/ds4 #893). MLX asks for it once, which is *assumed* of all its versions; so a limit that was changed
+later is not in what MLX reports, and the smaller of both holds.
+"""
 
 import ctypes
 import logging

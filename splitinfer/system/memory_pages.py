@@ -3,6 +3,7 @@
     all pages = free + file-backed + anonymous + wired + occupied by the compressor
                        │             └ of these *purgeable*: their owners can do without them
                        └ of these *speculative*: read ahead; the kernel's count of free pages has them, too
+                         (vm_page_speculate in osfmk/vm/vm_resident.c; mach/vm_statistics.h)
 
 Activity Monitor counts as *Memory Used* anonymous pages that are not purgeable (App Memory), wired ones and those of
 the compressor, and shows file-backed and purgeable ones as *Cached Files* (Apple, "View information about Mac memory
@@ -17,7 +18,8 @@ Technologies Overview, "Compressed Memory"). macOS does not say how many inactiv
 are that can be neither file-backed nor purgeable, so these are taken.
 
 ``kern.memorystatus_level``, which ``memory_pressure`` prints as "free percentage", is no budget: it has all active
-pages in it, the working sets of other programs (AVAILABLE_NON_COMPRESSED_MEMORY in the same file)."""
+pages in it, the working sets of other programs (AVAILABLE_NON_COMPRESSED_MEMORY in the same file).
+"""
 
 import re
 from dataclasses import dataclass

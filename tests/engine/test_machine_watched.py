@@ -55,12 +55,13 @@ def test_the_coordinator_is_awake_while_requests_are_open_and_a_worker_while_it_
         with LLM(layout(TARGET, [6, 6], [address])) as llm:
             assert power.log == ["coordinator", "worker"], "while stages load, and no more than once each"
             until(lambda: power.held == {"coordinator": 0, "worker": 1}, "only the worker is kept awake", 10)
-            request = llm.submit(prompt(9), SamplingParams(max_tokens=400, ignore_eos=True))
+            long = SamplingParams(max_tokens=1000, ignore_eos=True)
+            request = llm.submit(prompt(9), long)
             next(iter(request))
             assert power.held == {"coordinator": 1, "worker": 1}
             request.abort()
             until(lambda: power.held["coordinator"] == 0, "no request is open", 10)
-            next(iter(llm.submit(prompt(9))))
+            next(iter(llm.submit(prompt(9), long)))
             assert power.held["coordinator"] == 1
         assert power.held["coordinator"] == 0
         until(lambda: power.held["worker"] == 0, "the worker's coordinator is gone", 10)

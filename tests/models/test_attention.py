@@ -33,6 +33,8 @@ def half(heads: int, query_dim: int, value_dim: int | None = None, window: int |
         ([half(32, 128), half(16, 256), half(8, 256)], "metal", 512, 32 * K, 2**29),  # one layer after the other
         ([half(32, 256, window=1024), half(4, 512)], "metal", 512, 32 * K, 2**27),
         ([half(32, 256, window=1024)], "metal", 512, 256, 2**23),
+        ([Attention(128, 128, 128, 2, adds_scores=True)], "metal", 512, 32 * K, 4 * 2**30),  # as DeepSeek V3's
+        ([Attention(32, 192, 192, 2, adds_scores=True)], "metal", 512, 32 * K, 2 * 2**30),
         ([Attention(32, 0, 0, 2)], "metal", 512, 32 * K, 2**30),  # computed by the model itself
         ([half(32, 128)], "cuda", 512, 32 * K, 0),
         ([Attention(32, 128, 128, 4)], "cuda", 512, 32 * K, 2 * 2**30),
@@ -64,6 +66,16 @@ def test_a_survey_sees_the_attention_of_its_layers(tiny_folder: Folder, kv_forma
     head = checkpoint.config.get("head_dim") or checkpoint.config["hidden_size"] // heads
     found = survey(checkpoint, 1, 3, "float32", format_of(kv_format))
     assert found.attention == (Attention(heads, head, head, 4),)
+
+
+def test_a_model_that_adds_scores_of_its_own_is_seen(tiny_folder: Folder):
+    assert [a.adds_scores for a in survey(open_folder(tiny_folder("deepseek_v3")), 0, 2, None).attention] == [True]
+
+
+def test_a_sliding_window_bounds_the_keys(tiny_folder: Folder):
+    found = survey(open_folder(tiny_folder("gemma3_text")), 0, 4, None).attention
+    assert {a.window is None for a in found} == {True, False}
+    assert all(a.window is None or a.window < 2048 for a in found)
 
 
 def test_a_layer_with_fewer_keys_than_tokens_has_a_window():
