@@ -18,22 +18,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splitinfer import cleanup
-from splitinfer.bench.gpu.parts import Job
+from splitinfer.jobs.job import Job
 
-_COMMAND = (sys.executable, "-m", "splitinfer.bench.gpu.job")
+_COMMAND = (sys.executable, "-m", "splitinfer.jobs.process")
 _NO_TIME = 1.0  # seconds with which no process is started
 
 
 @dataclass(slots=True)
 class Outcome:
     """What a job reported, by name, and in one sentence why it reported no more; ``None`` if it came to its end.
-    ``processes``: how many it took."""
+    ``processes``: how many it took; ``trying``: what it was at when it overran."""
 
     limit_s: float
     seconds: float = 0.0
     processes: int = 0
     problem: str | None = None
     found: dict[str, Any] = field(default_factory=dict)
+    trying: str | None = None
 
 
 def problems(outcome: Outcome) -> list[str]:
@@ -62,6 +63,7 @@ def run_job(job: Job, limit: float, environment: Mapping[str, str], command: Seq
         ending = _run_once(job, left, environment, command, outcome)
         if ending.overran:
             outcome.problem = f"overran: ended after {limit:.1f} s, which was its share of the time"
+            outcome.trying = ending.tried
         elif ending.tried is not None:
             outcome.found[ending.tried] = {"problem": f"ended its process, with {ending.how}"}
         elif ending.code and outcome.problem is None and len(outcome.found) == known:
@@ -88,7 +90,7 @@ def _run_once(
     """Have one process go on with a job."""
     text = json.dumps({**asdict(job), "limit_s": limit, "skip": list(outcome.found)})
     outcome.processes += 1
-    with tempfile.TemporaryFile("w+", prefix="splitinfer-gpu-") as log:
+    with tempfile.TemporaryFile("w+", prefix="splitinfer-job-") as log:
         process = cleanup.start(
             [*command, text], env={**os.environ, **environment, **job.environment}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True,

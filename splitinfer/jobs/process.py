@@ -1,4 +1,4 @@
-"""The process of a job: ``python -m splitinfer.bench.gpu.job JOB``, where JOB is JSON.
+"""The process of a job: ``python -m splitinfer.jobs.process JOB``, where JOB is JSON.
 
 It writes lines of JSON: what it tries, what it found, and in one sentence why it failed. A device that has failed once
 fails at everything that a process asks of it afterwards, so the process then ends, and another goes on behind that.
@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Collection
 from typing import Any
 
-from splitinfer.bench.shared.child_process import own_output
 from splitinfer.core.json_text import dumps
+from splitinfer.jobs.output import own_output
 
 FAILED, DEVICE_FAILED = 1, 3  # exit codes: the job cannot go on; another process may go on with it
 _DEVICE_FAILED = re.compile(r"\bcu\w+\(.*\) failed|illegal|cuda error|command buffer execution failed", re.IGNORECASE)
@@ -69,7 +69,7 @@ def run(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     job = json.loads(text)
     options = {**job["options"], "limit_s": job["limit_s"]}
     try:
-        module = importlib.import_module(f"splitinfer.bench.gpu.{job['module']}")
+        module = importlib.import_module(job["module"])
         module.measure(options, Report(write, job["skip"]))
     except DeviceLost:
         return DEVICE_FAILED
