@@ -8,6 +8,7 @@ import importlib
 import json
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -15,6 +16,7 @@ from splitinfer.core.json_text import dumps
 from splitinfer.jobs.output import own_output
 
 FAILED, DEVICE_FAILED = 1, 3  # exit codes: the job cannot go on; another process may go on with it
+_OURS = ("splitinfer", "transports")
 _DEVICE_FAILED = re.compile(r"\bcu\w+\(.*\) failed|illegal|cuda error|command buffer execution failed", re.IGNORECASE)
 
 
@@ -45,7 +47,7 @@ class Report:
         try:
             value = find()
         except Exception as error:
-            value = {"problem": sentence(error)}
+            value = {"problem": sentence(error), "at": place(error)}
             self(name, value)
             if _DEVICE_FAILED.search(str(error)):
                 raise DeviceLost from error
@@ -64,6 +66,14 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
 
 
+def place(error: BaseException) -> str:
+    """The innermost module and line of this project that an error went through, such as "splitinfer.llm.llm:80"; empty
+    if it went through none."""
+    frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    ours = [f"{name}:{line}" for name, line in frames if name.partition(".")[0] in _OURS and name != __name__]
+    return ours[-1] if ours else ""
+
+
 def run(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     """Run a job and write what it finds; the exit code."""
     job = json.loads(text)
@@ -74,7 +84,7 @@ def run(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     except DeviceLost:
         return DEVICE_FAILED
     except Exception as error:  # noqa: BLE001 - goes into the document
-        write({"problem": f"failed: {sentence(error)}"})
+        write({"problem": f"failed: {sentence(error)}", "at": place(error)})
         return FAILED
     return 0
 

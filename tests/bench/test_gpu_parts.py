@@ -160,7 +160,7 @@ def test_a_finding_that_fails_leaves_the_others():
     report.guarded("right", lambda: 3)
     assert lines == [
         {"trying": "wrong"},
-        {"found": {"wrong": {"problem": "ZeroDivisionError: division by zero"}}},
+        {"found": {"wrong": {"problem": "ZeroDivisionError: division by zero", "at": ""}}},
         {"trying": "right"},
         {"found": {"right": 3}},
     ]
@@ -188,7 +188,7 @@ def test_a_device_that_failed_ends_the_process(
     monkeypatch.setattr(rows, "measure", measure)
     code, found = in_process("rows", {})
     assert code == (process.DEVICE_FAILED if is_lost else 0)
-    assert found["first"] == {"problem": f"RuntimeError: {text}"}
+    assert found["first"] == {"problem": f"RuntimeError: {text}", "at": ""}
     assert ("second" in found) is not is_lost
 
 

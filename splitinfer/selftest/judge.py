@@ -1,0 +1,36 @@
+"""All checks from what all parts reported. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from splitinfer.selftest.checks import Check
+from splitinfer.selftest.device import judge_branches
+from splitinfer.selftest.machine import judge_about, judge_costs, judge_doctor, judge_exact, judge_memory
+from splitinfer.selftest.network import judge_network
+from splitinfer.selftest.outcome import PartOutcome
+from splitinfer.selftest.parts import ROADS, WORKER_ROADS
+from splitinfer.selftest.tokens import judge_road
+
+
+def judge(outcomes: Mapping[str, PartOutcome]) -> list[Check]:
+    """The checks, part by part in the order of the run."""
+    about = about_of(outcomes)
+    found: list[Check] = []
+    for name, outcome in outcomes.items():
+        found += _of_part(name, outcome, about, has_worker="network" in outcomes)
+    return found
+
+
+def about_of(outcomes: Mapping[str, PartOutcome]) -> Mapping[str, Any]:
+    """What this machine is; empty if that part failed."""
+    return (outcomes.get("about") or PartOutcome()).finding("about") or {}
+
+
+def _of_part(name: str, outcome: PartOutcome, about: Mapping[str, Any], *, has_worker: bool) -> list[Check]:
+    if name in (*ROADS, *WORKER_ROADS):
+        return judge_road(name, outcome, about)
+    if name == "doctor":
+        return judge_doctor(outcome, has_worker=has_worker)
+    if name in ("memory", "branches"):
+        return (judge_memory if name == "memory" else judge_branches)(outcome, about)
+    return {"about": judge_about, "network": judge_network, "costs": judge_costs, "exact": judge_exact}[name](outcome)

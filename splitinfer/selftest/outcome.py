@@ -1,0 +1,66 @@
+"""What a part's process reported, and in which way it ended. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitinfer.selftest.checks import Check, Fault, Reason, State
+
+_OVERRAN = "overran"
+_NO_TIME = ("no time was left", "its time was over")
+_SIGNAL = re.compile(r"signal (SIG[A-Z0-9]+)")
+_ERROR = re.compile(r"(?:failed: )?([A-Z]\w+)(?::|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class PartOutcome:
+    """``found``: findings by name, each a mapping, one with "problem" if that finding failed. ``problem``: why the part
+    came to no end; ``trying``: what it was at when it overran; ``at``: where it failed."""
+
+    found: Mapping[str, Any] = field(default_factory=dict)
+    problem: str | None = None
+    trying: str | None = None
+    at: str = ""
+    seconds: float = 0.0
+    limit_s: float = 0.0
+
+    def finding(self, name: str) -> Mapping[str, Any] | None:
+        """What was found under a name, if it was found and did not fail."""
+        value = self.found.get(name)
+        return value if isinstance(value, Mapping) and "problem" not in value else None
+
+
+def broken(group: str, outcome: PartOutcome, fault: Fault, remedy: str = "") -> list[Check]:
+    """A check for each finding that failed, and one for the part if it came to no end."""
+    found = [
+        _of_problem(group, name, str(value["problem"]), fault, remedy, str(value.get("at", "")))
+        for name, value in outcome.found.items()
+        if isinstance(value, Mapping) and "problem" in value
+    ]
+    if outcome.problem is not None:
+        found.append(_of_problem(group, outcome.trying or "", outcome.problem, fault, remedy, outcome.at))
+    return found
+
+
+def _of_problem(group: str, name: str, problem: str, fault: Fault, remedy: str, at: str) -> Check:
+    """A check for what went wrong otherwise than by a wrong result."""
+    if problem.startswith(_NO_TIME):
+        sentence = "not all of it could be tried in the time"
+        return Check(group, name, State.NOT_RUN, sentence, _MORE_TIME, Fault.TIME, Reason.NO_TIME)
+    if problem.startswith(_OVERRAN):
+        sentence = f"it did not come to an end ({problem})"
+        return Check(group, name, State.FAILED, sentence, _HUNG, fault, Reason.HUNG)
+    if (ended := _SIGNAL.search(problem)) is not None:
+        sentence = f"its process was ended by {ended[1]}"
+        return Check(group, name, State.FAILED, sentence, _SEND, fault, Reason.CRASHED, signal=ended[1], at=at)
+    error = _ERROR.match(problem)
+    reason = Reason.FAILED if error else Reason.CRASHED
+    return Check(
+        group, name, State.FAILED, problem, remedy or _SEND, fault, reason, error=error[1] if error else "", at=at
+    )
+
+
+_MORE_TIME = "run it again when the machine does nothing else, or with more time: --seconds 600"
+_HUNG = "run it again; if it hangs again, send the file in (--json FILE)"
+_SEND = "send the file in (--json FILE)"
