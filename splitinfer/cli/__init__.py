@@ -1,6 +1,7 @@
 """The command line: parses options, builds settings and calls one function; errors become one sentence.
 
-Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, from 10 what `selftest` found, 130 Ctrl-C, 143 SIGTERM (after the
+Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, from 10 on what `selftest` found,
+130 Ctrl-C, 143 SIGTERM (after the
 running answer, if that ends within `draining.DRAIN_SECONDS`). A signal that arrives before `main` has installed its
 handlers, in the first tenth of a second, ends the process by the system's default: -2 or -15.
 Answers go to standard output; everything else goes to standard error.

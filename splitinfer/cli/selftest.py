@@ -24,7 +24,7 @@ def selftest(
     ] = 180.0,
     verbose: Verbose = False,
 ) -> None:
-    """Test this machine in at most three minutes: tokens, transports, the device, memory; the exit code says what failed."""
+    """Test this machine in three minutes: tokens, transports, the device, memory. The exit code says what failed."""
     set_up(verbose)
 
     def run() -> int:

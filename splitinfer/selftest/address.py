@@ -52,7 +52,5 @@ def worker_address(text: str, key: str | None) -> WorkerAddress:
 def _link(found: re.Match[str], text: str) -> str | None:
     named = parse_qs(found["query"] or "").get("link", [])
     if bool(found["emulated"]) != bool(named) or (found["query"] and not named):
-        raise ConfigError(
-            f"--worker {text!r}: an emulated link is emulated+tcp://host:port?link=wifi, or another preset"
-        )
+        raise ConfigError(f"--worker {text!r}: an emulated link is emulated+tcp://host:port?link=wifi, say")
     return named[0] if named else None

@@ -1,7 +1,7 @@
 """A check: what was looked at, whether it is right, and in a sentence why not. Pure.
 
-The exit code is the most serious fault among the checks that failed. More serious is what makes results wrong, then what
-makes them impossible, then what makes them slow.
+The exit code is the most serious fault among the checks that failed: what makes results wrong, then what makes them
+impossible, then what makes them slow.
 """
 
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""Judges the branches that only one kind of device takes: whether each was taken where it should be, and is right. Pure.
+"""Judges the branches that only one kind of device takes: was each taken where it should be, and is it right? Pure.
 
 A branch that another device takes is not applicable here, if this device's own way gave the right result.
 """

@@ -18,8 +18,8 @@ from splitinfer.selftest.tokens import CASES, WORDS
 FORMAT = 1
 KIND = "splitinfer selftest"
 CONTAINS = (
-    "versions, the kind of machine and its sizes, which checks passed, and the times, bytes and numbers of the built-in "
-    "demo model's tokens that were measured"
+    "versions, the kind of machine and its sizes, which checks passed, and the times, bytes and numbers of the "
+    "built-in demo model's tokens that were measured"
 )
 CONTAINS_NOT = "names of machines or people, addresses, keys, paths, prompts, or texts of any kind"
 
@@ -36,8 +36,8 @@ _NAMES = (
     "doctor", "about", "exact", "unavailable", *_STEPS,
 )  # fmt: skip
 _REQUIREMENTS = (
-    "system", "macOS", "Thunderbolt 5", "cable to a Mac", "rdma_ctl", "RDMA devices", "active port", "Thunderbolt bridge",
-    "IPv4 address", "MLX with JACCL", "MLX_METAL_FAST_SYNCH", "RDMA",
+    "system", "macOS", "Thunderbolt 5", "cable to a Mac", "rdma_ctl", "RDMA devices", "active port",
+    "Thunderbolt bridge", "IPv4 address", "MLX with JACCL", "MLX_METAL_FAST_SYNCH", "RDMA",
 )  # fmt: skip
 _TRANSPORT_ERRORS = (
     "TransportError", "LinkClosed", "LinkTimeout", "ListenerClosed", "FrameError", "AddressError", "AddressInUse",

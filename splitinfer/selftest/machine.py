@@ -102,9 +102,7 @@ def _roads(given: Mapping[str, Any]) -> Check:
     roads, name = given["roads"], "roads"
     parted = [one for one in roads if one["parted"]]
     if parted and given["batch_invariant"]:
-        sentence = (
-            f"{len(parted)} of {len(roads)} roads part, though arithmetic here is the same for any number of rows"
-        )
+        sentence = f"{len(parted)} of {len(roads)} roads part, though rows do not depend on each other here"
         return failed(EXACT, name, Fault.TOKENS, Reason.WRONG_TOKEN, sentence, _SEND)
     worst = max(roads, key=lambda one: one["positions_that_differ"] / max(1, one["positions"]))
     if worst["positions_that_differ"] > _MOST_DIFFERING * worst["positions"]:

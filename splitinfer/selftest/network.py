@@ -1,9 +1,9 @@
 """Judges the way to a worker elsewhere: the connection, the worker's answer, and the link's figures. Pure.
 
 What the system says when a connection fails: a name that is not known (getaddrinfo), ECONNREFUSED where a machine
-answers and nothing listens, EHOSTUNREACH or ENETUNREACH without a route. On macOS 15 and later EHOSTUNREACH is also what
-a program gets that the user has not allowed to look for devices on the local network (Apple's technote TN3179,
-"Understanding local network privacy"; it names the setting).
+answers and nothing listens, EHOSTUNREACH or ENETUNREACH without a route. On macOS 15 and later EHOSTUNREACH is also
+what sockets give a program that may not use the local network: Apple's technote TN3179, "Understanding local network
+privacy", has the setting and who is exempt; Apple's developer forums, threads 765285 and 776552, the error.
 """
 
 from collections.abc import Mapping

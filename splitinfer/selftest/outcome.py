@@ -7,6 +7,7 @@ from typing import Any
 
 from splitinfer.selftest.checks import Check, Fault, Reason, State
 
+HANGING = 15.0  # seconds without a word, after which a part that overran was hanging and not slow
 _OVERRAN = "overran"
 _NO_TIME = ("no time was left", "its time was over")
 _SIGNAL = re.compile(r"signal (SIG[A-Z0-9]+)")
@@ -22,6 +23,7 @@ class PartOutcome:
     problem: str | None = None
     trying: str | None = None
     at: str = ""
+    silent_s: float = 0.0
     seconds: float = 0.0
     limit_s: float = 0.0
 
@@ -39,8 +41,14 @@ def broken(group: str, outcome: PartOutcome, fault: Fault, remedy: str = "") -> 
         if isinstance(value, Mapping) and "problem" in value
     ]
     if outcome.problem is not None:
-        found.append(_of_problem(group, outcome.trying or "", outcome.problem, fault, remedy, outcome.at))
+        problem = _NO_TIME[1] if _is_slow(outcome) else outcome.problem
+        found.append(_of_problem(group, outcome.trying or "", problem, fault, remedy, outcome.at))
     return found
+
+
+def _is_slow(outcome: PartOutcome) -> bool:
+    """Whether a part that overran was still getting on."""
+    return (outcome.problem or "").startswith(_OVERRAN) and outcome.silent_s < HANGING
 
 
 def _of_problem(group: str, name: str, problem: str, fault: Fault, remedy: str, at: str) -> Check:

@@ -15,7 +15,7 @@ from splitinfer.selftest.document import CONTAINS, CONTAINS_NOT
 _MARKS = {
     State.PASSED: ("✓", "green"),
     State.FAILED: ("✗", "red"),
-    State.NOT_APPLICABLE: ("–", "dim"),
+    State.NOT_APPLICABLE: ("·", "dim"),
     State.NOT_RUN: ("?", "yellow"),
 }
 _FAULTS = {

@@ -41,14 +41,14 @@ def parts(worker: WorkerAddress | None, *, quick: bool = False) -> tuple[Part, .
     """The parts of a run, in order."""
     tokens = _QUICK_TOKENS if quick else _TOKENS
     found = [
-        Part("about", f"{HERE}.about", 6, 20),
+        Part("about", f"{HERE}.about", 3, 20),
         *(_road(road, tokens) for road in ROADS[:2]),
         *(_elsewhere(worker, tokens) if worker is not None else ()),
-        Part("branches", f"{HERE}.branches", 16, 45),
+        Part("branches", f"{HERE}.branches", 8, 40),
         *(_road(road, tokens) for road in ROADS[2:]),
-        Part("memory", f"{HERE}.memory", 10, 30),
-        Part("doctor", f"{HERE}.doctor", 6, 20),
-        Part("costs", f"{HERE}.costs", 12, 30),
+        Part("memory", f"{HERE}.memory", 7, 30),
+        Part("doctor", f"{HERE}.doctor", 3, 20),
+        Part("costs", f"{HERE}.costs", 6, 30),
         Part("exact", "splitinfer.bench.gpu.commands", 10, 30, {"mode": "exact", "words": _EXACT_WORDS}),
     ]
     return tuple(part for part in found if not quick or part.name in _QUICK)
@@ -56,14 +56,14 @@ def parts(worker: WorkerAddress | None, *, quick: bool = False) -> tuple[Part, .
 
 def _road(road: str, tokens: int) -> Part:
     options = {"road": road, "tokens": tokens, "restarts": road in _RESTARTS}
-    weight = {"one process": 20.0, "tcp": 24.0, "ring": 24.0}.get(road, 14.0)
+    weight = {"one process": 12.0, "tcp": 16.0, "ring": 16.0}.get(road, 9.0)
     return Part(road, f"{HERE}.roads", weight, 50, options, own_keys=road == "curve")
 
 
 def _elsewhere(worker: WorkerAddress, tokens: int) -> list[Part]:
     given = asdict(worker)
-    roads = [{"road": road, "tokens": tokens, "restarts": False, "worker": given} for road in WORKER_ROADS]
+    common = {"tokens": tokens, "restarts": False, "worker": given}
     return [
-        Part("network", f"{HERE}.network", 10, 30, {"worker": given}),
-        *(Part(options["road"], f"{HERE}.roads", 20, 45, options) for options in roads),
+        Part("network", f"{HERE}.network", 4, 30, {"worker": given}),
+        *(Part(road, f"{HERE}.roads", 12, 45, {"road": road, **common}) for road in WORKER_ROADS),
     ]

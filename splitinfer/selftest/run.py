@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 
 from splitinfer import cleanup
 from splitinfer.core.json_text import dumps
@@ -52,11 +52,21 @@ def run_selftest(options: SelftestOptions) -> int:
     if options.file is not None:
         limits = {"seconds": seconds, "limit_s": options.seconds, "quick": options.quick}
         _write(options.file, document(outcomes, checks, **limits))  # type: ignore[arg-type]
-    out = Console(highlight=False)
-    if not out.is_terminal:
-        out.width = max(out.width, _PLAIN_WIDTH)
-    out.print(page(checks, seconds=seconds, file=None if options.file is None else str(options.file)))
+    _show(page(checks, seconds=seconds, file=None if options.file is None else str(options.file)))
     return exit_code(checks)
+
+
+def _show(found: Group) -> None:
+    """Print the page: as text without colours or trailing blanks where there is no terminal."""
+    out = Console(highlight=False)
+    if out.is_terminal:
+        out.print(found)
+        return
+    out.width = max(out.width, _PLAIN_WIDTH)
+    with out.capture() as captured:
+        out.print(found)
+    out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    out.file.flush()
 
 
 def _run_parts(chosen: tuple[Part, ...], ends: float) -> dict[str, PartOutcome]:
@@ -74,7 +84,13 @@ def _run_parts(chosen: tuple[Part, ...], ends: float) -> dict[str, PartOutcome]:
 def part_outcome(outcome: Outcome) -> PartOutcome:
     """What a job reported, as what is judged."""
     return PartOutcome(
-        outcome.found, outcome.problem, outcome.trying, outcome.at or "", outcome.seconds, outcome.limit_s
+        outcome.found,
+        outcome.problem,
+        outcome.trying,
+        outcome.at or "",
+        outcome.silent_s,
+        outcome.seconds,
+        outcome.limit_s,
     )
 
 

@@ -1,7 +1,7 @@
 """Kinds of values that a document may have. Pure.
 
-A kind takes anything and returns a value that is allowed, or ``None``. So a document has nothing that its schema does not
-name: a key that is not a field is left out, and a text that is neither one of a list nor of a narrow form becomes
+A kind takes anything and returns a value that is allowed, or ``None``. So a document has nothing that its schema does
+not name: a key that is not a field is left out, and a text that is neither one of a list nor of a narrow form becomes
 ``None``. Nothing has to be recognised as private, because nothing is let through.
 """
 

@@ -1,7 +1,7 @@
 """Judges tokens: those of every road against plain mlx-lm's on the same device. Pure.
 
-Where arithmetic is batch invariant, tokens must be equal. Elsewhere a token may be another one where the reference's own
-margin was no larger than what rounding moves: as much as mlx-lm's own logits move when it computes the same rows in
+Where arithmetic is batch invariant, tokens must be equal. Elsewhere a token may be another one where the reference's
+own margin was no larger than what rounding moves: as much as mlx-lm's own logits move when it computes the same rows in
 other numbers, or a few units in the last place of the largest logit, whichever is more. Any other token is wrong.
 """
 
@@ -51,7 +51,7 @@ def tolerance(rounding: Mapping[str, Any]) -> float:
     """
     if rounding.get("exact") or not rounding:
         return 0.0
-    units = _UNITS * rounding["epsilon"] * rounding["largest_logit"]
+    units: float = _UNITS * rounding["epsilon"] * rounding["largest_logit"]
     return max(_TIMES_MOVED * (rounding["logits_move"] or 0.0), units)
 
 
@@ -73,8 +73,8 @@ def _judge(group: str, name: str, given: Mapping[str, Any], rounding: Mapping[st
     if partings:
         near = max(one["margin"] for one in partings)
         sentence = (
-            f"{given['tokens']} tokens are plain mlx-lm's but for {len(partings)} that were within {near:.2g} logits of "
-            f"the one chosen, which is rounding here (up to {allowed:.2g})"
+            f"{given['tokens']} tokens are plain mlx-lm's but for {len(partings)} that were within {near:.2g} logits "
+            f"of the one chosen, which is rounding here (up to {allowed:.2g})"
         )
         return passed(group, name, sentence, Reason.ROUNDING)
     return passed(group, name, f"{given['tokens']} tokens are plain mlx-lm's{_more(given)}")

@@ -1,7 +1,7 @@
 """What only one kind of device does (``on_gpu``, and whether arithmetic is batch invariant): tried on this device.
 
-Each finding says whether the branch was *taken*, by a witness that only it leaves behind, and how far its result is from
-the same computed in a way that the branch has no part in. Whether it should have been taken is judged elsewhere.
+Each finding says whether the branch was *taken*, by a witness that only it leaves behind, and how far its result is
+from the same computed in a way that the branch has no part in. Whether it should have been taken is judged elsewhere.
 """
 
 import threading
@@ -40,7 +40,7 @@ from splitinfer.selftest.probes.pipelines import DEMO_LAYERS
 
 _VOCAB = 2048  # of the demo model
 _LENGTHS = (24, 27, 30, 33)  # of sequences that decode together: unequal
-_STEPS = 4
+_STEPS = 3
 _LONG = 512  # rows of the largest step, on a GPU
 _KV_HEADS, _HEADS, _DIM, _TOKENS = 2, 6, 64, 40
 
@@ -52,10 +52,11 @@ def measure(_options: Mapping[str, Any], report: Report) -> None:
     report.guarded("quantised attention", _quantised_attention)
     stage = whole_model(open_model("demo"), "auto")
     report.guarded("kept dtype", partial(_kept_dtype, stage))
-    report.guarded("launching ahead", partial(_launching_ahead, stage))
-    report.guarded("cohort", partial(_cohort, stage))
-    report.guarded("large steps", partial(_large_steps, stage))
-    report.guarded("trials at loading", partial(_trials, stage))
+    step = StepModel(stage)
+    report.guarded("trials at loading", partial(_trials, step))
+    report.guarded("launching ahead", partial(_launching_ahead, step))
+    report.guarded("cohort", partial(_cohort, step))
+    report.guarded("large steps", partial(_large_steps, step))
     report.guarded("quantised cohort", _quantised_cohort)
 
 
@@ -128,9 +129,9 @@ def _kept_dtype(stage: StageModel) -> dict[str, Any]:
     return {"dtype": names[0] if len(names) == 1 else "several", "float32": names == ["float32"]}
 
 
-def _launching_ahead(stage: StageModel) -> dict[str, Any]:
+def _launching_ahead(step: StepModel) -> dict[str, Any]:
     """Steps of two sequences in turn, each launched while the other's is under way, and completed by whoever waits."""
-    device, step = open_device(0, (0, DEMO_LAYERS)), StepModel(stage)
+    device = open_device(0, (0, DEMO_LAYERS))
     sequences, alone = (Sequences(step, _VOCAB, _LENGTHS[:2]) for _ in range(2))
     by_thread, done = set[str](), list[mx.array]()
     failed: list[StepFailed] = []
@@ -162,22 +163,23 @@ def _launching_ahead(stage: StageModel) -> dict[str, Any]:
     }
 
 
-def _cohort(stage: StageModel) -> dict[str, Any]:
+def _cohort(step: StepModel) -> dict[str, Any]:
     """Rows of unequal sequences in one attention call. Its heads are folded into rows on a CPU only."""
     folded: list[bool] = []
 
     def seen(q: mx.array, k: Any, *_: Any) -> None:
-        folded.append(q.shape[1] == k.shape[1] != stage.whole.args.num_attention_heads)
+        folded.append(q.shape[1] == k.shape[1] != step.stage.whole.args.num_attention_heads)
 
     with watched(cohort, "attention", seen):
-        found = _together(stage)
+        found = _together(step)
     return {**found, "calls": len(folded), "taken": bool(folded) and not any(folded)}
 
 
-def _together(stage: StageModel) -> dict[str, Any]:
+def _together(alone_by: StepModel) -> dict[str, Any]:
     """Errors of rows together against each alone, and of a prompt read in other chunks, which is rounding only."""
-    step = StepModel(stage, exact=False)
-    together, alone = Sequences(step, _VOCAB, _LENGTHS), Sequences(StepModel(stage), _VOCAB, _LENGTHS)
+    step = StepModel(alone_by.stage, exact=False)
+    step.way = alone_by.way  # which takes trials
+    together, alone = (Sequences(one, _VOCAB, _LENGTHS) for one in (step, alone_by))
     which = range(len(_LENGTHS))
     rows, wanted = list[mx.array](), list[mx.array]()
     for _ in range(_STEPS):
@@ -198,14 +200,14 @@ def _quantised_cohort() -> dict[str, Any]:
     stage.use_format(format_of("k8v8"))
     calls: list[None] = []
     with watched(quantised, "_over_words", lambda *_: calls.append(None)):
-        found = _together(stage)
+        found = _together(StepModel(stage))
     return {**found, "taken": bool(calls)}
 
 
-def _large_steps(stage: StageModel) -> dict[str, Any]:
+def _large_steps(step: StepModel) -> dict[str, Any]:
     """A prompt in steps as large as the scheduler makes them here, against smaller ones."""
     budget = token_budget_of(ServingOptions(), [device_name()])
-    ids, step = made_up("selftest", budget, _VOCAB), StepModel(stage)
+    ids = made_up("selftest", budget, _VOCAB)
     rows = []
     for chunk in (budget, budget // 8):
         sequences = Sequences(step, _VOCAB, [0])
@@ -219,6 +221,6 @@ def _large_steps(stage: StageModel) -> dict[str, Any]:
     return {"taken": budget >= _LONG, "rows": budget, "error": max(row_errors(rows[0], rows[1]))}
 
 
-def _trials(stage: StageModel) -> dict[str, Any]:
+def _trials(step: StepModel) -> dict[str, Any]:
     """What loading decides: how rows of many sequences are computed, and whether KV is kept."""
-    return {"way": StepModel(stage).way.value, "kept_kv": try_blocks(stage).why_not is None}
+    return {"way": step.way.value, "kept_kv": try_blocks(step.stage).why_not is None}

@@ -23,8 +23,8 @@ from splitinfer.models.structure import ModelStructure
 
 ROWS = (1, 2, 4, 8, 16, 32)  # sequences of one row each
 _CHUNKS = {"gpu": 512, "cpu": 128}  # rows of one sequence: a step of a prompt
-_PROMPT, _WARM_UP, _MOST_STEPS = 16, 2, 20
-_SECONDS = 0.6  # for each number of rows
+_PROMPT, _WARM_UP, _MOST_STEPS = 4, 1, 16
+_SECONDS = 0.3  # for each number of rows
 _LAUNCHES = 200
 _LARGER = {"layers": 8, "hidden": 2048, "heads": 16, "kv_heads": 8, "mlp": 5632, "vocab": 8192, "dtype": "bfloat16"}
 

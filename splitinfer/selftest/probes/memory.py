@@ -15,8 +15,8 @@ from splitinfer.selftest.probes.pipelines import pipeline
 from splitinfer.selftest.probes.roads import made_up_prompt
 
 _WARM_UP, _ROUNDS = 3, 12
-_PROMPT, _TOKENS, _VOCAB = 24, 8, 2048
-_AT_ONCE = 4  # requests of a round
+_PROMPT, _TOKENS, _VOCAB = 8, 5, 2048
+_AT_ONCE = 3  # requests of a round
 
 
 def measure(_options: Mapping[str, Any], report: Report) -> None:

@@ -39,7 +39,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
 def knock(
     host: str, port: int, connect: Callable[..., socket.socket] = socket.create_connection, seconds: float = _SECONDS
 ) -> dict[str, Any]:
-    """Connect and hang up: ``problem`` is ``None``, or "name", "timeout", or the name of an errno such as ECONNREFUSED."""
+    """Connect and hang up: ``problem`` is ``None``, or "name", "timeout", or the name of an errno (ECONNREFUSED)."""
     began = time.monotonic()
     try:
         connect((host, port), timeout=seconds).close()

@@ -99,5 +99,5 @@ class PlainModel:
             key = mx.array(position_key(sampling.seed, position), dtype=mx.uint32)
             noise = mx.random.gumbel((self.vocab_size,), key=key)
             scores = scores[: self.vocab_size] * (1.0 / scale) + noise
-        top = mx.sort(scores.astype(mx.float32))[-2:].tolist()
-        return cast(int, mx.argmax(scores).item()), scale * (top[1] - top[0])  # type: ignore[index, operator]
+        top = cast(list[float], mx.sort(scores.astype(mx.float32))[-2:].tolist())
+        return cast(int, mx.argmax(scores).item()), scale * (top[1] - top[0])

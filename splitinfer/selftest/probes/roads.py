@@ -27,8 +27,8 @@ _MOST_PARTINGS = 4  # of one answer; with more than that something is wrong, wha
 
 
 def measure(options: Mapping[str, Any], report: Report) -> None:
-    """Report each kind of answer by ``road`` (``pipelines``). ``tokens``: of an answer; ``restarts``: whether KV is kept
-    across a restart, too."""
+    """Report each kind of answer by ``road`` (``pipelines``). ``tokens``: of an answer; ``restarts``: whether KV is
+    kept across a restart, too."""
     if options["road"] == "worker, rdma" and (why_not := usable("jaccl")) is not None:
         report("unavailable", {"why": why_not})
         return
