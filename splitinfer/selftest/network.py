@@ -7,6 +7,7 @@ privacy", has the setting and who is exempt; Apple's developer forums, threads 7
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from splitinfer.selftest.checks import Check, Fault, Reason, failed, passed
@@ -30,14 +31,8 @@ def judge_network(outcome: PartOutcome) -> list[Check]:
     found = [] if connection is None else [_connection(connection["problem"], str(system))]
     if link is not None:
         found += _link(link)
-    return found + broken(
-        GROUP, PartOutcome(_guarded(outcome), outcome.problem, outcome.trying, outcome.at), Fault.WORKER
-    )
-
-
-def _guarded(outcome: PartOutcome) -> Mapping[str, Any]:
-    """The findings but for the connection, whose problem is judged."""
-    return {name: value for name, value in outcome.found.items() if name != "connection"}
+    others = {name: value for name, value in outcome.found.items() if name != "connection"}  # whose problem is judged
+    return found + broken(GROUP, replace(outcome, found=others), Fault.WORKER)
 
 
 def _connection(problem: str | None, system: str) -> Check:

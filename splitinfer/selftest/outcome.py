@@ -17,7 +17,8 @@ _ERROR = re.compile(r"(?:failed: )?([A-Z]\w+)(?::|$)")
 @dataclass(frozen=True, slots=True)
 class PartOutcome:
     """``found``: findings by name, each a mapping, one with "problem" if that finding failed. ``problem``: why the part
-    came to no end; ``trying``: what it was at when it overran; ``at``: where it failed."""
+    came to no end; ``trying``: what it was at when it overran, ``silent_s``: seconds since its last word then; ``at``:
+    where it failed."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
@@ -31,6 +32,11 @@ class PartOutcome:
         """What was found under a name, if it was found and did not fail."""
         value = self.found.get(name)
         return value if isinstance(value, Mapping) and "problem" not in value else None
+
+    @property
+    def overran(self) -> bool:
+        """Whether its process was ended because its share of the time was over."""
+        return (self.problem or "").startswith(_OVERRAN)
 
 
 def broken(group: str, outcome: PartOutcome, fault: Fault, remedy: str = "") -> list[Check]:
@@ -48,7 +54,7 @@ def broken(group: str, outcome: PartOutcome, fault: Fault, remedy: str = "") -> 
 
 def _is_slow(outcome: PartOutcome) -> bool:
     """Whether a part that overran was still getting on."""
-    return (outcome.problem or "").startswith(_OVERRAN) and outcome.silent_s < HANGING
+    return outcome.overran and outcome.silent_s < HANGING
 
 
 def _of_problem(group: str, name: str, problem: str, fault: Fault, remedy: str, at: str) -> Check:

@@ -10,6 +10,7 @@ from typing import Any
 
 from splitinfer.jobs.job import Job
 from splitinfer.selftest.address import WorkerAddress
+from splitinfer.selftest.outcome import PartOutcome
 
 HERE = "splitinfer.selftest.probes"
 ROADS = ("one process", "tcp", "inproc", "curve", "ring")  # through pipelines on this machine
@@ -41,7 +42,7 @@ def parts(worker: WorkerAddress | None, *, quick: bool = False) -> tuple[Part, .
     """The parts of a run, in order."""
     tokens = _QUICK_TOKENS if quick else _TOKENS
     found = [
-        Part("about", f"{HERE}.about", 3, 20),
+        Part("about", f"{HERE}.about", 8, 30),
         *(_road(road, tokens) for road in ROADS[:2]),
         *(_elsewhere(worker, tokens) if worker is not None else ()),
         Part("branches", f"{HERE}.branches", 8, 40),
@@ -54,9 +55,18 @@ def parts(worker: WorkerAddress | None, *, quick: bool = False) -> tuple[Part, .
     return tuple(part for part in found if not quick or part.name in _QUICK)
 
 
+def is_worth_it(name: str, outcomes: Mapping[str, PartOutcome]) -> bool:
+    """Whether a part can say anything, after what those before it found: no tokens come from a worker that cannot be
+    reached."""
+    if name not in WORKER_ROADS:
+        return True
+    link = outcomes.get("network", PartOutcome()).finding("link")
+    return link is not None and link["figures"] is not None
+
+
 def _road(road: str, tokens: int) -> Part:
     options = {"road": road, "tokens": tokens, "restarts": road in _RESTARTS}
-    weight = {"one process": 12.0, "tcp": 16.0, "ring": 16.0}.get(road, 9.0)
+    weight = {"one process": 14.0, "tcp": 16.0, "ring": 16.0}.get(road, 9.0)
     return Part(road, f"{HERE}.roads", weight, 50, options, own_keys=road == "curve")
 
 

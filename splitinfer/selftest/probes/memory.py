@@ -27,6 +27,7 @@ def measure(_options: Mapping[str, Any], report: Report) -> None:
         at["loaded"] = _bytes()
         for number in range(_WARM_UP + _ROUNDS):
             _round(llm)
+            report("progress", {"rounds": number + 1})
             if number + 1 in (_WARM_UP, _WARM_UP + _ROUNDS):
                 at["warm" if number < _WARM_UP else "used"] = _bytes()
     del llm
