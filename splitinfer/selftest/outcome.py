@@ -38,6 +38,11 @@ class PartOutcome:
         """Whether its process was ended because its share of the time was over."""
         return (self.problem or "").startswith(_OVERRAN)
 
+    @property
+    def was_slow(self) -> bool:
+        """Whether it was still getting on then, and not hanging."""
+        return self.overran and self.silent_s < HANGING
+
 
 def broken(group: str, outcome: PartOutcome, fault: Fault, remedy: str = "") -> list[Check]:
     """A check for each finding that failed, and one for the part if it came to no end."""
@@ -47,14 +52,9 @@ def broken(group: str, outcome: PartOutcome, fault: Fault, remedy: str = "") -> 
         if isinstance(value, Mapping) and "problem" in value
     ]
     if outcome.problem is not None:
-        problem = _NO_TIME[1] if _is_slow(outcome) else outcome.problem
+        problem = _NO_TIME[1] if outcome.was_slow else outcome.problem
         found.append(_of_problem(group, outcome.trying or "", problem, fault, remedy, outcome.at))
     return found
-
-
-def _is_slow(outcome: PartOutcome) -> bool:
-    """Whether a part that overran was still getting on."""
-    return outcome.overran and outcome.silent_s < HANGING
 
 
 def _of_problem(group: str, name: str, problem: str, fault: Fault, remedy: str, at: str) -> Check:

@@ -13,6 +13,7 @@ from effort import long
 from measured import LINUX, road, sound
 from stages import worker
 
+from splitinfer.core.plan import SampledToken
 from splitinfer.engine.stage import runner
 from splitinfer.errors import ConfigError
 from splitinfer.jobs.child import Outcome
@@ -130,24 +131,23 @@ def faults(checks: list[Check]) -> list[Check]:
 
 @pytest.mark.own_device
 def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The road through two stages is sound first; then the last one answers another third token."""
+    """The road through two stages is sound first; then the last one answers another greedy token at one position."""
     machine = PartOutcome(found_by(about.measure))
     options = {"road": "inproc", "tokens": 6, "restarts": False, "folder": str(tmp_path)}
     found = found_by(roads.measure, **options)
     assert faults(judge({"about": machine, "inproc": PartOutcome(found)})) == []
     assert found["greedy"]["tokens"] == 6
 
-    original, calls = runner.read, [0]
+    original, place = runner.read, len(roads.PlainModel().prompt) + 2
 
     def wrong(choices: Any, rows: Any) -> Any:
-        sampled = original(choices, rows)
-        calls[0] += 1
-        return [type(one)(one.token_id ^ 1) for one in sampled] if calls[0] == 3 else sampled
+        greedy = [row.params.temperature == 0 and row.position == place for row in rows]
+        return [SampledToken(one.token_id ^ is_it) for one, is_it in zip(original(choices, rows), greedy, strict=True)]
 
     monkeypatch.setattr(runner, "read", wrong)
     wrongly = faults(judge({"about": machine, "inproc": PartOutcome(found_by(roads.measure, **options))}))
     assert [(check.name, check.fault, check.reason) for check in wrongly] == [
-        ("greedy", Fault.TOKENS, Reason.WRONG_TOKEN)
+        (name, Fault.TOKENS, Reason.WRONG_TOKEN) for name in ("greedy", "greedy, drafts")
     ]
     assert "token 3 of 6 is" in wrongly[0].sentence
 
