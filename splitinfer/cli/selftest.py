@@ -35,6 +35,18 @@ def selftest(
         if worker is None and key is not None:
             raise ConfigError("--key is a worker's: say where that is with --worker")
         there = None if worker is None else worker_address(worker, key)
+        if there is not None and there.link is not None:
+            _check_link(there.link)
         return run_selftest(SelftestOptions(there, seconds, quick, json_file))
 
     finish(run, verbose)
+
+
+def _check_link(name: str) -> None:
+    from splitinfer.errors import ConfigError
+    from transports.emulated.profile import preset
+
+    try:
+        preset(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

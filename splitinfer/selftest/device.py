@@ -117,4 +117,7 @@ def _name(given: Mapping[str, Any], about: Mapping[str, Any]) -> Check:
     if about.get("gpu") and given["name"] == "cpu":
         sentence = "MLX computes on a GPU, and peers would be told that it is a cpu"
         return failed(GROUP, "device name", Fault.DEVICE, Reason.NOT_TAKEN, sentence, _SEND)
+    if about.get("gpu") and given["own_processor"]:
+        sentence = "a stage on a GPU yields its processor after every frame, as one that shares it with its device does"
+        return failed(GROUP, "device name", Fault.DEVICE, Reason.NOT_TAKEN, sentence, _SEND)
     return passed(GROUP, "device name", f"peers are told that stages compute on {given['name']}")

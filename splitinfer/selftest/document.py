@@ -51,6 +51,7 @@ _ERRORS = tuple(
 )
 _SIGNALS = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE", "SIGTRAP", "SIGKILL", "SIGTERM", "SIGSYS")
 _DTYPES = ("float16", "bfloat16", "float32", "several")
+_BACKENDS = ("cpu", "metal", "cuda")
 _WAYS = ("rows", "rows and modules", "modules", "sequences")
 
 _VERSION = form(r"\d{1,2}\.\d{1,3}(?:\.\d{1,4})?(?:(?:a|b|rc|\.dev|\.post)\d{1,8})?(?:\+[0-9a-f]{6,12})?")
@@ -64,7 +65,7 @@ _AT = form(r"(?:splitinfer|transports)(?:\.[a-z_0-9]{1,30}){1,6}:\d{1,5}")
 
 _MACHINE = record(
     system=word(("Darwin", "Linux"), "other"), system_version=_SYSTEM_VERSION, architecture=_ARCHITECTURE, chip=_CHIP,
-    device=_DEVICE, device_architecture=_ARCHITECTURE, backend=word(("cpu", "metal", "cuda")), gpu=flag, exact=flag,
+    device=_DEVICE, device_architecture=_ARCHITECTURE, backend=word(_BACKENDS), gpu=flag, exact=flag,
     openblas=flag, computes_at_launch=flag, processors=number, memory_bytes=number, free_bytes=number,
     swap_used_bytes=number, working_set_bytes=number, buffer_limit=number, load_average=number, python=_VERSION,
     version_splitinfer=_VERSION, version_protocol=number, version_mlx=_VERSION, version_mlx_lm=_VERSION,
@@ -118,6 +119,8 @@ _DOCTOR = record(
         findings=listing(record(about=word(_REQUIREMENTS, "other"), state=word(("ok", "missing", "unknown")))),
         wired_limit_mb=number,
         kv_disk_free=number,
+        backend=word(_BACKENDS),
+        hidden_dtype=word(_DTYPES),
     )
 )
 _COST = record(rows=number, launch_ms=number, step_ms=number, launch_us=listing(number), wait_us=listing(number))

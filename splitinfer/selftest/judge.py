@@ -30,7 +30,7 @@ def _of_part(name: str, outcome: PartOutcome, about: Mapping[str, Any], *, has_w
     if name in (*ROADS, *WORKER_ROADS):
         return judge_road(name, outcome, about)
     if name == "doctor":
-        return judge_doctor(outcome, has_worker=has_worker)
+        return judge_doctor(outcome, about, has_worker=has_worker)
     if name in ("memory", "branches"):
         return (judge_memory if name == "memory" else judge_branches)(outcome, about)
     return {"about": judge_about, "network": judge_network, "costs": judge_costs, "exact": judge_exact}[name](outcome)

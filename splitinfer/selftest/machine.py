@@ -120,13 +120,25 @@ def _roads(given: Mapping[str, Any]) -> Check:
     return passed(EXACT, name, sentence, Reason.ROUNDING)
 
 
-def judge_doctor(outcome: PartOutcome, *, has_worker: bool) -> list[Check]:
-    """Whether RDMA over Thunderbolt could be used, which nobody has to."""
+def judge_doctor(outcome: PartOutcome, about: Mapping[str, Any], *, has_worker: bool) -> list[Check]:
+    """Whether the doctor sees what computes, and whether RDMA over Thunderbolt could be used, which nobody has to."""
     given = outcome.finding("doctor")
-    if given is None:
-        return broken(GROUP, outcome, Fault.DEVICE)
-    verdict, name = given["verdict"], "RDMA over Thunderbolt"
+    found = [] if given is None else [_diagnosis(given, about), _rdma(given["verdict"], has_worker=has_worker)]
+    return found + broken(GROUP, outcome, Fault.DEVICE)
+
+
+def _diagnosis(given: Mapping[str, Any], about: Mapping[str, Any]) -> Check:
+    name, backend, dtype = "doctor", given["backend"], given["hidden_dtype"]
+    wanted = "bfloat16" if about.get("gpu") else "float32"
+    if about and (backend, dtype) != (about["backend"], wanted):
+        sentence = f"splitinfer doctor takes this for {backend} with rows in {dtype}, and it is {about['backend']}"
+        return failed(GROUP, name, Fault.DEVICE, Reason.NOT_TAKEN, sentence, _SEND)
+    return passed(GROUP, name, f"splitinfer doctor counts on {backend}, and on rows in {dtype}")
+
+
+def _rdma(verdict: Mapping[str, Any], *, has_worker: bool) -> Check:
+    name = "RDMA over Thunderbolt"
     if verdict["state"] == "ok":
         more = "" if has_worker else "; whether it does, --worker with another Mac shows"
-        return [passed(GROUP, name, f"it can be used{more}")]
-    return [not_applicable(GROUP, name, f"it {verdict['text']} (splitinfer doctor says what to do)")]
+        return passed(GROUP, name, f"it can be used{more}")
+    return not_applicable(GROUP, name, f"it {verdict['text']} (splitinfer doctor says what to do)")

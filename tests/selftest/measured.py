@@ -91,10 +91,11 @@ def costs() -> dict[str, Any]:
     }
 
 
-def doctor(state: str = "ok") -> dict[str, Any]:
+def doctor(state: str = "ok", backend: str = "metal", dtype: str = "bfloat16") -> dict[str, Any]:
     finding = {"about": "macOS", "state": state, "text": "macOS 26.2; RDMA needs 26.2", "remedy": "update macOS"}
     verdict = {"about": "RDMA", "state": state, "text": "can be used", "remedy": ""}
-    return {"doctor": {"verdict": verdict, "findings": [finding], "wired_limit_mb": 0, "kv_disk_free": 500e9}}
+    sees = {"backend": backend, "hidden_dtype": dtype}
+    return {"doctor": {"verdict": verdict, "findings": [finding], "wired_limit_mb": 0, "kv_disk_free": 500e9, **sees}}
 
 
 def exact(**changes: Any) -> dict[str, Any]:
@@ -109,12 +110,13 @@ def exact(**changes: Any) -> dict[str, Any]:
 def sound(about: Mapping[str, Any] = MAC, **changes: Mapping[str, Any]) -> dict[str, PartOutcome]:
     """Outcomes of all parts; ``changes``: other findings of a part, by its name with "_" for " "."""
     gpu = about["gpu"]
+    seen = doctor() if gpu else doctor("missing", "cpu", "float32")
     roads = {
         name: road(ROUNDS if gpu else EXACT, gpu=gpu) for name in ("one process", "tcp", "inproc", "curve", "ring")
     }
     found: dict[str, Mapping[str, Any]] = {
         "about": {"about": about}, **roads, "branches": branches(gpu=gpu), "network": network(),
-        "worker, tcp": road(ROUNDS if gpu else EXACT, gpu=gpu), "memory": memory(), "doctor": doctor(),
+        "worker, tcp": road(ROUNDS if gpu else EXACT, gpu=gpu), "memory": memory(), "doctor": seen,
         "costs": costs(), "exact": exact(),
     }  # fmt: skip
     found |= {name.replace("_", " "): value for name, value in changes.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from measured import EXACT as EXACTLY
-from measured import LINUX, MAC, answer, branches, exact, memory, network, parting, road, sound
+from measured import LINUX, MAC, answer, branches, doctor, exact, memory, network, parting, road, sound
 
 from splitinfer.errors import ConfigError
 from splitinfer.selftest.address import worker_address
@@ -145,8 +145,19 @@ def test_trials_that_refuse_the_demo_model_are_named():
 
 def test_a_mac_that_computes_on_its_processor_is_named():
     about = {**MAC, "gpu": False, "device": "cpu", "backend": "cpu", "computes_at_launch": True}
-    found = only_failure(sound(about, memory=memory(wired={"limit": None, "recommended": None})))
+    as_seen = {"memory": memory(wired={"limit": None, "recommended": None}), "doctor": doctor("ok", "cpu", "float32")}
+    found = only_failure(sound(about, **as_seen))
     assert (found.reason, found.fault) == (Reason.NO_GPU, Fault.DEVICE)
+
+
+def test_a_doctor_that_sees_another_device_is_named():
+    found = only_failure(sound(doctor=doctor(backend="cpu", dtype="float32")))
+    assert (found.name, found.reason) == ("doctor", Reason.NOT_TAKEN)
+
+
+def test_a_stage_on_a_gpu_is_not_pinned_to_a_processor():
+    pinned = {"name": "Apple M4 Max", "own_processor": True}
+    assert "yields its processor" in only_failure(sound(branches=branches(**{"device name": pinned}))).sentence
 
 
 # ----- memory and times ----------------------------------------------------------------------------

@@ -145,7 +145,9 @@ def test_a_planted_worker_that_answers_a_wrong_token_is_named(monkeypatch: pytes
         return [SampledToken(one.token_id ^ is_it) for one, is_it in zip(original(choices, rows), greedy, strict=True)]
 
     monkeypatch.setattr(runner, "read", wrong)
-    wrongly = faults(judge({"about": machine, "inproc": PartOutcome(found_by(roads.measure, **options))}))
+    found = found_by(roads.measure, **options)
+    assert (len(found["greedy"]["partings"]), found["greedy"]["compared"]) == (1, 6)  # all behind it are right again
+    wrongly = faults(judge({"about": machine, "inproc": PartOutcome(found)}))
     assert [(check.name, check.fault, check.reason) for check in wrongly] == [
         (name, Fault.TOKENS, Reason.WRONG_TOKEN) for name in ("greedy", "greedy, drafts")
     ]
@@ -210,7 +212,9 @@ def _given(worker_at: WorkerAddress) -> dict[str, Any]:
 # ----- from outside --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--key", "ab" * 32], ["--worker", "a b"], ["--worker", "mini", "--key", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["--key", "ab" * 32], ["--worker", "a b"], ["--worker", "emulated+tcp://mini?link=x"]]
+)
 def test_a_wrong_command_line_is_refused(arguments: list[str]):
     command = [sys.executable, "-m", "splitinfer", "selftest", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
