@@ -80,6 +80,7 @@ def run(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     options = {**job["options"], "limit_s": job["limit_s"]}
     try:
         module = importlib.import_module(job["module"])
+        write({"found": {}})  # that it got so far: a start takes seconds
         module.measure(options, Report(write, job["skip"]))
     except DeviceLost:
         return DEVICE_FAILED

@@ -32,7 +32,7 @@ _STEPS = tuple(
 )
 _NAMES = (
     "", *CASES, "loops", "device", "opened", "rounding", *device.NAMES, "connection", "worker", "link", "system",
-    "free memory", "growth", "closing", "wired limit", "launch", "steps", "roads", "RDMA over Thunderbolt", "memory",
+    "free memory", "load", "growth", "closing", "wired limit", "launch", "steps", "roads", "RDMA over Thunderbolt", "memory",
     "doctor", "about", "exact", "unavailable", *_STEPS,
 )  # fmt: skip
 _REQUIREMENTS = (

@@ -20,7 +20,7 @@ def judge_about(outcome: PartOutcome) -> list[Check]:
     about = outcome.finding("about")
     if about is None:
         return broken(GROUP, outcome, Fault.DEVICE, "install it anew: MLX does not even say what it computes on")
-    return [_computes(about), _free(about)]
+    return [_computes(about), _free(about), _load(about)]
 
 
 def _computes(about: Mapping[str, Any]) -> Check:
@@ -39,6 +39,14 @@ def _free(about: Mapping[str, Any]) -> Check:
         remedy = "close other programs, or give this machine fewer layers"
         return failed(GROUP, "free memory", Fault.MEMORY, Reason.LOW_MEMORY, f"only {said}", remedy)
     return passed(GROUP, "free memory", said)
+
+
+def _load(about: Mapping[str, Any]) -> Check:
+    load, processors = about["load_average"], about["processors"]
+    said = f"a load of {load:.3g} on {processors} processors"
+    if load > processors:
+        return passed(GROUP, "load", f"{said}: other programs compute, so times say little, and may not suffice")
+    return passed(GROUP, "load", said)
 
 
 def judge_memory(outcome: PartOutcome, about: Mapping[str, Any]) -> list[Check]:

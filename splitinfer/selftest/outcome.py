@@ -7,7 +7,8 @@ from typing import Any
 
 from splitinfer.selftest.checks import Check, Fault, Reason, State
 
-HANGING = 15.0  # seconds without a word, after which a part that overran was hanging and not slow
+HANGING = 15.0  # seconds without a word, after which a part that overran was hanging and not slow; at least
+_STARTS = 10.0  # as many times as long as the first part takes, which does little more than start
 _OVERRAN = "overran"
 _NO_TIME = ("no time was left", "its time was over")
 _SIGNAL = re.compile(r"signal (SIG[A-Z0-9]+)")
@@ -17,14 +18,15 @@ _ERROR = re.compile(r"(?:failed: )?([A-Z]\w+)(?::|$)")
 @dataclass(frozen=True, slots=True)
 class PartOutcome:
     """``found``: findings by name, each a mapping, one with "problem" if that finding failed. ``problem``: why the part
-    came to no end; ``trying``: what it was at when it overran, ``silent_s``: seconds since its last word then; ``at``:
-    where it failed."""
+    came to no end; ``trying``: what it was at when it overran, ``silent_s``: seconds since its last word then,
+    ``patience_s``: of which so many are those of a part that hangs; ``at``: where it failed."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
     problem: str | None = None
     trying: str | None = None
     at: str = ""
     silent_s: float = 0.0
+    patience_s: float = HANGING
     seconds: float = 0.0
     limit_s: float = 0.0
 
@@ -41,7 +43,17 @@ class PartOutcome:
     @property
     def was_slow(self) -> bool:
         """Whether it was still getting on then, and not hanging."""
-        return self.overran and self.silent_s < HANGING
+        return self.overran and self.silent_s < self.patience_s
+
+
+def patience(first_seconds: float) -> float:
+    """Seconds of silence after which a part hangs, where the first part took so long: on a machine that does much else,
+    all take longer.
+
+    >>> patience(0.8), patience(8.0)
+    (15.0, 80.0)
+    """
+    return max(HANGING, _STARTS * first_seconds)
 
 
 def broken(group: str, outcome: PartOutcome, fault: Fault, remedy: str = "") -> list[Check]:

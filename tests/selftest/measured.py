@@ -120,4 +120,4 @@ def sound(about: Mapping[str, Any] = MAC, **changes: Mapping[str, Any]) -> dict[
         "costs": costs(), "exact": exact(),
     }  # fmt: skip
     found |= {name.replace("_", " "): value for name, value in changes.items()}
-    return {name: PartOutcome(value, seconds=5.0, limit_s=20.0) for name, value in found.items()}
+    return {name: PartOutcome(value, seconds=1.0, limit_s=20.0) for name, value in found.items()}

@@ -74,7 +74,7 @@ def test_nothing_that_may_be_in_it_is_lost(about: Mapping[str, Any]):
     assert measured["doctor"]["doctor"]["findings"] == [{"about": "macOS", "state": state}]
     assert measured["costs"]["8 x 2048, 4-bit, 512"]["step_ms"] == 30.0
     assert measured["exact"]["exact"]["roads"][0]["road"] == "2 rows together"
-    assert found["parts"]["ring"] == {"seconds": 5.0, "limit_s": 20.0}
+    assert found["parts"]["ring"] == {"seconds": 1.0, "limit_s": 20.0}
 
 
 def test_every_check_is_in_it_by_its_name():

@@ -267,6 +267,14 @@ def test_a_hang_is_told_from_a_slow_machine(silent_s: float, state: State, fault
     assert (found.state, found.fault, found.name) == (state, fault, "greedy")
 
 
+def test_on_a_machine_that_does_much_else_nothing_hangs_so_soon():
+    outcomes = sound()
+    busy = {**outcomes, "about": replace(outcomes["about"], seconds=9.0)}
+    overran = PartOutcome({}, "overran: ended after 30.0 s, which was its share of the time", silent_s=30.0)
+    assert only_failure({**busy, "curve": overran}).fault is Fault.TIME
+    assert only_failure({**outcomes, "curve": overran}).fault is Fault.TRANSPORT
+
+
 @pytest.mark.parametrize(
     ("part", "fault"),
     [
@@ -352,7 +360,7 @@ def test_a_key_that_is_none_is_refused():
         worker_address("mini", "secret")
 
 
-@pytest.mark.parametrize("name", ["address", "checks", "tokens", "probes.roads"])
+@pytest.mark.parametrize("name", ["address", "checks", "outcome", "tokens", "probes.roads"])
 def test_the_examples_are_true(name: str):
     found = doctest.testmod(importlib.import_module(f"splitinfer.selftest.{name}"))
     assert (found.failed, found.attempted > 0) == (0, True)

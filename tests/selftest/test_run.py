@@ -76,11 +76,13 @@ def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(
 
 
 def test_it_never_takes_longer_than_it_may(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Every part hangs for all the time that it gets."""
+    """Every part but the first hangs for all the time that it gets."""
     now = [100.0]
     monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
 
-    def run_one(_job: Job, limit: float, _environment: Mapping[str, str]) -> Outcome:
+    def run_one(job: Job, limit: float, _environment: Mapping[str, str]) -> Outcome:
+        if job.name == "about":
+            return Outcome(limit, 0.1, 1, None, {"about": LINUX})
         now[0] += limit
         return Outcome(limit, limit, 1, f"overran: ended after {limit:.1f} s", trying="greedy", silent_s=limit)
 
