@@ -32,8 +32,8 @@ _STEPS = tuple(
 )
 _NAMES = (
     "", *CASES, "loops", "device", "opened", "rounding", *device.NAMES, "connection", "worker", "link", "system",
-    "free memory", "load", "growth", "closing", "wired limit", "launch", "steps", "roads", "RDMA over Thunderbolt", "memory",
-    "doctor", "about", "exact", "unavailable", *_STEPS,
+    "free memory", "load", "growth", "closing", "wired limit", "launch", "steps", "roads", "RDMA over Thunderbolt",
+    "memory", "doctor", "about", "exact", "unavailable", *_STEPS,
 )  # fmt: skip
 _REQUIREMENTS = (
     "system", "macOS", "Thunderbolt 5", "cable to a Mac", "rdma_ctl", "RDMA devices", "active port",

@@ -100,9 +100,9 @@ def part_outcome(outcome: Outcome) -> PartOutcome:
         outcome.problem,
         outcome.trying,
         outcome.at or "",
-        outcome.silent_s,
-        outcome.seconds,
-        outcome.limit_s,
+        silent_s=outcome.silent_s,
+        seconds=outcome.seconds,
+        limit_s=outcome.limit_s,
     )
 
 

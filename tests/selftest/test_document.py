@@ -48,7 +48,8 @@ def blanked(value: Any, text: str) -> Any:
 @pytest.mark.parametrize("plant", [planted, blanked])
 def test_nothing_private_gets_into_it(text: str, plant: Any):
     outcomes = {
-        name: PartOutcome(plant(one.found, text), text, text, text, 1.0, 2.0, 3.0) for name, one in sound(MAC).items()
+        name: PartOutcome(plant(one.found, text), text, text, text, seconds=2.0, limit_s=3.0)
+        for name, one in sound(MAC).items()
     }
     checks = [
         Check(text, text, State.FAILED, text, text, error=text, signal=text, at=text),
