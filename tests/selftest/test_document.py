@@ -123,7 +123,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(VALUES)
 def test_no_kind_lets_a_text_through_that_it_does_not_name(value: Any):
     kinds = record(
