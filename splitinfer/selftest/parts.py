@@ -15,6 +15,7 @@ from splitinfer.selftest.outcome import PartOutcome
 HERE = "splitinfer.selftest.probes"
 ROADS = ("one process", "tcp", "inproc", "curve", "ring")  # through pipelines on this machine
 WORKER_ROADS = ("worker, tcp", "worker, rdma")
+USUAL_SECONDS = 180.0  # of a whole run
 _RESTARTS = ("one process", "tcp")
 _TOKENS, _QUICK_TOKENS = 32, 16  # of an answer
 _QUICK = ("about", "one process", "tcp", "network", "worker, tcp", "branches", "memory", "doctor")
@@ -23,7 +24,8 @@ _EXACT_WORDS = ("--trials", "1", "--prompt-tokens", "40", "--decode-tokens", "8"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """weight: its share of the time. most: seconds that it gets at most, so that one that hangs leaves the others."""
+    """weight: its share of the time. most: seconds of the usual ``USUAL_SECONDS`` that it gets at most, so that one that
+    hangs leaves the others theirs."""
 
     name: str
     module: str
@@ -31,6 +33,10 @@ class Part:
     most: float
     options: Mapping[str, Any] = field(default_factory=dict)
     own_keys: bool = False  # makes keys, which must not be the user's
+
+    def most_of(self, seconds: float) -> float:
+        """The most that it gets of a run of so many seconds."""
+        return self.most * max(1.0, seconds / USUAL_SECONDS)
 
     def job(self, folder: str) -> Job:
         """Its process. ``folder``: where it may write."""

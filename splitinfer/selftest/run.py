@@ -22,7 +22,7 @@ from splitinfer.selftest.document import document
 from splitinfer.selftest.judge import judge
 from splitinfer.selftest.outcome import PartOutcome
 from splitinfer.selftest.page import page
-from splitinfer.selftest.parts import Part, is_worth_it, parts
+from splitinfer.selftest.parts import USUAL_SECONDS, Part, is_worth_it, parts
 
 _PLAIN_WIDTH = 160  # columns where there is no terminal to say how many
 _OWN_SECONDS = 2.0  # for judging, and for ending processes
@@ -33,7 +33,7 @@ class SelftestOptions:
     """The command line's options. ``seconds``: for everything, at most; ``file``: for the document."""
 
     worker: WorkerAddress | None = None
-    seconds: float = 180.0
+    seconds: float = USUAL_SECONDS
     quick: bool = False
     file: Path | None = None
 
@@ -47,7 +47,7 @@ def run_selftest(options: SelftestOptions) -> int:
     began = time.monotonic()
     if options.file is not None:
         _write(options.file, {})
-    outcomes = _run_parts(parts(options.worker, quick=options.quick), began + options.seconds - _OWN_SECONDS)
+    outcomes = _run_parts(parts(options.worker, quick=options.quick), began, options.seconds - _OWN_SECONDS)
     checks, seconds = judge(outcomes), time.monotonic() - began
     if options.file is not None:
         limits = {"seconds": seconds, "limit_s": options.seconds, "quick": options.quick}
@@ -69,14 +69,15 @@ def _show(found: Group) -> None:
     out.file.flush()
 
 
-def _run_parts(chosen: tuple[Part, ...], ends: float) -> dict[str, PartOutcome]:
+def _run_parts(chosen: tuple[Part, ...], began: float, seconds: float) -> dict[str, PartOutcome]:
     """Run the parts; those that overran once more, if time is left: a part that hangs does so again, and longer."""
+    ends = began + seconds
     errors, found = Console(stderr=True, highlight=False), dict[str, PartOutcome]()
     with cleanup.temporary_folder("splitinfer-selftest-") as folder:
         for part, weights in zip(chosen, tails([part.weight for part in chosen]), strict=True):
             if not is_worth_it(part.name, found):
                 continue
-            limit = allotted(ends - time.monotonic(), weights, part.most)
+            limit = allotted(ends - time.monotonic(), weights, part.most_of(seconds))
             found[part.name] = _run_part(part, limit, folder, errors)
         for part in chosen:
             left = ends - time.monotonic()

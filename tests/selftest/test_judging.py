@@ -330,6 +330,11 @@ def test_parts_come_with_the_most_important_first():
     assert len(quick) < len(names)
 
 
+def test_with_more_time_every_part_may_take_more():
+    part = parts(None)[1]
+    assert [part.most_of(seconds) for seconds in (60.0, 180.0, 540.0)] == [part.most, part.most, 3 * part.most]
+
+
 def test_keys_are_made_in_a_folder_of_the_run():
     curve = next(part for part in parts(None) if part.name == "curve")
     assert curve.job("/run").environment == {"XDG_CONFIG_HOME": "/run/config"}
