@@ -24,8 +24,8 @@ _EXACT_WORDS = ("--trials", "1", "--prompt-tokens", "40", "--decode-tokens", "8"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """weight: its share of the time. most: seconds of the usual ``USUAL_SECONDS`` that it gets at most, so that one that
-    hangs leaves the others theirs."""
+    """weight: its share of the time. most: seconds of the usual ``USUAL_SECONDS`` that it gets at most, so that one
+    that hangs leaves the others theirs."""
 
     name: str
     module: str
