@@ -32,13 +32,14 @@ _STEPS = tuple(
 )
 _NAMES = (
     "", *CASES, "loops", "device", "opened", "rounding", *device.NAMES, "connection", "worker", "link", "system",
-    "free memory", "load", "growth", "closing", "wired limit", "launch", "steps", "roads", "RDMA over Thunderbolt",
-    "memory", "doctor", "about", "exact", "unavailable", *_STEPS,
+    "free memory", "load", "advice", "growth", "closing", "wired limit", "launch", "steps", "roads", "memory",
+    "RDMA over Thunderbolt", "doctor", "about", "exact", "unavailable", *_STEPS,
 )  # fmt: skip
 _REQUIREMENTS = (
     "system", "macOS", "Thunderbolt 5", "cable to a Mac", "rdma_ctl", "RDMA devices", "active port",
     "Thunderbolt bridge", "IPv4 address", "MLX with JACCL", "MLX_METAL_FAST_SYNCH", "RDMA",
 )  # fmt: skip
+_AREAS = ("memory", "network", "power", "process", "firewall", "gpu", "rdma")
 _TRANSPORT_ERRORS = (
     "TransportError", "LinkClosed", "LinkTimeout", "ListenerClosed", "FrameError", "AddressError", "AddressInUse",
     "LinkRefused", "TransportUnavailable",
@@ -116,7 +117,8 @@ _MEMORY = record(
 )  # fmt: skip
 _DOCTOR = record(
     doctor=record(
-        findings=listing(record(about=word(_REQUIREMENTS, "other"), state=word(("ok", "missing", "unknown")))),
+        requirements=listing(record(about=word(_REQUIREMENTS, "other"), state=word(("ok", "missing", "unknown")))),
+        advice=listing(record(area=word(_AREAS, "other"), severity=word(("problem", "warning", "note")))),
         wired_limit_mb=number,
         kv_disk_free=number,
         backend=word(_BACKENDS),

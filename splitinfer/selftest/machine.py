@@ -1,6 +1,6 @@
 """Judges the machine: what computes, memory before and after, times, and whether roads part. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -131,7 +131,9 @@ def _roads(given: Mapping[str, Any]) -> Check:
 def judge_doctor(outcome: PartOutcome, about: Mapping[str, Any], *, has_worker: bool) -> list[Check]:
     """Whether the doctor sees what computes, and whether RDMA over Thunderbolt could be used, which nobody has to."""
     given = outcome.finding("doctor")
-    found = [] if given is None else [_diagnosis(given, about), _rdma(given["verdict"], has_worker=has_worker)]
+    found = []
+    if given is not None:
+        found = [_diagnosis(given, about), _rdma(given["verdict"], has_worker=has_worker), *_advice(given["advice"])]
     return found + broken(GROUP, outcome, Fault.DEVICE)
 
 
@@ -142,6 +144,15 @@ def _diagnosis(given: Mapping[str, Any], about: Mapping[str, Any]) -> Check:
         sentence = f"splitinfer doctor takes this for {backend} with rows in {dtype}, and it is {about['backend']}"
         return failed(GROUP, name, Fault.DEVICE, Reason.NOT_TAKEN, sentence, _SEND)
     return passed(GROUP, name, f"splitinfer doctor counts on {backend}, and on rows in {dtype}")
+
+
+def _advice(advice: Sequence[Mapping[str, Any]]) -> list[Check]:
+    """What the doctor would have changed, which is no fault of what is tested here: the worst of it in words."""
+    serious = [one["text"] for one in advice if one["severity"] in ("problem", "warning")]
+    if not serious:
+        return []
+    more = f" (and {len(serious) - 1} more)" if serious[1:] else ""
+    return [passed(GROUP, "advice", f"splitinfer doctor has advice: {serious[0]}{more}")]
 
 
 def _rdma(verdict: Mapping[str, Any], *, has_worker: bool) -> Check:

@@ -94,8 +94,9 @@ def costs() -> dict[str, Any]:
 def doctor(state: str = "ok", backend: str = "metal", dtype: str = "bfloat16") -> dict[str, Any]:
     finding = {"about": "macOS", "state": state, "text": "macOS 26.2; RDMA needs 26.2", "remedy": "update macOS"}
     verdict = {"about": "RDMA", "state": state, "text": "can be used", "remedy": ""}
-    sees = {"backend": backend, "hidden_dtype": dtype}
-    return {"doctor": {"verdict": verdict, "findings": [finding], "wired_limit_mb": 0, "kv_disk_free": 500e9, **sees}}
+    advice = [{"area": "power", "severity": "warning", "text": "alices-studio sleeps after 10 minutes", "remedy": ""}]
+    sees = {"backend": backend, "hidden_dtype": dtype, "wired_limit_mb": 0, "kv_disk_free": 500e9}
+    return {"doctor": {"verdict": verdict, "requirements": [finding], "advice": advice, **sees}}
 
 
 def exact(**changes: Any) -> dict[str, Any]:

@@ -72,7 +72,8 @@ def test_nothing_that_may_be_in_it_is_lost(about: Mapping[str, Any]):
     assert measured["branches"]["cohort"]["way"] == "rows"
     assert measured["memory"] == {"memory": memory()["memory"]}
     state = "ok" if about is MAC else "missing"
-    assert measured["doctor"]["doctor"]["findings"] == [{"about": "macOS", "state": state}]
+    assert measured["doctor"]["doctor"]["requirements"] == [{"about": "macOS", "state": state}]
+    assert measured["doctor"]["doctor"]["advice"] == [{"area": "power", "severity": "warning"}]
     assert measured["costs"]["8 x 2048, 4-bit, 512"]["step_ms"] == 30.0
     assert measured["exact"]["exact"]["roads"][0]["road"] == "2 rows together"
     assert found["parts"]["ring"] == {"seconds": 1.0, "limit_s": 20.0}

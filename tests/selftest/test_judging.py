@@ -155,6 +155,12 @@ def test_a_doctor_that_sees_another_device_is_named():
     assert (found.name, found.reason) == ("doctor", Reason.NOT_TAKEN)
 
 
+def test_the_doctors_advice_is_told_and_no_fault():
+    told = next(check for check in judge(sound()) if check.name == "advice")
+    assert (told.state, told.fault) == (State.PASSED, Fault.NONE)
+    assert "alices-studio sleeps" in told.sentence  # on the page, which is its owner's
+
+
 def test_a_stage_on_a_gpu_is_not_pinned_to_a_processor():
     pinned = {"name": "Apple M4 Max", "own_processor": True}
     assert "yields its processor" in only_failure(sound(branches=branches(**{"device name": pinned}))).sentence
