@@ -54,22 +54,30 @@ def problems(outcome: Outcome) -> list[str]:
     return sentences
 
 
-def run_job(job: Job, limit: float, environment: Mapping[str, str], command: Sequence[str] = _COMMAND) -> Outcome:
-    """Run a job for at most ``limit`` seconds, which it is told. ``environment``: of all jobs."""
-    began, outcome, goes_on = time.monotonic(), Outcome(round(limit, 1)), True
+def run_job(
+    job: Job,
+    limit: float,
+    environment: Mapping[str, str],
+    command: Sequence[str] = _COMMAND,
+    *,
+    known: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Run a job for at most ``limit`` seconds, which it is told. ``environment``: of all jobs; ``known``: what it has
+    found already, and need not find again."""
+    began, outcome, goes_on = time.monotonic(), Outcome(round(limit, 1), found=dict(known or {})), True
     while goes_on:
         left = limit - (time.monotonic() - began)
         if left < _NO_TIME:
             outcome.problem = "its time was over before all was tried" if outcome.found else "no time was left for it"
             break
-        known = len(outcome.found)
+        count = len(outcome.found)
         ending = _run_once(job, left, environment, command, outcome)
         if ending.overran:
             outcome.problem = f"overran: ended after {limit:.1f} s, which was its share of the time"
             outcome.trying, outcome.silent_s = ending.tried, round(ending.silent_s, 1)
         elif ending.tried is not None:
             outcome.found[ending.tried] = {"problem": f"ended its process, with {ending.how}"}
-        elif ending.code and outcome.problem is None and len(outcome.found) == known:
+        elif ending.code and outcome.problem is None and len(outcome.found) == count:
             outcome.problem = f"ended by itself with {ending.how}"
         # Each further process has less to try.
         goes_on = bool(ending.code) and outcome.problem is None

@@ -82,13 +82,16 @@ def _run_parts(chosen: tuple[Part, ...], began: float, seconds: float) -> dict[s
         for part in chosen:
             left = ends - time.monotonic()
             if part.name in found and found[part.name].overran and left > found[part.name].limit_s:
-                found[part.name] = _run_part(part, left, folder, errors)
+                found[part.name] = _run_part(part, left, folder, errors, found[part.name].found)
     return found
 
 
-def _run_part(part: Part, limit: float, folder: str, errors: Console) -> PartOutcome:
+def _run_part(
+    part: Part, limit: float, folder: str, errors: Console, known: Mapping[str, Any] | None = None
+) -> PartOutcome:
+    """Run a part. ``known``: what it found before, which stays as it is."""
     with errors.status(f"{part.name}, at most {limit:.0f} s"):
-        found = part_outcome(run_job(part.job(folder), limit, {}))
+        found = part_outcome(run_job(part.job(folder), limit, {}, known=known))
     if not errors.is_terminal:
         errors.print(f"{part.name}: {found.seconds:.1f} s", soft_wrap=True)
     return found

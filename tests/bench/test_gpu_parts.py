@@ -125,6 +125,11 @@ def test_a_job_that_overruns_is_ended_with_what_it_started_and_keeps_what_it_fou
     assert ended(outcome.found["pid"])
 
 
+def test_a_job_goes_on_behind_what_is_known():
+    one, command = Job("a job", "none"), (sys.executable, "-S", "-c", _TOLD + _TELL + "tell(found={'b': job['skip']})")
+    assert run_job(one, 20.0, {}, command, known={"a": 1}).found == {"a": 1, "b": ["a"]}
+
+
 def test_how_long_a_job_had_been_silent_is_known():
     outcome = ran("for n in range(5): tell(found={str(n): n}); time.sleep(0.2)\ntime.sleep(60)", limit=2.0)
     assert 0.2 <= outcome.silent_s < 1.9

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from effort import long
-from measured import LINUX, road, sound
+from measured import EXACT, LINUX, answer, parting, road, sound
 from stages import worker
 
 from splitinfer.core.plan import SampledToken
@@ -36,7 +36,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Job, float]]:
     jobs: list[tuple[Job, float]] = []
     outcomes = sound(LINUX)
 
-    def run_one(job: Job, limit: float, _environment: Mapping[str, str]) -> Outcome:
+    def run_one(job: Job, limit: float, _environment: Mapping[str, str], *, known: Any = None) -> Outcome:
         jobs.append((job, limit))
         known = outcomes.get(job.name, PartOutcome({"unavailable": {"why": "there is no JACCL here"}}))
         return Outcome(round(limit, 1), 0.1, 1, known.problem, dict(known.found))
@@ -64,7 +64,7 @@ def test_a_sound_machine(ran: list[tuple[Job, float]], tmp_path: Path, capsys: p
 def test_a_planted_fault_is_on_the_page_and_in_the_exit_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    def run_one(job: Job, limit: float, _environment: Mapping[str, str]) -> Outcome:
+    def run_one(job: Job, limit: float, _environment: Mapping[str, str], *, known: Any = None) -> Outcome:
         problem = "ended by itself with signal SIGSEGV (Fatal)" if job.name == "ring" else None
         return Outcome(limit, 0.1, 1, problem, {} if job.name == "ring" else dict(sound(LINUX)[job.name].found))
 
@@ -80,7 +80,7 @@ def test_it_never_takes_longer_than_it_may(monkeypatch: pytest.MonkeyPatch, caps
     now = [100.0]
     monkeypatch.setattr(run.time, "monotonic", lambda: now[0])
 
-    def run_one(job: Job, limit: float, _environment: Mapping[str, str]) -> Outcome:
+    def run_one(job: Job, limit: float, _environment: Mapping[str, str], *, known: Any = None) -> Outcome:
         if job.name == "about":
             return Outcome(limit, 0.1, 1, None, {"about": LINUX})
         now[0] += limit
@@ -93,17 +93,19 @@ def test_it_never_takes_longer_than_it_may(monkeypatch: pytest.MonkeyPatch, caps
 
 
 def test_a_part_that_overran_gets_what_the_others_left(monkeypatch: pytest.MonkeyPatch):
-    limits: list[float] = []
+    limits, wrong = list[float](), answer(partings=[parting(3.1)])
 
-    def run_one(job: Job, limit: float, _environment: Mapping[str, str]) -> Outcome:
+    def run_one(job: Job, limit: float, _environment: Mapping[str, str], *, known: Any = None) -> Outcome:
         if job.name != "tcp":
             return Outcome(limit, 0.1, 1, None, dict(sound(LINUX)[job.name].found))
         limits.append(limit)
-        found = dict(road() if len(limits) == 2 else {})
-        return Outcome(limit, 0.1, 1, None if found else "overran: ended", found)
+        if len(limits) == 1:
+            return Outcome(limit, 0.1, 1, "overran: ended", {"greedy": wrong})
+        assert known == {"greedy": wrong}
+        return Outcome(limit, 0.1, 1, None, {**road(EXACT, gpu=False), **known})
 
     monkeypatch.setattr(run, "run_job", run_one)
-    assert run_selftest(SelftestOptions()) == 12  # a GPU's road on a processor, so the second was judged
+    assert run_selftest(SelftestOptions()) == 10  # what was found first is not forgotten
     assert limits[1] > limits[0]
 
 
