@@ -1,4 +1,4 @@
-"""The process of a job: ``python -m splitinfer.bench.gpu.job JOB``, where JOB is JSON.
+"""The process of a job: ``python -m splitinfer.jobs.process JOB``, where JOB is JSON.
 
 It writes lines of JSON: what it tries, what it found, and in one sentence why it failed. A device that has failed once
 fails at everything that a process asks of it afterwards, so the process then ends, and another goes on behind that.
@@ -8,13 +8,15 @@ import importlib
 import json
 import re
 import sys
+import traceback
 from collections.abc import Callable, Collection
 from typing import Any
 
-from splitinfer.bench.shared.child_process import own_output
 from splitinfer.core.json_text import dumps
+from splitinfer.jobs.output import own_output
 
 FAILED, DEVICE_FAILED = 1, 3  # exit codes: the job cannot go on; another process may go on with it
+_OURS = ("splitinfer", "transports")
 _DEVICE_FAILED = re.compile(r"\bcu\w+\(.*\) failed|illegal|cuda error|command buffer execution failed", re.IGNORECASE)
 
 
@@ -45,7 +47,7 @@ class Report:
         try:
             value = find()
         except Exception as error:
-            value = {"problem": sentence(error)}
+            value = {"problem": sentence(error), "at": place(error)}
             self(name, value)
             if _DEVICE_FAILED.search(str(error)):
                 raise DeviceLost from error
@@ -64,17 +66,26 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text:.300}" if text else type(error).__name__
 
 
+def place(error: BaseException) -> str:
+    """The innermost module and line of this project that an error went through, such as "splitinfer.llm.llm:80"; empty
+    if it went through none."""
+    frames = [(frame.f_globals.get("__name__", ""), line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    ours = [f"{name}:{line}" for name, line in frames if name.partition(".")[0] in _OURS and name != __name__]
+    return ours[-1] if ours else ""
+
+
 def run(text: str, write: Callable[[dict[str, Any]], None]) -> int:
     """Run a job and write what it finds; the exit code."""
     job = json.loads(text)
     options = {**job["options"], "limit_s": job["limit_s"]}
     try:
-        module = importlib.import_module(f"splitinfer.bench.gpu.{job['module']}")
+        module = importlib.import_module(job["module"])
+        write({"found": {}})  # that it got so far: a start takes seconds
         module.measure(options, Report(write, job["skip"]))
     except DeviceLost:
         return DEVICE_FAILED
     except Exception as error:  # noqa: BLE001 - goes into the document
-        write({"problem": f"failed: {sentence(error)}"})
+        write({"problem": f"failed: {sentence(error)}", "at": place(error)})
         return FAILED
     return 0
 

@@ -18,22 +18,26 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from splitinfer import cleanup
-from splitinfer.bench.gpu.parts import Job
+from splitinfer.jobs.job import Job
 
-_COMMAND = (sys.executable, "-m", "splitinfer.bench.gpu.job")
+_COMMAND = (sys.executable, "-m", "splitinfer.jobs.process")
 _NO_TIME = 1.0  # seconds with which no process is started
 
 
 @dataclass(slots=True)
 class Outcome:
     """What a job reported, by name, and in one sentence why it reported no more; ``None`` if it came to its end.
-    ``processes``: how many it took."""
+    ``processes``: how many it took; ``trying``: what it was at when it overran; ``at``: where it failed;
+    ``silent_s``: seconds since it last said anything when it overran."""
 
     limit_s: float
     seconds: float = 0.0
     processes: int = 0
     problem: str | None = None
     found: dict[str, Any] = field(default_factory=dict)
+    trying: str | None = None
+    at: str | None = None
+    silent_s: float = 0.0
 
 
 def problems(outcome: Outcome) -> list[str]:
@@ -50,21 +54,30 @@ def problems(outcome: Outcome) -> list[str]:
     return sentences
 
 
-def run_job(job: Job, limit: float, environment: Mapping[str, str], command: Sequence[str] = _COMMAND) -> Outcome:
-    """Run a job for at most ``limit`` seconds, which it is told. ``environment``: of all jobs."""
-    began, outcome, goes_on = time.monotonic(), Outcome(round(limit, 1)), True
+def run_job(
+    job: Job,
+    limit: float,
+    environment: Mapping[str, str],
+    command: Sequence[str] = _COMMAND,
+    *,
+    known: Mapping[str, Any] | None = None,
+) -> Outcome:
+    """Run a job for at most ``limit`` seconds, which it is told. ``environment``: of all jobs; ``known``: what it has
+    found already, and need not find again."""
+    began, outcome, goes_on = time.monotonic(), Outcome(round(limit, 1), found=dict(known or {})), True
     while goes_on:
         left = limit - (time.monotonic() - began)
         if left < _NO_TIME:
             outcome.problem = "its time was over before all was tried" if outcome.found else "no time was left for it"
             break
-        known = len(outcome.found)
+        count = len(outcome.found)
         ending = _run_once(job, left, environment, command, outcome)
         if ending.overran:
             outcome.problem = f"overran: ended after {limit:.1f} s, which was its share of the time"
+            outcome.trying, outcome.silent_s = ending.tried, round(ending.silent_s, 1)
         elif ending.tried is not None:
             outcome.found[ending.tried] = {"problem": f"ended its process, with {ending.how}"}
-        elif ending.code and outcome.problem is None and len(outcome.found) == known:
+        elif ending.code and outcome.problem is None and len(outcome.found) == count:
             outcome.problem = f"ended by itself with {ending.how}"
         # Each further process has less to try.
         goes_on = bool(ending.code) and outcome.problem is None
@@ -74,12 +87,13 @@ def run_job(job: Job, limit: float, environment: Mapping[str, str], command: Seq
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """How a process ended. ``tried``: what it tried and did not find."""
+    """How a process ended. ``tried``: what it tried and did not find; ``silent_s``: seconds since its last line."""
 
     code: int
     overran: bool
     tried: str | None
     how: str
+    silent_s: float
 
 
 def _run_once(
@@ -88,7 +102,7 @@ def _run_once(
     """Have one process go on with a job."""
     text = json.dumps({**asdict(job), "limit_s": limit, "skip": list(outcome.found)})
     outcome.processes += 1
-    with tempfile.TemporaryFile("w+", prefix="splitinfer-gpu-") as log:
+    with tempfile.TemporaryFile("w+", prefix="splitinfer-job-") as log:
         process = cleanup.start(
             [*command, text], env={**os.environ, **environment, **job.environment}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=log, start_new_session=True, text=True,
@@ -102,28 +116,32 @@ def _run_once(
         timer = threading.Timer(limit, end)
         timer.start()
         try:
-            tried = _collect(process, outcome)
+            tried, heard = _collect(process, outcome)
+            silent = time.monotonic() - heard
             code = process.wait()
         finally:
             timer.cancel()
             _kill(process)
             process.wait()
         log.seek(0)
-        return _Ending(code, overran.is_set(), tried, _ending(code) + _last_line(log.read()))
+        return _Ending(code, overran.is_set(), tried, _ending(code) + _last_line(log.read()), silent)
 
 
-def _collect(process: subprocess.Popen[str], outcome: Outcome) -> str | None:
-    """Read what the process writes, until its end; what it tried and did not find."""
+def _collect(process: subprocess.Popen[str], outcome: Outcome) -> tuple[str | None, float]:
+    """Read what the process writes, until its end; what it tried and did not find, and when its last line came."""
     assert process.stdout is not None
     tried: str | None = None
+    heard = time.monotonic()
     with process.stdout:
         for line in process.stdout:
+            heard = time.monotonic()
             with contextlib.suppress(ValueError):  # cut off when it was ended
                 told = json.loads(line)
                 tried = told.get("trying", tried)
                 outcome.found |= told.get("found", {})
                 outcome.problem = told.get("problem", outcome.problem)
-    return None if tried in outcome.found else tried
+                outcome.at = told.get("at", outcome.at)
+    return (None if tried in outcome.found else tried), heard
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
