@@ -135,7 +135,7 @@ class Engine:
     """A process of this file, and what it prints."""
 
     def __init__(self, world: World, *arguments: str) -> None:
-        environment = {**os.environ, **world.environment}
+        environment = {**os.environ, **world.environment, "XDG_CACHE_HOME": str(world.folder)}
         command = [sys.executable, str(Path(__file__).resolve()), *arguments]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
