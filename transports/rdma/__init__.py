@@ -42,13 +42,23 @@ the control link, so other senders' bytes are refused, but anyone on the cable c
 **A reader is released, not killed.** A process that is killed within a receive leaves 64 of the device's about 100
 memory regions registered until a restart (mlx#3910, mlx#3162), and no group can be joined there any more. So a child
 that sends always says last of all that nothing follows, whichever end goes first and however; only where that child
-itself is killed or stands still the other must be killed within its receive.
+itself is killed or stands still the other must be killed within its receive. That is logged, and counted until the
+machine starts again (`leftovers`).
+
+**One group a device, and it is kept.** A device has room for one group, and many groups one after the other use up what
+only a restart gives back (mlx#3207). So a device is claimed before a group is joined on it, across the processes of a
+machine (`devices`), and the group stays when its link ends: both children rest until the same two processes connect
+again (`groups`). Neither holds for `ring`.
+
+**Who may join.** JACCL's frames depend on the version of macOS, so the ends exchange theirs, and a pair that would be
+out of step is refused (`macos`). What JACCL says when it cannot join is followed by what to do (`symptoms`).
 
 All this is tested over `transports.emulated_jaccl`, which has JACCL's limits, and over MLX's ring; not on a Mac.
 
 Files: `address` what may follow rdma:// · `probe` whether this machine can use a backend · `transport` connecting and
-listening · `handshake` from a control link to a group · `link` the link · `child_process` the engine's handle on its
-child · `child` the code of the child · `channel`, `segment`, `messages` what they exchange.
+listening · `handshake` from a control link to a group · `groups` that outlive their link · `link` the link ·
+`child_process` the engine's handle on its child · `child` the code of the child · `channel`, `segment`, `messages` what
+they exchange · `macos`, `devices`, `leftovers`, `symptoms` what a Mac allows, who has what of it, and what went wrong.
 """
 
 from transports.rdma.transport import RdmaTransport

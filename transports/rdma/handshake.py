@@ -237,15 +237,17 @@ class _Handshake:
         self.await_message(Word.UP)
         rest_after = _REST_SECONDS.get(backend, _REST_SECONDS_RDMA)
         seconds = math.ceil(self.left) + 1
-        is_checked = self.options.checksum_parts is not False
-        job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, is_checked)
+        job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, self._is_checked)
         self.process.start(replace(job, device=self.device, leave_seconds=LEAVE_SECONDS) if self.device else job)
 
     def renew(self, num_missed: int = 0) -> None:
         """Have the parked child begin again, after it has received what it missed."""
         self.until = min(self.until, time.monotonic() + _RENEW_SECONDS)
-        is_checked = self.options.checksum_parts is not False
-        self.process.renew(num_missed, nonce=self.nonce, alive_every=self.options.beat_every, checked=is_checked)
+        self.process.renew(num_missed, nonce=self.nonce, alive_every=self.options.beat_every, checked=self._is_checked)
+
+    @property
+    def _is_checked(self) -> bool:
+        return self.options.checksum_parts is not False
 
     def finish(self, rank: int) -> None:
         """Wait until both children are in the group."""
