@@ -38,7 +38,7 @@ from transports.rdma.messages import HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Head
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 _CACHE_BYTES = 16 << 20
-_RELEASE_SECONDS = 0.5  # for rank 0 to learn of the end over the control link, and for its LAST to arrive
+_RELEASE_SECONDS = 0.5  # for rank 0 to learn of the end, if need be over the control link, and for its LAST to arrive
 
 
 class Child:
@@ -90,7 +90,7 @@ class Child:
                 self._channel.send(Word.ALIVE)
             except ChannelClosedError:  # the parent is ending this process; the first thread will notice
                 continue
-        time.sleep(_RELEASE_SECONDS if self._job.rank == 1 else 0.0)
+        time.sleep(_RELEASE_SECONDS)  # usually the first thread notices, too, and ends the process before
         os._exit(0)
 
     # -- joining -----------------------------------------------------------------------------------------------------

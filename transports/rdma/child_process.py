@@ -21,7 +21,7 @@ from transports.rdma.messages import HEAD_BYTES, MAX_RUN, MESSAGE_BYTES, ROOM_BY
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 _ROOT = Path(__file__).resolve().parents[2]
-_GRACE_SECONDS = 0.3  # for a child to end by itself; one that waits in the group cannot
+_GRACE_SECONDS = 0.5  # for a child to end by itself; one that waits in the group cannot before it is released
 _KILLED_SECONDS = 5.0  # for the system to end one
 # JACCL reads its own names before MLX's, and MLX_METAL_FAST_SYNCH was seen to hang GPUs together with RDMA.
 _REMOVED_VARIABLES = ("JACCL_", "MLX_RANK", "MLX_HOSTFILE", "MLX_IBV_DEVICES", "MLX_JACCL_", "MLX_METAL_FAST_SYNCH")
