@@ -22,7 +22,7 @@ from transports.rdma import link
 
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 SMALL, LARGE = 10_000, 3 << 20  # a generated token's hidden state, a prompt's
-USUAL = {"late_receiver", "sizes"}
+USUAL = {"late_receiver", "sizes", "bounds"}
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_a_reader_is_not_killed_within_a_receive(how: str, world: World) -> None
     assert world.usage(READER).num_left == world.usage(WRITER).num_left == 0
 
 
-@pytest.mark.parametrize("side", ["connector", long("listener")])
+@pytest.mark.parametrize("side", ["connector", "listener"])
 def test_a_killed_engine_leaves_a_device_that_can_be_used(side: str, world: World) -> None:
     with echo(side, QUICK, world.address()) as (here, child):
         carriers = carriers_of(child.pid)
@@ -194,6 +194,15 @@ def test_a_killed_engine_leaves_a_device_that_can_be_used(side: str, world: Worl
     until_free(world)
     until(lambda: all(map(is_gone, carriers)), "its carrier ends")
     assert world.usage(READER).num_left == world.usage(WRITER).num_left == 0
+
+
+@pytest.mark.parametrize("side", [long("connector"), long("listener")])
+def test_a_frozen_engine_ends_the_link(side: str, world: World) -> None:
+    with echo(side, QUICK, world.address()) as (here, child):
+        child.send_signal(signal.SIGSTOP)
+        assert "nothing received" in reason_at(here)
+        child.kill()
+    until_free(world)
 
 
 def test_a_device_that_lost_its_memory_is_refused_with_jaccls_words(world: World) -> None:

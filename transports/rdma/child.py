@@ -42,7 +42,7 @@ from transports.rdma.messages import HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Head
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 _CACHE_BYTES = 16 << 20
-_RELEASE_SECONDS = 0.5  # for rank 0 to learn of the end over the control link, and for its LAST to arrive
+_RELEASE_SECONDS = 0.5  # for rank 0 to learn of the end, if need be over the control link, and for its LAST to arrive
 
 
 class Child:
@@ -104,9 +104,9 @@ class Child:
             except ChannelClosedError:  # the parent is ending this process; the first thread will notice
                 continue
         if self._job.device:
-            time.sleep(self._job.leave_seconds)  # unless it waits in the group, the first thread ends the process
+            time.sleep(self._job.leave_seconds)  # usually the first thread notices, too, and ends the process before
             leftovers.record(self._job.device, os.getpid())
-        elif self._job.rank == 1:
+        else:
             time.sleep(_RELEASE_SECONDS)
         os._exit(0)
 

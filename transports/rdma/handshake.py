@@ -55,7 +55,7 @@ _MAX_MISSED = 1000  # messages; a reader sleeps through some where a link ends b
 _CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
 _HEAD_START = 0.02  # rank 0 of a ring listens first; a connection that comes too early is retried after a second
 _LISTENING_SECONDS = 0.003
-_MAX_MESSAGE_BYTES = 64 << 10
+MAX_STEP_BYTES = 64 << 10
 # How long a writer must have been idle before its reader may sleep. Waking it takes a message on the control link: that
 # is slow compared with JACCL, whose reader stays awake between the tokens even of a slow model; on ring it is as fast
 # as the group itself.
@@ -191,7 +191,7 @@ class _Handshake:
     def receive(self, step: str) -> dict[str, Any]:
         header = self.control.recv(self.left).header
         try:
-            fields = json.loads(header) if len(header) <= _MAX_MESSAGE_BYTES else None
+            fields = json.loads(header) if len(header) <= MAX_STEP_BYTES else None
         except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict) or fields.get("step") != step:
