@@ -335,8 +335,9 @@ class RdmaLink(Link):
     def _fail(self, reason: str) -> None:
         """End a link that broke the contract, and send the peer the reason if possible."""
         self._is_whole = False
+        self._inbox.end(reason)
+        self._control.close(reason)  # first, or the peer could take the last message of the group for the reason
         self._finish(reason)
-        self._control.close(reason)
 
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
