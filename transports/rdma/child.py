@@ -20,6 +20,7 @@ action needs no Python.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -192,7 +193,8 @@ class Child:
     def _release(self) -> None:
         """Let the peer leave its receive. Its next message is always a whole one, wherever a frame was broken off."""
         if not self._is_resting:
-            self._send_empty(Kind.LAST)
+            with contextlib.suppress(RuntimeError):  # on ring, where a peer that is gone is noticed
+                self._send_empty(Kind.LAST)
 
     def _send(self, message: memoryview, head: Head) -> None:
         seq, self._num_messages = self._num_messages, self._num_messages + 1
