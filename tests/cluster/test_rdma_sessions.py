@@ -56,6 +56,7 @@ def nothing_is_left(world: World) -> None:
     assert leftovers.read() == ()
 
 
+@pytest.mark.long
 def test_sessions_of_one_process_share_a_group_until_something_is_lost(world: World) -> None:
     with worker(name="b") as there:
         groups, answers = set(), []
@@ -99,6 +100,7 @@ def test_a_lost_worker_costs_only_its_own_groups(world: World, tmp_path: Path) -
         assert [world.usage(name).num_left for name in ("rdma_en0", "rdma_en1", "rdma_en2")] == [0, 0, 0]
 
 
+@pytest.mark.long
 def test_groups_between_workers_outlive_coordinators(world: World, tmp_path: Path) -> None:
     with worker(name="b") as b, worker(name="c") as c:
         path = tmp_path / "layout.yaml"

@@ -55,7 +55,10 @@ def until_free(world: World) -> None:
 
 
 def is_gone(one: psutil.Process) -> bool:
-    return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+    try:
+        return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it went between the two
+        return True
 
 
 def carriers_of(pid: int) -> list[psutil.Process]:

@@ -135,7 +135,7 @@ class Engine:
     """A process of this file, and what it prints."""
 
     def __init__(self, world: World, *arguments: str) -> None:
-        environment = {**os.environ, **world.environment}
+        environment = {**os.environ, **world.environment, "XDG_CACHE_HOME": str(world.folder)}
         command = [sys.executable, str(Path(__file__).resolve()), *arguments]
         self.process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -180,7 +180,7 @@ class Count:
     reasons: Counter[str] = field(default_factory=Counter)
     frames: int = 0
     refused: int = 0
-    restarts: int = 0
+    restarts: Counter[str] = field(default_factory=Counter)  # by what was killed
     faults: list[str] = field(default_factory=list)
 
 
@@ -266,7 +266,7 @@ def strike(engines: Pair, seed: int, count: Count) -> None:
     left = {device: engines.world.usage(device).num_left for device in engines.world.ports}
     if any(left.values()):
         assert victim != "writer's child" or left["rdma_en0"] == 0, "a writer was within a receive"
-        count.restarts += 1
+        count.restarts[victim] += 1
     if any(left.values()) or any(engines.world.usage(device).num_groups > 400 for device in left):
         engines.world.restart()
     engines.mend()
@@ -348,7 +348,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="splitinfer-kills-") as folder:
             count = campaign(options.kills, options.seed, Path(folder))
         print(f"{sum(count.kills.values())} kills in {time.monotonic() - began:.0f} s: {dict(count.kills)}")
-        print(f"{count.frames} frames received, {count.refused} links refused, {count.restarts} restarts of devices")
+        print(f"{count.frames} frames received, {count.refused} links refused")
+        print(f"{sum(count.restarts.values())} restarts of devices: {dict(count.restarts)}")
         print(f"reasons: {dict(count.reasons)}")
         print(f"{len(count.faults)} faults")
         return 1 if count.faults else 0

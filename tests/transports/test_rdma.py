@@ -94,7 +94,8 @@ def test_a_child_that_waits_in_its_group_goes_with_its_parent() -> None:
 
         talker = threading.Thread(target=_until_closed, args=(talk,))
         talker.start()
-        until(lambda: reader.cpu_percent(0.05) > 50, "it is at work")
+        before = sum(reader.cpu_times()[:2])
+        until(lambda: sum(reader.cpu_times()[:2]) - before > 0.3, "it is at work")
         child.kill()
         all_gone([reader])
         talking.set()

@@ -22,7 +22,7 @@ from transports.rdma import link
 
 BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
 SMALL, LARGE = 10_000, 3 << 20  # a generated token's hidden state, a prompt's
-USUAL = {"late_receiver", "both_directions_at_once", "sizes"}
+USUAL = {"late_receiver", "sizes", "bounds"}
 
 
 @pytest.fixture
@@ -84,8 +84,8 @@ def test_systems_with_other_frames_never_bring_wrong_data(tmp_path: Path, monkey
     ("size", "fault"),
     [
         (SMALL, Fault(What.FLIP, at=5000)),
-        (LARGE, Fault(What.FLIP, 3, at=60_000)),
-        (LARGE, Fault(What.ZERO, 1)),
+        long(LARGE, Fault(What.FLIP, 3, at=60_000)),
+        long(LARGE, Fault(What.ZERO, 1)),
         (LARGE, Fault(What.DROP, 1)),
         (LARGE, Fault(What.DUPLICATE, 1)),
         long(SMALL, Fault(What.FLIP, 2, at=4)),
@@ -136,7 +136,7 @@ def test_damage_is_received_only_where_checksums_were_switched_off(world: World)
 # -- ends --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("which", [(0,), (1,), (0, 1)], ids=["writer", "reader", "both"])
+@pytest.mark.parametrize("which", [long((0,)), (1,), (0, 1)], ids=["writer", "reader", "both"])
 def test_killed_children_end_the_link_at_both_ends(which: tuple[int, ...], world: World) -> None:
     with pair(world.address(), BRISK) as links:
         links[0].send(frame(1, SMALL))
@@ -169,7 +169,7 @@ def test_a_pulled_cable_ends_the_link(world: World) -> None:
     until_free(world)
 
 
-@pytest.mark.parametrize("how", ["close", "abort", "abort by the reader", "within a frame"])
+@pytest.mark.parametrize("how", [long("close"), long("abort"), "abort by the reader", "within a frame"])
 def test_a_reader_is_not_killed_within_a_receive(how: str, world: World) -> None:
     """Which would leave its memory registered: the device would be of no use until a restart."""
     with pair(world.address(), BRISK) as (here, there):
@@ -194,6 +194,15 @@ def test_a_killed_engine_leaves_a_device_that_can_be_used(side: str, world: Worl
     until_free(world)
     until(lambda: all(map(is_gone, carriers)), "its carrier ends")
     assert world.usage(READER).num_left == world.usage(WRITER).num_left == 0
+
+
+@pytest.mark.parametrize("side", [long("connector"), long("listener")])
+def test_a_frozen_engine_ends_the_link(side: str, world: World) -> None:
+    with echo(side, QUICK, world.address()) as (here, child):
+        child.send_signal(signal.SIGSTOP)
+        assert "nothing received" in reason_at(here)
+        child.kill()
+    until_free(world)
 
 
 def test_a_device_that_lost_its_memory_is_refused_with_jaccls_words(world: World) -> None:

@@ -20,6 +20,7 @@ action needs no Python.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -42,7 +43,7 @@ from transports.rdma.messages import HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Head
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 _CACHE_BYTES = 16 << 20
-_RELEASE_SECONDS = 0.5  # for rank 0 to learn of the end over the control link, and for its LAST to arrive
+_RELEASE_SECONDS = 0.5  # for rank 0 to learn of the end, if need be over the control link, and for its LAST to arrive
 
 
 class Child:
@@ -104,9 +105,9 @@ class Child:
             except ChannelClosedError:  # the parent is ending this process; the first thread will notice
                 continue
         if self._job.device:
-            time.sleep(self._job.leave_seconds)  # unless it waits in the group, the first thread ends the process
+            time.sleep(self._job.leave_seconds)  # usually the first thread notices, too, and ends the process before
             leftovers.record(self._job.device, os.getpid())
-        elif self._job.rank == 1:
+        else:
             time.sleep(_RELEASE_SECONDS)
         os._exit(0)
 
@@ -159,8 +160,7 @@ class Child:
                 self._send_empty(Kind.REST)
                 continue
             if record.word is Word.PARK:
-                self._release()
-                self._park()
+                self._rest_and_park()
                 is_within_frame = False
                 continue
             if self._is_resting:
@@ -170,6 +170,10 @@ class Child:
             self._channel.send(Word.CONSUMED)
             is_within_frame = record.word is Word.BEGIN
             self._is_resting = record.word is Word.LAST
+
+    def _rest_and_park(self) -> None:
+        self._release()
+        self._park()
 
     def _send_run(self, record: Record) -> None:
         """Send the contents of a record, each with its head."""
@@ -189,7 +193,8 @@ class Child:
     def _release(self) -> None:
         """Let the peer leave its receive. Its next message is always a whole one, wherever a frame was broken off."""
         if not self._is_resting:
-            self._send_empty(Kind.LAST)
+            with contextlib.suppress(RuntimeError):  # on ring, where a peer that is gone is noticed
+                self._send_empty(Kind.LAST)
 
     def _send(self, message: memoryview, head: Head) -> None:
         seq, self._num_messages = self._num_messages, self._num_messages + 1

@@ -26,7 +26,7 @@ from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 log = logging.getLogger("transports")
 
 _ROOT = Path(__file__).resolve().parents[2]
-_GRACE_SECONDS = 0.3  # for a child to end by itself; one that waits in the group cannot
+_GRACE_SECONDS = 0.5  # for a child to end by itself; one that waits in the group cannot before it is released
 LEAVE_SECONDS = 3.0  # for one on a device to come out of the group, which takes its peer's last message
 _KILLED_SECONDS = 5.0  # for the system to end one
 # JACCL reads its own names before MLX's, and MLX_METAL_FAST_SYNCH was seen to hang GPUs together with RDMA.

@@ -55,7 +55,7 @@ _MAX_MISSED = 1000  # messages; a reader sleeps through some where a link ends b
 _CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
 _HEAD_START = 0.02  # rank 0 of a ring listens first; a connection that comes too early is retried after a second
 _LISTENING_SECONDS = 0.003
-_MAX_MESSAGE_BYTES = 64 << 10
+MAX_STEP_BYTES = 64 << 10
 # How long a writer must have been idle before its reader may sleep. Waking it takes a message on the control link: that
 # is slow compared with JACCL, whose reader stays awake between the tokens even of a slow model; on ring it is as fast
 # as the group itself.
@@ -191,7 +191,7 @@ class _Handshake:
     def receive(self, step: str) -> dict[str, Any]:
         header = self.control.recv(self.left).header
         try:
-            fields = json.loads(header) if len(header) <= _MAX_MESSAGE_BYTES else None
+            fields = json.loads(header) if len(header) <= MAX_STEP_BYTES else None
         except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict) or fields.get("step") != step:
@@ -237,15 +237,17 @@ class _Handshake:
         self.await_message(Word.UP)
         rest_after = _REST_SECONDS.get(backend, _REST_SECONDS_RDMA)
         seconds = math.ceil(self.left) + 1
-        is_checked = self.options.checksum_parts is not False
-        job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, is_checked)
+        job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, self._is_checked)
         self.process.start(replace(job, device=self.device, leave_seconds=LEAVE_SECONDS) if self.device else job)
 
     def renew(self, num_missed: int = 0) -> None:
         """Have the parked child begin again, after it has received what it missed."""
         self.until = min(self.until, time.monotonic() + _RENEW_SECONDS)
-        is_checked = self.options.checksum_parts is not False
-        self.process.renew(num_missed, nonce=self.nonce, alive_every=self.options.beat_every, checked=is_checked)
+        self.process.renew(num_missed, nonce=self.nonce, alive_every=self.options.beat_every, checked=self._is_checked)
+
+    @property
+    def _is_checked(self) -> bool:
+        return self.options.checksum_parts is not False
 
     def finish(self, rank: int) -> None:
         """Wait until both children are in the group."""

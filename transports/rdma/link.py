@@ -37,7 +37,7 @@ from transports.framing import Kind, Liveness, Sequencer, decode, encode, flatte
 from transports.inbox import Inbox
 from transports.rdma.channel import ChannelClosedError, Record, Word
 from transports.rdma.groups import kept_groups
-from transports.rdma.handshake import Joined
+from transports.rdma.handshake import MAX_STEP_BYTES, Joined
 from transports.rdma.messages import Assembly, check_lengths, pack_table, unpack_table
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
@@ -46,8 +46,9 @@ _MAX_HEADER_BYTES = (1 << 32) - 1
 
 
 def control_options(options: LinkOptions) -> LinkOptions:
-    """The options of the control link, whose headers are longer by the tag."""
-    return replace(options, max_header_bytes=min(options.max_header_bytes + 1, _MAX_HEADER_BYTES))
+    """The options of the control link, whose headers are longer by the tag, and which carries the handshake."""
+    longest = min(options.max_header_bytes + 1, _MAX_HEADER_BYTES)
+    return replace(options, max_header_bytes=max(longest, MAX_STEP_BYTES))
 
 
 class RdmaLink(Link):
@@ -162,7 +163,7 @@ class RdmaLink(Link):
             self._finish(item.reason if self._close_reason is None else self._close_reason)
             return
         tag, header = item.header[:1], item.header[1:]
-        if tag == _DATA and self._is_writer:
+        if tag == _DATA and self._is_writer and len(header) <= self._options.max_header_bytes:
             self._take(Frame(header, item.parts))
         elif tag == _ACK and self._is_writer and len(header) == _COUNT.size:
             self._bytes_acked = _COUNT.unpack(header)[0]
@@ -335,8 +336,9 @@ class RdmaLink(Link):
     def _fail(self, reason: str) -> None:
         """End a link that broke the contract, and send the peer the reason if possible."""
         self._is_whole = False
+        self._inbox.end(reason)
+        self._control.close(reason)  # first, or the peer could take the last message of the group for the reason
         self._finish(reason)
-        self._control.close(reason)
 
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
