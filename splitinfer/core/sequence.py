@@ -19,6 +19,7 @@ computed again like a prompt.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -29,6 +30,9 @@ from splitinfer.core.speculation.flight import Flight
 MAX_LOGPROBS = 20
 MAX_WHOLE = 2**63 - 1  # the largest number that a plan can hold
 REPETITION_CONTEXT = 20  # last tokens that a repetition penalty applies to, as in mlx-lm
+MAX_PENALTY = 2.0  # of presence and frequency, either way, as in OpenAI's API
+MAX_BIAS = 100.0  # of a token's logit, either way, as in OpenAI's API
+MAX_BIASED = 1024  # tokens with a bias; plans hold them
 
 
 class FinishReason(StrEnum):
@@ -63,12 +67,16 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None  # None: off; n: of the chosen token and the n most likely ones
+    presence_penalty: float = 0.0  # 0 is off; taken from the logit of each token that the answer has so far
+    frequency_penalty: float = 0.0  # 0 is off; the same, times how often the answer has it
+    logit_bias: tuple[tuple[int, float], ...] = ()  # added to tokens' logits; a mapping is taken, too
 
     def __post_init__(self) -> None:
         # A caller may pass a single string; iterating over it would stop at every letter.
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
         for ok, sentence in self._checks():
             if not ok:
                 raise ValueError(sentence)
@@ -103,7 +111,47 @@ class SamplingParams:
             (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
             (all(t <= MAX_WHOLE for t in self.stop_token_ids), "stop_token_ids must be below 2**63"),
             (top is None or 0 <= top <= MAX_LOGPROBS, f"logprobs must be between 0 and {MAX_LOGPROBS}, not {top}"),
+            *(
+                (_within(value, -MAX_PENALTY, MAX_PENALTY), f"{name} must be between -2 and 2, not {value}")
+                for name, value in (
+                    ("presence_penalty", self.presence_penalty),
+                    ("frequency_penalty", self.frequency_penalty),
+                )
+            ),
+            *_bias_checks(self.logit_bias),
         ]
+
+    @property
+    def depends_on_tokens(self) -> bool:
+        """Whether logits are changed by what came before, so that a row cannot be computed before that is known."""
+        return self.repetition_penalty != 1.0 or self.has_answer_penalty
+
+    @property
+    def has_answer_penalty(self) -> bool:
+        """Whether tokens that the answer has already are penalized."""
+        return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+def _as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """Pairs of token id and bias, as ``SamplingParams`` holds them: by id, so that equal biases are equal values."""
+    pairs = given.items() if isinstance(given, Mapping) else given
+    try:
+        return tuple(sorted((token, float(bias)) for token, bias in pairs))
+    except (TypeError, ValueError):
+        raise ValueError(f"logit_bias must map token ids to numbers, not {given!r:.80}") from None
+
+
+def _bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]]:
+    tokens = [token for token, _ in biases]
+    if any(isinstance(token, bool) or not isinstance(token, int) for token in tokens):
+        return [(False, f"logit_bias must map token ids to numbers, not {tokens!r:.80}")]
+    wrong = next((bias for _, bias in biases if not _within(bias, -MAX_BIAS, MAX_BIAS)), None)
+    return [
+        (len(tokens) <= MAX_BIASED, f"logit_bias may have {MAX_BIASED} tokens, not {len(tokens)}"),
+        (len(set(tokens)) == len(tokens), "logit_bias must not have a token twice"),
+        (all(0 <= token <= MAX_WHOLE for token in tokens), "the tokens of logit_bias must be from 0 to below 2**63"),
+        (wrong is None, f"a bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong}"),
+    ]
 
 
 def _within(value: float, low: float, high: float) -> bool:

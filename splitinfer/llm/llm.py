@@ -193,7 +193,8 @@ class LLM:
         drafts are scheduled, in place of the settings' way.
 
         Raises:
-            RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit.
+            RequestError: the prompt is empty, too long, has ids outside the vocabulary, or its KV can never fit; or a
+                bias is for such an id.
             QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
@@ -201,6 +202,7 @@ class LLM:
         check_handling(session, priority, timeout)
         tokens = self.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
         self._prompts.check(tokens, self.context_length)
+        self._prompts.check_biases(params)
         sequence = core.Sequence(
             seq_id=next(self._ids),
             tokens=tokens,

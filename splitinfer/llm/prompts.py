@@ -80,6 +80,17 @@ class PromptEncoder:
         if bad is not None:
             raise RequestError(f"token id {bad} is not in the model's vocabulary of {size:,}")
 
+    def check_biases(self, params: SamplingParams) -> None:
+        """Check a request's biases.
+
+        Raises:
+            RequestError: one is for an id outside the vocabulary.
+        """
+        size = self._num_embeddings
+        bad = next((token for token, _ in params.logit_bias if token >= size), None)
+        if bad is not None:
+            raise RequestError(f"logit_bias has token id {bad}, but the model's vocabulary is {size:,}")
+
     def end_tokens(self, params: SamplingParams) -> frozenset[int]:
         """The tokens that end an answer."""
         stops = frozenset(params.stop_token_ids)

@@ -1,6 +1,7 @@
 """Parameters are right once they exist; a sequence knows what is to compute and when it ends."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,6 +36,15 @@ from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence, com
         ({"stop_token_ids": (3, -1)}, "stop_token_ids must not be negative"),
         ({"logprobs": -1}, "logprobs must be between 0 and 20, not -1"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
+        ({"presence_penalty": -2.01}, "presence_penalty must be between -2 and 2, not -2.01"),
+        ({"frequency_penalty": math.nan}, "frequency_penalty must be between -2 and 2, not nan"),
+        ({"logit_bias": {3: 100.5}}, "a bias must be between -100 and 100, not 100.5"),
+        ({"logit_bias": {-3: 1.0}}, "the tokens of logit_bias must be from 0 to below 2**63"),
+        ({"logit_bias": {"3": 1.0}}, "logit_bias must map token ids to numbers, not ['3']"),
+        ({"logit_bias": {3: "much"}}, "logit_bias must map token ids to numbers, not {3: 'much'}"),
+        ({"logit_bias": 3}, "logit_bias must map token ids to numbers, not 3"),
+        ({"logit_bias": ((3, 1.0), (3, 2.0))}, "logit_bias must not have a token twice"),
+        ({"logit_bias": dict.fromkeys(range(1025), 1)}, "logit_bias may have 1024 tokens, not 1025"),
     ],
 )
 def test_a_value_out_of_range_is_named_with_the_range(wrong: dict[str, Any], sentence: str):
@@ -49,6 +59,7 @@ def test_a_value_out_of_range_is_named_with_the_range(wrong: dict[str, Any], sen
         {"max_tokens": 1, "temperature": 0, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 0.01},
         {"top_p": 1e-9, "min_p": 1, "seed": 0, "logprobs": 0},
         {"seed": 2**64 - 1, "logprobs": 20, "stop": (), "stop_token_ids": (0,)},
+        {"presence_penalty": -2, "frequency_penalty": 2, "logit_bias": {0: -100, 2**63 - 1: 100}},
     ],
 )
 def test_the_ends_of_the_ranges_are_inside(right: dict[str, Any]):
@@ -57,6 +68,27 @@ def test_the_ends_of_the_ranges_are_inside(right: dict[str, Any]):
 
 def test_a_lone_string_is_one_stop():
     assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
+
+
+def test_equal_biases_are_equal_values():
+    params = SamplingParams(logit_bias={9: 1, 2: -3.5})  # type: ignore[arg-type]
+    assert params.logit_bias == ((2, -3.5), (9, 1.0))
+    assert params == SamplingParams(logit_bias=((9, 1.0), (2, -3.5)))
+    assert hash(params) == hash(replace(params))
+
+
+@pytest.mark.parametrize(
+    ("given", "depends"),
+    [
+        ({}, False),
+        ({"logit_bias": {1: 1.0}}, False),
+        ({"repetition_penalty": 1.1}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+    ],
+)
+def test_what_depends_on_earlier_tokens(given: dict[str, Any], depends: bool):
+    assert SamplingParams(**given).depends_on_tokens == depends
 
 
 def test_lists_become_tuples():

@@ -87,6 +87,9 @@ def wishes(seed: int, count: int, *, longest: int, greedy: bool = False) -> list
             top_p=chance.choice([1.0, 0.9]),
             top_k=chance.choice([0, 0, 20]),
             repetition_penalty=1.0 if greedy else chance.choice([1.0, 1.0, 1.2]),
+            presence_penalty=0.0 if greedy else chance.choice([0.0, 0.0, 0.8, -0.5]),
+            frequency_penalty=0.0 if greedy else chance.choice([0.0, 0.0, 0.6]),
+            logit_bias={} if greedy else chance.choice([{}, {}, {5: 3.0, 40: -100.0}]),
             ignore_eos=True,
         )
         # Long answers outgrow what was kept free for them when they began.

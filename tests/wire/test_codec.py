@@ -81,6 +81,9 @@ def _params() -> st.SearchStrategy[SamplingParams]:
         stop_token_ids=st.lists(st.integers(0, 2**40), max_size=2).map(tuple),
         ignore_eos=st.booleans(),
         logprobs=st.none() | st.integers(0, 20),
+        presence_penalty=st.floats(-2, 2),
+        frequency_penalty=st.floats(-2, 2),
+        logit_bias=st.dictionaries(st.integers(0, 2**40), st.floats(-100, 100), max_size=3),
     )
 
 

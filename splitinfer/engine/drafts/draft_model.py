@@ -22,7 +22,8 @@ from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequenc
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import DRAFT, Device, Ticket
 from splitinfer.engine.device.selection import default_device
-from splitinfer.engine.stage.sampler import Row, Sampler
+from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.errors import ModelError
 from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.checkpoint import Checkpoint
@@ -124,7 +125,7 @@ class DraftModel:
         while self.prepare(seq):
             pass
         entry, stream, draft = self._rewound(seq), seq.stream, None
-        has_penalty = seq.params.repetition_penalty != 1.0  # which needs the token ids
+        has_penalty = seq.params.depends_on_tokens  # which needs the token ids
         is_small = sum(map(nbytes_written, entry.caches.own)) <= MAX_COPIED
         ahead = not self._device.computes_at_launch and not has_penalty and is_small
         for number in range(count):
@@ -174,7 +175,8 @@ class DraftModel:
     def _launch(self, entry: _CacheEntry, ids: mx.array, seq: Sequence, before: list[int]) -> _DraftInFlight:
         """Launch the computation of the token after ``before``, whose last tokens are ``ids``."""
         logits = self._model(ids[None], entry.caches, None, 1)[0]
-        row = Row(entry.params, seq.seed, len(before), tuple(before[-REPETITION_CONTEXT:]))
+        answer = tuple(before[seq.num_prompt_tokens :]) if entry.params.has_answer_penalty else ()
+        row = Row(entry.params, seq.seed, len(before), tuple(before[-REPETITION_CONTEXT:]), answer)
         (choice,) = self._sampler.choose(logits, [row])
         assert choice.logprobs is not None
         confidence = mx.exp(choice.logprobs[:, 0])

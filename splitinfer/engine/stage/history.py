@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from splitinfer.core.plan import SampledToken, Slice
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
-from splitinfer.engine.stage.sampler import Row
+from splitinfer.engine.stage.row import Row
 
 
 @dataclass(slots=True)
@@ -25,7 +25,11 @@ class History:
         self.tokens[part.start :] = part.token_ids
         for position in range(part.end - part.num_logits + 1, part.end + 1):
             recent = tuple(self.tokens[max(0, position - REPETITION_CONTEXT) : position])
-            yield Row(self.params, self.seed, position, recent)
+            yield Row(self.params, self.seed, position, recent, self._answer_before(position))
+
+    def _answer_before(self, position: int) -> tuple[int, ...]:
+        """The tokens of the answer that precede a position, where a penalty depends on them."""
+        return tuple(self.tokens[self.num_prompt : position]) if self.params.has_answer_penalty else ()
 
     def row_at(self, position: int) -> Row:
         """The row that fills a position, whatever the tokens before it are; for parameters without a penalty."""

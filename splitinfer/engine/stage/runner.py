@@ -26,7 +26,8 @@ from splitinfer.engine.device.mlx_device import memory_errors
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.history import History
 from splitinfer.engine.stage.prepared import PreparedStep, PreparedSteps
-from splitinfer.engine.stage.sampler import Row, Sampler, read
+from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import ProtocolError
 from splitinfer.models.cut import StageModel
@@ -269,7 +270,7 @@ class StageRunner:
     def _can_prepare(self, slices: tuple[Slice, ...]) -> bool:
         histories = [self._histories.get(part.seq_id) for part in slices]
         # A penalty depends on the tokens, which are not known yet.
-        return all(one is not None and one.params.repetition_penalty == 1.0 for one in histories)
+        return all(one is not None and not one.params.depends_on_tokens for one in histories)
 
     def _prepare(self, slices: tuple[Slice, ...]) -> PreparedStep:
         parts = [Part(self._pool.at(part.seq_id, part.start), part.start, 1, 1) for part in slices]

@@ -29,23 +29,15 @@ from numpy.typing import NDArray
 
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
-from splitinfer.core.sequence import MAX_LOGPROBS, REPETITION_CONTEXT, SamplingParams
+from splitinfer.core.sequence import MAX_LOGPROBS, SamplingParams
+from splitinfer.engine.stage.penalties import adjusted
+from splitinfer.engine.stage.row import Row
 from splitinfer.models.memory import on_gpu
-from splitinfer.models.mlx_lm import apply_top_k, apply_top_p, make_repetition_penalty
+from splitinfer.models.mlx_lm import apply_top_k, apply_top_p
 
 _MIN_TEMPERATURE = 1e-6  # greedy but for ties; a lower one would leave the range of float32
 _MAX_TAILS = 64  # structures whose compiled functions are cached
 _MAX_EXACT = 2**24  # integers that float32 holds exactly: token ids are reported beside log probabilities
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one row's token depends on: ``position`` is the one it fills, ``recent`` the tokens before it."""
-
-    params: SamplingParams
-    seed: int
-    position: int
-    recent: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ class _Structure:
     has_top_p: bool
     has_min_p: bool
     top_k: int
-    is_penalized: bool
+    is_adjusted: bool
     reports: bool
     num_top: int
 
@@ -86,7 +78,7 @@ class _Structure:
             has_top_p=samples and p.top_p < 1.0,
             has_min_p=samples and p.min_p > 0.0,
             top_k=p.top_k if samples else 0,
-            is_penalized=p.repetition_penalty != 1.0,
+            is_adjusted=p.depends_on_tokens or bool(p.logit_bias),
             reports=p.logprobs is not None,
             num_top=MAX_LOGPROBS if p.logprobs else 0,
         )
@@ -144,8 +136,8 @@ class Sampler:
     def _choose_alike(self, logits: mx.array, rows: Sequence[Row], structure: _Structure, indices: list[int]) -> Choice:
         picked = logits if len(indices) == len(rows) else logits[mx.array(indices)]
         own_rows = [rows[i] for i in indices]
-        if structure.is_penalized:
-            picked = _penalized(picked, own_rows)
+        if structure.is_adjusted:
+            picked = adjusted(picked, own_rows)
         data = _Data.of(own_rows).arrays() if structure.samples else ()
         tokens, report = self._tail(structure)(picked, *data)
         return Choice(tuple(indices), tokens, report if structure.reports else None)
@@ -234,16 +226,3 @@ def _with_min_p(logprobs: mx.array, log_min_p: mx.array) -> mx.array:
 
 def _column(values: list[float]) -> mx.array:
     return mx.array(values, dtype=mx.float32)[:, None]
-
-
-def _penalized(logits: mx.array, rows: list[Row]) -> mx.array:
-    """Apply mlx-lm's repetition penalty, row by row, because each has other recent tokens.
-
-    Ids without a logit are left out: MLX does not check bounds, and plans come from a peer.
-    """
-    lines = []
-    for i, row in enumerate(rows):
-        penalty = make_repetition_penalty(row.params.repetition_penalty, REPETITION_CONTEXT)
-        recent = [token for token in row.recent if 0 <= token < logits.shape[-1]]
-        lines.append(penalty(mx.array(recent), logits[i : i + 1]))
-    return mx.concatenate(lines) if len(lines) > 1 else lines[0]

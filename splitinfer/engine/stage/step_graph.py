@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from splitinfer.engine.stage.sampler import Choice, Row
+from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.sampler import Choice
 from splitinfer.models.hidden_states import PackedRows
 
 

@@ -104,6 +104,23 @@ def test_repetition_penalty_is_felt(llm: LLM) -> None:
     assert len(set(penalized)) > len(set(plain))
 
 
+@pytest.mark.parametrize("penalty", ["presence_penalty", "frequency_penalty"])
+def test_penalties_of_the_answer_are_felt(llm: LLM, penalty: str) -> None:
+    plain, penalized = (tokens_of(llm, llm.encode(TALE), max_tokens=60, **{penalty: value}) for value in (0.0, 2.0))
+    assert len(set(penalized)) > len(set(plain))
+
+
+def test_a_bias_forbids_and_forces(llm: LLM) -> None:
+    (first, *_) = tokens_of(llm, llm.encode(TALE), max_tokens=20)
+    assert first not in tokens_of(llm, llm.encode(TALE), max_tokens=20, logit_bias={first: -100})
+    assert set(tokens_of(llm, llm.encode(TALE), max_tokens=20, logit_bias={77: 100})) == {77}
+
+
+def test_a_bias_outside_the_vocabulary_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"logit_bias has token id 4000000, but the model's vocabulary is [\d,]+"):
+        llm.submit(TALE, params(logit_bias={4_000_000: 1}))
+
+
 def test_abort_ends_with_what_there_is(llm: LLM) -> None:
     request = llm.submit(TALE, params(max_tokens=2000, ignore_eos=True))
     events = iter(request)

@@ -85,7 +85,11 @@ def answer(
 
 
 @pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
-@pytest.mark.parametrize("params", [{}, SAMPLED, {"repetition_penalty": 1.3}], ids=["greedy", "sampled", "penalty"])
+@pytest.mark.parametrize(
+    "params",
+    [{}, SAMPLED, {"repetition_penalty": 1.3, "frequency_penalty": 0.7, "logit_bias": {9: 1.0}}],
+    ids=["greedy", "sampled", "penalties"],
+)
 def test_every_drafter_and_every_flight(llm: LLM, dice: Dice, right: float, params: dict[str, float]) -> None:
     dice.right = right
     dice.answers.clear()

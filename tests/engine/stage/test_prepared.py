@@ -41,6 +41,8 @@ PARAMS = (
     SamplingParams(temperature=0.8, top_k=20),
     SamplingParams(temperature=0.7, logprobs=2),
     SamplingParams(repetition_penalty=1.2),
+    SamplingParams(frequency_penalty=0.9, presence_penalty=0.3),
+    SamplingParams(temperature=0.7, logit_bias={3: 2.0}),
 )
 MODELS = [  # model, changes to it, KV format, layers of the first stage, whether sequences of any length share calls
     ("llama", {}, "exact", 2, True),

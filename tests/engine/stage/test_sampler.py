@@ -16,7 +16,8 @@ from mlx_lm.sample_utils import make_logits_processors, make_sampler
 from splitinfer.core.plan import SampledToken
 from splitinfer.core.rng import position_key
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams
-from splitinfer.engine.stage.sampler import Row, Sampler, read
+from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.models.graph import uncompiled
 
 VOCAB = 97
@@ -147,6 +148,9 @@ MANY_PARAMS = [
     SamplingParams(temperature=1.5, repetition_penalty=30.0),
     SamplingParams(temperature=1.5, logprobs=4),
     SamplingParams(repetition_penalty=3.0, logprobs=0),
+    SamplingParams(temperature=1.5, presence_penalty=2.0, logprobs=2),
+    SamplingParams(frequency_penalty=1.5, logit_bias={3: 20.0, 8: -100.0}),
+    SamplingParams(temperature=0.5, repetition_penalty=2.0, frequency_penalty=-1.0, logit_bias={5: 2.5}),
 ]
 some_rows = st.builds(
     Row,
@@ -154,6 +158,7 @@ some_rows = st.builds(
     seed=st.integers(0, 2**64 - 1),
     position=st.integers(1, 2**20),
     recent=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=REPETITION_CONTEXT).map(tuple),
+    answer=st.lists(st.integers(0, VOCAB - 1), max_size=40).map(tuple),
 )
 
 
