@@ -7,11 +7,13 @@ Text is tokenized in the caller's thread; everything else happens on the engine'
 Requests may be submitted from any thread.
 """
 
+import asyncio
 import itertools
 import secrets
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +31,9 @@ from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.errors import ConfigError, QueueFull
+from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.prompts import PromptEncoder
-from splitinfer.llm.request import Prompt, Request, RequestEvents, as_params, as_prompts, check_handling
+from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.settings import Settings
 from splitinfer.llm.setup import (
     DRAFT,
@@ -198,9 +201,45 @@ class LLM:
             QueueFull: the waiting queue is full; try again later.
             SplitinferError: the pipeline has failed, or was closed.
         """
-        params = params or SamplingParams()
-        check_handling(session, priority, timeout)
-        tokens = self.encode(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        tokens = self.encode(prompt) if isinstance(prompt, str) else prompt
+        return self._submit(tokens, params, Handling(session, priority, timeout, flight))
+
+    async def asubmit(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        session: str | None = None,
+        priority: int = 0,
+        timeout: float | None = None,
+        flight: Flight | None = None,
+    ) -> AsyncRequest:
+        """``submit`` for asyncio: text is tokenized beside the event loop, which then reads the events.
+
+        Raises:
+            SplitinferError: as ``submit``.
+        """
+        handling = Handling(session, priority, timeout, flight)
+        tokens = await asyncio.to_thread(self.encode, prompt) if isinstance(prompt, str) else prompt
+        return AsyncRequest(lambda notify: self._submit(tokens, params, handling, notify))
+
+    async def astream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, session: str | None = None
+    ) -> AsyncGenerator[StreamEvent, None]:
+        """``stream`` for asyncio. Closing the iterator, or cancelling the task that reads, aborts the request."""
+        request = await self.asubmit(prompt, params, session=session)
+        async with aclosing(request.__aiter__()) as events:
+            async for event in events:
+                yield event
+
+    def _submit(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams | None,
+        handling: Handling,
+        notify: Callable[[], None] | None = None,
+    ) -> Request:
+        params, tokens = params or SamplingParams(), [int(t) for t in prompt]
         self._prompts.check(tokens, self.context_length)
         self._prompts.check_biases(params)
         sequence = core.Sequence(
@@ -209,12 +248,12 @@ class LLM:
             params=params,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             end_tokens=self._prompts.end_tokens(params),
-            session=session,
-            priority=priority,
-            deadline=None if timeout is None else time.monotonic() + timeout,
-            flight=flight or self.settings.flight,
+            session=handling.session,
+            priority=handling.priority,
+            deadline=None if handling.timeout is None else time.monotonic() + handling.timeout,
+            flight=handling.flight or self.settings.flight,
         )
-        state = RequestState(sequence, self._prompts.detokenizer(), time.monotonic)
+        state = RequestState(sequence, self._prompts.detokenizer(), time.monotonic, notify)
         self._engine.submit(state)
         return Request(state, self._engine)
 

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import Flight
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.errors import RequestError
@@ -23,14 +25,24 @@ class Request:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
         try:
             while self.output.finish_reason is None:
-                event = self._state.events.get()
-                self.output.add(event)
-                self.output.num_cached_tokens = self._state.sequence.num_cached or 0
-                self.output.queue_seconds = self._state.queue_seconds
-                yield event
+                yield self._read(self._state.events.get())
         finally:
             if self.output.finish_reason is None:
                 self.abort()
+
+    def next_nowait(self) -> StreamEvent:
+        """The next event.
+
+        Raises:
+            queue.Empty: there is none now.
+        """
+        return self._read(self._state.events.get_nowait())
+
+    def _read(self, event: StreamEvent) -> StreamEvent:
+        self.output.add(event)
+        self.output.num_cached_tokens = self._state.sequence.num_cached or 0
+        self.output.queue_seconds = self._state.queue_seconds
+        return event
 
     def result(self) -> RequestOutput:
         """Wait for the end. A request that failed has ``finish_reason`` "error", and the tokens it had."""
@@ -61,18 +73,29 @@ class RequestEvents(Iterator[StreamEvent]):
         self.close()
 
 
-def check_handling(session: str | None, priority: int, timeout: float | None) -> None:
-    """Check arguments that would otherwise fail on the engine's thread, and every request with it.
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """How a request is treated among others: the arguments of ``LLM.submit``.
+
+    They are checked here because a wrong one would fail on the engine's thread, and every request with it.
 
     Raises:
         RequestError: a value has the wrong type, or is out of range.
     """
-    if session is not None and not isinstance(session, str):
-        raise RequestError(f"session must be a string, not {session!r}")
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        raise RequestError(f"priority must be a whole number, not {priority!r}")
-    if timeout is not None and not (isinstance(timeout, int | float) and math.isfinite(timeout) and timeout > 0):
-        raise RequestError(f"timeout must be seconds over 0, not {timeout!r}")
+
+    session: str | None = None
+    priority: int = 0
+    timeout: float | None = None
+    flight: Flight | None = None
+
+    def __post_init__(self) -> None:
+        if self.session is not None and not isinstance(self.session, str):
+            raise RequestError(f"session must be a string, not {self.session!r}")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int):
+            raise RequestError(f"priority must be a whole number, not {self.priority!r}")
+        seconds = self.timeout
+        if seconds is not None and not (isinstance(seconds, int | float) and math.isfinite(seconds) and seconds > 0):
+            raise RequestError(f"timeout must be seconds over 0, not {seconds!r}")
 
 
 def as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

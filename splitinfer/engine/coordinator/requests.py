@@ -93,15 +93,18 @@ class _Taken:
 
 
 class EventQueue:
-    """A request's events for one reader. ``decode`` makes events of what was only taken."""
+    """A request's events for one reader. ``decode`` makes events of what was only taken. ``notify`` is called on the
+    engine's thread after each event, for a reader that cannot wait in ``get``; it must return at once."""
 
-    def __init__(self, decode: Callable[[_Taken], StreamEvent]) -> None:
+    def __init__(self, decode: Callable[[_Taken], StreamEvent], notify: Callable[[], None] | None = None) -> None:
         self._queue: queue.SimpleQueue[StreamEvent | _Taken] = queue.SimpleQueue()
-        self._decode = decode
+        self._decode, self._notify = decode, notify
 
     def put(self, item: StreamEvent | _Taken) -> None:
         """Add an event; never waits."""
         self._queue.put(item)
+        if self._notify is not None:
+            self._notify()
 
     def get(self) -> StreamEvent:
         """Wait for the next event."""
@@ -122,9 +125,15 @@ class EventQueue:
 class RequestState:
     """A request inside the engine. ``sequence`` belongs to the scheduler, ``events`` to the reader."""
 
-    def __init__(self, sequence: Sequence, detokenizer: Detokenizing | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        detokenizer: Detokenizing | None,
+        clock: Callable[[], float],
+        notify: Callable[[], None] | None = None,
+    ) -> None:
         self.sequence = sequence
-        self.events = EventQueue(self._event_of)
+        self.events = EventQueue(self._event_of, notify)
         self._detokenizer = detokenizer
         self._stops = StopMatcher(sequence.params.stop)
         self._clock = clock

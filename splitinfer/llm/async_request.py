@@ -1,0 +1,98 @@
+"""Requests for asyncio: an event loop reads what the engine's thread produces.
+
+The engine's thread must never wait for a reader, and a loop that serves many requests must not be woken once for each
+token of each of them: a step brings tokens for all members of a group at once, and each wake-up from another thread is
+a system call. So readers of one loop share a ``LoopBell``. The first event after the loop has run wakes it, the events
+until it runs again only mark their readers, and the loop then wakes them all.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable
+from weakref import WeakKeyDictionary
+
+from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
+from splitinfer.llm.request import Request
+
+
+class LoopBell:
+    """Wakes the readers of one event loop from any thread, once for all that came since the loop last ran."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._marked: dict[asyncio.Event, None] = {}  # in the order of their events
+        self.num_wakes = 0
+        """Times that the loop was woken."""
+
+    def ring(self, reader: asyncio.Event) -> None:
+        """Have the loop set ``reader``. Nothing happens where the loop is closed: nobody reads any more."""
+        with self._lock:
+            is_first, self._marked[reader] = not self._marked, None
+            if not is_first:
+                return
+            self.num_wakes += 1
+            try:
+                self._loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:  # the loop is closed
+                self._marked.clear()
+
+    def _wake(self) -> None:
+        with self._lock:
+            marked, self._marked = self._marked, {}
+        for reader in marked:
+            reader.set()
+
+
+_bells: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBell]" = WeakKeyDictionary()
+
+
+def bell_of_running_loop() -> LoopBell:
+    """The bell that all readers of the running loop share. Call it on the loop."""
+    loop = asyncio.get_running_loop()
+    return _bells.setdefault(loop, LoopBell(loop))
+
+
+class AsyncRequest:
+    """One request under way, read by an event loop. Iterate over its events, or await its ``result``; either, once.
+
+    ``submit`` gets what the engine's thread shall call after each event.
+
+    Raises:
+        SplitinferError: as ``LLM.submit``.
+    """
+
+    def __init__(self, submit: Callable[[Callable[[], None]], Request]) -> None:
+        self._has_events, bell = asyncio.Event(), bell_of_running_loop()
+        self._request = submit(lambda: bell.ring(self._has_events))
+
+    @property
+    def output(self) -> RequestOutput:
+        """The output read so far."""
+        return self._request.output
+
+    async def __aiter__(self) -> AsyncGenerator[StreamEvent, None]:
+        """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early, or the cancellation of the
+        task that reads, aborts the request."""
+        try:
+            while self.output.finish_reason is None:
+                self._has_events.clear()  # before looking, so that nothing comes unseen
+                try:
+                    while self.output.finish_reason is None:
+                        yield self._request.next_nowait()
+                except queue.Empty:
+                    await self._has_events.wait()
+        finally:
+            if self.output.finish_reason is None:
+                self.abort()
+
+    async def result(self) -> RequestOutput:
+        """Wait for the end. A request that failed has ``finish_reason`` "error", and the tokens it had."""
+        async for _ in self:
+            pass
+        return self.output
+
+    def abort(self) -> None:
+        """End the request on all stages; its ``finish_reason`` becomes "abort"."""
+        self._request.abort()

@@ -1,0 +1,179 @@
+"""The library for asyncio: what a loop reads is what a thread reads, and nobody waits for it."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from stages import pipeline, prompt
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.demo import TARGET
+from splitinfer.errors import RequestError
+from splitinfer.llm import LLM
+from splitinfer.llm.async_request import LoopBell
+
+TALE = "Once upon a time there was a king who had three sons"
+LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+AT_MOST = 60.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pipeline(TARGET, [6, 6]) as running:
+        yield running
+
+
+def run(main: Coroutine[Any, Any, Any]) -> Any:
+    async def in_time() -> Any:
+        return await asyncio.wait_for(main, AT_MOST)
+
+    return asyncio.run(in_time())
+
+
+def params(**changes: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 24, **changes})
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread does; ``run`` bounds it."""
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def is_idle(llm: LLM) -> bool:
+    stats = llm.stats()
+    return not stats["running"] and not stats["waiting"]
+
+
+@pytest.mark.parametrize("stop", [(), ("three",)])
+def test_a_loop_reads_what_a_thread_reads(llm: LLM, stop: tuple[str, ...]):
+    async def main() -> None:
+        events = [event async for event in llm.astream(TALE, params(stop=stop))]
+        whole = llm.generate(TALE, params(stop=stop))[0]
+        assert [t for event in events for t in event.token_ids] == whole.token_ids
+        assert "".join(event.text for event in events) == whole.text
+        assert events[-1].finish_reason == whole.finish_reason
+
+    run(main())
+
+
+def test_many_at_once(llm: LLM):
+    async def main() -> list[Any]:
+        requests = [await llm.asubmit(prompt(5 + i, seed=i), params(seed=i, temperature=i / 4)) for i in range(6)]
+        return await asyncio.gather(*(request.result() for request in requests))
+
+    alone = [llm.generate([prompt(5 + i, seed=i)], params(seed=i, temperature=i / 4))[0] for i in range(6)]
+    assert [out.token_ids for out in run(main())] == [out.token_ids for out in alone]
+
+
+def test_an_output_knows_what_was_cached(llm: LLM):
+    async def main() -> None:
+        (await (await llm.asubmit(prompt(300, seed=9), params())).result())
+        again = await (await llm.asubmit(prompt(300, seed=9), params())).result()
+        assert (again.num_prompt_tokens, again.num_cached_tokens) == (300, 299)
+        assert again.queue_seconds is not None
+
+    run(main())
+
+
+def test_a_task_that_is_cancelled_aborts_its_request(llm: LLM):
+    async def main() -> None:
+        task = asyncio.create_task((await llm.asubmit(TALE, LONG)).result())
+        await until(lambda: not is_idle(llm))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: is_idle(llm))
+
+    run(main())
+
+
+def test_leaving_early_aborts(llm: LLM):
+    async def main() -> None:
+        async with aclosing(llm.astream(TALE, LONG)) as events:
+            async for _ in events:
+                break
+        await until(lambda: is_idle(llm))
+
+    run(main())
+
+
+def test_an_abort_is_an_event(llm: LLM):
+    async def main() -> None:
+        request = await llm.asubmit(TALE, LONG)
+        async for _ in request:
+            request.abort()
+        assert request.output.finish_reason == "abort"
+
+    run(main())
+
+
+def test_a_wrong_argument_is_refused_at_once(llm: LLM):
+    async def main() -> None:
+        with pytest.raises(RequestError, match="timeout must be seconds over 0"):
+            await llm.asubmit(TALE, timeout=-1)
+        with pytest.raises(RequestError, match="the prompt is empty"):
+            await llm.asubmit([])
+
+    run(main())
+
+
+def test_a_loop_that_is_closed_costs_the_engine_nothing(llm: LLM):
+    async def main() -> Any:
+        return await llm.asubmit(TALE, params(max_tokens=40, ignore_eos=True))
+
+    request = run(main())  # its loop is closed before the answer has come
+    assert llm.generate(TALE, params())[0].finish_reason == "length"
+    assert request.output.finish_reason is None
+    request.abort()
+
+
+# -- the bell --------------------------------------------------------------------------------------
+
+
+def test_a_loop_is_woken_once_for_all_that_came_while_it_was_busy():
+    async def main() -> None:
+        bell, readers = LoopBell(asyncio.get_running_loop()), [asyncio.Event() for _ in range(20)]
+
+        def ring_all() -> None:
+            for _ in range(3):
+                for reader in readers:
+                    bell.ring(reader)
+
+        thread = threading.Thread(target=ring_all)
+        thread.start()
+        thread.join()  # the loop cannot run meanwhile
+        assert bell.num_wakes == 1
+        await asyncio.gather(*(reader.wait() for reader in readers))
+        readers[0].clear()
+        bell.ring(readers[0])
+        await readers[0].wait()
+        assert bell.num_wakes == 2
+
+    run(main())
+
+
+def test_nothing_is_missed_whenever_it_comes():
+    """A thread rings at any moment of the reader's; each ring is seen."""
+
+    async def main() -> None:
+        bell, reader, told = LoopBell(asyncio.get_running_loop()), asyncio.Event(), 0
+
+        def tell() -> None:
+            nonlocal told
+            for _ in range(2000):
+                told += 1
+                bell.ring(reader)
+
+        thread, seen = threading.Thread(target=tell), 0
+        thread.start()
+        while seen < 2000:
+            await reader.wait()
+            reader.clear()
+            seen = told
+        thread.join()
+
+    run(main())
