@@ -44,6 +44,9 @@ class FinishReason(StrEnum):
     ERROR = "error"  # the pipeline failed
 
 
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the tokens of one request are chosen, and when it ends.
@@ -77,6 +80,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", stops)
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
+        for name in _NUMBERS:
+            object.__setattr__(self, name, _as_carried(getattr(self, name)))
         for ok, sentence in self._checks():
             if not ok:
                 raise ValueError(sentence)
@@ -89,6 +94,9 @@ class SamplingParams:
                 raise ValueError(f"{name} must be a whole number, not {value!r}")
         if not all(isinstance(token, int) for token in self.stop_token_ids):
             raise ValueError(f"stop_token_ids must be whole numbers, not {self.stop_token_ids!r}")
+        for stop in self.stop:
+            if not _is_text(stop):
+                raise ValueError(f"a stop string must be text that UTF-8 can hold, not {stop!r}")
         return [
             *(
                 (getattr(self, name) <= MAX_WHOLE, f"{name} must be below 2**63, not {getattr(self, name)}")
@@ -137,8 +145,18 @@ def _as_biases(given: Mapping[int, float] | Iterable[tuple[int, float]]) -> tupl
     pairs = given.items() if isinstance(given, Mapping) else given
     try:
         return tuple(sorted((token, float(bias)) for token, bias in pairs))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"logit_bias must map token ids to numbers, not {given!r:.80}") from None
+
+
+def _as_carried(value: float) -> float:
+    """A number as messages can carry it: whole ones have 64 bits there, and are fractions beyond."""
+    if not isinstance(value, int) or abs(value) <= MAX_WHOLE:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def _bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]]:
@@ -152,6 +170,14 @@ def _bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]
         (all(0 <= token <= MAX_WHOLE for token in tokens), "the tokens of logit_bias must be from 0 to below 2**63"),
         (wrong is None, f"a bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong}"),
     ]
+
+
+def _is_text(value: object) -> bool:
+    """Whether a value is text without half characters (lone surrogates), which no message can carry."""
+    try:
+        return isinstance(value, str) and value.encode("utf-8") is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def _within(value: float, low: float, high: float) -> bool:

@@ -33,12 +33,17 @@ from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence, com
         ({"seed": 2**64}, f"seed must be in [0, 2**64), not {2**64}"),
         ({"stop": ("a", "")}, "a stop string must not be empty"),
         ({"stop": ""}, "a stop string must not be empty"),
+        ({"stop": ("a", "b\ud800")}, "a stop string must be text that UTF-8 can hold, not 'b\\ud800'"),
+        ({"stop": ("a", 5)}, "a stop string must be text that UTF-8 can hold, not 5"),
         ({"stop_token_ids": (3, -1)}, "stop_token_ids must not be negative"),
         ({"logprobs": -1}, "logprobs must be between 0 and 20, not -1"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
         ({"presence_penalty": -2.01}, "presence_penalty must be between -2 and 2, not -2.01"),
         ({"frequency_penalty": math.nan}, "frequency_penalty must be between -2 and 2, not nan"),
         ({"logit_bias": {3: 100.5}}, "a bias must be between -100 and 100, not 100.5"),
+        ({"temperature": 10**400}, "temperature must be 0 or more and finite, not inf"),
+        ({"min_p": -(10**400)}, "min_p must be between 0 and 1, not -inf"),
+        ({"logit_bias": {3: 10**400}}, "logit_bias must map token ids to numbers, not {3: " + "1".ljust(76, "0")),
         ({"logit_bias": {-3: 1.0}}, "the tokens of logit_bias must be from 0 to below 2**63"),
         ({"logit_bias": {"3": 1.0}}, "logit_bias must map token ids to numbers, not ['3']"),
         ({"logit_bias": {3: "much"}}, "logit_bias must map token ids to numbers, not {3: 'much'}"),
@@ -51,6 +56,11 @@ def test_a_value_out_of_range_is_named_with_the_range(wrong: dict[str, Any], sen
     with pytest.raises(ValueError) as caught:  # noqa: PT011 - the whole sentence is compared
         SamplingParams(**wrong)
     assert str(caught.value) == sentence
+
+
+def test_a_whole_number_that_no_message_can_carry_becomes_another():
+    params = SamplingParams(temperature=2**70, repetition_penalty=2**64)
+    assert (type(params.temperature), params.temperature, params.repetition_penalty) == (float, 2**70, 2**64)
 
 
 @pytest.mark.parametrize(
