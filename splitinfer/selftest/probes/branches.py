@@ -26,7 +26,8 @@ from splitinfer.engine.cpu_affinity import has_own_processor
 from splitinfer.engine.device.device import Ticket, Work
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.stage.sampler import Row, Sampler, read
+from splitinfer.engine.stage.row import Row
+from splitinfer.engine.stage.sampler import Sampler, read
 from splitinfer.engine.versions import device_name
 from splitinfer.jobs.process import Report
 from splitinfer.llm.setup import token_budget_of
