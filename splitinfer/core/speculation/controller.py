@@ -113,8 +113,17 @@ class Controller:
             mine.share, mine.sizes = share, self._sizes
         if not mine.flight.is_off:
             return mine.flight
+        return self.probe(seq_id, (rig.draft + max(0.0, rig.latency(2) - rig.latency(1))) * rig.sequential)
+
+    def share(self, seq_id: int) -> float:
+        """How often a request's drafts are right."""
+        return self._of(seq_id).acceptance.share
+
+    def probe(self, seq_id: int, cost: float) -> Flight:
+        """A single draft, if it is time to try one, else none. ``cost``: of that draft, in tokens. Call it once for each
+        block without drafts."""
+        mine = self._of(seq_id)
         mine.waited += 1
-        cost = (rig.draft + max(0.0, rig.latency(2) - rig.latency(1))) * rig.sequential
         patience = min(_PROBE_EVERY, cost / _PROBES_TAKE * 2 ** min(mine.failures, 6))
         return _PROBE if mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
 

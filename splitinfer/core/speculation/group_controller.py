@@ -1,0 +1,136 @@
+"""Chooses groups and drafts for several sequences, from what steps, drafts and links have cost (``grouping``).
+
+One sequence alone is ``controller.Controller``'s, which knows blocks in flight better; without a drafter the choice is
+the number of groups alone. A choice is made again when sequences come or go, and now and then; another number of groups
+costs a moved sequence its place among the KV of its group, and the pipeline a bubble, so it has to be clearly better.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.speculation.flight import OFF, Flight, RowTimes
+from splitinfer.core.speculation.grouping import Costs, Grouping, Member, best_grouping
+from splitinfer.core.speculation.step_times import MOST, StepTimes
+
+_BETTER = 1.04  # factor by which another number of groups has to be faster
+_MARGIN = 1.03  # factor by which drafts have to be faster than none
+_EVERY = 16  # steps after which the choice is made again
+_SMOOTHING = 0.2  # weight of a round trip
+_MOST_CUT = 0.6  # the highest cut-off, because probabilities are estimates
+_FIRST = 1  # drafts of each member while nothing is known of their cost
+
+
+@dataclass(slots=True)
+class GroupController:
+    """Chooses for ``num_stages`` stages and at most ``most_groups`` groups. ``fixed``: there have to be so many."""
+
+    num_stages: int
+    most_groups: int
+    fixed: bool = False
+    stages: list[StepTimes] = field(init=False)
+    drafts: RowTimes = field(default_factory=RowTimes)  # seconds of a round, by the number of sequences
+    link: float = 0.0  # seconds one way
+    choice: Grouping | None = None
+    flights: dict[int, Flight] = field(default_factory=dict)  # of the members' next blocks
+    _since: int = 0  # steps since the last choice
+    _members: frozenset[int] = frozenset()
+    _sizes: int = 0
+
+    def __post_init__(self) -> None:
+        self.stages = [StepTimes() for _ in range(self.num_stages)]
+
+    # -- what was measured ---------------------------------------------------------------------
+
+    def measured(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
+        """Learn from a step of decodes and blocks. ``returned_at``: when its result came, on the first stage's
+        clock."""
+        self._since += 1
+        figures = result.figures
+        if not plan.slices or len(figures) != self.num_stages:
+            return
+        if any(part.num_logits < len(part.token_ids) for part in plan.slices):
+            return
+        for each in figures:
+            if not each.is_void and 0 <= each.stage < self.num_stages:
+                self.stages[each.stage].took(each.rows, each.ended - each.started - each.copying)
+        if len(figures) > 1 and all(each.rows for each in figures) and returned_at:
+            beyond = returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
+            one_way = max(0.0, beyond) / self.num_stages
+            self.link = one_way if self.link == 0.0 else self.link + _SMOOTHING * (one_way - self.link)
+
+    def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
+        """Learn from ``rounds`` of drafts for so many sequences at a time."""
+        if sequences and rounds and seconds > 0:
+            self.drafts.took(sequences, seconds / rounds)
+
+    @property
+    def costs(self) -> Costs | None:
+        """What is known; ``None`` until every stage was measured."""
+        if not all(self.stages):
+            return None
+        most = min(stage.trusted_rows for stage in self.stages)
+        tables = tuple(stage.table(min(MOST, most)) for stage in self.stages)
+        rounds = tuple(self.drafts.at(n) for n in range(65)) if self.drafts else ()
+        return Costs(tables, rounds, self.link, most_rows=most)
+
+    # -- what to choose ------------------------------------------------------------------------
+
+    def is_due(self, seq_ids: frozenset[int]) -> bool:
+        """Whether to choose again for these sequences."""
+        return seq_ids != self._members or self._since >= _EVERY or self._sizes != self._num_sizes
+
+    @property
+    def _num_sizes(self) -> int:
+        return sum(stage.num_sizes for stage in self.stages) + len(self.drafts.measured)
+
+    def choose(self, members: Mapping[int, Member], objective: float | None, *, has_drafter: bool) -> None:
+        """Choose for these sequences, two or more. ``objective``: seconds between two tokens, at most."""
+        self._members, self._since, self._sizes = frozenset(members), 0, self._num_sizes
+        costs, seq_ids = self.costs, list(members)
+        if costs is None:
+            self.choice, self.flights = None, {}
+            return
+        if has_drafter and not self.drafts:
+            self.choice = self._best(costs, [replace(one, most=0, fixed=True) for one in members.values()], objective)
+            self.flights = {seq_id: Flight(_FIRST if one.most else 0) for seq_id, one in members.items()}
+            return
+        self.choice = self._best(costs, list(members.values()), objective)
+        in_flight = self.choice.in_flight
+        self.flights = {
+            seq_id: Flight(count, count if in_flight > 1 else 0, in_flight if count else 1)
+            for seq_id, count in zip(seq_ids, self.choice.drafts, strict=True)
+        }
+
+    def is_synchronous(self, seq_id: int) -> bool:
+        """Whether a sequence's blocks are to wait for each other."""
+        return self.flights.get(seq_id, OFF).is_synchronous
+
+    @property
+    def cutoff(self) -> float:
+        """The probability of being right below which a draft costs more than it gives."""
+        return 0.0 if self.choice is None else min(_MOST_CUT, self.choice.row)
+
+    def forget(self) -> None:
+        """There are fewer than two sequences."""
+        self.choice, self.flights, self._members = None, {}, frozenset()
+
+    def _best(self, costs: Costs, members: list[Member], objective: float | None) -> Grouping:
+        found = best_grouping(costs, members, self.most_groups, objective, fixed=self.fixed)
+        nobody = [one if one.fixed else replace(one, most=0) for one in members]
+        none = self._stays(best_grouping(replace(costs, drafts=()), nobody, self.most_groups, objective, fixed=self.fixed))
+        best = self._stays(found)
+        return best if best.rate >= _MARGIN * none.rate else none
+
+    def _stays(self, found: Mapping[tuple[int, int], Grouping]) -> Grouping:
+        """The best, or that of the present shape if it is nearly as good."""
+        best = max(found.values(), key=lambda one: one.rate)
+        now = None if self.choice is None else found.get((self.choice.groups, self.choice.in_flight))
+        return best if now is None or best.rate > _BETTER * now.rate else now
+
+    def probe_cost(self) -> float:
+        """What a single draft more in a step costs, in tokens of one member."""
+        if self.choice is None or not self.drafts:
+            return 1.0
+        members = max(1, len(self._members))
+        return (self.drafts.at(1) * self.choice.rate + self.choice.row) / members
