@@ -55,11 +55,29 @@ class Replay:
 
     def drafts(self, seq: core.Sequence, count: int) -> Iterator[Draft]:
         """The next tokens of the known answer, each computed for, some replaced by wrong ones."""
+        for (draft,) in self.draft_together([seq], [count]):
+            if draft is not None:
+                yield draft
+
+    def draft_together(self, seqs: Sequence[core.Sequence], counts: Sequence[int]) -> Iterator[list[Draft | None]]:
+        """See ``Drafter``. A round takes as long as one draft: a small model reads its weights once for all rows."""
+        left = [self._rest(seq, count) for seq, count in zip(seqs, counts, strict=True)]
+        for number in range(max(counts, default=0)):
+            wanted = [number < min(count, len(rest)) for count, rest in zip(counts, left, strict=True)]
+            if not any(wanted):
+                return
+            seconds = self._compute()
+            each = None if seconds is None else seconds / sum(wanted)
+            yield [Draft(rest[number], seconds=each) if on else None for on, rest in zip(wanted, left, strict=True)]
+
+    def _rest(self, seq: core.Sequence, count: int) -> list[int]:
+        """Up to ``count`` drafts for what is left of the known answer, some replaced by wrong ones."""
         answer = self._answers.get(tuple(seq.tokens[: seq.num_prompt_tokens]), ())
         first = len(seq.stream) - seq.num_prompt_tokens
-        for place in range(first, min(first + count, len(answer))):
-            seconds = self._compute()
-            yield Draft((answer[place] + self.is_wrong(place)) % self._vocab_size, seconds=seconds)
+        return [
+            (answer[place] + self.is_wrong(place)) % self._vocab_size
+            for place in range(first, min(first + count, len(answer)))
+        ]
 
     def is_wrong(self, place: int) -> bool:
         """Whether the draft for this token of an answer is wrong."""

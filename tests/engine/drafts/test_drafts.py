@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -21,7 +22,7 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter
+from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter, in_rounds
 from splitinfer.engine.stage import loader as stage_loader
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.models.kv_trial import Trial
@@ -58,6 +59,9 @@ class Dice:
             yield Draft(token if is_right else (token + self.random.randrange(1, 90)) % 100, self.random.random())
             if self.random.random() < 0.05:
                 return
+
+    def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
+        return in_rounds([self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)], counts)
 
     def forget(self, _seq_id: int) -> None:
         pass
@@ -348,6 +352,9 @@ def test_ngrams_follow_a_text_that_repeats() -> None:
     assert [d.token_id for d in drafter.drafts(seq, 4)] == [6, 7, 4, 5]
     seq.ahead = [6, 9]
     assert [d.token_id for d in drafter.drafts(seq, 4)] == []
+    other = Sequence(2, [8, 3, 8], SamplingParams(), 0)
+    rounds = drafter.draft_together([seq, other, Sequence(3, [1, 2], SamplingParams(), 0)], [0, 3, 5])
+    assert list(rounds) == [[None, Draft(3), None], [None, Draft(8), None], [None, Draft(3), None]]
     drafter.forget(1)
     drafter.forget(1)
     assert not drafter.prepare(seq)
