@@ -405,6 +405,8 @@ class Scheduler:
         self.state.freed.clear()
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
+        if decision.drafts:
+            self.state.groups.planned(plan.step, self.state.now)
         self._next_step += 1
         self.state.plans.append(plan)
         if work:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 _MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
 _REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
+_FEW = 8  # tries, which say nothing yet
 PLACES = 16  # in a block
 BINS = 10  # of confidence
 
@@ -34,6 +35,14 @@ class Acceptance:
         """The probability that the next draft is right."""
         prior, weight = (_PRIOR, _PRIOR_WEIGHT) if self.like is None else (self.like.share, _REQUEST_WEIGHT)
         return (self.accepted + weight * prior) / (self.tried + weight)
+
+    @property
+    def at_most(self) -> float:
+        """What the probability may well be, as few tries tell little: a standard error above what was seen."""
+        if self.tried < _FEW:
+            return max(self.share, _PRIOR)
+        seen = self.accepted / self.tried
+        return min(1.0, seen + (seen * (1 - seen) / self.tried) ** 0.5)
 
 
 @dataclass(slots=True)

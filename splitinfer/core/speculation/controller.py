@@ -119,6 +119,10 @@ class Controller:
         """How often a request's drafts are right."""
         return self._of(seq_id).acceptance.share
 
+    def share_at_most(self, seq_id: int) -> float:
+        """How often they may well be right."""
+        return self._of(seq_id).acceptance.at_most
+
     def probe(self, seq_id: int, cost: float) -> Flight:
         """A single draft, if it is time to try one, else none. ``cost``: of that draft, in tokens. Call it once for each
         block without drafts."""

@@ -17,7 +17,9 @@ _BETTER = 1.04  # factor by which another number of groups has to be faster
 _MARGIN = 1.03  # factor by which drafts have to be faster than none
 _EVERY = 16  # steps after which the choice is made again
 _SMOOTHING = 0.2  # weight of a round trip
+_MOST_HOST = 0.5  # of a step: what took longer was something else
 _MOST_CUT = 0.6  # the highest cut-off, because probabilities are estimates
+_PROBES_DEARER = 2.0  # factor on the cost of a probe that delays others
 _FIRST = 1  # drafts of each member while nothing is known of their cost
 
 
@@ -31,8 +33,10 @@ class GroupController:
     stages: list[StepTimes] = field(init=False)
     drafts: RowTimes = field(default_factory=RowTimes)  # seconds of a round, by the number of sequences
     link: float = 0.0  # seconds one way
+    host: float = 0.0  # seconds from the last draft of a step until its device begins with the step
     choice: Grouping | None = None
     flights: dict[int, Flight] = field(default_factory=dict)  # of the members' next blocks
+    _planned: dict[int, float] = field(default_factory=dict)  # by step: when a plan with drafts was made
     _since: int = 0  # steps since the last choice
     _members: frozenset[int] = frozenset()
     _sizes: int = 0
@@ -42,11 +46,15 @@ class GroupController:
 
     # -- what was measured ---------------------------------------------------------------------
 
+    def planned(self, step: int, now: float) -> None:
+        """Note when a plan with new drafts was made, in seconds on the first stage's clock."""
+        self._planned[step] = now
+
     def measured(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
         """Learn from a step of decodes and blocks. ``returned_at``: when its result came, on the first stage's
         clock."""
         self._since += 1
-        figures = result.figures
+        figures, planned = result.figures, self._planned.pop(plan.step, None)
         if not plan.slices or len(figures) != self.num_stages:
             return
         if any(part.num_logits < len(part.token_ids) for part in plan.slices):
@@ -54,6 +62,9 @@ class GroupController:
         for each in figures:
             if not each.is_void and 0 <= each.stage < self.num_stages:
                 self.stages[each.stage].took(each.rows, each.ended - each.started - each.copying)
+        if planned:
+            host = min(max(0.0, figures[0].started - planned), _MOST_HOST * (figures[0].ended - figures[0].started))
+            self.host = host if self.host == 0.0 else self.host + _SMOOTHING * (host - self.host)
         if len(figures) > 1 and all(each.rows for each in figures) and returned_at:
             beyond = returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
             one_way = max(0.0, beyond) / self.num_stages
@@ -72,7 +83,7 @@ class GroupController:
         most = min(stage.trusted_rows for stage in self.stages)
         tables = tuple(stage.table(min(MOST, most)) for stage in self.stages)
         rounds = tuple(self.drafts.at(n) for n in range(65)) if self.drafts else ()
-        return Costs(tables, rounds, self.link, most_rows=most)
+        return Costs(tables, rounds, self.link, self.host, most)
 
     # -- what to choose ------------------------------------------------------------------------
 
@@ -114,6 +125,7 @@ class GroupController:
     def forget(self) -> None:
         """There are fewer than two sequences."""
         self.choice, self.flights, self._members = None, {}, frozenset()
+        self._planned = {}
 
     def _best(self, costs: Costs, members: list[Member], objective: float | None) -> Grouping:
         found = best_grouping(costs, members, self.most_groups, objective, fixed=self.fixed)
@@ -129,8 +141,7 @@ class GroupController:
         return best if now is None or best.rate > _BETTER * now.rate else now
 
     def probe_cost(self) -> float:
-        """What a single draft more in a step costs, in tokens of one member."""
+        """What a single draft more in a step costs, in tokens of all members together: each of them probes."""
         if self.choice is None or not self.drafts:
             return 1.0
-        members = max(1, len(self._members))
-        return (self.drafts.at(1) * self.choice.rate + self.choice.row) / members
+        return _PROBES_DEARER * (self.drafts.at(1) * self.choice.rate + self.choice.row)

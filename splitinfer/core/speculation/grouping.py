@@ -6,7 +6,7 @@ stages busy and read all weights S times. Drafts make tokens of rows, and rows a
 anyway. With t_s(r) the seconds of a step of r rows on stage s, D = rounds * d(n) those of drafting (one round gives each
 of n members a draft), l a link's and h the coordinator's own for a step, a round of all groups takes
 
-    P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes
+    P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes; h only behind drafts
              F * sum over groups of t_s,                 any other stage
              max(1, G F / S) * longest (D + h + sum of t_s + S l) )        one step passes all stages
 
@@ -30,12 +30,13 @@ from dataclasses import dataclass, field
 
 from splitinfer.core.speculation.flight import MAX_ROWS
 
-LONGEST = 1.6  # the longest gap without an objective, in gaps without drafts
+LONGEST = 1.55  # the longest gap without an objective, in gaps without drafts
 MOST_ROWS = 256  # of a step of blocks
 _CERTAIN = 0.995  # bound on acceptance
-_SLOWER = 1.02  # factor by which a member may be slower than without drafts
+_SLOWER = 1.0  # factor by which a member may be slower than without drafts
 _CAPS = (1, 2, 3, 4, 6, 8, MAX_ROWS - 1)  # rounds of drafting that are tried
 _ALIKE = 0.05  # difference of acceptances below which one cap is enough
+_UNEVEN = 1.15  # factor by which gaps between blocks in flight are longer than steps of one length make them
 _GIVE_UP = 0.75  # of the best rate: with more drafts it only falls
 
 
@@ -64,20 +65,27 @@ class Costs:
 @dataclass(frozen=True, slots=True)
 class Member:
     """A sequence that decodes. ``acceptance``: how often its drafts are right; ``most``: drafts in a block, at most;
-    ``fixed``: whether it gets just so many; ``puts_back``: whether a wrong draft costs it a step without drafts."""
+    ``fixed``: whether it gets just so many; ``puts_back``: whether a wrong draft costs it a step without drafts;
+    ``at_most``: how often its drafts may well be right: nobody goes without drafts because one was unlucky."""
 
     acceptance: float
     most: int = MAX_ROWS - 1
     fixed: bool = False
     puts_back: bool = False
+    at_most: float = 0.0
 
-    def tokens(self, drafts: int, in_flight: int) -> float:
+    def tokens(self, drafts: int, in_flight: int, acceptance: float | None = None) -> float:
         """Expected tokens in a period, with ``drafts`` in each of its steps."""
-        tokens = emitted(self.acceptance, drafts, in_flight)
+        a = self.acceptance if acceptance is None else acceptance
+        tokens = emitted(a, drafts, in_flight)
         if not self.puts_back or not drafts:
             return tokens
-        wrong = 1 - min(self.acceptance, _CERTAIN) ** drafts
+        wrong = 1 - min(a, _CERTAIN) ** drafts
         return (tokens + wrong) / (1 + wrong)
+
+    def tokens_at_most(self, drafts: int, in_flight: int) -> float:
+        """The same for what its acceptance may well be."""
+        return self.tokens(drafts, in_flight, max(self.acceptance, self.at_most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +118,7 @@ def period(costs: Costs, rows: Sequence[int], drafting: Sequence[float], in_flig
     others = [0.0] * num_stages
     for count, seconds in zip(rows, drafting, strict=True):
         times = [costs.at(stage, count) for stage in range(num_stages)]
-        first += seconds + costs.host + times[0]
+        first += seconds + (costs.host if seconds else 0.0) + times[0]
         passing = max(passing, seconds + costs.host + sum(times))
         others = [a + b for a, b in zip(others, times, strict=True)]
     if num_stages > 1:
@@ -139,13 +147,14 @@ class _Filling:
     in_flight: int
     drafts: list[int] = field(init=False)
     tokens: list[float] = field(init=False)
+    at_most: list[float] = field(init=False)  # tokens
     rows: list[int] = field(init=False)
     rounds: list[int] = field(init=False)
     drafting: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.drafts = [0] * len(self.members)
-        self.tokens = [1.0] * len(self.members)
+        self.tokens, self.at_most = [1.0] * len(self.members), [1.0] * len(self.members)
         self.rows = [len(self.members[group :: self.groups]) for group in range(self.groups)]
         self.rounds, self.drafting = [0] * self.groups, [0] * self.groups
         for i, member in enumerate(self.members):
@@ -160,6 +169,7 @@ class _Filling:
         self.rows[group] += 1
         self.rounds[group] = max(self.rounds[group], self.drafts[i])
         self.tokens[i] = self.members[i].tokens(self.drafts[i], self.in_flight)
+        self.at_most[i] = self.members[i].tokens_at_most(self.drafts[i], self.in_flight)
 
     @property
     def period(self) -> float:
@@ -170,7 +180,7 @@ class _Filling:
 
     def gap(self, period: float) -> float:
         """Seconds between two tokens of a member, at most: behind a wrong draft a step may have to pass first."""
-        return period * (1 + 1 / self.in_flight) if self.in_flight > 1 else period
+        return period * (1 + 1 / self.in_flight) * _UNEVEN if self.in_flight > 1 else period
 
     def choice(self, period: float) -> Grouping:
         wider = [count + 1 for count in self.rows]
@@ -220,7 +230,7 @@ def _best_filled(filling: _Filling, cap: int, longest: float, floor: float) -> G
         rate = sum(filling.tokens) / seconds
         if rate < _GIVE_UP * best_rate:
             break
-        if rate > best_rate and filling.gap(seconds) <= longest and min(filling.tokens) >= floor * seconds:
+        if rate > best_rate and filling.gap(seconds) <= longest and min(filling.at_most) >= floor * seconds:
             best, best_rate = filling.choice(seconds), rate
     return best
 

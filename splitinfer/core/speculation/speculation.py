@@ -103,7 +103,7 @@ class Speculation:
         share = self.controller.share(seq.seq_id)
         if seq.flight is not None:
             return Member(share, min(most, seq.flight.first), fixed=True, puts_back=self.has_states)
-        return Member(share, most, puts_back=self.has_states)
+        return Member(share, most, puts_back=self.has_states, at_most=self.controller.share_at_most(seq.seq_id))
 
     def is_likely(self, seq: Sequence) -> bool:
         """Whether a sequence is likely to get drafts."""

@@ -240,7 +240,7 @@ def test_prompts_are_read_beside_drafts() -> None:
     both = [plan for plan in plans if {part.seq_id for part in plan.slices} == {0, 1}]
     drafts = [part.num_drafts for plan in both for part in plan.slices if part.seq_id == 0]
     assert len(both) > 3
-    assert max(drafts) == 3, "half of what the decode leaves is the prompt's"
+    assert max(drafts[1:]) == 3, "half of what the decode leaves is the prompt's"
     assert not any(part.begins_with_draft for plan in plans[2:] for part in plan.slices), "blocks do not follow"
     found.run()
     found.check_answers()
