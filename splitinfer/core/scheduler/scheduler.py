@@ -187,14 +187,19 @@ class Scheduler:
         members = {seq.seq_id: seq for group in self.batches.groups for seq in group}
         if len(members) < 2:
             groups.forget()
-            self.batches.use(self.config.num_groups)
+            self.batches.use(groups.most_groups)
         elif groups.is_due(frozenset(members)):
             asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
-            groups.choose(asked, self.config.policy_config.itl_slo, has_drafter=speculation is not None)
-            self.batches.use(self.config.num_groups if groups.choice is None else groups.choice.groups)
+            objective = self.config.policy_config.itl_slo
+            groups.choose(asked, objective, self._seconds_by_rows, has_drafter=speculation is not None)
+            self.batches.use(groups.most_groups if groups.choice is None else groups.choice.groups)
         if speculation is not None:
             speculation.are_several = len(members) > 1
         self.batches.balance()
+
+    def _seconds_by_rows(self, stage: int, rows: int) -> float:
+        """Seconds of a step by its rows, from all steps, also those with prompts."""
+        return self.costs.stages[stage].at(Shape(rows)) if stage < len(self.costs.stages) else 0.0
 
     def _member(self, seq: Sequence) -> Member:
         """A sequence as the choice of groups sees it."""
@@ -256,6 +261,14 @@ class Scheduler:
         )
         self.state.policy = policy_of(policy_config)
         self.state.share_left = 0
+
+    def fix_groups(self, count: int | None) -> None:
+        """Have sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
+        groups = self.state.groups
+        groups.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
+        groups.fixed = self.config.fixed_groups or count is not None
+        groups.forget()
+        self._regroup()
 
     # -- drafts ------------------------------------------------------------------------------
 

@@ -5,8 +5,9 @@ the number of groups alone. A choice is made again when sequences come or go, an
 costs a moved sequence its place among the KV of its group, and the pipeline a bubble, so it has to be clearly better.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.speculation.flight import OFF, Flight, RowTimes
@@ -75,13 +76,13 @@ class GroupController:
         if sequences and rounds and seconds > 0:
             self.drafts.took(sequences, seconds / rounds)
 
-    @property
-    def costs(self) -> Costs | None:
-        """What is known; ``None`` until every stage was measured."""
+    def costs(self, like: Callable[[int, int], float] = lambda _stage, _rows: 0.0) -> Costs | None:
+        """What is known; ``None`` until every stage was measured. ``like``: what else is known of a stage's seconds by
+        rows."""
         if not all(self.stages):
             return None
         most = min(stage.trusted_rows for stage in self.stages)
-        tables = tuple(stage.table(min(MOST, most)) for stage in self.stages)
+        tables = tuple(stage.table(min(MOST, most), partial(like, i)) for i, stage in enumerate(self.stages))
         rounds = tuple(self.drafts.at(n) for n in range(65)) if self.drafts else ()
         return Costs(tables, rounds, self.link, self.host, most)
 
@@ -95,10 +96,18 @@ class GroupController:
     def _num_sizes(self) -> int:
         return sum(stage.num_sizes for stage in self.stages) + len(self.drafts.measured)
 
-    def choose(self, members: Mapping[int, Member], objective: float | None, *, has_drafter: bool) -> None:
-        """Choose for these sequences, two or more. ``objective``: seconds between two tokens, at most."""
+    def choose(
+        self,
+        members: Mapping[int, Member],
+        objective: float | None,
+        like: Callable[[int, int], float],
+        *,
+        has_drafter: bool,
+    ) -> None:
+        """Choose for these sequences, two or more. ``objective``: seconds between two tokens, at most; ``like``: see
+        ``costs``."""
         self._members, self._since, self._sizes = frozenset(members), 0, self._num_sizes
-        costs, seq_ids = self.costs, list(members)
+        costs, seq_ids = self.costs(like), list(members)
         if costs is None:
             self.choice, self.flights = None, {}
             return
@@ -116,6 +125,18 @@ class GroupController:
     def is_synchronous(self, seq_id: int) -> bool:
         """Whether a sequence's blocks are to wait for each other."""
         return self.flights.get(seq_id, OFF).is_synchronous
+
+    def as_dict(self) -> dict[str, object]:
+        """The choice in force, as plain numbers; ``None`` for one sequence or fewer."""
+        one = self.choice
+        if one is None:
+            return {"groups": None, "in_flight": None, "drafts": None, "expected_tokens_per_second": None}
+        return {
+            "groups": one.groups,
+            "in_flight": one.in_flight,
+            "drafts": sorted(flight.first for flight in self.flights.values()),
+            "expected_tokens_per_second": one.rate,
+        }
 
     @property
     def cutoff(self) -> float:

@@ -9,6 +9,7 @@ Machines drift, all sizes together: a common factor follows fast, and the ratios
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 EXACT = 16
@@ -80,9 +81,14 @@ class StepTimes:
         (left, low), (right, high) = points[i - 1], points[i]
         return self._factor * (low + (high - low) * (rows - left) / (right - left))
 
-    def table(self, most: int) -> tuple[float, ...]:
-        """Seconds for 0 (none) to ``most`` rows."""
-        return (0.0, *(self.at(rows) for rows in range(1, most + 1)))
+    def table(self, most: int, like: Callable[[int], float] = lambda _rows: 0.0) -> tuple[float, ...]:
+        """Seconds for 0 (none) to ``most`` rows. ``like``: what else is known of seconds by rows, from steps with
+        prompts: beyond the largest size times rise as those do, if that is more."""
+        last = round(max((size.rows for size in self._sizes.values()), default=0))
+        known = [self.at(rows) for rows in range(1, most + 1)]
+        floor, base = self.at(last), like(last)
+        further = [max(at, floor + like(rows) - base) if rows > last else at for rows, at in enumerate(known, 1)]
+        return (0.0, *further)
 
     @property
     def measured(self) -> dict[int, float]:

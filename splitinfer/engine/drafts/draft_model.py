@@ -25,7 +25,7 @@ import mlx.core as mx
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence, common_prefix
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device, Ticket
+from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
 from splitinfer.engine.stage.sampler import Row, Sampler
 from splitinfer.errors import ModelError
@@ -226,7 +226,7 @@ class DraftModel:
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
         chosen, confidences = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
-        ticket = self._device.launch((chosen, confidences), (), DRAFT, time.monotonic())
+        ticket = self._device.launch((chosen, confidences), (), round_of(len(lines)), time.monotonic())
         return _Round(tuple(lines), chosen, confidences, ticket)
 
     def _choose(self, logits: mx.array, rows: list[Row]) -> tuple[mx.array, mx.array]:
