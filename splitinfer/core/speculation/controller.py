@@ -109,18 +109,21 @@ class Controller:
             return Flight(first=3)
         share = mine.acceptance.share
         if mine.sizes != self._sizes or abs(share - mine.share) > _CHOOSE_AFTER:
-            self.last = mine.flight = self._choose(rig, share)
+            self.last = mine.flight = self._choose(rig, mine.acceptance)
             mine.share, mine.sizes = share, self._sizes
         if not mine.flight.is_off:
             return mine.flight
         mine.waited += 1
         cost = (rig.draft + max(0.0, rig.latency(2) - rig.latency(1))) * rig.sequential
         patience = min(_PROBE_EVERY, cost / _PROBES_TAKE * 2 ** min(mine.failures, 6))
-        return _PROBE if mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
+        return _PROBE if not mine.failures or mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
 
-    def _choose(self, rig: Rig, acceptance: float) -> Flight:
-        best = best_flight(rig, acceptance, self.most_in_flight)
-        return best if tokens_per_second(rig, best, acceptance) > _MARGIN * rig.sequential else OFF
+    def _choose(self, rig: Rig, acceptance: Acceptance) -> Flight:
+        for share in (acceptance.share, acceptance.at_best):
+            best = best_flight(rig, share, self.most_in_flight)
+            if tokens_per_second(rig, best, share) > _MARGIN * rig.sequential:
+                return best
+        return OFF
 
     def cutoff(self, seq_id: int) -> float:
         """The probability that a whole block is right below which a further draft is not worth its cost."""

@@ -125,13 +125,13 @@ class Speculation:
         return Wish.of(seq, count) if count > 0 else None
 
     def add(self, wish: Wish, draft: Draft) -> bool:
-        """Add a draft to a wish, unless its probability falls below the cut-off; returns whether it was added."""
-        if draft.confidence is not None:
-            wish.sure *= self.controller.confidence.share(draft.confidence)
-            if wish.drafts and wish.sure < self._cutoff(wish):
-                return False
+        """Add a draft to a wish; returns whether another is worth making. The draft itself is made by then, so that it
+        goes along costs no more than its row."""
         wish.drafts.append(draft)
-        return True
+        if draft.confidence is None:
+            return True
+        wish.sure *= self.controller.confidence.share(draft.confidence)
+        return wish.sure >= self._cutoff(wish)
 
     def _cutoff(self, wish: Wish) -> float:
         if wish.cutoff is None:
