@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 _MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
 _REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
-_NEW = 0.5  # the part of a new request's prior that does not depend on what others had: texts differ
+_NEW = 0.35  # the part of a new request's prior that does not depend on what others had: texts differ
 PLACES = 16  # in a block
 BINS = 10  # of confidence
 
