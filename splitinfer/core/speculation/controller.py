@@ -128,7 +128,7 @@ class Controller:
     def cutoff(self, seq_id: int) -> float:
         """The probability that a whole block is right below which a further draft is not worth its cost."""
         rig, mine = self.rig, self._of(seq_id)
-        if rig is None:
+        if rig is None or not mine.flight.is_synchronous:
             return 0.0
         row = max(0.0, rig.latency(_USUAL_ROWS) - rig.latency(1)) / (_USUAL_ROWS - 1)
         return min(_MOST_CUT, (rig.draft + row) * tokens_per_second(rig, mine.flight, mine.acceptance.share))
