@@ -19,9 +19,10 @@ BINS = 10  # of confidence
 
 @dataclass(slots=True)
 class Acceptance:
-    """A fading share of drafts that were right. ``like``: its prior."""
+    """A fading share of drafts that were right. ``like``, ``usual``: its prior is between the two."""
 
     like: "Acceptance | None" = None
+    usual: float = _PRIOR
     tried: float = 0.0
     accepted: float = 0.0
 
@@ -48,7 +49,7 @@ class Acceptance:
 
     @property
     def _prior(self) -> float:
-        return _PRIOR if self.like is None else (1 - _NEW) * self.like.share + _NEW * _PRIOR
+        return self.usual if self.like is None else (1 - _NEW) * self.like.share + _NEW * self.usual
 
 
 @dataclass(slots=True)
