@@ -184,7 +184,9 @@ class Machine:
 
     def accelerator(self, stage: int) -> Accelerator:
         """A stage's device."""
-        return Accelerator(self.stages[stage], self.buffers_of(stage), self.device, self.draft, self.draft_buffers, self.draft_more)
+        return Accelerator(
+            self.stages[stage], self.buffers_of(stage), self.device, self.draft, self.draft_buffers, self.draft_more
+        )
 
     def with_hop(self, seconds: float) -> "Machine":
         """The same machine with hops of ``seconds`` for each step."""

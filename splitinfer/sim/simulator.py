@@ -75,8 +75,8 @@ class Answers:
 
 
 class Simulator:
-    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right, for
-    all requests or by id; ``check``: whether to check the scheduler's invariants after each step."""
+    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right,
+    for all requests or by id; ``check``: whether to check the scheduler's invariants after each step."""
 
     def __init__(
         self,

@@ -21,8 +21,8 @@ may follow an objective for the time between tokens, by what steps have cost so 
 While sequences decode, as many plans are under way as there are groups: one more would only delay the next decode.
 While none does, ``max_in_flight`` plans keep one waiting in front of each stage.
 
-With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``wishes`` returns how
-many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are, how
+With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``wishes`` returns
+how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are, how
 many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.grouping``); blocks of one
 sequence may follow each other without waiting for results, and after a result that voids them the next one begins at
 once.
@@ -290,7 +290,7 @@ class Scheduler:
         return []
 
     def _wishes_of(self, members: list[Sequence]) -> list[Wish]:
-        """Wishes for sequences of one step, as far as it has room. While a prompt is read, half of it is the prompt's."""
+        """Wishes for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
         assert self.speculation is not None
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
         room = room // 2 if self.state.reads_prompts else room

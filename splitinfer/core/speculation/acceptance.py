@@ -6,21 +6,24 @@ together, as the prior of a new request; and by place in the block and by the dr
 because texts change.
 """
 
+import math
 from dataclasses import dataclass, field
 
 _MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
 _REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
 _FEW = 8  # tries, which say nothing yet
+_NEW = 0.35  # the part of a new request's prior that does not depend on what others had: texts differ
 PLACES = 16  # in a block
 BINS = 10  # of confidence
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """A fading share of drafts that were right. ``like``: its prior."""
+    """A fading share of drafts that were right. ``like``, ``usual``: its prior is between the two."""
 
     like: "Acceptance | None" = None
+    usual: float = _PRIOR
     tried: float = 0.0
     accepted: float = 0.0
 
@@ -33,8 +36,21 @@ class Acceptance:
     @property
     def share(self) -> float:
         """The probability that the next draft is right."""
-        prior, weight = (_PRIOR, _PRIOR_WEIGHT) if self.like is None else (self.like.share, _REQUEST_WEIGHT)
-        return (self.accepted + weight * prior) / (self.tried + weight)
+        return (self.accepted + self._weight * self._prior) / (self.tried + self._weight)
+
+    @property
+    def at_best(self) -> float:
+        """A probability that the tries so far do not exclude: a standard deviation above ``share``."""
+        share = self.share
+        return min(1.0, share + math.sqrt(share * (1 - share) / (self.tried + self._weight)))
+
+    @property
+    def _weight(self) -> float:
+        return _PRIOR_WEIGHT if self.like is None else _REQUEST_WEIGHT
+
+    @property
+    def _prior(self) -> float:
+        return self.usual if self.like is None else (1 - _NEW) * self.like.share + _NEW * self.usual
 
     @property
     def at_most(self) -> float:
@@ -42,7 +58,7 @@ class Acceptance:
         if self.tried < _FEW:
             return max(self.share, _PRIOR)
         seen = self.accepted / self.tried
-        return min(1.0, seen + (seen * (1 - seen) / self.tried) ** 0.5)
+        return min(1.0, seen + math.sqrt(seen * (1 - seen) / self.tried))
 
 
 @dataclass(slots=True)
@@ -117,8 +133,8 @@ class Confidence:
     def add(self, confidence: float, *, accepted: bool) -> None:
         """Count one tried draft."""
         i = _bin(confidence)
-        self._tried[i] += 1
-        self._accepted[i] += accepted
+        self._tried[i] = _MEMORY * self._tried[i] + 1
+        self._accepted[i] = _MEMORY * self._accepted[i] + accepted
 
     def share(self, confidence: float) -> float:
         """The probability that a draft of this confidence is right."""

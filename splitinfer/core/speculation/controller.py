@@ -109,7 +109,7 @@ class Controller:
             return Flight(first=3)
         share = mine.acceptance.share
         if mine.sizes != self._sizes or abs(share - mine.share) > _CHOOSE_AFTER:
-            self.last = mine.flight = self._choose(rig, share)
+            self.last = mine.flight = self._choose(rig, mine.acceptance)
             mine.share, mine.sizes = share, self._sizes
         if not mine.flight.is_off:
             return mine.flight
@@ -123,22 +123,26 @@ class Controller:
         """How often they may well be right."""
         return self._of(seq_id).acceptance.at_most
 
-    def probe(self, seq_id: int, cost: float) -> Flight:
-        """A single draft, if it is time to try one, else none. ``cost``: of that draft, in tokens. Call it once for each
-        block without drafts."""
+    def probe(self, seq_id: int, cost: float, *, delays_others: bool = False) -> Flight:
+        """A single draft, if it is time to try one, else none. ``cost``: of that draft, in tokens. Call it once for
+        each block without drafts. ``delays_others``: even one that is always right waits its time."""
         mine = self._of(seq_id)
         mine.waited += 1
         patience = min(_PROBE_EVERY, cost / _PROBES_TAKE * 2 ** min(mine.failures, 6))
-        return _PROBE if mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
+        is_free = not mine.failures and not delays_others
+        return _PROBE if is_free or mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
 
-    def _choose(self, rig: Rig, acceptance: float) -> Flight:
-        best = best_flight(rig, acceptance, self.most_in_flight)
-        return best if tokens_per_second(rig, best, acceptance) > _MARGIN * rig.sequential else OFF
+    def _choose(self, rig: Rig, acceptance: Acceptance) -> Flight:
+        for share in (acceptance.share, acceptance.at_best):
+            best = best_flight(rig, share, self.most_in_flight)
+            if tokens_per_second(rig, best, share) > _MARGIN * rig.sequential:
+                return best
+        return OFF
 
     def cutoff(self, seq_id: int) -> float:
         """The probability that a whole block is right below which a further draft is not worth its cost."""
         rig, mine = self.rig, self._of(seq_id)
-        if rig is None:
+        if rig is None or not mine.flight.is_synchronous:
             return 0.0
         row = max(0.0, rig.latency(_USUAL_ROWS) - rig.latency(1)) / (_USUAL_ROWS - 1)
         return min(_MOST_CUT, (rig.draft + row) * tokens_per_second(rig, mine.flight, mine.acceptance.share))

@@ -151,7 +151,9 @@ class GroupController:
     def _best(self, costs: Costs, members: list[Member], objective: float | None) -> Grouping:
         found = best_grouping(costs, members, self.most_groups, objective, fixed=self.fixed)
         nobody = [one if one.fixed else replace(one, most=0) for one in members]
-        none = self._stays(best_grouping(replace(costs, drafts=()), nobody, self.most_groups, objective, fixed=self.fixed))
+        none = self._stays(
+            best_grouping(replace(costs, drafts=()), nobody, self.most_groups, objective, fixed=self.fixed)
+        )
         best = self._stays(found)
         return best if best.rate >= _MARGIN * none.rate else none
 

@@ -125,7 +125,7 @@ class Speculation:
         flight = shares.flights.get(seq.seq_id, OFF)
         if not flight.is_off or not shares.drafts:
             return flight
-        return self.controller.probe(seq.seq_id, shares.probe_cost())
+        return self.controller.probe(seq.seq_id, shares.probe_cost(), delays_others=True)
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""
@@ -157,13 +157,13 @@ class Speculation:
         return Wish.of(seq, count) if count > 0 else None
 
     def add(self, wish: Wish, draft: Draft) -> bool:
-        """Add a draft to a wish, unless its probability falls below the cut-off; returns whether it was added."""
-        if draft.confidence is not None:
-            wish.sure *= self.controller.confidence.share(draft.confidence)
-            if wish.drafts and wish.sure < self._cutoff(wish):
-                return False
+        """Add a draft to a wish; returns whether another is worth making. The draft itself is made by then, so that it
+        goes along costs no more than its row."""
         wish.drafts.append(draft)
-        return True
+        if draft.confidence is None:
+            return True
+        wish.sure *= self.controller.confidence.share(draft.confidence)
+        return wish.sure >= self._cutoff(wish)
 
     def _cutoff(self, wish: Wish) -> float:
         if wish.cutoff is None:

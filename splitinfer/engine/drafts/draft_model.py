@@ -54,7 +54,7 @@ def _ignore(_progress: Progress) -> None:
 
 @dataclass(slots=True)
 class _CacheEntry:
-    """One sequence's KV, and the tokens in it. ``params``: the sequence's, with log probabilities, for confidence."""
+    """One sequence's KV, and the tokens in it. ``params``: the sequence's, without log probabilities."""
 
     caches: SequenceCaches
     params: SamplingParams
@@ -63,22 +63,23 @@ class _CacheEntry:
 
 @dataclass(slots=True)
 class _Line:
-    """A sequence that is drafted for. ``index``: its place among those asked for; ``stream``: its tokens and drafts."""
+    """A sequence that is drafted for. ``index``: its place among those asked for; ``stream``: its tokens and drafts;
+    ``given``: its first drafts, which are known."""
 
     index: int
     seed: int
     entry: _CacheEntry
     stream: list[int]
+    given: Seq[int] = ()
     has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """A step under way on the device. For each of its lines a token, and the probability that the model gives it."""
+    """A step under way on the device, with a token for each of its lines."""
 
     lines: tuple[_Line, ...]
     tokens: mx.array  # [lines]
-    confidences: mx.array  # [lines]
     ticket: Ticket
 
 
@@ -141,30 +142,40 @@ class DraftModel:
         return True
 
     def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Yield up to ``count`` drafts, each with the probability that this model gives it."""
+        """Yield up to ``count`` drafts."""
         for (draft,) in self.draft_together([seq], [count]):
             if draft is not None:
                 yield draft
 
-    def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
-        """See ``Drafter``: one step of the model a round."""
+    def draft_together(
+        self, seqs: Seq[Sequence], counts: Seq[int], given: Seq[Seq[int]] = ()
+    ) -> Iterator[list[Draft | None]]:
+        """See ``Drafter``: one step of the model a round. ``given``: for each sequence, its first drafts; the model
+        drafts behind them."""
+        given = given or [()] * len(seqs)
         self._most_entries = max(self._most_entries, len(seqs))
-        for seq in seqs:
-            while self.prepare(seq):
+        for seq, count, known in zip(seqs, counts, given, strict=True):
+            while count > len(known) and self.prepare(seq):
                 pass
-        lines = [_Line(i, seq.seed, self._rewound(seq), seq.stream) for i, seq in enumerate(seqs)]
-        ahead = self._may_go_ahead(lines)
-        number, under_way = 0, self._begin(lines, counts, 0)
-        while under_way is not None:
-            following = self._follow(under_way, counts, number + 1) if ahead else None
-            found = self._read(under_way, following, len(seqs))
-            for line in under_way.lines:
-                if counts[line.index] <= number:
-                    found[line.index] = None  # its number was lowered while the round was under way
+        zipped = enumerate(zip(seqs, given, strict=True))
+        lines = [_Line(i, seq.seed, self._rewound(seq), seq.stream, known) for i, (seq, known) in zipped]
+        goes_ahead = self._may_go_ahead(lines)
+        number, under_way = 0, None
+        while True:
+            found = _next_given(lines, counts, number)
+            under_way = under_way or self._begin(lines, counts, number)
+            if under_way is None and not any(found):
+                return
+            following = None
+            if under_way is not None:
+                following = self._follow(under_way, lines, counts, number + 1) if goes_ahead else None
+                self._read(under_way, following, found)
+                for line in under_way.lines:
+                    if counts[line.index] <= number:
+                        found[line.index] = None  # its number was lowered while the round was under way
             if any(found):
                 yield found
-            number += 1
-            under_way = following if ahead else self._begin(lines, counts, number)
+            number, under_way = number + 1, following
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's KV."""
@@ -178,7 +189,9 @@ class DraftModel:
         """A sequence's KV, rolled back to what it shares with the stream, without the stream's last token."""
         entry = self._entries.get(seq.seq_id)
         if entry is None:
-            entry = self._entries[seq.seq_id] = _CacheEntry(self._model.make_caches(), replace(seq.params, logprobs=0))
+            entry = self._entries[seq.seq_id] = _CacheEntry(
+                self._model.make_caches(), replace(seq.params, logprobs=None)
+            )
             while len(self._entries) > self._most_entries:
                 self.forget(next(iter(self._entries)))
         self._entries.move_to_end(seq.seq_id)
@@ -200,18 +213,19 @@ class DraftModel:
 
     def _begin(self, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
         """Launch a round of the lines that get one more than ``number`` drafts, whose streams are known."""
-        able = [line for line in lines if counts[line.index] > number and not line.has_ended]
+        able = [line for line in lines if _is_drafted_for(line, counts, number)]
         if not able:
             return None
         missing = [line.stream[len(line.entry.tokens) :] for line in able]
         return self._launch(able, [token for tokens in missing for token in tokens], missing, 0)
 
-    def _follow(self, before: _Round, counts: Seq[int], number: int) -> _Round | None:
-        """Launch the round behind one whose tokens are not known yet: they are read from its array."""
-        places = [i for i, line in enumerate(before.lines) if counts[line.index] > number and not line.has_ended]
-        if not places:
+    def _follow(self, before: _Round, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
+        """Launch the round behind one whose tokens are not known yet: they are read from its array. Not where another
+        line begins with it, whose tokens are numbers."""
+        able = [line for line in lines if _is_drafted_for(line, counts, number)]
+        places = [i for i, line in enumerate(before.lines) if any(line is one for one in able)]
+        if not able or len(places) < len(able):
             return None
-        able = [before.lines[i] for i in places]
         tokens = before.tokens if len(able) == len(before.lines) else before.tokens[mx.array(places)]
         return self._launch(able, tokens, [[0]] * len(able), 1)  # a placeholder until the id is known
 
@@ -225,38 +239,47 @@ class DraftModel:
             rows.append(Row(entry.params, line.seed, len(stream) + num_unknown, tuple(stream[-REPETITION_CONTEXT:])))
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
-        chosen, confidences = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
-        ticket = self._device.launch((chosen, confidences), (), round_of(len(lines)), time.monotonic())
-        return _Round(tuple(lines), chosen, confidences, ticket)
+        chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
+        ticket = self._device.launch((chosen,), (), round_of(len(lines)), time.monotonic())
+        return _Round(tuple(lines), chosen, ticket)
 
-    def _choose(self, logits: mx.array, rows: list[Row]) -> tuple[mx.array, mx.array]:
-        """A token for each row of [lines, vocabulary] logits, and its probability: both [lines]."""
+    def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
+        """A token for each row of [lines, vocabulary] logits."""
+        if all(row.params.temperature == 0 and row.params.repetition_penalty == 1.0 for row in rows):
+            return mx.argmax(logits, axis=-1)  # what the sampler gives, without the log probabilities
         choices = self._sampler.choose(logits, rows)
         tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
-        reported = [cast(mx.array, one.logprobs)[:, 0] for one in choices]
-        logprobs = mx.concatenate(reported) if len(choices) > 1 else reported[0]
         order = [i for one in choices for i in one.rows]
-        if order != sorted(order):
-            back = mx.argsort(mx.array(order))
-            tokens, logprobs = tokens[back], logprobs[back]
-        return tokens, mx.exp(logprobs)
+        return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
 
-    def _read(self, done: _Round, following: _Round | None, num_seqs: int) -> list[Draft | None]:
-        """The drafts of a round, in the order of the sequences, when the device is done with it."""
+    def _read(self, done: _Round, following: _Round | None, found: list[Draft | None]) -> None:
+        """Put the drafts of a round in the places of their sequences, when the device is done with it."""
         span = self._device.wait(done.ticket)
         seconds = None if self._device.computes_at_launch else (span.ended - span.started) / len(done.lines)
         ahead = () if following is None else following.lines
-        found: list[Draft | None] = [None] * num_seqs
-        tokens, confidences = cast(list[int], done.tokens.tolist()), cast(list[float], done.confidences.tolist())
-        for line, token_id, confidence in zip(done.lines, tokens, confidences, strict=True):
+        for line, token_id in zip(done.lines, cast(list[int], done.tokens.tolist()), strict=True):
             if any(line is one for one in ahead):
                 line.entry.tokens[-1] = token_id
             if line.has_ended or token_id >= self._vocab_size:
                 line.has_ended = True  # an id of this model's padding, which the target may not have
                 continue
             line.stream.append(token_id)
-            found[line.index] = Draft(token_id, confidence, seconds)
-        return found
+            found[line.index] = Draft(token_id, seconds=seconds)
+
+
+def _is_drafted_for(line: _Line, counts: Seq[int], number: int) -> bool:
+    """Whether the model makes a line's draft of this number."""
+    return len(line.given) <= number < counts[line.index] and not line.has_ended
+
+
+def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft | None]:
+    """The drafts of this number that are known, appended to the lines' streams."""
+    found: list[Draft | None] = [None] * len(lines)
+    for line in lines:
+        if number < min(len(line.given), counts[line.index]):
+            found[line.index] = Draft(line.given[number], seconds=0.0)
+            line.stream.append(line.given[number])
+    return found
 
 
 def _num_shared(a: list[int], b: list[int]) -> int:

@@ -18,8 +18,25 @@ from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.ngram import NGramIndex
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device
+from splitinfer.errors import LayoutError
 
 NGRAM = "ngram"
+WITH_NGRAMS = "+" + NGRAM  # behind the name of a draft model
+
+
+def model_in(drafter: str) -> str | None:
+    """The draft model in a layout's ``draft``; ``None`` for n-grams alone.
+
+    Raises:
+        LayoutError: it names no model beside the n-grams.
+
+    >>> model_in("small+ngram"), model_in("small"), model_in("ngram")
+    ('small', 'small', None)
+    """
+    name = drafter.removesuffix(WITH_NGRAMS)
+    if name != drafter and name in ("", NGRAM, "none"):
+        raise LayoutError(f"draft {drafter!r} names no model before {WITH_NGRAMS!r}; n-grams alone are {NGRAM!r}")
+    return None if name == NGRAM else name
 
 
 class Drafter(Protocol):
