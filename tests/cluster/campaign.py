@@ -6,7 +6,8 @@
     python -m tests.cluster.campaign --only kill --kills 16 --streams 4  # under drafts for four
 
 A trial: one stream with blocks of drafts in flight, four with drafts of all in one step, or eight, on a rig
-(``rig.py``) where everything is on. Somewhere in the middle a fault; then whoever puts such a thing right in life does so.
+(``rig.py``) where everything is on. Somewhere in the middle a fault; then whoever puts such a thing right in life
+does so.
 
     kill          a worker is killed (-9). A local one the coordinator replaces, another is started again
     freeze        a worker stands still. The coordinator replaces its own; others are woken, or killed and started again

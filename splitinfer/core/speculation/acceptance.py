@@ -7,6 +7,7 @@ because texts change.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
@@ -85,6 +86,8 @@ class Counts:
     blocks: int = 0
     void: int = 0  # blocks behind a wrong draft, discarded as a whole
     unsent: int = 0  # blocks discarded before they were sent to the other stages
+    spared: dict[int, int] = field(default_factory=dict)  # by stage: void rows that it did not compute
+    spared_steps: dict[int, int] = field(default_factory=dict)  # by stage: steps of which it computed nothing
     runs: dict[int, int] = field(default_factory=dict)  # by number of right drafts before a wrong one: how often
     steps: dict[tuple[int, int], Sum] = field(default_factory=dict)  # steps of one sequence, by stage and rows
     drafting: Sum = field(default_factory=Sum)
@@ -95,6 +98,13 @@ class Counts:
         place = min(place, PLACES - 1)
         self.tried_at[place] += 1
         self.accepted_at[place] += accepted
+
+    def computed(self, rows: Sequence[int]) -> None:
+        """Count what the stages behind the first did not compute of a step. ``rows``: computed, by stage."""
+        for stage, count in enumerate(rows[1:], 1):
+            if count < rows[0]:
+                self.spared[stage] = self.spared.get(stage, 0) + rows[0] - count
+                self.spared_steps[stage] = self.spared_steps.get(stage, 0) + (count == 0)
 
     def as_dict(self) -> dict[str, object]:
         """The counts as plain numbers."""
@@ -109,6 +119,8 @@ class Counts:
             "blocks": self.blocks,
             "void_blocks": self.void,
             "unsent_blocks": self.unsent,
+            "spared_rows": dict(sorted(self.spared.items())),
+            "spared_steps": dict(sorted(self.spared_steps.items())),
             "runs": dict(sorted(self.runs.items())),
             "steps": [[stage, rows, each.count, each.seconds] for (stage, rows), each in sorted(self.steps.items())],
             "drafting": [self.drafting.count, self.drafting.seconds],

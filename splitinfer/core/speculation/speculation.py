@@ -221,6 +221,8 @@ class Speculation:
     def measured(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
         """Learn from a step of one sequence. ``returned_at``: when its result came, on the first stage's clock."""
         figures = result.figures
+        if len(figures) == self.num_stages:
+            self.counts.computed([each.rows for each in figures])
         if (
             len(plan.slices) != 1
             or len(figures) != self.num_stages

@@ -62,12 +62,14 @@ class Drafting:
     def _draft(self, wishes: list[Wish], speculation: Speculation) -> None:
         """Make rounds of drafts, as long as a wish is open."""
         counts = [wish.count for wish in wishes]
-        began = time.monotonic()
+        began, is_first = time.monotonic(), True
         for found in self._drafter.draft_together([wish.seq for wish in wishes], counts):
             drafts = [draft for draft in found if draft is not None]
             on_device = sum(draft.seconds or 0.0 for draft in drafts)
-            if drafts:
-                speculation.took(1, on_device or time.monotonic() - began, len(drafts))
+            waited = time.monotonic() - began
+            # The first round may stand in line behind a step; the others cost all the time until they are read.
+            speculation.took(1, on_device if is_first and on_device else max(on_device, waited), len(drafts))
+            is_first = False
             for i, (wish, draft) in enumerate(zip(wishes, found, strict=True)):
                 if draft is not None and counts[i] and not speculation.add(wish, draft):
                     counts[i] = 0
