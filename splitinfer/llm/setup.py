@@ -100,6 +100,7 @@ class PipelineSetup:
             num_stages=stages,
             rewind=pipeline.rewind,
             policy_config=self.serving_options.policy_config,
+            fixed_groups=settings.micro_batches is not None,
         )
 
     def drafter(self, report: Callable[[Progress], None]) -> Drafter | None:

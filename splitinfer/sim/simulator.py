@@ -14,7 +14,7 @@ is when its reader gets it. Deterministic for a seed: only which drafts are righ
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -75,11 +75,17 @@ class Answers:
 
 
 class Simulator:
-    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right;
-    ``check``: whether to check the scheduler's invariants after each step."""
+    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right, for
+    all requests or by id; ``check``: whether to check the scheduler's invariants after each step."""
 
     def __init__(
-        self, scheduler: Scheduler, machine: Machine, *, acceptance: float = 0.0, seed: int = 0, check: bool = False
+        self,
+        scheduler: Scheduler,
+        machine: Machine,
+        *,
+        acceptance: float | Mapping[int, float] = 0.0,
+        seed: int = 0,
+        check: bool = False,
     ) -> None:
         self.scheduler, self.machine = scheduler, machine
         self.now = 0.0
@@ -141,28 +147,34 @@ class Simulator:
             self._inbox.pop(0)()
 
     def _draft(self) -> None:
-        """Make the drafts that the scheduler wishes for, and take in messages after each."""
-        wish = self.scheduler.wish() if self.scheduler.speculation is not None else None
-        if wish is None or self.scheduler.speculation is None:
+        """Make the drafts that the scheduler wishes for, round by round, and take in messages after each round."""
+        speculation = self.scheduler.speculation
+        wishes = self.scheduler.wishes() if speculation is not None else []
+        if not wishes or speculation is None:
             return
-        began, made = self.now, 0
-        while made < wish.count and wish.stands:
-            self._make_draft()
+        while drafting := [wish for wish in wishes if len(wish.drafts) < wish.count and wish.stands]:
+            speculation.took(1, self._make_round(len(drafting)), len(drafting))
+            for wish in drafting:
+                speculation.add(wish, Draft(self._guess(wish.seq.seq_id)))
             self._take_in()
-            made += 1
-            token = _TARGET if self._random.random() < self._acceptance else _WRONG
-            if not self.scheduler.speculation.add(wish, Draft(token)):
-                break
-        self.scheduler.speculation.took(made, self.now - began)
-        self.scheduler.take(wish)
+        for wish in wishes:
+            self.scheduler.take(wish)
 
-    def _make_draft(self) -> None:
-        """Wait for one draft, which stands in line behind the first stage's steps on a device that launches ahead."""
+    def _guess(self, seq_id: int) -> int:
+        given = self._acceptance
+        share = given if isinstance(given, float | int) else given[seq_id]
+        return _TARGET if self._random.random() < share else _WRONG
+
+    def _make_round(self, sequences: int) -> float:
+        """Wait for a draft for each of some sequences, which stands in line behind the first stage's steps on a device
+        that launches ahead; the seconds that its device took."""
+        seconds = self.machine.draft_round(sequences)
         if not self.machine.launches_ahead:
-            self._advance(self.now + self.machine.draft)
-            return
-        timing = self._queues[0].launch(self.now, self.machine.draft, self.machine.draft_buffers)
+            self._advance(self.now + seconds)
+            return seconds
+        timing = self._queues[0].launch(self.now, seconds, self.machine.draft_buffers)
         self._advance(timing.done)
+        return timing.ended - timing.started
 
     def _compute(self, plan: StepPlan) -> None:
         """Plan and launch a step on the coordinator's layers."""

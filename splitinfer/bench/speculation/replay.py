@@ -12,7 +12,7 @@ import mlx.core as mx
 from splitinfer.core import sequence as core
 from splitinfer.core.rng import position_key
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device
+from splitinfer.engine.device.device import Device, round_of
 from splitinfer.engine.device.emulated import EmulatedDevice
 
 _SIDE = 512  # of the square weights that are multiplied: 1 MB, as a layer of a small model has
@@ -66,7 +66,7 @@ class Replay:
             wanted = [number < min(count, len(rest)) for count, rest in zip(counts, left, strict=True)]
             if not any(wanted):
                 return
-            seconds = self._compute()
+            seconds = self._compute(sum(wanted))
             each = None if seconds is None else seconds / sum(wanted)
             yield [Draft(rest[number], seconds=each) if on else None for on, rest in zip(wanted, left, strict=True)]
 
@@ -88,11 +88,12 @@ class Replay:
     def forget(self, _seq_id: int) -> None:
         """Nothing is stored for a request."""
 
-    def _compute(self) -> float | None:
-        """Compute one draft: products of ``seconds``, or on an emulated accelerator one draft of its own seconds, which
-        are returned."""
+    def _compute(self, sequences: int) -> float | None:
+        """Compute a round of drafts: products of ``seconds``, or on an emulated accelerator a round of its own seconds,
+        which are returned."""
         if isinstance(self._device, EmulatedDevice):
-            span = self._device.wait(self._device.launch((mx.zeros((1,)),), (), DRAFT, time.monotonic()))
+            work = round_of(sequences)
+            span = self._device.wait(self._device.launch((mx.zeros((1,)),), (), work, time.monotonic()))
             return span.ended - span.started
         if self._weights is None:
             self._weights = mx.random.normal((_SIDE, _SIDE), key=mx.random.key(0))

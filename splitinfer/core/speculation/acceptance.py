@@ -38,8 +38,8 @@ class Acceptance:
         return (self.accepted + self._weight * self._prior) / (self.tried + self._weight)
 
     @property
-    def at_best(self) -> float:
-        """A probability that the tries so far do not exclude: a standard deviation above ``share``."""
+    def at_most(self) -> float:
+        """What the probability may well be, as few tries tell little: a standard deviation above ``share``."""
         share = self.share
         return min(1.0, share + math.sqrt(share * (1 - share) / (self.tried + self._weight)))
 

@@ -1,8 +1,8 @@
 """Which sequences get drafts, how many, and how these fared. The scheduler calls it; it does nothing by itself.
 
-Speculation uses stages that would be idle. With as many requests as stages, each of them fills a stage while the others
-wait, and drafts would only delay them; so drafts are made only if there are fewer, or for a request alone. None are
-made while a prompt is being computed: its chunks fill the stages.
+A sequence alone gets blocks in flight (``controller``, ``flight``); several share steps, and how many drafts each gets
+is chosen together with the number of groups (``group_controller``, ``grouping``). A request's own fixed flight goes
+before both. While a prompt is being computed blocks do not follow each other: its chunks fill the stages.
 
 A draft is worth nothing where the sequence would end before it, or where the stages could not be rolled back over it,
 and it never causes a preemption or an eviction.
@@ -21,12 +21,15 @@ from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.acceptance import Counts, Sum
 from splitinfer.core.speculation.controller import Controller
 from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
+from splitinfer.core.speculation.group_controller import GroupController
+from splitinfer.core.speculation.grouping import Member
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A draft of the next token. ``confidence``: the drafter's own probability for it, if it has one. ``seconds``: what
-    its device took for it, if it has one; time in line behind a step is not the draft's."""
+    its device took for it, if it has one; time in line behind a step is not the draft's. 0: it cost nothing, and says
+    nothing about what drafts cost."""
 
     token_id: int
     confidence: float | None = None
@@ -78,6 +81,8 @@ class Speculation:
     rewind: int | None = UNLIMITED
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
+    groups: GroupController | None = None  # learns what drafts cost, and chooses what several get
+    are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
     _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
@@ -93,9 +98,35 @@ class Speculation:
 
     # -- before a plan -------------------------------------------------------------------------
 
-    def has_room(self, num_runnable: int) -> bool:
-        """Whether ``num_runnable`` requests leave a stage idle."""
-        return 0 < num_runnable <= max(1, self.num_stages - 1)
+    def member(self, seq: Sequence) -> Member:
+        """A sequence as the choice of groups sees it."""
+        most = MAX_ROWS - 1 if not self.rewind else min(MAX_ROWS - 1, self.rewind)
+        share = self.controller.share(seq.seq_id)
+        if seq.flight is not None:
+            return Member(share, min(most, seq.flight.first), fixed=True, puts_back=self.has_states)
+        return Member(share, most, puts_back=self.has_states, at_most=self.controller.share_at_most(seq.seq_id))
+
+    def is_likely(self, seq: Sequence) -> bool:
+        """Whether a sequence is likely to get drafts."""
+        if seq.flight is not None:
+            return not seq.flight.is_off
+        return self._shares is None or not self._shares.flights.get(seq.seq_id, OFF).is_off
+
+    @property
+    def _shares(self) -> GroupController | None:
+        return self.groups if self.are_several else None
+
+    def _next_flight(self, seq: Sequence) -> Flight:
+        """The flight of a sequence's next blocks."""
+        if seq.flight is not None:
+            return seq.flight
+        shares = self._shares
+        if shares is None:
+            return self.controller.flight(seq.seq_id)
+        flight = shares.flights.get(seq.seq_id, OFF)
+        if not flight.is_off or not shares.drafts:
+            return flight
+        return self.controller.probe(seq.seq_id, shares.probe_cost())
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""
@@ -103,7 +134,7 @@ class Speculation:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)
-            self._flights[seq.seq_id] = seq.flight or self.controller.flight(seq.seq_id)
+            self._flights[seq.seq_id] = self._next_flight(seq)
         return self._wish(seq, self._flights[seq.seq_id].first, longest)
 
     def further(self, seq: Sequence, longest: int) -> Wish | None:
@@ -115,6 +146,8 @@ class Speculation:
     def may_follow(self, seq: Sequence) -> bool:
         """Whether one more block may be under way behind the others."""
         flight = self._flights.get(seq.seq_id, OFF)
+        if self._shares is not None and seq.flight is None and self._shares.is_synchronous(seq.seq_id):
+            return False  # it was alone when its blocks began to follow each other
         return 0 < seq.num_awaited < flight.in_flight and not flight.is_synchronous
 
     def _wish(self, seq: Sequence, count: int, longest: int) -> Wish | None:
@@ -135,8 +168,12 @@ class Speculation:
 
     def _cutoff(self, wish: Wish) -> float:
         if wish.cutoff is None:
-            wish.cutoff = 0.0 if wish.seq.flight is not None else self.controller.cutoff(wish.seq.seq_id)
+            wish.cutoff = 0.0 if wish.seq.flight is not None else self._cost_of_draft(wish.seq)
         return wish.cutoff
+
+    def _cost_of_draft(self, seq: Sequence) -> float:
+        """The probability of being right below which a draft costs more than it gives."""
+        return self.controller.cutoff(seq.seq_id) if self._shares is None else self._shares.cutoff
 
     def take(self, wish: Wish) -> None:
         """Take in the drafts of a wish, up to an end token. A sequence that got fewer than it could have gets no more
@@ -200,10 +237,13 @@ class Speculation:
             self.controller.returned(beyond)
             self.counts.links.add(1, beyond)
 
-    def took(self, num_drafts: int, seconds: float) -> None:
-        """Learn from ``num_drafts`` drafts that took ``seconds``."""
-        self.controller.drafted(num_drafts, seconds)
-        self.counts.drafting.add(num_drafts, seconds)
+    def took(self, num_rounds: int, seconds: float, num_sequences: int = 1) -> None:
+        """Learn from ``num_rounds`` of drafts for so many sequences at a time, which took ``seconds``."""
+        if num_sequences == 1:
+            self.controller.drafted(num_rounds, seconds)
+        if self.groups is not None:
+            self.groups.drafted(num_sequences, num_rounds, seconds)
+        self.counts.drafting.add(num_rounds * num_sequences, seconds)
 
     def forget(self, seq: Sequence) -> None:
         """Forget a sequence that has ended or was preempted."""

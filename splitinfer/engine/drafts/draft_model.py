@@ -25,7 +25,7 @@ import mlx.core as mx
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence, common_prefix
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device, Ticket
+from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
 from splitinfer.engine.stage.sampler import Row, Sampler
 from splitinfer.errors import ModelError
@@ -240,7 +240,7 @@ class DraftModel:
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
         chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
-        return _Round(tuple(lines), chosen, self._device.launch((chosen,), (), DRAFT, time.monotonic()))
+        return _Round(tuple(lines), chosen, self._device.launch((chosen,), (), round_of(len(lines)), time.monotonic()))
 
     def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
         """A token for each row of [lines, vocabulary] logits."""
