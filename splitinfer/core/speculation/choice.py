@@ -20,7 +20,7 @@ from splitinfer.core.speculation.ngram import NGramIndex
 
 _BOUNDS = (1, 2, 3, 4, 8, 16)  # the least lengths of the classes
 _USUAL_GUESS = 0.3  # share of guesses that are right, before any was judged
-_FREE = 0.03  # share that a guess may be worse, for what a draft of the model costs
+_FREE = 0.05  # share that a guess may be worse, for what a draft of the model costs
 
 
 class Choice:
