@@ -40,8 +40,8 @@ class Acceptance:
         return (self.accepted + self._weight * self._prior) / (self.tried + self._weight)
 
     @property
-    def at_best(self) -> float:
-        """A probability that the tries so far do not exclude: a standard deviation above ``share``."""
+    def at_most(self) -> float:
+        """What the probability may well be, as few tries tell little: a standard deviation above ``share``."""
         share = self.share
         return min(1.0, share + math.sqrt(share * (1 - share) / (self.tried + self._weight)))
 
@@ -54,8 +54,9 @@ class Acceptance:
         return self.usual if self.like is None else (1 - _NEW) * self.like.share + _NEW * self.usual
 
     @property
-    def at_most(self) -> float:
-        """What the probability may well be, as few tries tell little: a standard error above what was seen."""
+    def seen_at_most(self) -> float:
+        """What the probability may well be by what was seen alone: a standard error above that, 0 where no draft was
+        ever right."""
         if self.tried < _FEW:
             return max(self.share, _PRIOR)
         seen = self.accepted / self.tried

@@ -6,8 +6,8 @@ nearly always is. So for each class of that length two shares are kept, of guess
 right, for each sequence, with those of all sequences as the prior.
 
 A guess is judged at every token, used or not, from the prompt's beginning on, because a look-up costs nothing. The
-model's drafts are judged where they were made. A guess is taken where it is surely as good, and saves a step of the
-model.
+model's drafts are judged where they were made. Where both are as good, or nearly, the guess is taken: it saves a step
+of the model.
 
 The guesses stand at a block's beginning; behind the first place that is the model's, the block is the model's, whose
 drafts can then be computed in one go.
@@ -20,7 +20,7 @@ from splitinfer.core.speculation.ngram import NGramIndex
 
 _BOUNDS = (1, 2, 3, 4, 8, 16)  # the least lengths of the classes
 _USUAL_GUESS = 0.3  # share of guesses that are right, before any was judged
-_FREE = 0.03  # share that a guess may be worse, for what a draft of the model costs
+_FREE = 0.05  # share that a guess may be worse, for what a draft of the model costs
 
 
 class Choice:

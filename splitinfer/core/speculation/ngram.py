@@ -1,6 +1,6 @@
 """Drafts without a model: the token that followed when the same tokens last occurred.
 
-Code, summaries, edited text and answers that quote repeat themselves. The longest ending of the stream (3 tokens
+Code, summaries, edited text and answers that quote repeat themselves. The longest ending of the stream (8 tokens, or 3
 down to 1) that occurred before is looked up, and the token after its latest occurrence is the draft. See "prompt lookup
 decoding" (Saxena, 2023). An index of every ending makes a look-up a few dictionary reads, however long the text.
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-LONGEST = 3  # tokens of an ending in the index; longer ones are rarer and hardly more accurate
+SIZES = (8, 3, 2, 1)  # tokens of the endings in the index: a long one tells a quotation from a common phrase
 MOST = 16  # tokens that are compared
 
 
@@ -66,14 +66,15 @@ class NGramIndex:
             guess = None if self._shown is _ignore else self._found(tokens, tokens[max(0, end - MOST) : end])
             if guess is not None:
                 self._shown(guess, guess.token_id == tokens[end])
-            for size in range(1, min(LONGEST, end) + 1):
-                self._after[tuple(tokens[end - size : end])] = end
+            for size in SIZES:
+                if size <= end:
+                    self._after[tuple(tokens[end - size : end])] = end
         self._num_indexed = len(tokens)
 
     def _found(self, tokens: Seq[int], last: Seq[int]) -> Guess | None:
         """The guess behind the stream whose ``last`` tokens these are."""
-        for size in range(min(LONGEST, len(last)), 0, -1):
-            after = self._after.get(tuple(last[-size:]))
+        for size in SIZES:
+            after = self._after.get(tuple(last[-size:])) if size <= len(last) else None
             if after is not None:
                 most = min(len(last), after)
                 while size < most and tokens[after - size - 1] == last[-size - 1]:

@@ -28,7 +28,8 @@ from splitinfer.core.speculation.grouping import Member
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A draft of the next token. ``confidence``: the drafter's own probability for it, if it has one. ``seconds``: what
-    its device took for it, if it has one; time in line behind a step is not the draft's."""
+    its device took for it, if it has one; time in line behind a step is not the draft's. 0: it cost nothing, and says
+    nothing about what drafts cost."""
 
     token_id: int
     confidence: float | None = None
@@ -125,7 +126,7 @@ class Speculation:
         flight = shares.flights.get(seq.seq_id, OFF)
         if not flight.is_off or not shares.drafts:
             return flight
-        return self.controller.probe(seq.seq_id, shares.probe_cost(), delays_others=True)
+        return self.controller.probe(seq.seq_id, shares.probe_cost())
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""

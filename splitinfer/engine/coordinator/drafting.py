@@ -67,8 +67,10 @@ class Drafting:
             drafts = [draft for draft in found if draft is not None]
             on_device = sum(draft.seconds or 0.0 for draft in drafts)
             waited = time.monotonic() - began
-            # The first round may stand in line behind a step; the others cost all the time until they are read.
-            speculation.took(1, on_device if is_first and on_device else max(on_device, waited), len(drafts))
+            made = sum(draft.seconds != 0.0 for draft in drafts)  # the others cost nothing: they were looked up
+            if made:
+                # The first round may stand in line behind a step; the others cost all the time until they are read.
+                speculation.took(1, on_device if is_first and on_device else max(on_device, waited), made)
             is_first = False
             for i, (wish, draft) in enumerate(zip(wishes, found, strict=True)):
                 if draft is not None and counts[i] and not speculation.add(wish, draft):

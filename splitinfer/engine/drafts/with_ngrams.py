@@ -1,6 +1,7 @@
 """A draft model and n-grams: at each place whichever has been right at such places (``core.speculation.choice``).
 
-Where n-grams draft a whole block the model computes nothing; the tokens that it has missed go into its next step.
+Where n-grams draft a whole block the model computes nothing; the tokens that it has missed go into its next step. The
+first block of all is the model's, so that it is known what a draft costs.
 """
 
 from collections import OrderedDict
@@ -25,6 +26,7 @@ class ModelWithNGrams:
         self._model = model
         self._all = Choice()
         self._each: OrderedDict[int, Either] = OrderedDict()
+        self._has_drafted = False  # the model
 
     def use_device(self, device: Device) -> None:
         """Compute on a device from now on."""
@@ -48,7 +50,9 @@ class ModelWithNGrams:
             for seq, before, known, draft in zip(seqs, ahead, given, found, strict=True):
                 if draft is None:
                     continue
-                self._of(seq).drafted(seq.tokens, before, draft.token_id, by_model=number >= len(known))
+                by_model = number >= len(known)
+                self._of(seq).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
+                self._has_drafted |= by_model
                 before.append(draft.token_id)
             yield found
 
@@ -58,7 +62,8 @@ class ModelWithNGrams:
         self._model.forget(seq_id)
 
     def _guesses(self, seq: Sequence, count: int) -> list[int]:
-        return self._of(seq).guesses(seq.tokens, [*seq.ahead, *seq.drafted], count)
+        guesses = self._of(seq).guesses(seq.tokens, [*seq.ahead, *seq.drafted], count)
+        return guesses if self._has_drafted else []
 
     def _of(self, seq: Sequence) -> Either:
         if seq.seq_id not in self._each:
