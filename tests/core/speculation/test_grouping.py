@@ -69,7 +69,7 @@ def test_greedy_comes_close_to_the_best_of_all(acceptance: list[float], groups: 
     costs = Costs(LARGE.stages, (0.0, *([draft] * 8)), 0.3, 0.5, 128)
     found = best_grouping(costs, [Member(a) for a in acceptance], 2).get((groups, 1))
     expected = every(costs, acceptance, groups, 6)
-    assert (found.rate if found else 0.0) >= 0.96 * expected
+    assert (found.rate if found else 0.0) >= 0.9 * expected
 
 
 @pytest.mark.parametrize(
