@@ -274,7 +274,7 @@ def _summary(trials: Sequence[Mapping[str, Any]], today: Sequence[Mapping[str, A
     return {
         "tokens_per_second": statistics.median(one["rate"] for one in trials),
         "gain": _ratio(trials, today),
-        "gains": [statistics.median(a["rates"][i] / b["rates"][i] for a, b in pairs)
+        "gains": [statistics.median(b["per_token"][i] / a["per_token"][i] for a, b in pairs)
                   for i in range(len(trials[0]["rates"]))],
         "seconds_a_token_p99": statistics.median(slowest(one) for one in trials),
         "seconds_a_token_p99_to_today": statistics.median(slowest(a) / slowest(b) for a, b in pairs),

@@ -374,6 +374,24 @@ def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
     for tokens in ((), (first,), (other, other), (first,) * 4):
         with pytest.raises(ValueError, match="asked for"):
             found.scheduler.update(StepResult(plan.step, (SampledSlice(seq_id, tokens),)))
+    with pytest.raises(ValueError, match="asked for"):
+        found.scheduler.update(StepResult(plan.step))
+
+
+def test_a_result_may_lack_what_is_void() -> None:
+    found = house(num_groups=3, max_in_flight=4)
+    seq_id = decoding(found, Flight(2, 3, 3))
+    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.step()
+    plan = found.step()
+    assert plan is not None
+    found.deliver()
+    assert found.scheduler.void_slices() == ((plan.step, seq_id),)
+    assert found.scheduler.void_slices() == (), "it is told once"
+    found.toy.under_way.popleft()
+    assert found.scheduler.update(StepResult(plan.step)) == []
+    found.run()
+    found.check_answers()
 
 
 def test_a_void_slice_must_not_be_answered() -> None:
