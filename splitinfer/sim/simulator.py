@@ -15,7 +15,7 @@ is when its reader gets it. Deterministic for a seed: only which drafts are righ
 
 import heapq
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
@@ -75,8 +75,8 @@ class Answers:
 
 
 class Simulator:
-    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right, for
-    all requests or by id; ``check``: whether to check the scheduler's invariants after each step."""
+    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right,
+    for all requests or by id; ``check``: whether to check the scheduler's invariants after each step."""
 
     def __init__(
         self,
@@ -96,6 +96,7 @@ class Simulator:
         self._answers = Answers()
         traits = machine.device if machine.launches_ahead else DeviceTraits()
         self._queues = [DeviceQueue(traits) for _ in machine.stages]
+        self._void: set[tuple[int, int]] = set()  # slices that the stages in the middle know to be void
         self._unsent: dict[int, StepPlan] = {}  # launched on the first stage and not done, by step
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._inbox: list[Callable[[], None]] = []
@@ -155,7 +156,7 @@ class Simulator:
         while drafting := [wish for wish in wishes if len(wish.drafts) < wish.count and wish.stands]:
             speculation.took(1, self._make_round(len(drafting)), len(drafting))
             for wish in drafting:
-                speculation.add(wish, Draft(self._guess(wish.seq.seq_id)))
+                wish.drafts.append(Draft(self._guess(wish.seq.seq_id)))
             self._take_in()
         for wish in wishes:
             self.scheduler.take(wish)
@@ -236,12 +237,19 @@ class Simulator:
     def _arrive(self, stage: int, plan: StepPlan) -> None:
         self.carried_out(stage, plan)
         is_last = stage + 1 == self.machine.num_stages
+        if not is_last:
+            plan = self._without_void(plan)
         sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
         timing = self._step(stage, plan, slices)
         if is_last:
             self._answer(plan, sampled, timing.done + self.machine.hops[stage].fixed)
         else:
             self._pass_on(stage, plan, timing.done)
+
+    def _without_void(self, plan: StepPlan) -> StepPlan:
+        """What a stage in the middle computes of a plan: it was told what is void."""
+        left = tuple(part for part in plan.slices if (plan.step, part.seq_id) not in self._void)
+        return plan if len(left) == len(plan.slices) else replace(plan, slices=left)
 
     def _answer(self, plan: StepPlan, sampled: tuple[SampledSlice, ...], returned_at: float) -> None:
         result = StepResult(plan.step, sampled, tuple(self._figures.pop(plan.step)))
@@ -254,6 +262,8 @@ class Simulator:
             served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
         self._reduce_unsent()
+        if void := self.scheduler.void_slices():
+            self._at(self.now + self.machine.hops[0].fixed, lambda: self._void.update(void))
 
     def got(self, seq_id: int, token_id: int) -> None:
         """Called when a request gets a token; for subclasses."""

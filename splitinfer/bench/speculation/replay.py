@@ -34,13 +34,17 @@ class Replay:
         self.error, self.seed, self.seconds = 0.0, 0, 0.0
         self._vocab_size = vocab_size
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._errors: dict[tuple[int, ...], float] = {}
         self._weights: mx.array | None = None
         self._per_product = 0.0
         self._device: Device | None = None
 
-    def know(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Store the model's answer to a prompt."""
+    def know(self, prompt: Sequence[int], answer: Sequence[int], error: float | None = None) -> None:
+        """Store the model's answer to a prompt, and how often its drafts are wrong, if not as all others'."""
         self._answers[tuple(prompt)] = tuple(answer)
+        self._errors.pop(tuple(prompt), None)
+        if error is not None:
+            self._errors[tuple(prompt)] = error
 
     def __contains__(self, prompt: Sequence[int]) -> bool:
         return tuple(prompt) in self._answers
@@ -72,18 +76,21 @@ class Replay:
 
     def _rest(self, seq: core.Sequence, count: int) -> list[int]:
         """Up to ``count`` drafts for what is left of the known answer, some replaced by wrong ones."""
-        answer = self._answers.get(tuple(seq.tokens[: seq.num_prompt_tokens]), ())
+        prompt = tuple(seq.tokens[: seq.num_prompt_tokens])
+        answer, error = self._answers.get(prompt, ()), self._errors.get(prompt, self.error)
         first = len(seq.stream) - seq.num_prompt_tokens
+        seed = self.seed + (sum(prompt) if prompt in self._errors else 0)
         return [
-            (answer[place] + self.is_wrong(place)) % self._vocab_size
+            (answer[place] + self.is_wrong(place, error, seed)) % self._vocab_size
             for place in range(first, min(first + count, len(answer)))
         ]
 
-    def is_wrong(self, place: int) -> bool:
+    def is_wrong(self, place: int, error: float | None = None, seed: int | None = None) -> bool:
         """Whether the draft for this token of an answer is wrong."""
+        error, seed = self.error if error is None else error, self.seed if seed is None else seed
         first = place - place % _FIFTY
-        keys = {at: position_key(self.seed, at) for at in range(first, first + _FIFTY)}
-        return sum(key < keys[place] for key in keys.values()) < round(self.error * _FIFTY)
+        keys = {at: position_key(seed, at) for at in range(first, first + _FIFTY)}
+        return sum(key < keys[place] for key in keys.values()) < round(error * _FIFTY)
 
     def forget(self, _seq_id: int) -> None:
         """Nothing is stored for a request."""

@@ -67,6 +67,7 @@ def measure_speculation(options: SpeculationOptions) -> int:
 
 
 def _measure(options: SpeculationOptions) -> dict[str, Any]:
+    assert options.layout is not None  # without, only streams side by side are measured
     layout = find_layout(options.layout)
     name = options.drafter or layout.draft or REPLAY
     link = _link(options.link_preset)

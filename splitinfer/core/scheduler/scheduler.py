@@ -21,11 +21,11 @@ may follow an objective for the time between tokens, by what steps have cost so 
 While sequences decode, as many plans are under way as there are groups: one more would only delay the next decode.
 While none does, ``max_in_flight`` plans keep one waiting in front of each stage.
 
-With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``wishes`` returns how
-many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are, how
-many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.grouping``); blocks of one
-sequence may follow each other without waiting for results, and after a result that voids them the next one begins at
-once.
+With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``wishes`` returns
+how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
+how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.grouping``); blocks
+of one sequence may follow each other without waiting for results, and after a result that voids them the next one
+begins at once.
 
 KV is bounded (``core.kv.budget``). A sequence is admitted when its whole prompt and the beginning of its answer
 fit beside what all others have or have reserved (``core.scheduler.admission``). Where growing answers fill the memory
@@ -100,6 +100,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._unlearned: deque[tuple[tuple[Slice, ...], tuple[StageFigures, ...], float]] = deque()
         self._next_step = self._num_arrived = 0
+        self._missed: set[int] = set()  # sequences with wrong drafts in the last result
         self.num_preemptions = 0  # times a running sequence was preempted
         self._is_lowered = False  # the budget, below the config's
 
@@ -158,6 +159,7 @@ class Scheduler:
         self.state.plans.popleft()
         self.state.now = max(self.state.now, returned_at)
         sampled = {s.seq_id: s.tokens for s in result.sampled}
+        self._missed = set()
         events: list[TokenEvent] = []
         joining: list[Sequence] = []
         for part in plan.slices:
@@ -290,7 +292,7 @@ class Scheduler:
         return []
 
     def _wishes_of(self, members: list[Sequence]) -> list[Wish]:
-        """Wishes for sequences of one step, as far as it has room. While a prompt is read, half of it is the prompt's."""
+        """Wishes for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
         assert self.speculation is not None
         room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
         room = room // 2 if self.state.reads_prompts else room
@@ -329,6 +331,16 @@ class Scheduler:
                 self.speculation.counts.unsent += 1
         self.state.plans[at] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
         return self.state.plans[at]
+
+    def void_slices(self) -> tuple[tuple[int, int], ...]:
+        """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""
+        missed, self._missed = self._missed, set()
+        return tuple(
+            (plan.step, part.seq_id)
+            for plan in self.state.plans
+            for part in plan.slices
+            if part.seq_id in missed and part.begins_with_draft and self._is_void(part)
+        )
 
     def _is_void(self, part: Slice) -> bool:
         seq = self.running.get(part.seq_id)
@@ -492,6 +504,8 @@ class Scheduler:
             if is_tried and self.speculation is not None:
                 tried += 1
                 accepted += self.speculation.appended(seq, part, row, misses)
+                if seq.num_misses > misses:
+                    self._missed.add(seq.seq_id)
                 if seq.num_misses > misses and self.speculation.has_states and seq.num_scheduled < part.end:
                     seq.num_scheduled = part.start
             yield TokenEvent(seq.seq_id, token, reason)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from splitinfer.core.plan import StepPlan, StepResult
+from splitinfer.core.plan import StageFigures, StepPlan, StepResult
 from splitinfer.core.speculation.flight import OFF, Flight, RowTimes
 from splitinfer.core.speculation.grouping import Costs, Grouping, Member, best_grouping
 from splitinfer.core.speculation.step_times import MOST, StepTimes
@@ -19,7 +19,6 @@ _MARGIN = 1.03  # factor by which drafts have to be faster than none
 _EVERY = 16  # steps after which the choice is made again
 _SMOOTHING = 0.2  # weight of a round trip
 _MOST_HOST = 0.5  # of a step: what took longer was something else
-_MOST_CUT = 0.6  # the highest cut-off, because probabilities are estimates
 _PROBES_DEARER = 2.0  # factor on the cost of a probe that delays others
 _FIRST = 1  # drafts of each member while nothing is known of their cost
 
@@ -34,7 +33,9 @@ class GroupController:
     stages: list[StepTimes] = field(init=False)
     drafts: RowTimes = field(default_factory=RowTimes)  # seconds of a round, by the number of sequences
     link: float = 0.0  # seconds one way
-    host: float = 0.0  # seconds from the last draft of a step until its device begins with the step
+    host: float = 0.0  # seconds that a step with drafts takes beside drafts, computing and links
+    last: Grouping | None = None  # the latest choice
+    _returned_at: float = 0.0  # when the last result came
     choice: Grouping | None = None
     flights: dict[int, Flight] = field(default_factory=dict)  # of the members' next blocks
     _planned: dict[int, float] = field(default_factory=dict)  # by step: when a plan with drafts was made
@@ -63,13 +64,22 @@ class GroupController:
         for each in figures:
             if not each.is_void and 0 <= each.stage < self.num_stages:
                 self.stages[each.stage].took(each.rows, each.ended - each.started - each.copying)
+        before, self._returned_at = self._returned_at, returned_at
         if planned:
-            host = min(max(0.0, figures[0].started - planned), _MOST_HOST * (figures[0].ended - figures[0].started))
-            self.host = host if self.host == 0.0 else self.host + _SMOOTHING * (host - self.host)
+            self._learn_host(plan, figures[0], planned, before)
         if len(figures) > 1 and all(each.rows for each in figures) and returned_at:
             beyond = returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
             one_way = max(0.0, beyond) / self.num_stages
             self.link = one_way if self.link == 0.0 else self.link + _SMOOTHING * (one_way - self.link)
+
+    def _learn_host(self, plan: StepPlan, first: StageFigures, planned: float, before: float) -> None:
+        """Learn what a step with drafts took beside drafts. ``before``: when the result before its own came."""
+        host = first.started - planned
+        if before and self.choice is not None and (self.choice.groups, self.choice.in_flight) == (1, 1):
+            counts = [part.num_drafts for part in plan.slices if part.num_drafts]  # nothing else was under way
+            host = first.started - before - max(counts, default=0) * self.drafts.at(len(counts))
+        host = min(max(0.0, host), _MOST_HOST * (first.ended - first.started))
+        self.host = host if self.host == 0.0 else self.host + _SMOOTHING * (host - self.host)
 
     def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
         """Learn from ``rounds`` of drafts for so many sequences at a time."""
@@ -116,7 +126,7 @@ class GroupController:
             self.flights = {seq_id: Flight(_FIRST if one.most else 0) for seq_id, one in members.items()}
             return
         self.choice = self._best(costs, list(members.values()), objective)
-        in_flight = self.choice.in_flight
+        self.last, in_flight = self.choice, self.choice.in_flight
         self.flights = {
             seq_id: Flight(count, count if in_flight > 1 else 0, in_flight if count else 1)
             for seq_id, count in zip(seq_ids, self.choice.drafts, strict=True)
@@ -127,21 +137,16 @@ class GroupController:
         return self.flights.get(seq_id, OFF).is_synchronous
 
     def as_dict(self) -> dict[str, object]:
-        """The choice in force, as plain numbers; ``None`` for one sequence or fewer."""
-        one = self.choice
+        """The latest choice for several sequences, as plain numbers; ``None`` where there was none."""
+        one = self.last
         if one is None:
             return {"groups": None, "in_flight": None, "drafts": None, "expected_tokens_per_second": None}
         return {
             "groups": one.groups,
             "in_flight": one.in_flight,
-            "drafts": sorted(flight.first for flight in self.flights.values()),
+            "drafts": sorted(one.drafts),
             "expected_tokens_per_second": one.rate,
         }
-
-    @property
-    def cutoff(self) -> float:
-        """The probability of being right below which a draft costs more than it gives."""
-        return 0.0 if self.choice is None else min(_MOST_CUT, self.choice.row)
 
     def forget(self) -> None:
         """There are fewer than two sequences."""

@@ -3,8 +3,8 @@
 Several sequences on S stages can go in any number G of groups, each of whose steps holds a block of every member, and
 each group may have F steps under way. One group of many pays the weights once and leaves stages idle; S groups keep all
 stages busy and read all weights S times. Drafts make tokens of rows, and rows are nearly free where weights are read
-anyway. With t_s(r) the seconds of a step of r rows on stage s, D = rounds * d(n) those of drafting (one round gives each
-of n members a draft), l a link's and h the coordinator's own for a step, a round of all groups takes
+anyway. With t_s(r) the seconds of a step of r rows on stage s, D = rounds * d(n) those of drafting (one round gives
+each of n members a draft), l a link's and h the coordinator's own for a step, a round of all groups takes
 
     P = max( F * sum over groups of (D + h + t_0),       the first stage drafts and computes; h only behind drafts
              F * sum over groups of t_s,                 any other stage

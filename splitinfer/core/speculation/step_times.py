@@ -41,7 +41,8 @@ class StepTimes:
     @property
     def trusted_rows(self) -> int:
         """The most rows that may be tried: twice as many as were measured."""
-        return min(MOST, _TRUSTED * round(max((size.rows for size in self._sizes.values()), default=0)))
+        largest: float = max((size.rows for size in self._sizes.values()), default=0)
+        return min(int(MOST), _TRUSTED * round(largest))
 
     @property
     def num_sizes(self) -> int:

@@ -62,16 +62,18 @@ class Drafting:
     def _draft(self, wishes: list[Wish], speculation: Speculation) -> None:
         """Make rounds of drafts, as long as a wish is open."""
         counts = [wish.count for wish in wishes]
-        began = time.monotonic()
+        began, is_first = time.monotonic(), True
         for found in self._drafter.draft_together([wish.seq for wish in wishes], counts):
             drafts = [draft for draft in found if draft is not None]
             on_device = sum(draft.seconds or 0.0 for draft in drafts)
-            made = sum(draft.seconds != 0.0 for draft in drafts)
+            made, waited = sum(draft.seconds != 0.0 for draft in drafts), time.monotonic() - began
             if made:
-                speculation.took(1, on_device or time.monotonic() - began, made)
+                # The first round may stand in line behind a step; the others cost all the time until they are read.
+                speculation.took(1, on_device if is_first and on_device else max(on_device, waited), made)
+                is_first = False
             for i, (wish, draft) in enumerate(zip(wishes, found, strict=True)):
-                if draft is not None and counts[i] and not speculation.add(wish, draft):
-                    counts[i] = 0
+                if draft is not None and counts[i]:
+                    wish.drafts.append(draft)
             self._receive()
             for i, wish in enumerate(wishes):
                 if not wish.stands:

@@ -351,6 +351,8 @@ class Engine:
         self._later.put(self.metrics.returned, result, heard)
         events = self.scheduler.update(result, heard, learn=False)
         self._own_steps.reduce(self.scheduler.still_wanted)
+        if self.pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
+            self.pipeline.send_void(void)
         self._watch.answered(now)
         self._later.put(self.totals.step, result, heard)
         self._later.put(VOID_STEPS.count, result)

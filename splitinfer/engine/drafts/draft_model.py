@@ -240,7 +240,8 @@ class DraftModel:
             entry.tokens += new
         logits = self._step.run(parts, ids, None)
         chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
-        return _Round(tuple(lines), chosen, self._device.launch((chosen,), (), round_of(len(lines)), time.monotonic()))
+        ticket = self._device.launch((chosen,), (), round_of(len(lines)), time.monotonic())
+        return _Round(tuple(lines), chosen, ticket)
 
     def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
         """A token for each row of [lines, vocabulary] logits."""
