@@ -90,6 +90,25 @@ def test_a_request_is_tried_whatever_others_had() -> None:
         assert played.run(160, seq_id=2) > 0.85 * fresh.run(160, seq_id=2), seed
 
 
+def test_a_few_wrong_drafts_do_not_turn_them_off() -> None:
+    """What pays by much and costs little is given up on evidence, and not on bad luck."""
+    controller = Controller(2, 2)
+    for rows, seconds in STAGE.items():
+        for stage in range(2):
+            controller.computed(stage, rows, seconds * (0.6, 1.4)[stage])
+    controller.drafted(1, 5.0)
+    for _ in range(3):
+        controller.tried(1, 1, 0)
+    rig = controller.rig
+    assert rig is not None
+    share = controller.share(1)
+    assert tokens_per_second(rig, best_flight(rig, share, 2), share) < 1.03 * rig.sequential
+    assert controller.flight(1).most_drafts > 1
+    for _ in range(12):
+        controller.tried(1, 1, 0)
+    assert controller.flight(1).is_off
+
+
 def test_dear_drafts_are_left_out() -> None:
     played = Played(Controller(2, 1), 0.5, draft=15.0)
     played.run(200)
