@@ -151,20 +151,8 @@ def bench(
     _emulate(accelerator)
     if chosen is Mode.DEVICE:
         _bench_device((layout, model, as_json, trials, seed, connect_timeout), verbose)
-    if _measures_several(chosen, streams):
-        several = (
-            layout,
-            model,
-            as_json,
-            trials,
-            decode_tokens,
-            seed,
-            connect_timeout,
-            _shares(acceptance),
-            counts,
-            come_and_go,
-        )
-        _bench_several(several, verbose)
+    usual = (layout, model, as_json, trials, decode_tokens, seed, connect_timeout)
+    _bench_several(chosen, streams, usual, _shares(acceptance), counts, come_and_go, verbose)
     if layout is None:
         raise typer.BadParameter(f"--mode {chosen} needs a layout: --layout FILE")
     if chosen is Mode.EXACT:
@@ -262,15 +250,18 @@ def _bench_device(options: tuple[str | None, str | None, bool, int, int, float],
     finish(lambda: measure_device(DeviceOptions(*options)), verbose)
 
 
-def _measures_several(mode: Mode, streams: str | None) -> bool:
-    return mode is Mode.SPECULATION and streams is not None
-
-
 def _bench_several(
-    options: tuple[str | None, str | None, bool, int, int, int, float, tuple[float, ...], tuple[int, ...], float],
+    mode: Mode,
+    streams: str | None,
+    options: tuple[str | None, str | None, bool, int, int, int, float],
+    shares: tuple[float, ...],
+    counts: tuple[int, ...],
+    seconds: float,
     verbose: bool,
-) -> NoReturn:
-    """Measure drafts for several streams."""
+) -> None:
+    """Measure drafts for several streams, where that is the mode and numbers of streams were given."""
+    if mode is not Mode.SPECULATION or streams is None:
+        return
     from splitinfer.bench.shared.blas import prefer_openblas
 
     prefer_openblas()  # may start this program anew, so before anything else
@@ -278,9 +269,9 @@ def _bench_several(
     from splitinfer.bench.speculation.options import SpeculationOptions
     from splitinfer.bench.speculation.several import measure_several
 
-    layout, model, as_json, trials, tokens, seed, timeout, shares, streams, seconds = options
+    layout, model, as_json, trials, tokens, seed, timeout = options
     asked = SpeculationOptions(
-        layout, model, as_json, trials, tokens, seed, None, False, timeout, acceptances=shares, streams=streams,
+        layout, model, as_json, trials, tokens, seed, None, False, timeout, acceptances=shares, streams=counts,
         come_and_go=seconds,
     )  # fmt: skip
     finish(lambda: measure_several(asked), verbose)

@@ -23,7 +23,8 @@ class Settings(ServingOptions):
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.
     prefix_cache: cache computed KV, as long as there is memory, for requests that begin with the same tokens.
-    micro_batches: groups of requests that decode in turn; ``None``: one for each stage. One more keeps a step
+    micro_batches: groups of requests that decode in turn, always so many; ``None``: one for each stage, or fewer where
+        that is faster. One more keeps a step
         waiting at every stage, and reads all weights once more in every round; that pays only where the link and the
         host take longer than a step of few rows.
     kv_dir: the folder for cached KV on this machine's disk, which outlives a restart; ``None``: only in memory. A

@@ -23,7 +23,7 @@ from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.speculation import Draft
+from splitinfer.core.speculation.speculation import Draft, Wish
 from splitinfer.machine.device_queue import DeviceQueue, DeviceTraits, Timing
 from splitinfer.machine.machine import Machine
 
@@ -156,15 +156,19 @@ class Simulator:
         while drafting := [wish for wish in wishes if len(wish.drafts) < wish.count and wish.stands]:
             speculation.took(1, self._make_round(len(drafting)), len(drafting))
             for wish in drafting:
-                wish.drafts.append(Draft(self._guess(wish.seq.seq_id)))
+                wish.drafts.append(Draft(self.guess(wish)))
             self._take_in()
         for wish in wishes:
             self.scheduler.take(wish)
 
-    def _guess(self, seq_id: int) -> int:
+    def guess(self, wish: Wish) -> int:
+        """The next draft for a wish; for subclasses."""
+        return _TARGET if self.is_right(wish) else _WRONG
+
+    def is_right(self, wish: Wish) -> bool:
+        """Whether the next draft for a wish is right."""
         given = self._acceptance
-        share = given if isinstance(given, float | int) else given[seq_id]
-        return _TARGET if self._random.random() < share else _WRONG
+        return self._random.random() < (given if isinstance(given, float | int) else given[wish.seq.seq_id])
 
     def _make_round(self, sequences: int) -> float:
         """Wait for a draft for each of some sequences, which stands in line behind the first stage's steps on a device
@@ -235,10 +239,10 @@ class Simulator:
         self._at(arrives, lambda: self._arrive(stage + 1, plan))
 
     def _arrive(self, stage: int, plan: StepPlan) -> None:
-        self.carried_out(stage, plan)
         is_last = stage + 1 == self.machine.num_stages
         if not is_last:
             plan = self._without_void(plan)
+        self.carried_out(stage, plan)
         sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
         timing = self._step(stage, plan, slices)
         if is_last:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 _MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
 _REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
+_FEW = 8  # tries, which say nothing yet
 _NEW = 0.35  # the part of a new request's prior that does not depend on what others had: texts differ
 PLACES = 16  # in a block
 
@@ -49,6 +50,15 @@ class Acceptance:
     @property
     def _prior(self) -> float:
         return self.usual if self.like is None else (1 - _NEW) * self.like.share + _NEW * self.usual
+
+    @property
+    def seen_at_most(self) -> float:
+        """What the probability may well be by what was seen alone: a standard error above that, 0 where no draft was
+        ever right."""
+        if self.tried < _FEW:
+            return max(self.share, _PRIOR)
+        seen = self.accepted / self.tried
+        return min(1.0, seen + math.sqrt(seen * (1 - seen) / self.tried))
 
 
 @dataclass(slots=True)

@@ -114,6 +114,8 @@ class Controller:
         if not mine.flight.is_off:
             return mine.flight
         cost = (rig.draft + max(0.0, rig.latency(2) - rig.latency(1))) * rig.sequential
+        if not mine.failures and cost < mine.acceptance.at_most:
+            return _PROBE  # the last one was right: another is worth more than waiting
         return self.probe(seq_id, cost)
 
     def share(self, seq_id: int) -> float:
@@ -122,17 +124,15 @@ class Controller:
 
     def share_at_most(self, seq_id: int) -> float:
         """How often they may well be right."""
-        return self._of(seq_id).acceptance.at_most
+        return self._of(seq_id).acceptance.seen_at_most
 
-    def probe(self, seq_id: int, cost: float, *, delays_others: bool = False) -> Flight:
+    def probe(self, seq_id: int, cost: float) -> Flight:
         """A single draft, if it is time to try one, else none. ``cost``: of that draft, in tokens. Call it once for
-        each block without drafts. As long as they are right, the next one follows at once, unless it
-        ``delays_others``."""
+        each block without drafts."""
         mine = self._of(seq_id)
         mine.waited += 1
         patience = min(_PROBE_EVERY, cost / _PROBES_TAKE * 2 ** min(mine.failures, 6))
-        is_free = not mine.failures and not delays_others and cost < mine.acceptance.at_most
-        return _PROBE if is_free or mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
+        return _PROBE if mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
 
     def _choose(self, rig: Rig, acceptance: Acceptance) -> Flight:
         for share in (acceptance.share, acceptance.at_most):

@@ -33,7 +33,7 @@ class GroupController:
     stages: list[StepTimes] = field(init=False)
     drafts: RowTimes = field(default_factory=RowTimes)  # seconds of a round, by the number of sequences
     link: float = 0.0  # seconds one way
-    host: float = 0.0  # seconds that a step with drafts takes beside drafts, computing and links
+    host: float = 0.0  # seconds that a step takes beside drafts, computing and links
     last: Grouping | None = None  # the latest choice
     _returned_at: float = 0.0  # when the last result came
     choice: Grouping | None = None
@@ -65,19 +65,22 @@ class GroupController:
             if not each.is_void and 0 <= each.stage < self.num_stages:
                 self.stages[each.stage].took(each.rows, each.ended - each.started - each.copying)
         before, self._returned_at = self._returned_at, returned_at
-        if planned:
-            self._learn_host(plan, figures[0], planned, before)
+        self._learn_host(plan, figures[0], planned, before)
         if len(figures) > 1 and all(each.rows for each in figures) and returned_at:
             beyond = returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
             one_way = max(0.0, beyond) / self.num_stages
             self.link = one_way if self.link == 0.0 else self.link + _SMOOTHING * (one_way - self.link)
 
-    def _learn_host(self, plan: StepPlan, first: StageFigures, planned: float, before: float) -> None:
-        """Learn what a step with drafts took beside drafts. ``before``: when the result before its own came."""
-        host = first.started - planned
+    def _learn_host(self, plan: StepPlan, first: StageFigures, planned: float | None, before: float) -> None:
+        """Learn what a step took beside drafts and computing, where that can be told: in one group all the time since
+        the result ``before``, and else the time since it was ``planned``, where it was with new drafts."""
         if before and self.choice is not None and (self.choice.groups, self.choice.in_flight) == (1, 1):
             counts = [part.num_drafts for part in plan.slices if part.num_drafts]  # nothing else was under way
             host = first.started - before - max(counts, default=0) * self.drafts.at(len(counts))
+        elif planned:
+            host = first.started - planned
+        else:
+            return
         host = min(max(0.0, host), _MOST_HOST * (first.ended - first.started))
         self.host = host if self.host == 0.0 else self.host + _SMOOTHING * (host - self.host)
 

@@ -25,8 +25,9 @@ al. (MagicDec, arXiv 2408.11049) and Liu et al. (TurboSpec, arXiv 2406.14066) fo
 one length for all.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
 from splitinfer.core.speculation.flight import MAX_ROWS
 
@@ -210,17 +211,18 @@ def best_with(
     floor: tokens per second of each member, at least.
     """
     best: Grouping | None = None
-    for cap in _caps(costs, members):
+    caps = _caps(costs, members)
+    for cap, all_first in product(caps, (False, True) if len(caps) > 1 else (False,)):
         filling = _Filling(costs, members, groups, in_flight)
-        found = _best_filled(filling, cap, longest, floor)
+        found = _best_filled(filling, _order(members, cap, all_first=all_first), longest, floor)
         if found is not None and (best is None or found.rate > best.rate):
             best = found
     return best
 
 
-def _best_filled(filling: _Filling, cap: int, longest: float, floor: float) -> Grouping | None:
+def _best_filled(filling: _Filling, order: Iterable[int], longest: float, floor: float) -> Grouping | None:
     best, best_rate = None, 0.0
-    for i in (-1, *_order(filling.members, cap)):
+    for i in (-1, *order):
         if i >= 0:
             filling.add(i)
         seconds = filling.period
@@ -235,15 +237,16 @@ def _best_filled(filling: _Filling, cap: int, longest: float, floor: float) -> G
     return best
 
 
-def _order(members: Sequence[Member], cap: int) -> Iterator[int]:
-    """Whose draft is the next one: the one most likely to be right with all before it."""
+def _order(members: Sequence[Member], cap: int, *, all_first: bool) -> Iterator[int]:
+    """Whose draft is the next one: the one most likely to be right with all before it. ``all_first``: first everybody
+    gets one, so that nobody is slowed down by others' drafts without having its own."""
     worth = [
-        (-(min(one.acceptance, _CERTAIN) ** k), k, i)
+        (not all_first or k > 1, -(min(one.acceptance, _CERTAIN) ** k), k, i)
         for i, one in enumerate(members)
         for k in range(1, min(one.most, cap) + 1)
         if not one.fixed
     ]
-    return (i for _, _, i in sorted(worth))
+    return (i for _, _, _, i in sorted(worth))
 
 
 def _caps(costs: Costs, members: Sequence[Member]) -> tuple[int, ...]:

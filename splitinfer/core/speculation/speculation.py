@@ -120,7 +120,7 @@ class Speculation:
         flight = shares.flights.get(seq.seq_id, OFF)
         if not flight.is_off or not shares.drafts:
             return flight
-        return self.controller.probe(seq.seq_id, shares.probe_cost(), delays_others=True)
+        return self.controller.probe(seq.seq_id, shares.probe_cost())
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""

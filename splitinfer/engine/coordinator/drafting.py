@@ -66,11 +66,12 @@ class Drafting:
         for found in self._drafter.draft_together([wish.seq for wish in wishes], counts):
             drafts = [draft for draft in found if draft is not None]
             on_device = sum(draft.seconds or 0.0 for draft in drafts)
-            made, waited = sum(draft.seconds != 0.0 for draft in drafts), time.monotonic() - began
+            waited = time.monotonic() - began
+            made = sum(draft.seconds != 0.0 for draft in drafts)  # the others cost nothing: they were looked up
             if made:
                 # The first round may stand in line behind a step; the others cost all the time until they are read.
                 speculation.took(1, on_device if is_first and on_device else max(on_device, waited), made)
-                is_first = False
+            is_first = False
             for i, (wish, draft) in enumerate(zip(wishes, found, strict=True)):
                 if draft is not None and counts[i]:
                     wish.drafts.append(draft)
