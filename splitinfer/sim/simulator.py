@@ -219,14 +219,14 @@ class Simulator:
         """What the last stage samples for a plan, and the slices that it computes."""
         return self._answers.to(plan)
 
-    def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...]) -> Timing:
+    def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...], received: float = 0.0) -> Timing:
         """Launch a step on a stage. A worker that is held in a launch launches it later, but before its device is free,
         so this makes no difference."""
         shape = Shape.of(slices)
         seconds = self.machine.stages[stage].at(shape) if slices else 0.0
         timing = self._queues[stage].launch(self.now, seconds, self.machine.buffers_of(stage) if slices else 1)
         self.busy[stage].spans.append((timing.started, timing.ended, shape.rows))
-        figures = StageFigures(stage, timing.started, timing.ended, self.now, rows=shape.rows, sent=timing.done)
+        figures = StageFigures(stage, timing.started, timing.ended, received, rows=shape.rows, sent=timing.done)
         self._figures.setdefault(plan.step, []).append(figures)
         return timing
 
@@ -236,15 +236,20 @@ class Simulator:
             self._answer(plan, sampled, done)
             return
         arrives = done + self.machine.hops[stage].seconds(plan.num_tokens)
-        self._at(arrives, lambda: self._arrive(stage + 1, plan))
+        self._at(arrives, lambda: self._arrive(stage + 1, plan, arrives))
 
-    def _arrive(self, stage: int, plan: StepPlan) -> None:
+    def _arrive(self, stage: int, plan: StepPlan, received: float) -> None:
+        """A step is there, or its turn has come: in the middle it waits until the device is free, for what is void may
+        be known by then."""
         is_last = stage + 1 == self.machine.num_stages
         if not is_last:
+            if (free_at := self._queues[stage].free_at) > self.now:
+                self._at(free_at, lambda: self._arrive(stage, plan, received))
+                return
             plan = self._without_void(plan)
         self.carried_out(stage, plan)
         sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
-        timing = self._step(stage, plan, slices)
+        timing = self._step(stage, plan, slices, received)
         if is_last:
             self._answer(plan, sampled, timing.done + self.machine.hops[stage].fixed)
         else:

@@ -88,7 +88,9 @@ class Scheduler:
             costs=costs or CostModel.of(num_stages),
             prefix_cache=PrefixCache(config.blocks, config.kv or KVBudget()),
             batches=MicroBatches(config.num_groups),
-            speculation=Speculation(num_stages, config.rewind) if config.speculates else None,
+            speculation=Speculation(num_stages, config.rewind, config.blocks.keeps_blocks)
+            if config.speculates
+            else None,
             groups=GroupController(num_stages, config.num_groups, fixed=config.fixed_groups),
         )
         self.waiting, self.running, self.batches = state.waiting, state.running, state.batches
@@ -512,8 +514,15 @@ class Scheduler:
             if reason is not None:
                 self._end(seq, reason)
                 break
-        if tried and self.speculation is not None and seq.finish_reason is None:
-            self.speculation.controller.tried(seq.seq_id, tried, accepted)
+        if self.speculation is not None and seq.finish_reason is None:
+            self._goes_on(seq, self.speculation, tried, accepted)
+
+    def _goes_on(self, seq: Sequence, speculation: Speculation, tried: int, accepted: int) -> None:
+        """Learn from the verdict on a sequence's drafts, and store the blocks of KV that only it has completed."""
+        if tried:
+            speculation.controller.tried(seq.seq_id, tried, accepted)
+        if speculation.has_states and seq.has_drafted and not seq.num_awaited:
+            self.prefix_cache.store_full_blocks(seq, self.state.used)  # the state is that at their end only now
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq.finish_reason = reason
@@ -525,6 +534,8 @@ class Scheduler:
             return
         del self.running[seq.seq_id]
         self.batches.leave(seq)
+        if self.speculation is not None and self.speculation.has_states and seq.has_drafted:
+            seq.is_stored = False  # its state may be one behind its last token
         if reason is not FinishReason.ERROR:
             self.prefix_cache.store_rest(seq, self.state.used)
         self._release(seq)

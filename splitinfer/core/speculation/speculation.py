@@ -9,12 +9,14 @@ and it never causes a preemption or an eviction.
 
 Caches that are states cannot be truncated. Stages keep the states at the beginnings of draft blocks, so after a wrong
 draft the whole block is rolled back, and its right tokens are computed again, with the token that was sampled instead
-and no drafts: the next block has to begin where a state is kept. From its first draft on, such a sequence's blocks of
-KV are not cached, because its states are not those at the ends of these blocks.
+and no drafts: the next block has to begin where a state is kept. For such a sequence's blocks of KV to be cached, the
+state must once be exactly that at their ends: so no block of drafts goes beyond the end of a block of KV, and none
+follows one that reaches it before that has come to a verdict.
 """
 
 from dataclasses import dataclass, field
 
+from splitinfer.core.kv import budget
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Sequence
@@ -74,6 +76,7 @@ class Speculation:
 
     num_stages: int
     rewind: int | None = UNLIMITED
+    keeps_blocks: bool = False  # whether blocks of KV are cached
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
     groups: GroupController | None = None  # learns what drafts cost, and chooses what several get
@@ -149,6 +152,10 @@ class Speculation:
         count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
         if self.rewind:
             count = min(count, self.rewind - len(seq.ahead))
+        if self.has_states and self.keeps_blocks and seq.is_stored:
+            start = known if seq.ahead else known - 1
+            reaches_end = bool(seq.ahead) and known % budget.BLOCK == 0
+            count = 0 if reaches_end else min(count, (start // budget.BLOCK + 1) * budget.BLOCK - known)
         return Wish.of(seq, count) if count > 0 else None
 
     def take(self, wish: Wish) -> None:
@@ -169,7 +176,7 @@ class Speculation:
         drafts = tuple(seq.drafted[:count])
         del seq.drafted[:count]
         seq.ahead += drafts
-        seq.is_stored &= not self.has_states
+        seq.has_drafted = True
         self.counts.sent += len(drafts)
         self.counts.blocks += 1
         return drafts

@@ -11,6 +11,7 @@ from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.grouping import (
     LONGEST,
     Costs,
+    Grouping,
     Member,
     best_grouping,
     emitted,
@@ -201,19 +202,13 @@ def test_nothing_is_chosen_before_anything_is_known() -> None:
     assert {flight.first for flight in controller.flights.values()} == {1}, "one draft each, to learn what it costs"
 
 
-def test_another_number_of_groups_has_to_be_clearly_better() -> None:
-    controller = learned(*(1, 2, 4, 8, 12, 16, 24, 32) * 3)
-    controller.drafted(4, 1, 3.0)
-    choose(controller, [0.8] * 4)
-    assert controller.choice is not None
-    first = controller.choice
-    other = 3 - first.groups
-    found = best_grouping(controller.costs(), [Member(0.8)] * 4, 2)
-    assert found[first.groups, 1].rate < 1.2 * found[other, 1].rate, "the two are close"
-    controller.choice = found[other, 1]
-    choose(controller, [0.8] * 4)
-    stays = found[first.groups, 1].rate < 1.04 * found[other, 1].rate
-    assert (controller.choice.groups == other) == stays
+@pytest.mark.parametrize(("rate", "groups"), [(103.0, 2), (105.0, 1)])
+def test_another_number_of_groups_has_to_be_clearly_better(rate: float, groups: int) -> None:
+    controller = GroupController(2, 2)
+    found = {(1, 1): Grouping(1, rate=rate), (2, 1): Grouping(2, rate=100.0)}
+    assert controller._stays(found).groups == 1, "nothing was chosen before"
+    controller.choice = Grouping(2, rate=90.0)
+    assert controller._stays(found).groups == groups
 
 
 def test_it_chooses_again_when_somebody_comes_or_goes_and_now_and_then() -> None:

@@ -350,6 +350,18 @@ def test_blocks_of_kv_hold_no_drafts() -> None:
         assert len(found.scheduler.prefix_cache.tree) >= 8
 
 
+@pytest.mark.parametrize("flight", [Flight(5), Flight(5, 6, 2), Flight(2, 3, 2)])
+def test_states_are_kept_at_the_ends_of_blocks_of_kv(flight: Flight) -> None:
+    with small(block=4):
+        found = house(right=0.7, overtaken=0.3, rewind=0, whole_blocks=True)
+        prompted(found, 5, max_tokens=40, flight=flight)
+        found.run()
+        found.check_answers()
+        found.check_kv()
+        assert len(found.scheduler.prefix_cache.tree) >= 10, "of 45 tokens"
+        assert found.scheduler.speculation.counts.sent > 10
+
+
 def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
     found = house()
     seq_id = decoding(found, Flight(2, 3, 2))
