@@ -36,8 +36,8 @@ class Settings(ServingOptions):
         takes int8 where the link is so slow that it pays; ``None``: the layout's. The tokens depend on the codec.
     float32_head: compute the norm and the head in float32, so that tokens that a half-precision logit cannot tell apart
         are seldom ties; ``None``: the layout's. The tokens depend on it.
-    draft: the drafter: a model of the same tokenizer, "ngram" (what followed the same tokens before), or "none";
-        ``None``: the layout's.
+    draft: the drafter: a model of the same tokenizer, "ngram" (what followed the same tokens before), both as
+        "MODEL+ngram", or "none"; ``None``: the layout's.
     flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); ``None``: the fastest way, measured
         while it runs, or no drafts where they lose.
     connect_timeout: seconds to reach a worker.

@@ -156,7 +156,7 @@ class Simulator:
         while drafting := [wish for wish in wishes if len(wish.drafts) < wish.count and wish.stands]:
             speculation.took(1, self._make_round(len(drafting)), len(drafting))
             for wish in drafting:
-                speculation.add(wish, Draft(self.guess(wish)))
+                wish.drafts.append(Draft(self.guess(wish)))
             self._take_in()
         for wish in wishes:
             self.scheduler.take(wish)

@@ -2,8 +2,7 @@
 
 A draft is *tried* when all before it in its block were right, and its own position was sampled; so each block tries one
 more than it accepts, unless all are right. Acceptance is counted for each request, because texts differ; for all
-together, as the prior of a new request; and by place in the block and by the drafter's confidence. Old tries fade,
-because texts change.
+together, as a part of the prior of a new request; and by place in the block. Old tries fade, because texts change.
 """
 
 import math
@@ -16,7 +15,6 @@ _REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
 _FEW = 8  # tries, which say nothing yet
 _NEW = 0.35  # the part of a new request's prior that does not depend on what others had: texts differ
 PLACES = 16  # in a block
-BINS = 10  # of confidence
 
 
 @dataclass(slots=True)
@@ -127,33 +125,3 @@ class Counts:
             "drafting": [self.drafting.count, self.drafting.seconds],
             "links": [self.links.count, self.links.seconds],
         }
-
-
-class Confidence:
-    """Calibrates a drafter's confidence: the share of drafts that were right, by tenths of confidence.
-
-    The prior of each tenth is the acceptance of all drafts, and not the confidence itself: a draft model's probability
-    says little about the target's choice.
-    """
-
-    _WEIGHT = 4.0
-
-    def __init__(self, like: Acceptance) -> None:
-        self._like = like
-        self._tried = [0.0] * BINS
-        self._accepted = [0.0] * BINS
-
-    def add(self, confidence: float, *, accepted: bool) -> None:
-        """Count one tried draft."""
-        i = _bin(confidence)
-        self._tried[i] = _MEMORY * self._tried[i] + 1
-        self._accepted[i] = _MEMORY * self._accepted[i] + accepted
-
-    def share(self, confidence: float) -> float:
-        """The probability that a draft of this confidence is right."""
-        i = _bin(confidence)
-        return (self._accepted[i] + self._WEIGHT * self._like.share) / (self._tried[i] + self._WEIGHT)
-
-
-def _bin(confidence: float) -> int:
-    return min(BINS - 1, max(0, int(confidence * BINS)))

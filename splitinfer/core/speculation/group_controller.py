@@ -19,7 +19,6 @@ _MARGIN = 1.03  # factor by which drafts have to be faster than none
 _EVERY = 16  # steps after which the choice is made again
 _SMOOTHING = 0.2  # weight of a round trip
 _MOST_HOST = 0.5  # of a step: what took longer was something else
-_MOST_CUT = 0.6  # the highest cut-off, because probabilities are estimates
 _PROBES_DEARER = 2.0  # factor on the cost of a probe that delays others
 _FIRST = 1  # drafts of each member while nothing is known of their cost
 
@@ -151,11 +150,6 @@ class GroupController:
             "drafts": sorted(one.drafts),
             "expected_tokens_per_second": one.rate,
         }
-
-    @property
-    def cutoff(self) -> float:
-        """The probability of being right below which a draft costs more than it gives."""
-        return 0.0 if self.choice is None else min(_MOST_CUT, self.choice.row)
 
     def forget(self) -> None:
         """There are fewer than two sequences."""

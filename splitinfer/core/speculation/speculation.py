@@ -29,12 +29,10 @@ from splitinfer.core.speculation.grouping import Member
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft of the next token. ``confidence``: the drafter's own probability for it, if it has one. ``seconds``: what
-    its device took for it, if it has one; time in line behind a step is not the draft's. 0: it cost nothing, and says
-    nothing about what drafts cost."""
+    """A draft of the next token. ``seconds``: what its device took for it, if it has one; time in line behind a step is
+    not the draft's. 0: it cost nothing, and says nothing about what drafts cost."""
 
     token_id: int
-    confidence: float | None = None
     seconds: float | None = None
 
 
@@ -43,7 +41,6 @@ class Wish:
     """Drafts that the next plan could contain: up to ``count``, from ``position`` on, where the sequence's stream ends.
 
     num_misses: the sequence's wrong drafts when the wish was made.
-    cutoff: the block ends where the probability that all of it is right falls below this.
     drafts: those made so far.
     """
 
@@ -51,9 +48,7 @@ class Wish:
     count: int
     position: int
     num_misses: int
-    cutoff: float | None = None  # computed when it is first needed
     drafts: list[Draft] = field(default_factory=list)
-    sure: float = 1.0  # the probability that all drafts are right
 
     @classmethod
     def of(cls, seq: Sequence, count: int) -> "Wish":
@@ -89,7 +84,6 @@ class Speculation:
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
     _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
-    _confidences: dict[tuple[int, int], float] = field(default_factory=dict)  # by sequence and position
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.num_stages, self.num_stages)
@@ -164,24 +158,6 @@ class Speculation:
             count = 0 if reaches_end else min(count, (start // budget.BLOCK + 1) * budget.BLOCK - known)
         return Wish.of(seq, count) if count > 0 else None
 
-    def add(self, wish: Wish, draft: Draft) -> bool:
-        """Add a draft to a wish; returns whether another is worth making. The draft itself is made by then, so that it
-        goes along costs no more than its row."""
-        wish.drafts.append(draft)
-        if draft.confidence is None:
-            return True
-        wish.sure *= self.controller.confidence.share(draft.confidence)
-        return wish.sure >= self._cutoff(wish)
-
-    def _cutoff(self, wish: Wish) -> float:
-        if wish.cutoff is None:
-            wish.cutoff = 0.0 if wish.seq.flight is not None else self._cost_of_draft(wish.seq)
-        return wish.cutoff
-
-    def _cost_of_draft(self, seq: Sequence) -> float:
-        """The probability of being right below which a draft costs more than it gives."""
-        return self.controller.cutoff(seq.seq_id) if self._shares is None else self._shares.cutoff
-
     def take(self, wish: Wish) -> None:
         """Take in the drafts of a wish, up to an end token. A sequence that got fewer than it could have gets no more
         until its next token."""
@@ -192,9 +168,6 @@ class Speculation:
         for draft in drafts:
             if draft.token_id in seq.end_tokens:
                 break
-            position = len(seq.tokens) + len(seq.ahead) + len(seq.drafted)
-            if draft.confidence is not None:
-                self._confidences[seq.seq_id, position] = draft.confidence
             seq.drafted.append(draft.token_id)
         seq.is_dry = len(wish.drafts) < wish.count or len(seq.drafted) < len(drafts)
 
@@ -221,9 +194,6 @@ class Speculation:
         place = row + int(part.begins_with_draft)
         position = len(seq.tokens) - 1
         self.counts.add(place if position < part.end else 0, accepted=accepted)
-        confidence = self._confidences.pop((seq.seq_id, position), None)
-        if confidence is not None:
-            self.controller.confidence.add(confidence, accepted=accepted)
         return accepted
 
     def measured(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
@@ -259,7 +229,5 @@ class Speculation:
         self._flights.pop(seq.seq_id, None)
         self._chosen_at.pop(seq.seq_id, None)
         self._in_a_row.pop(seq.seq_id, None)
-        if self._confidences:
-            self._confidences = {key: c for key, c in self._confidences.items() if key[0] != seq.seq_id}
         if seq.finish_reason is not None:
             self.controller.forget(seq.seq_id)

@@ -73,8 +73,8 @@ class Drafting:
                 speculation.took(1, on_device if is_first and on_device else max(on_device, waited), made)
             is_first = False
             for i, (wish, draft) in enumerate(zip(wishes, found, strict=True)):
-                if draft is not None and counts[i] and not speculation.add(wish, draft):
-                    counts[i] = 0
+                if draft is not None and counts[i]:
+                    wish.drafts.append(draft)
             self._receive()
             for i, wish in enumerate(wishes):
                 if not wish.stands:

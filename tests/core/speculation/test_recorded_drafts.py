@@ -18,6 +18,7 @@ from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams, Sequence
 from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, run_seconds
+from splitinfer.core.speculation.speculation import Wish
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
@@ -41,15 +42,9 @@ class Replayed(Simulator):
         super().__init__(Scheduler(config), Machine(STAGES, (Hop(LINK), Hop(LINK)), (3, 9), draft=DRAFT))
         self.answers: dict[int, str] = {}
 
-    def _guess(self, seq_id: int) -> int:
-        answer = self.answers[seq_id]
-        place = self._place = self._place + 1
-        return int(place < len(answer) and answer[place] == "0")
-
-    def _draft(self) -> None:
-        seq = next(iter(self.scheduler.running.values()), None)
-        self._place = -1 if seq is None else len(seq.stream) - PROMPT - 1
-        super()._draft()
+    def is_right(self, wish: Wish) -> bool:
+        answer, place = self.answers[wish.seq.seq_id], wish.position + len(wish.drafts) - PROMPT
+        return place < len(answer) and answer[place] == "1"
 
     def ask(self, answer: str, flight: Flight | None = None) -> float:
         """Seconds a token of one request."""

@@ -56,7 +56,7 @@ class Dice:
             time.sleep(self.pause)
             token = answer[place] if place < len(answer) else self.random.randrange(100)
             is_right = self.random.random() < self.right
-            yield Draft(token if is_right else (token + self.random.randrange(1, 90)) % 100, self.random.random())
+            yield Draft(token if is_right else (token + self.random.randrange(1, 90)) % 100)
             if self.random.random() < 0.05:
                 return
 
@@ -323,7 +323,7 @@ def test_more_groups_than_stages(tiny_folder: Callable[..., Path]) -> None:
 )
 def test_the_demo_pair(flight: Flight | None) -> None:
     outs = {}
-    for draft in ("none", "demo-draft", "ngram"):
+    for draft in ("none", "demo-draft", "ngram", "demo-draft+ngram"):
         with demo_with(draft, flight) as llm:
             tokens = llm.encode("Once upon a time there was a poor woodcutter who")
             for params in ({}, {"temperature": 0.8, "seed": 3}):
@@ -335,7 +335,7 @@ def test_the_demo_pair(flight: Flight | None) -> None:
             assert found["drafter"] == draft
             assert found["accepted"] > 0 or draft == "ngram", "nothing repeats in so few tokens, or drafts do not pay"
     for kind in (0, 2):
-        assert outs["demo-draft", kind] == outs["ngram", kind] == outs["none", kind]
+        assert outs["demo-draft", kind] == outs["ngram", kind] == outs["none", kind] == outs["demo-draft+ngram", kind]
 
 
 @contextmanager
