@@ -56,7 +56,7 @@ class Acceptance:
         """What the probability may well be by what was seen alone: a standard error above that, 0 where no draft was
         ever right."""
         if self.tried < _FEW:
-            return max(self.share, _PRIOR)
+            return self.share
         seen = self.accepted / self.tried
         return min(1.0, seen + math.sqrt(seen * (1 - seen) / self.tried))
 

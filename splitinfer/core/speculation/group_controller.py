@@ -14,7 +14,8 @@ from splitinfer.core.speculation.flight import OFF, Flight, RowTimes
 from splitinfer.core.speculation.grouping import Costs, Grouping, Member, best_grouping
 from splitinfer.core.speculation.step_times import MOST, StepTimes
 
-_BETTER = 1.04  # factor by which another number of groups has to be faster
+_BETTER = 1.05  # factor by which another number of groups has to be faster
+_DWELL = 128  # steps for which their number stays while nobody comes or goes; fewer while little is known
 _MARGIN = 1.03  # factor by which drafts have to be faster than none
 _EVERY = 16  # steps after which the choice is made again
 _SMOOTHING = 0.2  # weight of a round trip
@@ -40,6 +41,9 @@ class GroupController:
     flights: dict[int, Flight] = field(default_factory=dict)  # of the members' next blocks
     _planned: dict[int, float] = field(default_factory=dict)  # by step: when a plan with drafts was made
     _since: int = 0  # steps since the last choice
+    _steps: int = 0  # since the start
+    _changed_at: int = 0  # the step at which the number of groups, or the members, changed
+    _may_change: bool = True  # the number of groups
     _members: frozenset[int] = frozenset()
     _sizes: int = 0
 
@@ -56,6 +60,7 @@ class GroupController:
         """Learn from a step of decodes and blocks. ``returned_at``: when its result came, on the first stage's
         clock."""
         self._since += 1
+        self._steps += 1
         figures, planned = result.figures, self._planned.pop(plan.step, None)
         if not plan.slices or len(figures) != self.num_stages:
             return
@@ -119,6 +124,21 @@ class GroupController:
     ) -> None:
         """Choose for these sequences, two or more. ``objective``: seconds between two tokens, at most; ``like``: see
         ``costs``."""
+        has_stayed = self._steps - self._changed_at >= min(_DWELL, self._steps // 4)
+        self._may_change = has_stayed or self._members != frozenset(members)
+        before = None if self.choice is None else self.choice.groups
+        self._choose(members, objective, like, has_drafter=has_drafter)
+        if self.choice is not None and self.choice.groups != before:
+            self._changed_at = self._steps
+
+    def _choose(
+        self,
+        members: Mapping[int, Member],
+        objective: float | None,
+        like: Callable[[int, int], float],
+        *,
+        has_drafter: bool,
+    ) -> None:
         self._members, self._since, self._sizes = frozenset(members), 0, self._num_sizes
         costs, seq_ids = self.costs(like), list(members)
         if costs is None:
@@ -169,7 +189,9 @@ class GroupController:
         """The best, or that of the present shape if it is nearly as good."""
         best = max(found.values(), key=lambda one: one.rate)
         now = None if self.choice is None else found.get((self.choice.groups, self.choice.in_flight))
-        return best if now is None or best.rate > _BETTER * now.rate else now
+        if now is None or (self._may_change and best.rate > _BETTER * now.rate):
+            return best
+        return now
 
     def probe_cost(self) -> float:
         """What a single draft more in a step costs, in tokens of all members together: each of them probes."""

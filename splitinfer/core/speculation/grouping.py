@@ -34,7 +34,7 @@ from splitinfer.core.speculation.flight import MAX_ROWS
 LONGEST = 1.55  # the longest gap without an objective, in gaps without drafts
 MOST_ROWS = 256  # of a step of blocks
 _CERTAIN = 0.995  # bound on acceptance
-_SLOWER = 1.0  # factor by which a member may be slower than without drafts
+_SLOWER = 0.98  # of the time without drafts: what a token of a member may take, a little less for what is not foreseen
 _CAPS = (1, 2, 3, 4, 6, 8, MAX_ROWS - 1)  # rounds of drafting that are tried
 _ALIKE = 0.05  # difference of acceptances below which one cap is enough
 _UNEVEN = 1.15  # factor by which gaps between blocks in flight are longer than steps of one length make them

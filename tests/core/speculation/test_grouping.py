@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.grouping import (
+    _SLOWER,
     LONGEST,
     Costs,
     Grouping,
@@ -55,7 +56,7 @@ def every(costs: Costs, acceptance: list[float], groups: int, most: int) -> floa
         rounds = [max(each) * costs.round(sum(count > 0 for count in each)) for each in mine]
         seconds = period(costs, rows, rounds)
         tokens = [emitted(a, count) for a, count in zip(acceptance, drafts, strict=True)]
-        if seconds <= LONGEST * gap and min(tokens) * gap >= seconds:
+        if seconds <= LONGEST * gap and min(tokens) * _SLOWER * gap >= seconds:
             rate = max(rate, sum(tokens) / seconds)
     return rate
 
@@ -94,7 +95,7 @@ def test_whoever_is_never_right_gets_no_drafts_and_loses_nothing() -> None:
     choice = best(LARGE, [0.0, 0.95])
     gap = without_drafts(LARGE, 2, 2)
     assert choice.drafts[0] == 0
-    assert choice.drafts[1] > 2
+    assert choice.drafts[1] >= 2
     assert choice.gap <= gap
 
 
@@ -202,13 +203,15 @@ def test_nothing_is_chosen_before_anything_is_known() -> None:
     assert {flight.first for flight in controller.flights.values()} == {1}, "one draft each, to learn what it costs"
 
 
-@pytest.mark.parametrize(("rate", "groups"), [(103.0, 2), (105.0, 1)])
+@pytest.mark.parametrize(("rate", "groups"), [(103.0, 2), (106.0, 1)])
 def test_another_number_of_groups_has_to_be_clearly_better(rate: float, groups: int) -> None:
     controller = GroupController(2, 2)
     found = {(1, 1): Grouping(1, rate=rate), (2, 1): Grouping(2, rate=100.0)}
     assert controller._stays(found).groups == 1, "nothing was chosen before"
     controller.choice = Grouping(2, rate=90.0)
     assert controller._stays(found).groups == groups
+    controller._may_change = False
+    assert controller._stays(found).groups == 2, "it has just changed"
 
 
 def test_it_chooses_again_when_somebody_comes_or_goes_and_now_and_then() -> None:
