@@ -163,15 +163,12 @@ class Simulator:
 
     def guess(self, wish: Wish) -> int:
         """The next draft for a wish; for subclasses."""
-        return self._guess(wish.seq.seq_id)
+        return _TARGET if self.is_right(wish) else _WRONG
 
-    def _guess(self, seq_id: int) -> int:
-        return _TARGET if self.is_right(seq_id) else _WRONG
-
-    def is_right(self, seq_id: int) -> bool:
-        """Whether the next draft of a sequence is right."""
+    def is_right(self, wish: Wish) -> bool:
+        """Whether the next draft for a wish is right."""
         given = self._acceptance
-        return self._random.random() < (given if isinstance(given, float | int) else given[seq_id])
+        return self._random.random() < (given if isinstance(given, float | int) else given[wish.seq.seq_id])
 
     def _make_round(self, sequences: int) -> float:
         """Wait for a draft for each of some sequences, which stands in line behind the first stage's steps on a device
