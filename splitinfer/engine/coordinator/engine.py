@@ -161,6 +161,11 @@ class Engine:
         """Go by other rules from the next step on."""
         self._inbox.put(lambda: self.scheduler.tune(policy_config, token_budget, max_running))
 
+    def fix_groups(self, count: int | None) -> None:
+        """Have requests decode in so many groups from the next step on, however fast that is; ``None``: as the layout
+        has it, by cost. For measurements."""
+        self._inbox.put(lambda: self.scheduler.fix_groups(count))
+
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
         Returns when none is left, or a moment later than that."""
@@ -360,6 +365,8 @@ class Engine:
         self._later.put(self.metrics.returned, result, heard)
         events = self.scheduler.update(result, heard, learn=False)
         self._own_steps.reduce(self.scheduler.still_wanted)
+        if self.pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
+            self.pipeline.send_void(void)
         self._watch.answered(now)
         self._later.put(self.totals.step, result, heard)
         self._later.put(VOID_STEPS.count, result)
@@ -483,8 +490,8 @@ class Engine:
         self.totals.cached_tokens += sequence.num_cached or 0
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
         now = time.monotonic()
-        if self.drafter is not None:
-            self.drafter.forget(seq_id)
+        if self._drafting is not None:
+            self._drafting.forget(seq_id)
         self.totals.is_active(bool(self._requests), now)
         self._later.put(self.metrics.ended, seq_id, now)
         self._requests.check_drained()

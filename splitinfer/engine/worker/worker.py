@@ -9,6 +9,7 @@ a step; so neither the device nor the link waits for the other. Where the device
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
           -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
+          -> Void      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
@@ -21,6 +22,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -71,6 +73,7 @@ from splitinfer.wire.messages import (
     Refuse,
     Result,
     Step,
+    Void,
     Welcome,
 )  # fmt: skip
 from splitinfer.wire.session import Session
@@ -124,6 +127,7 @@ class Worker:
         self._keys, self._access = keys, access or AccessControl(None)
         self._model, self._disk, self._ended = model, disk, ended
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
+        self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
         self._upstream: Connection | None = None
@@ -189,6 +193,8 @@ class Worker:
             raise why.error
 
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
+        if isinstance(item, Frame) and codec.is_void(item.header):
+            self._void.append((connection, item))
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | StepFailed | str | None:
@@ -240,6 +246,8 @@ class Worker:
             case Step():
                 self._launch(message, item, received)
                 self._expecting = True
+            case Void():
+                self._take_void()
             case Load():
                 self._load(connection, message)
             case Connect():
@@ -358,6 +366,7 @@ class Worker:
     def _launch(self, step: Step, frame: Frame, received: float) -> None:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._loaded()
+        self._take_void()
         _check_step(step, frame, stage)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
@@ -367,6 +376,13 @@ class Worker:
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
         self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)
+
+    def _take_void(self) -> None:
+        """Learn which slices are void, also of steps that are in front of that message in the inbox."""
+        while self._void:
+            connection, frame = self._void.popleft()
+            if connection is self._owner and isinstance(message := codec.decode(frame.header), Void):
+                self._loaded().runner.drop_void(message.slices)
 
     def _loaded(self) -> LoadedStage:
         if self._stage is None:
