@@ -55,9 +55,10 @@ def on_gpu() -> bool:
     return bool(mx.default_device() == mx.Device(mx.gpu))
 
 
-def free_bytes() -> int:
-    """Bytes this process may still take for weights and KV."""
-    others = ledger.of_this_process().others()
+def free_bytes(patience: float | None = None) -> int:
+    """Bytes this process may still take for weights and KV. ``patience``: seconds for reading what others claim;
+    ``None``: the usual ones."""
+    others = ledger.of_this_process().others(patience)
     return left_over(available_bytes(), gpu_limit(), mx.get_active_memory(), others)
 
 

@@ -43,21 +43,22 @@ class Ledger:
         self._has_warned = False
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, patience: float | None = None) -> Iterator[None]:
         """No other process claims anything in this ``with`` block; may be nested. Its body runs in any case: where the
-        lock cannot be had, nothing is read or claimed in it."""
+        lock cannot be had in ``patience`` seconds (``None``: the usual ones), nothing is read or claimed in it."""
         with self._lock, contextlib.ExitStack() as stack:
             if self._depth == 0:
-                self._is_locked = self._try(lambda: stack.enter_context(_locked(self._folder)))
+                self._is_locked = self._try(lambda: stack.enter_context(_locked(self._folder, patience)))
             self._depth += 1
             try:
                 yield
             finally:
                 self._depth -= 1
 
-    def others(self) -> Others:
-        """What the other processes of this user hold, and will take."""
-        with self.locked():
+    def others(self, patience: float | None = None) -> Others:
+        """What the other processes of this user hold, and will take; nothing if that cannot be read in ``patience``
+        seconds."""
+        with self.locked(patience):
             claims: list[Claim] = []
             if self._is_locked:
                 self._try(lambda: claims.extend(self._read()))
@@ -127,21 +128,23 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path, patience: float | None) -> Iterator[None]:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        _wait_for_lock(descriptor, folder)
+        _wait_for_lock(descriptor, folder, patience)
         yield
     finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone does not, if something holds a duplicate
         os.close(descriptor)
 
 
-def _wait_for_lock(descriptor: int, folder: Path) -> None:
-    give_up = time.monotonic() + _PATIENCE
+def _wait_for_lock(descriptor: int, folder: Path, patience: float | None) -> None:
+    patience = _PATIENCE if patience is None else patience
+    give_up = time.monotonic() + patience
     while not _can_lock(descriptor):
         if time.monotonic() > give_up:
-            raise TimeoutError(f"another process has held {folder / 'lock'} for more than {_PATIENCE:.0f} s")
+            raise TimeoutError(f"another process has held {folder / 'lock'} for more than {patience:g} s")
         time.sleep(0.002)
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -147,6 +148,21 @@ def test_no_two_see_the_same_bytes_free(tmp_path: Path):
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(descriptor)
     assert other.others() == Others(0, 7)
+
+
+def test_a_duplicate_of_the_locks_descriptor_holds_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mine, other, copies = Ledger(tmp_path, group=1), Ledger(tmp_path, group=2), list[int]()
+    wait = ledgers._wait_for_lock
+
+    def waited(descriptor: int, *rest: Any) -> None:
+        copies.append(os.dup(descriptor))
+        wait(descriptor, *rest)
+
+    monkeypatch.setattr(ledgers, "_wait_for_lock", waited)
+    mine.claim("stage", held=0, load=7)
+    assert other.others() == Others(0, 7)
+    for copy in copies:
+        os.close(copy)
 
 
 def test_a_stopped_process_keeps_nobody_from_loading(
