@@ -14,6 +14,7 @@ is when its reader gets it. Deterministic for a seed: only which drafts are righ
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -96,6 +97,7 @@ class Simulator:
         self._answers = Answers()
         traits = machine.device if machine.launches_ahead else DeviceTraits()
         self._queues = [DeviceQueue(traits) for _ in machine.stages]
+        self._in_line: list[deque[tuple[StepPlan, float]]] = [deque() for _ in machine.stages]
         self._void: set[tuple[int, int]] = set()  # slices that the stages in the middle know to be void
         self._unsent: dict[int, StepPlan] = {}  # launched on the first stage and not done, by step
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -239,14 +241,25 @@ class Simulator:
         self._at(arrives, lambda: self._arrive(stage + 1, plan, arrives))
 
     def _arrive(self, stage: int, plan: StepPlan, received: float) -> None:
-        """A step is there, or its turn has come: in the middle it waits until the device is free, for what is void may
-        be known by then."""
+        """A step is there. In the middle it waits in line until the device is free, for what is void may be known by
+        then."""
+        if stage + 1 == self.machine.num_stages:
+            self._begin(stage, plan, received)
+        else:
+            self._in_line[stage].append((plan, received))
+            self._serve(stage)
+
+    def _serve(self, stage: int) -> None:
+        """Begin the steps that wait at a stage in the middle, in the order in which they came."""
+        line = self._in_line[stage]
+        while line and self._queues[stage].free_at <= self.now:
+            plan, received = line.popleft()
+            self._begin(stage, self._without_void(plan), received)
+        if line:
+            self._at(self._queues[stage].free_at, lambda: self._serve(stage))
+
+    def _begin(self, stage: int, plan: StepPlan, received: float) -> None:
         is_last = stage + 1 == self.machine.num_stages
-        if not is_last:
-            if (free_at := self._queues[stage].free_at) > self.now:
-                self._at(free_at, lambda: self._arrive(stage, plan, received))
-                return
-            plan = self._without_void(plan)
         self.carried_out(stage, plan)
         sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
         timing = self._step(stage, plan, slices, received)
