@@ -1,12 +1,12 @@
 """What is wrong with a machine is named once, with a remedy to paste; a machine that is well has no findings."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordings import RDMA_READY, RECORDED, said
 
 from splitinfer.doctor.commands import LINUX, MACOS
 from splitinfer.doctor.findings.every import every_finding
@@ -14,7 +14,6 @@ from splitinfer.doctor.findings.finding import Finding, OtherProcess, Output, Se
 from splitinfer.doctor.findings.network import findings as network_findings
 from splitinfer.system.origin import Origin, Start
 
-RECORDED = Path(__file__).parent / "recorded"
 GIB = 2**30
 PYTHON = "/opt/homebrew/Cellar/python@3.13/3.13.1/Frameworks/Python.framework/Versions/3.13"
 UV = "/Users/me/.local/share/uv/python/cpython-3.13/bin/python3.13"
@@ -34,17 +33,8 @@ WELL = {
     "firewall_apps": "firewall_apps.txt",
     "agent": "launchctl_interactive.txt",
     "daemon": "",
-    "thunderbolt": "thunderbolt_tb5_studio.json",
-    "hardware_ports": "networksetup.txt",
-    "interfaces": "ifconfig_ready.txt",
-    "rdma": "rdma_ctl_enabled.txt",
-    "devices": "ibv_devices_three.txt",
-    "states": "ibv_devinfo_active.txt",
+    **RDMA_READY,
 }
-
-
-def said(name: str) -> Output:
-    return Output((RECORDED / name).read_text(encoding="utf-8")) if name else Output(None, "there is none here")
 
 
 def mac(changes: Mapping[str, str] | None = None, **more: Any) -> Seen:

@@ -1,31 +1,21 @@
 """What is missing for RDMA over Thunderbolt is named, with a remedy, and nothing else is."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordings import RDMA_READY, said
 
 from splitinfer.doctor.commands import MACOS
 from splitinfer.doctor.findings.finding import Output, Seen
 from splitinfer.doctor.findings.rdma import Requirement, State, requirements, verdict
 
-RECORDED = Path(__file__).parent / "recorded"
 READY = {
     "macos": "sw_vers_26.txt",
     "wired_limit": "sysctl_wired_default.txt",
-    "thunderbolt": "thunderbolt_tb5_studio.json",
-    "hardware_ports": "networksetup.txt",
-    "interfaces": "ifconfig_ready.txt",
-    "rdma": "rdma_ctl_enabled.txt",
-    "devices": "ibv_devices_three.txt",
-    "states": "ibv_devinfo_active.txt",
+    **RDMA_READY,
 }
-
-
-def said(name: str) -> Output:
-    return Output((RECORDED / name).read_text(encoding="utf-8"))
 
 
 def seen(

@@ -32,7 +32,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
     if options["road"] == "worker, rdma" and (why_not := usable("jaccl")) is not None:
         report("unavailable", {"why": why_not})
         return
-    plain = PlainModel()
+    plain, others = PlainModel(), _waiters()
     cases = {name: plain.answer(plain.prompt, options["tokens"], one) for name, one in _SAMPLINGS.items()}
     report("rounding", plain.rounding(cases["greedy"]))
     with worker_stage(options) as second:
@@ -43,7 +43,7 @@ def measure(options: Mapping[str, Any], report: Report) -> None:
                 report.guarded(name, partial(_answered, llm, expected, _SAMPLINGS[name], OFF))
             for name, expected in cases.items():
                 report.guarded(f"{name}, drafts", partial(_with_drafts, llm, expected, _SAMPLINGS[name]))
-            report.guarded("device", partial(_device, llm))
+            report.guarded("device", partial(_device, llm, others))
         if options["restarts"]:
             long = plain.answer(made_up_prompt(_KEPT_PROMPT, plain.vocab_size), _KEPT_TOKENS, Sampling())
             kept = Path(options["folder"]) / f"kv of {options['road']}"
@@ -114,11 +114,16 @@ def _speculation(llm: LLM) -> dict[str, int]:
     return {name: int(said.get(name, 0)) for name in ("sent", "accepted")}
 
 
-def _device(llm: LLM) -> dict[str, Any]:
-    """What the loops of this process did, as far as it can be seen from outside."""
+def _waiters() -> set[threading.Thread]:
+    """The threads of this process that wait for a device."""
+    return {thread for thread in threading.enumerate() if thread.name == "waiter"}
+
+
+def _device(llm: LLM, others: set[threading.Thread]) -> dict[str, Any]:
+    """What the loops of this process did, as far as it can be seen from outside. ``others``: waiters of before."""
     stats = llm.stats()
     return {
-        "waiter": any(thread.name == "waiter" for thread in threading.enumerate()),
+        "waiter": not _waiters() <= others,
         "token_budget": stats["token_budget"],
         "stages": [stage["device"] for stage in stats["stages"]],
         "busy_seconds": [stage["busy_seconds"] for stage in stats["stages"]],
