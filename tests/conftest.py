@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from splitinfer.machine.selection import VARIABLE
+from transports.rdma.groups import kept_groups
 
 for folder in ("", "cluster", "core", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -25,7 +26,7 @@ import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
-PURE = ("", "core", "wire", "machine", "sim", "text", "kvstore")  # what ``--fast`` runs
+PURE = ("", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service")  # what ``--fast`` runs
 
 
 # How long an example takes depends on what else the machine does.
@@ -103,6 +104,13 @@ def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """Each test has folders of caches and of keys of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+@pytest.fixture(autouse=True)
+def no_group_outlives_its_test() -> Iterator[None]:
+    """Groups of rdma links are kept for the next link."""
+    yield
+    kept_groups.end_all()
 
 
 @pytest.fixture

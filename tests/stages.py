@@ -19,6 +19,7 @@ from splitinfer.engine.worker.worker import Worker
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, MakeDrafter, Settings, setup
 from transports import listen
+from transports.emulated_jaccl.world import World
 
 _names = itertools.count()
 
@@ -64,16 +65,20 @@ def pipeline(
     codec: str = "none",
     **settings: Any,
 ) -> Iterator[LLM]:
-    """An LLM over ``len(cuts)`` stages, the workers in this process. ``scheme``: "inproc", "tcp", or "rdma" over MLX's
-    ring. ``disks``: where each stage keeps KV. ``drafter``: makes one."""
+    """An LLM over ``len(cuts)`` stages, the workers in this process. ``scheme``: "inproc", "tcp", "rdma" over MLX's
+    ring, or "jaccl", rdma over emulated JACCL, a cable for each worker. ``disks``: where each stage keeps KV.
+    ``drafter``: makes one."""
     with ExitStack() as stack:
         there = disks[1:] or [None] * (len(cuts) - 1)
-        addresses = [stack.enter_context(worker(scheme, disk)) for disk in there]
+        listening = "rdma" if scheme == "jaccl" else scheme
+        addresses = [stack.enter_context(worker(listening, disk)) for disk in there]
         if disks:
             settings |= {"kv_dir": disks[0].path, "kv_dir_bytes": disks[0].cap_bytes}
         described = layout(model, cuts, addresses, dtype, codec)
         for stage in described["stages"][1:] if scheme == "rdma" else ():
             stage |= {"transport": "rdma", "backend": "ring"}
+        for cable, stage in enumerate(described["stages"][1:] if scheme == "jaccl" else ()):
+            stage |= {"transport": "rdma", "device": World.devices(cable)}
         made = LLM(described, settings=Settings(**settings), drafter=drafter)
         yield stack.enter_context(made)
 

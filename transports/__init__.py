@@ -31,6 +31,8 @@ from transports.rdma import RdmaTransport
 from transports.registry import connect, known, listen, register, register_prefix
 from transports.security import KeyPair, Security, check_key
 from transports.tcp import TcpTransport
+from transports.threads import at_thread_start
+from transports.unreachable import Unreachable
 
 register(InprocTransport())
 register(TcpTransport())
@@ -60,6 +62,8 @@ __all__ = [
     "Transport",
     "TransportError",
     "TransportUnavailable",
+    "Unreachable",
+    "at_thread_start",
     "check_key",
     "connect",
     "emulate",

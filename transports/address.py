@@ -55,5 +55,7 @@ def errors_naming(address: str, below: str) -> Iterator[None]:
     """Replace `below` by `address`, which the caller used, in the messages of errors raised in a `with` block."""
     try:
         yield
-    except (AddressError, AddressInUse, LinkTimeout, ListenerClosed) as problem:
+    except LinkTimeout as problem:
+        raise LinkTimeout(str(problem).replace(below, address), problem.unreachable) from problem
+    except (AddressError, AddressInUse, ListenerClosed) as problem:
         raise type(problem)(str(problem).replace(below, address)) from problem

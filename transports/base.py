@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer as Buffer
 
     from transports.security import Security
+    from transports.unreachable import Unreachable
 else:
     Buffer = object
 
@@ -56,7 +57,12 @@ class TransportUnavailable(LinkClosed):
 
 
 class LinkTimeout(TransportError):
-    """Nothing happened in the time allowed; the call may be repeated."""
+    """Nothing happened in the time allowed; the call may be repeated. ``unreachable``: why there is no link, if that is
+    known."""
+
+    def __init__(self, text: str, unreachable: Unreachable | None = None) -> None:
+        super().__init__(text)
+        self.unreachable = unreachable
 
 
 class ListenerClosed(TransportError):
@@ -98,9 +104,9 @@ class LinkOptions:
     max_waiting_bytes: int = 1024 * MIB  # received and not yet read; more ends the link, as its reader fell behind
     beat_every: float = 0.2  # seconds between heartbeats
     dead_after: float = 3.0  # seconds of silence after which the link is closed
-    # The header always has a checksum. The payload's takes longer than sending it, and TCP, Ethernet and encryption
-    # check it, too.
-    checksum_parts: bool = False
+    # The header always has a checksum. None: the payload has one where nothing below it checks: on rdma://, but not on
+    # tcp://, as TCP, Ethernet and encryption do. True: on all, from end to end. False: on none.
+    checksum_parts: bool | None = None
     security: Security | None = None  # None: not encrypted, and any peer may connect
 
     def __post_init__(self) -> None:

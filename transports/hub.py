@@ -38,6 +38,7 @@ from collections.abc import Sequence
 
 import zmq
 
+from transports import threads
 from transports.base import FLUSH_SECONDS, Frame, FrameError, LinkClosed, LinkOptions
 from transports.framing import Kind, Packet, decode, encode, reason_bytes
 from transports.tcp_link import RETRY_SECONDS, Message, TcpLink
@@ -72,7 +73,7 @@ class Hub:
         for poll in (self._poll, self._reader_poll):
             for descriptor in (self._socket.descriptor, self._socket.monitor_descriptor, self._wake_out):
                 poll.register(descriptor, select.POLLIN)
-        self._thread = threading.Thread(target=self._run, name=f"transports {name}", daemon=True)
+        self._thread = threads.make(self._run, f"transports {name}")
 
     # -- called from any thread --------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import socket as sockets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -223,10 +223,27 @@ def _peer_name(connection: sockets.socket) -> str:
     return str(HostPort(*connection.getpeername()[:2]))
 
 
+@contextlib.contextmanager
+def _duplicate(descriptor: int) -> Iterator[sockets.socket]:
+    """The connection that a descriptor stands for now, duplicated. Raises OSError if it stands for something else.
+
+    By the time that zmq tells a descriptor, its number may be that of a file. Nothing of that may be kept: a duplicate
+    would keep the file's lock, too, after its owner has closed it.
+    """
+    copy = os.dup(descriptor)
+    try:
+        connection = sockets.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+    with connection:
+        yield connection
+
+
 def _name_peer(descriptor: int) -> str:
     """ "host:port" of a connection's far end; UNKNOWN if it is gone already."""
     try:
-        with sockets.socket(fileno=os.dup(descriptor)) as connection:
+        with _duplicate(descriptor) as connection:
             return _peer_name(connection)
     except OSError:
         return UNKNOWN
@@ -238,6 +255,6 @@ def _shut_connection(connection: _Connection) -> None:
     zmq has no call for this. The descriptor is duplicated first, so that it cannot change meanwhile, and its peer is
     then compared, because zmq may have closed the connection and another may have the same descriptor.
     """
-    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(connection.descriptor)) as held:
+    with contextlib.suppress(OSError), _duplicate(connection.descriptor) as held:
         if _peer_name(held) == connection.peer:
             held.shutdown(sockets.SHUT_RDWR)

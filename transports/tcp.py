@@ -20,6 +20,7 @@ import os
 import socket as sockets
 import threading
 import time
+from dataclasses import dataclass
 
 import zmq
 
@@ -42,6 +43,7 @@ from transports.listener_hub import OPEN_SECONDS, ListenerHub, OpeningCheck, pla
 from transports.monitor import parse_event
 from transports.security import secure_connector, secure_listener
 from transports.tcp_link import TcpLink
+from transports.unreachable import PROBE_SECONDS, Unreachable, probe
 
 _QUEUE_FRAMES = 512
 _CURVE_BYTES = 64  # by which encryption makes a message longer, at most
@@ -64,6 +66,23 @@ _contexts: dict[int, zmq.Context[zmq.Socket[bytes]]] = {}
 
 class _AttemptFailedError(Exception):
     """This attempt to connect failed; another may succeed."""
+
+
+class _UnresolvedError(AddressError):
+    """A name has no address. ``number``: getaddrinfo's error."""
+
+    def __init__(self, text: str, number: int = 0) -> None:
+        super().__init__(text)
+        self.number = number
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Attempts that failed, at all addresses of a host: the last one's trouble; ``unresolved``: it has no address."""
+
+    trouble: str
+    hosts: list[HostPort]
+    unresolved: Unreachable | None = None
 
 
 class TcpListener(Listener):
@@ -120,22 +139,23 @@ class TcpTransport:
             raise ValueError("an encrypted link needs the listener's key")
         until = time.monotonic() + timeout
         while True:
-            trouble = self._try_all(wanted, address, until, options, opening)
-            if not isinstance(trouble, str):
-                return trouble
+            tried = self._try_all(wanted, address, until, options, opening)
+            if not isinstance(tried, _Tried):
+                return tried
             left = until - time.monotonic()
             if left <= 0:
-                raise LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}")
+                raise _no_answer(tried, address, timeout)
             time.sleep(min(_RETRY_SECONDS, left))
 
     def _try_all(
         self, wanted: HostPort, address: str, until: float, options: LinkOptions, opening: bytes
-    ) -> Link | str:
+    ) -> Link | _Tried:
         """A link by one of the host's addresses, or what went wrong."""
         try:
             hosts = _resolve(wanted, address)
-        except AddressError as problem:
-            return str(problem)  # retried: the name of a machine that is starting cannot be resolved yet
+        except _UnresolvedError as problem:
+            # Retried: the name of a machine that is starting cannot be resolved yet.
+            return _Tried(str(problem), [], Unreachable(wanted.host, problem.number, is_name=True))
         trouble = ""
         for host in hosts:
             share = until if len(hosts) == 1 else min(until, time.monotonic() + _ONE_OF_MANY_SECONDS)
@@ -143,7 +163,15 @@ class TcpTransport:
                 return _open(host, address, share, options, opening)
             except _AttemptFailedError as problem:
                 trouble = str(problem)
-        return trouble
+        return _Tried(trouble, hosts)
+
+
+def _no_answer(tried: _Tried, address: str, timeout: float) -> LinkTimeout:
+    """The error after the last attempt. A host that a plain socket does not reach either is told by that."""
+    unreachable = tried.unresolved or probe(tried.hosts, min(PROBE_SECONDS, timeout / 4))
+    is_told = unreachable is None or unreachable.is_name or unreachable.is_silent
+    trouble = tried.trouble if is_told else str(unreachable)
+    return LinkTimeout(f"no answer from {address} within {timeout:g} s: {trouble}", unreachable)
 
 
 def _open(host: HostPort, address: str, until: float, options: LinkOptions, opening: bytes) -> Link:
@@ -188,7 +216,7 @@ def _wait(
             if event & _HANDSHAKE_FAILED:
                 raise LinkRefused(_WHY_REFUSED[event])
             if event == zmq.Event.CLOSED:
-                raise _AttemptFailedError("connection refused")
+                raise _AttemptFailedError("no connection")  # the event does not say why
             if event == zmq.Event.DISCONNECTED:
                 raise _AttemptFailedError("the connection was closed before a link was open")
     raise _AttemptFailedError(trouble)
@@ -208,7 +236,8 @@ def _resolve(wanted: HostPort, address: str) -> list[HostPort]:
     try:
         found = sockets.getaddrinfo(wanted.host, wanted.port, type=sockets.SOCK_STREAM)
     except (OSError, UnicodeError) as problem:
-        raise AddressError(f"cannot resolve the host of {address}: {problem}") from None
+        number = problem.errno if isinstance(problem, sockets.gaierror) else None
+        raise _UnresolvedError(f"cannot resolve the host of {address}: {problem}", number or 0) from None
     return list(dict.fromkeys(HostPort(str(entry[4][0]), wanted.port) for entry in found))
 
 

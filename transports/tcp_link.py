@@ -73,7 +73,7 @@ class TcpLink(Link):
                 progress=self.progress,
                 header=header,
                 parts=parts,
-                checksum=self._options.checksum_parts,
+                checksum=bool(self._options.checksum_parts),
             )
             self._post(message, num_bytes)
 

@@ -1,6 +1,7 @@
 """The command line: parses options, builds settings and calls one function; errors become one sentence.
 
-Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, 130 Ctrl-C, 143 SIGTERM (after the
+Exit codes: 0 success, 1 failure (the sentence gives the reason), 2 a wrong option, from 10 on what `selftest` found,
+130 Ctrl-C, 143 SIGTERM (after the
 running answer, if that ends within `draining.DRAIN_SECONDS`). A signal that arrives before `main` has installed its
 handlers, in the first tenth of a second, ends the process by the system's default: -2 or -15.
 Answers go to standard output; everything else goes to standard error.
@@ -17,17 +18,20 @@ from splitinfer.cli.doctor import doctor
 from splitinfer.cli.keys import keys_app
 from splitinfer.cli.pair import pair
 from splitinfer.cli.pipeline import chat, coord, worker
+from splitinfer.cli.selftest import selftest
 from splitinfer.cli.serve import serve
+from splitinfer.cli.service import service_app
 from splitinfer.cli.simulation import simulate
 from splitinfer.shutdown import shutdown
 
 _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Python's lock; 5 ms by default
 
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (coord, chat, serve, worker, pair, doctor, bench, simulate):
+for command in (coord, chat, serve, worker, pair, doctor, selftest, bench, simulate):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
 app.add_typer(keys_app, name="keys")
+app.add_typer(service_app, name="service")
 
 
 @app.command()

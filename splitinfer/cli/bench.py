@@ -79,8 +79,19 @@ def bench(
         str | None, typer.Option("--link-preset", help="Emulate every link between stages: 1gbe, wifi, ...")
     ] = None,
     streams: Annotated[
-        str, typer.Option("--streams", help="Sequences at once for each stage, as in 8,16,32; 0 leaves this out.")
-    ] = "8",
+        str | None,
+        typer.Option(
+            "--streams",
+            help="Sequences at once for each stage, as in 8,16,32 (by default 8); 0 leaves this out. With speculation: "
+            "streams to draft for at once, in all.",
+        ),
+    ] = None,
+    come_and_go: Annotated[
+        float,
+        typer.Option(
+            "--come-and-go", min=0.0, help="With speculation and --streams: seconds of requests that come and go."
+        ),
+    ] = 0.0,
     stream_prompt_tokens: Annotated[
         int, typer.Option("--stream-prompt-tokens", min=1, help="Length of each of their prompts.")
     ] = 128,
@@ -133,13 +144,15 @@ def bench(
     verbose: Verbose = False,
 ) -> None:
     """Measure speed, and its causes, beside plain mlx-lm on the same work; the last line is one JSON document."""
-    counts = _counts(streams)
+    counts = _counts("8" if streams is None else streams)
     chosen = _OLD_MODES.get(mode) or Mode(mode)
     if chosen is Mode.LINK:
         _bench_links(as_json, trials, verbose)
     _emulate(accelerator)
     if chosen is Mode.DEVICE:
         _bench_device((layout, model, as_json, trials, seed, connect_timeout), verbose)
+    usual = (layout, model, as_json, trials, decode_tokens, seed, connect_timeout)
+    _bench_several(chosen, streams, usual, _shares(acceptance), counts, come_and_go, verbose)
     if layout is None:
         raise typer.BadParameter(f"--mode {chosen} needs a layout: --layout FILE")
     if chosen is Mode.EXACT:
@@ -235,6 +248,33 @@ def _bench_device(options: tuple[str | None, str | None, bool, int, int, float],
     from splitinfer.bench.device.run import DeviceOptions, measure_device
 
     finish(lambda: measure_device(DeviceOptions(*options)), verbose)
+
+
+def _bench_several(
+    mode: Mode,
+    streams: str | None,
+    options: tuple[str | None, str | None, bool, int, int, int, float],
+    shares: tuple[float, ...],
+    counts: tuple[int, ...],
+    seconds: float,
+    verbose: bool,
+) -> None:
+    """Measure drafts for several streams, where that is the mode and numbers of streams were given."""
+    if mode is not Mode.SPECULATION or streams is None:
+        return
+    from splitinfer.bench.shared.blas import prefer_openblas
+
+    prefer_openblas()  # may start this program anew, so before anything else
+    set_up(verbose)
+    from splitinfer.bench.speculation.options import SpeculationOptions
+    from splitinfer.bench.speculation.several import measure_several
+
+    layout, model, as_json, trials, tokens, seed, timeout = options
+    asked = SpeculationOptions(
+        layout, model, as_json, trials, tokens, seed, None, False, timeout, acceptances=shares, streams=counts,
+        come_and_go=seconds,
+    )  # fmt: skip
+    finish(lambda: measure_several(asked), verbose)
 
 
 def _counts(text: str) -> tuple[int, ...]:

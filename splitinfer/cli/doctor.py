@@ -17,7 +17,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON document.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Report what this machine has, whether RDMA over Thunderbolt can work, and how fast a layout's links are."""
+    """Report what is wrong with this machine, whether RDMA over Thunderbolt can work, and how fast links are."""
     set_up(verbose)
 
     def run() -> int:

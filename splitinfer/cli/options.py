@@ -103,7 +103,7 @@ DraftName = Annotated[
     str | None,
     typer.Option(
         "--draft",
-        help="What drafts tokens: a small model of the same tokenizer, 'ngram' or 'none'; the layout's if not given.",
+        help="What drafts tokens: a small model of the same tokenizer, 'ngram', both as MODEL+ngram, or 'none'.",
     ),
 ]
 CodecName = Annotated[

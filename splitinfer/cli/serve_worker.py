@@ -3,6 +3,7 @@
 import ipaddress
 import json
 import logging
+import os
 import threading
 
 from splitinfer.engine.versions import device_name, machine_name
@@ -12,6 +13,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk
 from splitinfer.shutdown import Closing, Shutdown
+from splitinfer.system.ledger import join_group
 from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ def serve(
     ending, asked, stopped = threading.Event(), threading.Event(), threading.Event()
     worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access, ended=ending.set)
     if child:
+        join_group(os.getppid())  # the coordinator divides the memory
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it
     if keys is not None and not is_open:
         _log_pairing(worker.name, address, keys)

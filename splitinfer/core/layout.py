@@ -43,7 +43,8 @@ class StageSpec:
         ``"inproc://name"``.
     key: the worker's public key, 64 hexadecimal digits, if the links to it are encrypted.
     codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
-    link_transport: the transport of the links to it, from the coordinator and from the stage before.
+    link_transport: the transport of the link to it from the stage before. The coordinator's own link to a later stage,
+        over which no hidden states go, is tcp.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The transport of the links to a stage.
+"""The transport of the link to a stage from the one before it, which carries hidden states.
 
 ``tcp`` works everywhere; ``rdma`` is Thunderbolt 5 between two Macs (or, with the backend ``ring``, MLX's sockets, to
 run the same code without the hardware); ``auto`` prefers ``rdma`` and uses ``tcp`` where one of the two ends cannot.

@@ -135,6 +135,11 @@ class SamplingParams:
         return self.repetition_penalty != 1.0 or self.has_answer_penalty
 
     @property
+    def changes_logits(self) -> bool:
+        """Whether logits are changed before a token is chosen."""
+        return self.depends_on_tokens or bool(self.logit_bias)
+
+    @property
     def has_answer_penalty(self) -> bool:
         """Whether tokens that the answer has already are penalized."""
         return self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
@@ -211,6 +216,7 @@ class Sequence:
     ahead: list[int] = field(default_factory=list)  # drafts that plans under way hold
     drafted: list[int] = field(default_factory=list)  # drafts after those, for the next plan
     is_dry: bool = False  # whether there are no more drafts until the next token
+    has_drafted: bool = False  # whether a draft of it was in a plan since the stages have its KV
     num_misses: int = 0  # times a draft in a plan was wrong
     kv_floor: int = 0  # tokens its KV had room for at the last wrong draft
     flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
@@ -258,6 +264,7 @@ class Sequence:
         """Reset all but the tokens, for stages that have nothing of this sequence."""
         self.num_reused, self.num_scheduled, self.num_in_flight, self.num_awaited = 0, 0, 0, 0
         self.forget_drafts()
+        self.has_drafted = False
         self.kv_floor = 0
         self.blocks, self.is_stored = [], True
         self.awaits, self.has_fetched = [], False

@@ -3,14 +3,16 @@
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import psutil
 
-from splitinfer.doctor import parsing
-from splitinfer.doctor.commands import Output
+from splitinfer.doctor.findings.finding import Output
+from splitinfer.doctor.findings.memory import parse_pages
+from splitinfer.doctor.parsing import macos
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.models.batch_invariance import preloaded_blas
@@ -24,8 +26,10 @@ WHEEL_BLAS = "the reference BLAS of MLX's wheel, whose time grows with every row
 class Machine:
     """This machine. Memory and disk are in bytes.
 
-    ``working_set``: bytes that Metal recommends for the GPU, where it does; ``wired_limit_mb``: the value of
-    ``sysctl``, 0 for macOS's own choice; ``blas``: the library that multiplies matrices on Linux's CPUs.
+    memory_kinds, swap_used: on a Mac, each kind of memory that Activity Monitor shows, and what is in swap files.
+    working_set: bytes that Metal recommends for the GPU, where it does.
+    wired_limit_mb: the value of ``sysctl``, 0 for macOS's own choice.
+    blas: the library that multiplies matrices on Linux's CPUs.
     """
 
     name: str
@@ -36,6 +40,8 @@ class Machine:
     free: int
     backend: str
     device: str
+    memory_kinds: dict[str, int] | None
+    swap_used: int | None
     working_set: int | None
     wired_limit_mb: int | None
     blas: str | None
@@ -45,8 +51,8 @@ class Machine:
     kv_disk_free: int | None
 
 
-def describe(outputs: dict[str, Output]) -> Machine:
-    """The machine, from the outputs of ``commands.COMMANDS`` and from this process."""
+def describe(outputs: Mapping[str, Output]) -> Machine:
+    """The machine, from the outputs of ``commands`` and from this process."""
     info = mx.device_info()
     working_set = info.get("max_recommended_working_set_size")
     folder = default_folder()
@@ -59,8 +65,10 @@ def describe(outputs: dict[str, Output]) -> Machine:
         free=free_bytes(),
         backend=_backend(),
         device=device_name(),
+        memory_kinds=None if (pages := parse_pages(_text(outputs, "memory"))) is None else pages.by_category(),
+        swap_used=macos.swap_used(_text(outputs, "swap")),
         working_set=working_set if isinstance(working_set, int) else None,
-        wired_limit_mb=None if (text := outputs["wired_limit"].text) is None else parsing.wired_limit(text),
+        wired_limit_mb=macos.wired_limit(_text(outputs, "wired_limit")),
         blas=_blas(),
         versions=own_versions(),
         python=platform.python_version(),
@@ -69,8 +77,13 @@ def describe(outputs: dict[str, Output]) -> Machine:
     )
 
 
-def _system(outputs: dict[str, Output]) -> str:
-    found = parsing.version(outputs["macos"].text or "")
+def _text(outputs: Mapping[str, Output], name: str) -> str:
+    """What a command printed; "" where it failed or was not run."""
+    return outputs[name].text or "" if name in outputs else ""
+
+
+def _system(outputs: Mapping[str, Output]) -> str:
+    found = macos.version(_text(outputs, "macos"))
     if found is not None:
         return f"macOS {'.'.join(map(str, found))}"
     return f"{platform.system()} {platform.release()}"

@@ -1,23 +1,27 @@
 """The doctor's findings, as a JSON document and as text."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from splitinfer.core.json_text import dumps
 from splitinfer.core.wire_codec import NONE
 from splitinfer.doctor.advice import Hidden, LinkAdvice, pipeline_seconds
+from splitinfer.doctor.findings.finding import Finding, Severity
+from splitinfer.doctor.findings.memory import good_limit
+from splitinfer.doctor.findings.rdma import Requirement, State, verdict
 from splitinfer.doctor.links import LinkSeen, SurveyResult, WorkerSeen
 from splitinfer.doctor.machine import Machine
-from splitinfer.doctor.rdma import Finding, State, verdict
 from splitinfer.models.memory import size
 
 _MARKS = {State.OK: ("✓", "green"), State.MISSING: ("✗", "red"), State.UNKNOWN: ("?", "yellow")}
+_FINDING_MARKS = {Severity.PROBLEM: ("✗", "red"), Severity.WARNING: ("!", "yellow"), Severity.NOTE: ("·", "dim")}
 _PLAIN_WIDTH = 140  # columns where there is no terminal to say how many
 
 
@@ -42,11 +46,16 @@ class LayoutReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The findings on this machine, on RDMA, and on a layout's links if there is one."""
+    """This machine, the requirements of RDMA, a layout's links if there is one, and what was found wrong.
+
+    ``origin``: how this process was started (``system.origin``).
+    """
 
     machine: Machine
-    rdma: tuple[Finding, ...]
+    rdma: tuple[Requirement, ...]
     layout: LayoutReport | None = None
+    findings: tuple[Finding, ...] = ()
+    origin: str = "unknown"
 
 
 # -- as a document -----------------------------------------------------------------------------------------------------
@@ -57,6 +66,8 @@ def as_document(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {
         "machine": asdict(report.machine),
         "rdma": {"verdict": asdict(verdict(report.rdma)), "findings": [asdict(each) for each in report.rdma]},
+        "findings": [asdict(each) for each in report.findings],
+        "origin": report.origin,
     }
     if report.layout is not None:
         found["layout"] = _layout_document(report.layout)
@@ -94,9 +105,9 @@ def show(report: Report, *, as_json: bool) -> None:
         return
     if not out.is_terminal:
         out.width = max(out.width, _PLAIN_WIDTH)
-    out.print(Group(*_machine(report.machine), *_rdma(report.rdma)))
-    if report.layout is not None:
-        out.print(Group(*_layout(report.layout)))
+    parts = [*_findings(report.findings), *_machine(report.machine), *_rdma(report.rdma)]
+    for part in parts if report.layout is None else [*parts, *_layout(report.layout)]:
+        out.print(part, soft_wrap=isinstance(part, Text))  # the terminal wraps text, so that commands can be copied
 
 
 def _title(text: str) -> Text:
@@ -121,6 +132,12 @@ def _machine(machine: Machine) -> list[RenderableType]:
         ("versions", f"splitinfer {v.splitinfer}, protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm}"),
         ("MLX computes on", f"{machine.backend}" + (f" ({machine.device})" if machine.device != "cpu" else "")),
     ]
+    if machine.memory_kinds is not None:
+        kinds = [
+            f"{name} {size(num_bytes)}" for name, num_bytes in machine.memory_kinds.items() if name != "compressible"
+        ]
+        swap = f", swap files {size(machine.swap_used)}" if machine.swap_used else ""
+        rows.insert(3, ("of it", ", ".join(kinds) + swap))
     if machine.blas is not None:
         rows.append(("BLAS", machine.blas))
     if machine.kv_disk_free is not None:
@@ -134,22 +151,35 @@ def _gpu_memory(machine: Machine) -> str:
     words = f"; the GPU may hold {size(machine.working_set)}"
     if machine.wired_limit_mb:
         return f"{words}, set by iogpu.wired_limit_mb={machine.wired_limit_mb}"
-    megabytes = machine.memory * 85 // 100 // 2**20
-    return f"{words}; more with: sudo sysctl iogpu.wired_limit_mb={megabytes}"
+    return f"{words}; more with: sudo sysctl iogpu.wired_limit_mb={good_limit(machine.memory)}"
 
 
-def _rdma(found: Sequence[Finding]) -> list[RenderableType]:
-    table = Table.grid(padding=(0, 2))
-    table.add_column()
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for each in found:
-        mark, colour = _MARKS[each.state]
-        text = Text(each.text)
-        if each.remedy and each.state is not State.OK:
-            text.append(f"\n→ {each.remedy}", style="dim")
-        table.add_row(Text(mark, style=colour), each.about, text)
-    return [_title(f"RDMA over Thunderbolt: {verdict(found).text}"), table]
+def _findings(found: Sequence[Finding]) -> list[Text]:
+    if not found:
+        return [Text("Nothing was found that keeps stages from running here.", style="green")]
+    counts = Counter(each.severity for each in found)
+    title = ", ".join(_counted(counts[severity], severity) for severity in Severity if counts[severity])
+    lines = [_marked(_FINDING_MARKS[each.severity], each.area, each.text, each.remedy) for each in found]
+    return [Text(title, style="bold"), *lines]
+
+
+def _counted(count: int, severity: Severity) -> str:
+    return f"{count} {severity}{'s' if count > 1 else ''}"
+
+
+def _rdma(found: Sequence[Requirement]) -> list[Text]:
+    """The verdict, and what stands in the way."""
+    missing = [each for each in found if each.state is not State.OK]
+    return [
+        _title(f"RDMA over Thunderbolt: {verdict(found).text}"),
+        *[_marked(_MARKS[each.state], each.about, each.text, each.remedy) for each in missing],
+    ]
+
+
+def _marked(mark: tuple[str, str], subject: str, sentence: str, remedy: str) -> Text:
+    """A line with a mark in its colour, and the remedy on a line of its own, from where it can be copied."""
+    text = Text.assemble(mark, f" {subject}: {sentence}")
+    return text.append(f"\n  → {remedy}", style="dim") if remedy else text
 
 
 def _layout(layout: LayoutReport) -> list[RenderableType]:
@@ -162,14 +192,17 @@ def _layout(layout: LayoutReport) -> list[RenderableType]:
         *map(_worker, layout.result.workers),
         _title(f"Links, for tokens of {hidden.values} values in {size(hidden.num_bytes)} ({source})"),
         _links(layout),
-        *[Text(f"{link.source} → {link.target}: not measured: {link.problem}") for link in _failed(layout.result)],
+        *[Text(f"{link.source} → {link.target}: not measured: {why}") for link, why in _failed(layout.result)],
         *[Text(f"{link.source} → {link.target}: {link.note}") for link in layout.result.links if link.note],
         *[Text(sentence) for sentence in _sentences(layout)],
     ]
 
 
-def _failed(result: SurveyResult) -> list[LinkSeen]:
-    return [link for link in result.links if link.figures is None]
+def _failed(result: SurveyResult) -> list[tuple[LinkSeen, str]]:
+    """The links without figures, and why; a worker's problem, which is shown with the worker, is not repeated."""
+    of_workers = {worker.problem: f"{worker.name} is not reached" for worker in result.workers if worker.problem}
+    failed = [link for link in result.links if link.figures is None]
+    return [(link, of_workers.get(link.problem, link.problem)) for link in failed]
 
 
 def _worker(worker: WorkerSeen) -> Text:

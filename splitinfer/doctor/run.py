@@ -2,18 +2,27 @@
 
 import os
 import platform
+import sys
+from pathlib import Path
 
 import mlx.core as mx
+import psutil
 
 from splitinfer.core.layout import Layout
 from splitinfer.doctor.advice import Hidden, LinkAdvice, advise
-from splitinfer.doctor.commands import COMMANDS, run_commands
+from splitinfer.doctor.commands import commands_of, run_commands
+from splitinfer.doctor.findings.every import every_finding
+from splitinfer.doctor.findings.finding import Output, Seen
+from splitinfer.doctor.findings.rdma import requirements
 from splitinfer.doctor.hidden_states import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, LinkSurvey, Progress, SurveyResult
+from splitinfer.doctor.looking import other_processes, ways_to, wireless_interfaces
 from splitinfer.doctor.machine import describe
-from splitinfer.doctor.rdma import Seen, findings
 from splitinfer.doctor.report import LayoutReport, Report, show
 from splitinfer.keyring import Keyring
+from splitinfer.models.memory import on_gpu
+from splitinfer.system.origin import this_process
+from transports.rdma import leftovers
 
 
 def run_doctor(layout: Layout | None, *, connect_timeout: float, as_json: bool, notice: Progress) -> int:
@@ -25,10 +34,32 @@ def run_doctor(layout: Layout | None, *, connect_timeout: float, as_json: bool, 
 
 def inspect(layout: Layout | None, connect_timeout: float, notice: Progress) -> Report:
     """The report on this machine, and on the links of ``layout`` if there is one."""
-    outputs = run_commands(COMMANDS)
-    seen = Seen(outputs, platform.system(), bool(mx.distributed.is_available("jaccl")), os.environ)
+    seen = look(layout)
     links = None if layout is None else survey_layout(layout, connect_timeout, notice)
-    return Report(describe(outputs), tuple(findings(seen)), links)
+    origin = str(seen.origin)
+    return Report(describe(seen.outputs), tuple(requirements(seen)), links, tuple(every_finding(seen)), origin)
+
+
+def look(layout: Layout | None) -> Seen:
+    """The evidence on this machine, before links are measured: local workers would be found among its processes."""
+    system, memory = platform.system(), psutil.virtual_memory()
+    outputs: dict[str, Output] = run_commands(commands_of(system))
+    return Seen(
+        outputs,
+        system,
+        has_jaccl=bool(mx.distributed.is_available("jaccl")),
+        environment=os.environ,
+        memory=int(memory.total),
+        available=int(memory.available),
+        on_gpu=on_gpu(),
+        executable=str(Path(sys.executable).resolve()),
+        prefix=sys.base_prefix,
+        origin=this_process(),
+        processes=other_processes(),
+        ways=ways_to(layout),
+        wireless=wireless_interfaces(),
+        killed_in_rdma=leftovers.warning(leftovers.read()),
+    )
 
 
 def survey_layout(layout: Layout, connect_timeout: float, notice: Progress) -> LayoutReport:

@@ -24,4 +24,11 @@ device          what computes a step, and when it is done
     steps           the steps under way, completed in their order
 drafts          drafters: an n-gram index, or a small model
 links           connects by rdma, or by tcp where that is unavailable; measures links; chooses their codecs
+
+Requests wait for the threads of links as they do for the engine's own, so both are scheduled alike (``system.qos``).
 """
+
+from splitinfer.system.qos import serve_requests
+from transports import at_thread_start
+
+at_thread_start(serve_requests)

@@ -22,6 +22,7 @@ from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.index import FileName, StoredFile, covering, lineage, surplus
 from splitinfer.kvstore.record import Buffer, Damaged, Record
+from splitinfer.system import qos
 
 T = TypeVar("T")
 
@@ -151,6 +152,7 @@ class KVStore:
     # -- the writer ----------------------------------------------------------------------------
 
     def _work(self) -> None:
+        qos.write_behind()
         while (command := self._commands.get()) is not None:
             try:
                 command()

@@ -25,7 +25,8 @@ class Settings(ServingOptions):
     kv_bytes: memory for KV on each stage; ``None``: half of what is free when it is loaded, shared by the stages
         of one machine.
     prefix_cache: cache computed KV, as long as there is memory, for requests that begin with the same tokens.
-    micro_batches: groups of requests that decode in turn; ``None``: one for each stage. One more keeps a step
+    micro_batches: groups of requests that decode in turn, always so many; ``None``: one for each stage, or fewer where
+        that is faster. One more keeps a step
         waiting at every stage, and reads all weights once more in every round; that pays only where the link and the
         host take longer than a step of few rows.
     kv_dir: the folder for cached KV on this machine's disk, which outlives a restart; ``None``: only in memory. A
@@ -37,8 +38,8 @@ class Settings(ServingOptions):
         takes int8 where the link is so slow that it pays; ``None``: the layout's. The tokens depend on the codec.
     float32_head: compute the norm and the head in float32, so that tokens that a half-precision logit cannot tell apart
         are seldom ties; ``None``: the layout's. The tokens depend on it.
-    draft: the drafter: a model of the same tokenizer, "ngram" (what followed the same tokens before), or "none";
-        ``None``: the layout's.
+    draft: the drafter: a model of the same tokenizer, "ngram" (what followed the same tokens before), both as
+        "MODEL+ngram", or "none"; ``None``: the layout's.
     flight: how the drafts of all requests are scheduled (``splitinfer.Flight``); ``None``: the fastest way, measured
         while it runs, or no drafts where they lose.
     connect_timeout: seconds to reach a worker.

@@ -23,7 +23,8 @@ from splitinfer.core.wire_codec import NONE
 from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.coordinator.worker_group import Event
 from splitinfer.engine.drafts.draft_model import DraftModel
-from splitinfer.engine.drafts.drafters import NGRAM, Drafter, NGramDrafter
+from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter, model_in
+from splitinfer.engine.drafts.with_ngrams import ModelWithNGrams
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.keyring import Keyring
@@ -31,6 +32,7 @@ from splitinfer.llm.prompts import tokenizer_of
 from splitinfer.llm.settings import NO_DRAFT, Settings
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
+from splitinfer.models.memory import KV_SHARE
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress, Ready
 
@@ -39,7 +41,6 @@ MakeDrafter = Callable[[], Drafter]
 
 DRAFT = "draft"  # in place of a stage's name, for the draft model
 _GPU_BUDGET, _CPU_BUDGET = 512, 128  # tokens in a step
-_KV_SHARE = 0.5  # of the free memory; the rest is for activations, for padding, and for rebuilding cohorts
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class PipelineSetup:
             num_stages=stages,
             rewind=pipeline.rewind,
             policy_config=self.serving_options.policy_config,
+            fixed_groups=settings.micro_batches is not None,
         )
 
     def drafter(self, report: Callable[[Progress], None]) -> Drafter | None:
@@ -111,10 +113,12 @@ class PipelineSetup:
             return self.make_drafter()
         if name is None:
             return None
-        if name == NGRAM:
+        small = model_in(name)
+        if small is None:
             return NGramDrafter()
-        checkpoint, vocab_size = open_model(name), self.vocab_size
-        return DraftModel.load(name, checkpoint, self.layout.dtype, vocab_size, self.context_length, report)
+        checkpoint, vocab_size = open_model(small), self.vocab_size
+        model = DraftModel.load(small, checkpoint, self.layout.dtype, vocab_size, self.context_length, report)
+        return model if small == name else ModelWithNGrams(model)
 
     def _speculates(self, pipeline: Pipeline) -> bool:
         if self.layout.draft is None and self.make_drafter is None:
@@ -135,8 +139,8 @@ class PipelineSetup:
     @cached_property
     def _most_context(self) -> int:
         """The context length where memory is no bound. A draft model is not asked beyond its own."""
-        name = self.layout.draft
-        drafting = None if name in (None, NGRAM) or not self._grows else open_model(str(name)).context_length
+        small = None if self.layout.draft is None else model_in(self.layout.draft)
+        drafting = open_model(small).context_length if small is not None and self._grows else None
         return self.settings.most_context_of(self.checkpoint.context_length, drafting)
 
     @cached_property
@@ -165,7 +169,7 @@ class PipelineSetup:
         sharing = len(here) if ready.stage in here else 1
         budget = self.settings.kv_bytes
         if budget is None:
-            budget = int(ready.free_bytes * _KV_SHARE / sharing)
+            budget = int(ready.free_bytes * KV_SHARE / sharing)
         return StageKV(budget, ready.kv_bytes_per_token, ready.kv_bytes_fixed, ready.kv_bytes_stored)
 
 
@@ -224,15 +228,16 @@ def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
     """Check that the draft model has the model's vocabulary.
 
     Raises:
-        LayoutError: it has another one.
+        LayoutError: it has another one, or there is no draft model where one is named.
     """
-    if layout.draft is None or layout.draft == NGRAM:
+    name = None if layout.draft is None else model_in(layout.draft)
+    if name is None:
         return
-    draft = open_model(layout.draft)
+    draft = open_model(name)
     own = tokenizer_of(draft)
     if own is None or tokenizer is None or own.vocabulary_hash != tokenizer.vocabulary_hash:
         draft_size, model_size = own.vocab_size if own else "no", tokenizer.vocab_size if tokenizer else "none"
         sizes = f"{draft_size} tokens, not the model's {model_size}"
         raise LayoutError(
-            f"draft {layout.draft} has another vocabulary than {layout.model} ({sizes}); choose one of its family"
+            f"draft {name} has another vocabulary than {layout.model} ({sizes}); choose one of its family"
         )

@@ -9,6 +9,7 @@ A description is YAML; times are milliseconds of one stage with its layers, by t
     per_row_us: 2           # of a hop, for each row of hidden states
     host_ms: 0.5            # of the coordinator, for each step
     draft_ms: 3             # for each draft, in line with the steps of the first stage's device
+    draft_more_ms: 0.1      # for each further sequence in a round of drafts, which are made together
     draft_buffers: 4        # of each draft
     launches_ahead: true    # as on a GPU; what follows is of such devices
     max_buffers: 10         # command buffers under way at a time
@@ -93,6 +94,7 @@ class _Common(pydantic.BaseModel):
     per_row_us: _NotNegative = 0.0
     host_ms: _NotNegative = 0.0
     draft_ms: _NotNegative = 0.0
+    draft_more_ms: _NotNegative = 0.0
     draft_buffers: _Count = 1
     launches_ahead: bool = False
     max_buffers: _Count = MAX_BUFFERS
@@ -118,6 +120,7 @@ class _Common(pydantic.BaseModel):
             DeviceTraits(self.max_buffers, self.wait_us * _US, self.idle_after_s, self.idle_factor),
             self.draft_buffers,
             each_layer,
+            self.draft_more_ms * _MS,
         )
 
 

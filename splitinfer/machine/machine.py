@@ -77,6 +77,7 @@ class Accelerator:
     buffers: the command buffers of a step.
     traits: what the device is like.
     draft, draft_buffers: seconds and command buffers of a draft, which only the first stage's device makes.
+    draft_more: seconds for each further sequence in a round of drafts.
     """
 
     costs: StageCosts
@@ -84,6 +85,11 @@ class Accelerator:
     traits: DeviceTraits
     draft: float = 0.0
     draft_buffers: int = 1
+    draft_more: float = 0.0
+
+    def draft_round(self, sequences: int) -> float:
+        """Seconds of a round of drafts for so many sequences."""
+        return self.draft + self.draft_more * (sequences - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +106,7 @@ class Machine:
     device: what the devices are like.
     draft_buffers: the command buffers of a draft.
     each_layer: the costs of stages of any number of layers; ``None``: they are proportional to the layers.
+    draft_more: seconds for each further sequence in a round of drafts, which are made together.
 
     Raises:
         ValueError: the parts contradict each other, or a time is negative.
@@ -115,6 +122,7 @@ class Machine:
     device: DeviceTraits = DeviceTraits()  # noqa: RUF009 - frozen
     draft_buffers: int = 1
     each_layer: EachLayer | None = None
+    draft_more: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.stages or not len(self.stages) == len(self.hops) == len(self.layers):
@@ -127,9 +135,13 @@ class Machine:
             raise ValueError(f"a draft has at least one command buffer, not {self.draft_buffers}")
         if min(self.layers) < 1:
             raise ValueError(f"each stage needs a layer, but they have {self.layers}")
-        times = (self.host, self.draft, *(x for hop in self.hops for x in (hop.fixed, hop.per_row)))
+        times = (self.host, self.draft, self.draft_more, *(x for hop in self.hops for x in (hop.fixed, hop.per_row)))
         if not all(0 <= x < math.inf for x in times):
             raise ValueError("host, draft and hops must be seconds, none negative")
+
+    def draft_round(self, sequences: int) -> float:
+        """Seconds of a round of drafts for so many sequences."""
+        return self.draft + self.draft_more * (sequences - 1)
 
     @property
     def num_stages(self) -> int:
@@ -172,7 +184,9 @@ class Machine:
 
     def accelerator(self, stage: int) -> Accelerator:
         """A stage's device."""
-        return Accelerator(self.stages[stage], self.buffers_of(stage), self.device, self.draft, self.draft_buffers)
+        return Accelerator(
+            self.stages[stage], self.buffers_of(stage), self.device, self.draft, self.draft_buffers, self.draft_more
+        )
 
     def with_hop(self, seconds: float) -> "Machine":
         """The same machine with hops of ``seconds`` for each step."""
@@ -190,6 +204,7 @@ class Machine:
             "buffers": list(self.buffers),
             "device": asdict(self.device),
             "draft_buffers": self.draft_buffers,
+            "draft_more": self.draft_more,
             "each_layer": None if self.each_layer is None else self.each_layer.as_dict(),
         }
 
@@ -213,6 +228,7 @@ class Machine:
                 DeviceTraits(**numbers.get("device", {})),
                 int(numbers.get("draft_buffers", 1)),
                 None if each_layer is None else EachLayer.from_dict(each_layer),
+                float(numbers.get("draft_more", 0.0)),
             )
         except (KeyError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"this is no description of a machine ({type(error).__name__}: {error})") from error

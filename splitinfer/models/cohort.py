@@ -29,7 +29,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.growth import BLOCK, room
-from splitinfer.models.caches import Cache, Place
+from splitinfer.models.caches import Cache, Place, trim
 from splitinfer.models.growing import fitted, phase_at
 from splitinfer.models.memory import on_gpu
 from splitinfer.models.mlx_lm import KVCache
@@ -48,6 +48,23 @@ class SequenceCaches:
         """Take the keys and values back from the cohort, if the sequence is in one."""
         if self.cohort is not None:
             self.cohort.release(self)
+
+    def rewind(self, back: int) -> bool:
+        """Roll back by ``back`` tokens; whether every cache could. In a cohort only the lengths change: nothing is
+        copied, and what lies behind them is masked until it is written again."""
+        inside = set() if self.cohort is None else {id(self.full[place]) for place in self.cohort.places}
+        for cache in self.own:
+            if id(cache) in inside:
+                cache.offset -= back
+            elif not trim(cache, back):
+                return False
+        self.place.position -= back
+        return True
+
+    def close(self) -> None:
+        """Leave the cohort, if in one: this sequence has ended."""
+        if self.cohort is not None:
+            self.cohort.forget(self)
 
     def kv_cache(self, place: int) -> Cache:
         """The cache at a place of the list, for reading: a view of the cohort's arrays if they are there."""

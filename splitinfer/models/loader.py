@@ -24,6 +24,7 @@ from splitinfer import cleanup
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import ModelError
+from splitinfer.models.attention import Attention, from_config, observed
 from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
 from splitinfer.models.checkpoint import Checkpoint, TensorInfo
 from splitinfer.models.cohort import SequenceCaches
@@ -58,7 +59,7 @@ class Survey:
     ``tensors``: names of the checkpoint's tensors that it reads, which are in ``files``. ``rewind``: tokens that its
     caches can be rolled back (``core.kv.rewind``). ``hidden_size``, ``logits_size``: numbers per row of its output; 0
     for what it does not compute. ``head_bytes``: of a float32 copy of the head, where a step in float32 makes one;
-    ``None`` if it cannot be computed in float32.
+    ``None`` if it cannot be computed in float32. ``attention``: that of its layers, without repetitions.
     """
 
     num_layers: int
@@ -69,6 +70,7 @@ class Survey:
     hidden_size: int
     logits_size: int
     head_bytes: int | None = 0
+    attention: tuple[Attention, ...] = ()
 
     def with_float32_head(self) -> "Survey":
         """The same with a head in float32, for which a step makes a copy of weights in half precision.
@@ -115,15 +117,19 @@ def survey(
     read = arrays_read(outputs, parameters)
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
+    kv_fixed, kv_per_token, kv_stored, attention = _kv_need(stage)
+    if not attention and kv_per_token:  # the model computes it by itself
+        attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
         num_layers=stage.num_layers,
         tensors=frozenset(tensors),
         files=tuple(files),
-        need=Need(sum(parameters[name].nbytes for name in read), *_kv_need(stage)),
+        need=Need(sum(parameters[name].nbytes for name in read), kv_fixed, kv_per_token, kv_stored),
         rewind=least_rewind(rewind_limit(c) for c in own),
         hidden_size=0 if stage.is_last else output.shape[-1],
         logits_size=output.shape[-1] if stage.is_last else 0,
         head_bytes=_head_bytes(stage, output.shape[-1]) if stage.is_last else 0,
+        attention=attention,
     )
 
 
@@ -216,21 +222,23 @@ def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
     return [array for cache in caches.own for array in arrays_of(cache)]
 
 
-def _kv_need(stage: StageModel) -> tuple[int, int, int]:
+def _kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
     """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per stored
-    block."""
+    block; and what attention the layers compute."""
     caches, sizes = stage.make_caches(), []
     for cache in caches.own:
         grow_in_step(cache)  # at the lengths measured here, such caches have no room to spare
     # Where no cache fills up, as a window does, two chunks suffice; a recurrent layer makes a node for every token.
     chunk, length = _EVEN if all(map(grows_evenly, caches.own)) else _LONG
-    with uncompiled():
+    with uncompiled(), observed() as calls:
         for _ in range(length // chunk):
+            calls.begin()
             stage(mx.zeros((1, chunk), mx.int32), caches, None, 1)
             sizes.append(sum(array.nbytes for array in cache_arrays(caches)))
     half = len(sizes) // 2
     per_token = -(-(sizes[-1] - sizes[half - 1]) // (chunk * half))
-    return max(0, sizes[-1] - length * per_token), per_token, bytes_of_block(caches, stage.own_places, length)
+    fixed, stored = max(0, sizes[-1] - length * per_token), bytes_of_block(caches, stage.own_places, length)
+    return fixed, per_token, stored, calls.layers(length)
 
 
 def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:

@@ -1,18 +1,22 @@
 """Compares the memory a stage needs with what the machine has free, and sets MLX's limits.
 
-On a Mac the GPU's share of the unified memory is the device's recommended working set; elsewhere the limit
-is what the operating system calls available. A stage that does not fit is refused before it is loaded, so that the
-machine does not swap.
+What is free is what the operating system can give (``system.free_memory``) less what other processes of this machine
+have announced to take (``system.claims``); on a Mac's GPU also no more than its recommended working set less what all
+of them hold. A stage that does not fit is refused before it is loaded, so that the machine does not swap.
 """
 
 from dataclasses import dataclass
 
 import mlx.core as mx
-import psutil
 
 from splitinfer.core.kv.growth import spare
 from splitinfer.errors import CannotFit
+from splitinfer.system import ledger
+from splitinfer.system.claims import left_over
+from splitinfer.system.free_memory import available_bytes, wired_limit_bytes
 
+KV_SHARE = 0.5  # of the free memory, for KV; the rest is for activations, for padding, and for rebuilding cohorts
+_REPORT_EVERY, _WORTH_REPORTING = 2.0, 64 * 2**20  # seconds, bytes
 _MARGIN = 256 * 2**20  # activations, buffers and the interpreter
 
 
@@ -29,10 +33,12 @@ class Need:
         """Weights and the KV of ``kv_tokens`` tokens, with the room that it may grow into."""
         return self.weights + self.kv_fixed + self.kv_per_token * (kv_tokens + spare(kv_tokens))
 
-    def sentence(self, kv_tokens: int, free: int) -> str:
-        """What is needed and what is free, as part of a message."""
-        kv = self.total(kv_tokens) - self.weights
-        return f"needs {size(self.weights)} of weights and {size(kv)} of KV for {kv_tokens:,} tokens; {size(free)} free"
+    def sentence(self, kv_tokens: int, free: int, scores: int = 0) -> str:
+        """What is needed and what is free, as part of a message. ``scores``: bytes of unfused attention."""
+        kv = f"{size(self.total(kv_tokens) - self.weights)} of KV for {kv_tokens:,} tokens"
+        if scores:
+            kv = f"{kv} and {size(scores)} for their attention"
+        return f"needs {size(self.weights)} of weights and {kv}; {size(free)} free"
 
 
 def size(num_bytes: float) -> str:
@@ -49,13 +55,19 @@ def on_gpu() -> bool:
     return bool(mx.default_device() == mx.Device(mx.gpu))
 
 
-def free_bytes() -> int:
-    """Bytes this process may still take for weights and KV."""
-    available = int(psutil.virtual_memory().available)
+def free_bytes(patience: float | None = None) -> int:
+    """Bytes this process may still take for weights and KV. ``patience``: seconds for reading what others claim;
+    ``None``: the usual ones."""
+    others = ledger.of_this_process().others(patience)
+    return left_over(available_bytes(), gpu_limit(), mx.get_active_memory(), others)
+
+
+def gpu_limit() -> int | None:
+    """Bytes that the GPU may hold for all processes; ``None`` where MLX knows of no limit. (``system.free_memory``)"""
     recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None
     if not isinstance(recommended, int):
-        return available
-    return min(available, recommended - mx.get_active_memory())
+        return None
+    return min(recommended, wired_limit_bytes() or recommended)
 
 
 _FEWER_LAYERS = "give it fewer layers, or a smaller --context"
@@ -81,23 +93,88 @@ def counted_bytes(kv_stored: int, num_arrays: int, free: int, limit: int | None)
     return max(kv_stored, -(-free // max(1, limit // 2 // num_arrays)))
 
 
-def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS) -> int:
-    """The free bytes, if ``need`` fits into them. ``name``: what needs it, in the message.
+def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS, scores: int = 0) -> int:
+    """The free bytes, if ``need`` fits into them. ``name``: what needs it, in the message. ``scores``: bytes of unfused
+    attention (``models.attention``), in addition.
 
     Raises:
         CannotFit: it does not fit; the message has the numbers and the ``remedy``.
     """
     free = free_bytes()
-    if need.total(kv_tokens) + _MARGIN > free:
-        short = size(need.total(kv_tokens) + _MARGIN - free)
-        raise CannotFit(f"{name} does not fit: it {need.sentence(kv_tokens, free)}, {short} too little; {remedy}")
+    needed = need.total(kv_tokens) + _MARGIN + scores
+    if needed > free:
+        sentence = need.sentence(kv_tokens, free, scores)
+        raise CannotFit(f"{name} does not fit: it {sentence}, {size(needed - free)} too little; {remedy}")
     return free
 
 
-def set_limits(need: Need, kv_tokens: int) -> None:
-    """Keep what a stage holds resident on a GPU, and MLX's cache of freed buffers small."""
+def set_limits(need: Need, kv_tokens: int, scores: int = 0) -> None:
+    """Keep what a stage holds resident on a GPU, and MLX's cache of freed buffers small: but scores are to be found
+    there by the next layer."""
     wanted = need.total(kv_tokens) + _MARGIN
-    recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None
-    if isinstance(recommended, int):
-        mx.set_wired_limit(recommended)  # KV may grow into all free memory
-    mx.set_cache_limit(max(64 * 2**20, min(wanted // 8, 2 * 2**30)))
+    limit = gpu_limit()
+    if limit is not None:
+        mx.set_wired_limit(limit)  # KV may grow into all free memory
+    mx.set_cache_limit(max(64 * 2**20, scores, min(wanted // 8, 2 * 2**30)))
+
+
+def limit_to(free: int) -> None:
+    """Have MLX wait for steps under way rather than hold ``free`` bytes more than now, where the GPU shares the
+    machine's memory. Command buffers keep what they use until they are done, scores too, so layers launched ahead add
+    up; MLX's own limit is half as much again as the recommended working set."""
+    if gpu_limit() is not None:
+        mx.set_memory_limit(mx.get_active_memory() + free)
+
+
+# -- what other processes of this machine are to know ------------------------------------------
+
+
+def reserve(need: Need, kv_tokens: int, what: str, name: str, scores: int = 0) -> int:
+    """``check_fit``, and if it fits, announce it under ``name`` to the other processes; no two of them see the same
+    bytes free.
+
+    Raises:
+        CannotFit: as ``check_fit``.
+    """
+    own = ledger.of_this_process()
+    with own.locked():
+        free = check_fit(need, kv_tokens, what, scores=scores)
+        own.claim(name, held=mx.get_active_memory(), load=need.total(kv_tokens) + _MARGIN + scores)
+    return free
+
+
+def announce_loaded(need: Need, kv_tokens: int, name: str, free: int, scores: int = 0) -> None:
+    """Announce what a loaded stage may take besides: KV, which a coordinator was told of ``free`` bytes for."""
+    load = need.total(kv_tokens) - need.weights + _MARGIN + scores
+    growth = int(free * KV_SHARE)
+    ledger.of_this_process().claim(name, held=mx.get_active_memory(), load=load, growth=growth)
+
+
+class HeldReport:
+    """Lets the other processes know what this one holds, as that changes."""
+
+    def __init__(self) -> None:
+        self._next, self._held = 0.0, 0
+
+    def update(self, now: float) -> None:
+        """Call often; it does something once in two seconds at most. ``now``: in seconds."""
+        if now < self._next:
+            return
+        self._next, held = now + _REPORT_EVERY, mx.get_active_memory()
+        if abs(held - self._held) >= _WORTH_REPORTING:
+            self.now(held)
+
+    def now(self, held: int | None = None) -> None:
+        """Let them know at once."""
+        self._held = mx.get_active_memory() if held is None else held
+        ledger.of_this_process().refresh(self._held)
+
+
+def announce_idle(name: str) -> None:
+    """Announce that a stage holds its weights, and takes nothing besides: nobody uses it."""
+    ledger.of_this_process().claim(name, held=mx.get_active_memory(), load=0)
+
+
+def withdraw(name: str) -> None:
+    """Announce that a stage is gone."""
+    ledger.of_this_process().drop(name, held=mx.get_active_memory())

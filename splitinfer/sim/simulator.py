@@ -14,8 +14,9 @@ is when its reader gets it. Deterministic for a seed: only which drafts are righ
 """
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
@@ -23,7 +24,7 @@ from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
-from splitinfer.core.speculation.speculation import Draft
+from splitinfer.core.speculation.speculation import Draft, Wish
 from splitinfer.machine.device_queue import DeviceQueue, DeviceTraits, Timing
 from splitinfer.machine.machine import Machine
 
@@ -75,11 +76,17 @@ class Answers:
 
 
 class Simulator:
-    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right;
-    ``check``: whether to check the scheduler's invariants after each step."""
+    """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right,
+    for all requests or by id; ``check``: whether to check the scheduler's invariants after each step."""
 
     def __init__(
-        self, scheduler: Scheduler, machine: Machine, *, acceptance: float = 0.0, seed: int = 0, check: bool = False
+        self,
+        scheduler: Scheduler,
+        machine: Machine,
+        *,
+        acceptance: float | Mapping[int, float] = 0.0,
+        seed: int = 0,
+        check: bool = False,
     ) -> None:
         self.scheduler, self.machine = scheduler, machine
         self.now = 0.0
@@ -90,6 +97,8 @@ class Simulator:
         self._answers = Answers()
         traits = machine.device if machine.launches_ahead else DeviceTraits()
         self._queues = [DeviceQueue(traits) for _ in machine.stages]
+        self._in_line: list[deque[tuple[StepPlan, float]]] = [deque() for _ in machine.stages]
+        self._void: set[tuple[int, int]] = set()  # slices that the stages in the middle know to be void
         self._unsent: dict[int, StepPlan] = {}  # launched on the first stage and not done, by step
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._inbox: list[Callable[[], None]] = []
@@ -141,28 +150,38 @@ class Simulator:
             self._inbox.pop(0)()
 
     def _draft(self) -> None:
-        """Make the drafts that the scheduler wishes for, and take in messages after each."""
-        wish = self.scheduler.wish() if self.scheduler.speculation is not None else None
-        if wish is None or self.scheduler.speculation is None:
+        """Make the drafts that the scheduler wishes for, round by round, and take in messages after each round."""
+        speculation = self.scheduler.speculation
+        wishes = self.scheduler.wishes() if speculation is not None else []
+        if not wishes or speculation is None:
             return
-        began, made = self.now, 0
-        while made < wish.count and wish.stands:
-            self._make_draft()
+        while drafting := [wish for wish in wishes if len(wish.drafts) < wish.count and wish.stands]:
+            speculation.took(1, self._make_round(len(drafting)), len(drafting))
+            for wish in drafting:
+                wish.drafts.append(Draft(self.guess(wish)))
             self._take_in()
-            made += 1
-            token = _TARGET if self._random.random() < self._acceptance else _WRONG
-            if not self.scheduler.speculation.add(wish, Draft(token)):
-                break
-        self.scheduler.speculation.took(made, self.now - began)
-        self.scheduler.take(wish)
+        for wish in wishes:
+            self.scheduler.take(wish)
 
-    def _make_draft(self) -> None:
-        """Wait for one draft, which stands in line behind the first stage's steps on a device that launches ahead."""
+    def guess(self, wish: Wish) -> int:
+        """The next draft for a wish; for subclasses."""
+        return _TARGET if self.is_right(wish) else _WRONG
+
+    def is_right(self, wish: Wish) -> bool:
+        """Whether the next draft for a wish is right."""
+        given = self._acceptance
+        return self._random.random() < (given if isinstance(given, float | int) else given[wish.seq.seq_id])
+
+    def _make_round(self, sequences: int) -> float:
+        """Wait for a draft for each of some sequences, which stands in line behind the first stage's steps on a device
+        that launches ahead; the seconds that its device took."""
+        seconds = self.machine.draft_round(sequences)
         if not self.machine.launches_ahead:
-            self._advance(self.now + self.machine.draft)
-            return
-        timing = self._queues[0].launch(self.now, self.machine.draft, self.machine.draft_buffers)
+            self._advance(self.now + seconds)
+            return seconds
+        timing = self._queues[0].launch(self.now, seconds, self.machine.draft_buffers)
         self._advance(timing.done)
+        return timing.ended - timing.started
 
     def _compute(self, plan: StepPlan) -> None:
         """Plan and launch a step on the coordinator's layers."""
@@ -202,14 +221,14 @@ class Simulator:
         """What the last stage samples for a plan, and the slices that it computes."""
         return self._answers.to(plan)
 
-    def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...]) -> Timing:
+    def _step(self, stage: int, plan: StepPlan, slices: tuple[Slice, ...], received: float = 0.0) -> Timing:
         """Launch a step on a stage. A worker that is held in a launch launches it later, but before its device is free,
         so this makes no difference."""
         shape = Shape.of(slices)
         seconds = self.machine.stages[stage].at(shape) if slices else 0.0
         timing = self._queues[stage].launch(self.now, seconds, self.machine.buffers_of(stage) if slices else 1)
         self.busy[stage].spans.append((timing.started, timing.ended, shape.rows))
-        figures = StageFigures(stage, timing.started, timing.ended, self.now, rows=shape.rows, sent=timing.done)
+        figures = StageFigures(stage, timing.started, timing.ended, received, rows=shape.rows, sent=timing.done)
         self._figures.setdefault(plan.step, []).append(figures)
         return timing
 
@@ -219,17 +238,40 @@ class Simulator:
             self._answer(plan, sampled, done)
             return
         arrives = done + self.machine.hops[stage].seconds(plan.num_tokens)
-        self._at(arrives, lambda: self._arrive(stage + 1, plan))
+        self._at(arrives, lambda: self._arrive(stage + 1, plan, arrives))
 
-    def _arrive(self, stage: int, plan: StepPlan) -> None:
-        self.carried_out(stage, plan)
+    def _arrive(self, stage: int, plan: StepPlan, received: float) -> None:
+        """A step is there. In the middle it waits in line until the device is free, for what is void may be known by
+        then."""
+        if stage + 1 == self.machine.num_stages:
+            self._begin(stage, plan, received)
+        else:
+            self._in_line[stage].append((plan, received))
+            self._serve(stage)
+
+    def _serve(self, stage: int) -> None:
+        """Begin the steps that wait at a stage in the middle, in the order in which they came."""
+        line = self._in_line[stage]
+        while line and self._queues[stage].free_at <= self.now:
+            plan, received = line.popleft()
+            self._begin(stage, self._without_void(plan), received)
+        if line:
+            self._at(self._queues[stage].free_at, lambda: self._serve(stage))
+
+    def _begin(self, stage: int, plan: StepPlan, received: float) -> None:
         is_last = stage + 1 == self.machine.num_stages
+        self.carried_out(stage, plan)
         sampled, slices = self.sampled(plan) if is_last else ((), plan.slices)
-        timing = self._step(stage, plan, slices)
+        timing = self._step(stage, plan, slices, received)
         if is_last:
             self._answer(plan, sampled, timing.done + self.machine.hops[stage].fixed)
         else:
             self._pass_on(stage, plan, timing.done)
+
+    def _without_void(self, plan: StepPlan) -> StepPlan:
+        """What a stage in the middle computes of a plan: it was told what is void."""
+        left = tuple(part for part in plan.slices if (plan.step, part.seq_id) not in self._void)
+        return plan if len(left) == len(plan.slices) else replace(plan, slices=left)
 
     def _answer(self, plan: StepPlan, sampled: tuple[SampledSlice, ...], returned_at: float) -> None:
         result = StepResult(plan.step, sampled, tuple(self._figures.pop(plan.step)))
@@ -242,6 +284,8 @@ class Simulator:
             served.delay = None if begun is None else begun - served.at
             self.got(event.seq_id, event.token.token_id)
         self._reduce_unsent()
+        if void := self.scheduler.void_slices():
+            self._at(self.now + self.machine.hops[0].fixed, lambda: self._void.update(void))
 
     def got(self, seq_id: int, token_id: int) -> None:
         """Called when a request gets a token; for subclasses."""

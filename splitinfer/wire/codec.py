@@ -33,6 +33,7 @@ _CLASSES: dict[str, type[Message]] = {
         messages.MeasureNext,
         messages.Measured,
         messages.Step,
+        messages.Void,
         messages.Result,
         messages.Fault,
     )
@@ -50,6 +51,14 @@ def encode(message: Message) -> bytes:
     kind = kind_of(message)
     fields = _ADAPTERS[kind].dump_python(message, mode="python")
     return bytes(msgpack.packb({"kind": kind, **fields}))
+
+
+_VOID = msgpack.packb({"kind": "void"})[1:]  # what its header has behind the number of its fields
+
+
+def is_void(header: bytes | memoryview) -> bool:
+    """Whether a header is that of a Void message, as far as can be told without decoding it."""
+    return bytes(header[1 : 1 + len(_VOID)]) == bytes(_VOID)
 
 
 def decode(header: bytes | memoryview) -> Message:

@@ -1,6 +1,6 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step
+    coordinator -> worker      Hello, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step, Void
     worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Echoed, Measured, Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
 
@@ -241,6 +241,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Void:
+    """Slices that a result has made void while they are under way, as (step, sequence): a stage in the middle need not
+    compute those that still wait in front of it. It overtakes steps that wait; there is no reply."""
+
+    slices: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not self.slices or any(step < 0 or seq_id < 0 for step, seq_id in self.slices):
+            raise ValueError("void slices are one or more pairs of a step and a sequence")
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """The last stage's result of a plan."""
 
@@ -261,5 +273,5 @@ class Fault:
 
 Message = (
     Hello | Welcome | Refuse | Load | Progress | Ready | Expect | Connect | Connected | Compress
-    | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Result | Fault
+    | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Void | Result | Fault
 )  # fmt: skip

@@ -10,6 +10,7 @@ ends use the same table, so a message that is illegal to send is also illegal to
                    READY -Echo-> ECHOING -Echoed-> READY              (likewise)
                    READY -MeasureNext-> MEASURING -Measured-> READY
                    READY -Step, Result-> READY                        (first worker; last worker)
+                   READY -Void-> READY                                (every worker but the last)
     data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
                    FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (repeatedly, before the first step)
     anywhere later -Refuse or Fault-> OVER
@@ -73,6 +74,7 @@ _TABLE: dict[Move, State] = {
     (State.LOADING, "up", "fault"): State.OVER,
     (State.READY, "down", "compress"): State.READY,
     (State.READY, "down", "step"): State.READY,
+    (State.READY, "down", "void"): State.READY,
     (State.READY, "up", "result"): State.READY,
     (State.READY, "up", "fault"): State.OVER,
     **_exchange(State.READY, "connect", State.JOINING, "connected"),

@@ -18,15 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.bench.gpu import child, commands, demo, job, models, rows, run
-from splitinfer.bench.gpu.child import Outcome, problems, run_job
-from splitinfer.bench.gpu.parts import PARTS, Job, allotted, chosen, tails
+from splitinfer.bench.gpu import commands, demo, models, rows, run
+from splitinfer.bench.gpu.parts import HERE, PARTS, chosen
 from splitinfer.bench.gpu.run import GpuOptions, measure_on_gpu
 from splitinfer.bench.gpu.sizes import SIZES
 from splitinfer.bench.shared.random_model import Shape
 from splitinfer.engine.device import selection
 from splitinfer.engine.device.launch_ahead import VARIABLE as LAUNCH_AHEAD
 from splitinfer.errors import ConfigError, ModelError
+from splitinfer.jobs import process
+from splitinfer.jobs.child import Outcome, problems, run_job
+from splitinfer.jobs.job import Job, allotted, tails
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 
 TINY = SIZES["tiny"]
@@ -119,7 +121,18 @@ def test_a_job_that_overruns_is_ended_with_what_it_started_and_keeps_what_it_fou
     outcome = ran(code, limit=1.1)
     assert time.monotonic() - began < 10
     assert outcome.problem == "overran: ended after 1.1 s, which was its share of the time"
+    assert outcome.trying == "for ever"
     assert ended(outcome.found["pid"])
+
+
+def test_a_job_goes_on_behind_what_is_known():
+    one, command = Job("a job", "none"), (sys.executable, "-S", "-c", _TOLD + _TELL + "tell(found={'b': job['skip']})")
+    assert run_job(one, 20.0, {}, command, known={"a": 1}).found == {"a": 1, "b": ["a"]}
+
+
+def test_how_long_a_job_had_been_silent_is_known():
+    outcome = ran("for n in range(5): tell(found={str(n): n}); time.sleep(0.2)\ntime.sleep(60)", limit=2.0)
+    assert 0.2 <= outcome.silent_s < 1.9
 
 
 def test_another_process_goes_on_behind_what_ended_the_first():
@@ -151,13 +164,13 @@ def test_no_process_is_started_without_time():
 
 def test_a_finding_that_fails_leaves_the_others():
     lines: list[dict[str, Any]] = []
-    report = job.Report(lines.append, skip=["known"])
+    report = process.Report(lines.append, skip=["known"])
     report.guarded("known", lambda: 1 / 0)
     report.guarded("wrong", lambda: 1 / 0)
     report.guarded("right", lambda: 3)
     assert lines == [
         {"trying": "wrong"},
-        {"found": {"wrong": {"problem": "ZeroDivisionError: division by zero"}}},
+        {"found": {"wrong": {"problem": "ZeroDivisionError: division by zero", "at": ""}}},
         {"trying": "right"},
         {"found": {"right": 3}},
     ]
@@ -175,7 +188,7 @@ def test_a_finding_that_fails_leaves_the_others():
 def test_a_device_that_failed_ends_the_process(
     text: str, is_lost: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    def measure(_options: Mapping[str, Any], report: job.Report) -> None:
+    def measure(_options: Mapping[str, Any], report: process.Report) -> None:
         def fail() -> None:
             raise RuntimeError(text)
 
@@ -184,16 +197,16 @@ def test_a_device_that_failed_ends_the_process(
 
     monkeypatch.setattr(rows, "measure", measure)
     code, found = in_process("rows", {})
-    assert code == (job.DEVICE_FAILED if is_lost else 0)
-    assert found["first"] == {"problem": f"RuntimeError: {text}"}
+    assert code == (process.DEVICE_FAILED if is_lost else 0)
+    assert found["first"] == {"problem": f"RuntimeError: {text}", "at": ""}
     assert ("second" in found) is not is_lost
 
 
 def in_process(module: str, options: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
     """The exit code of a job and what it found, run here."""
     lines: list[dict[str, Any]] = []
-    text = json.dumps({"module": module, "options": options, "limit_s": 60.0, "skip": []})
-    code = job.run(text, lambda line: lines.append(json.loads(json.dumps(line))))
+    text = json.dumps({"module": f"{HERE}.{module}", "options": options, "limit_s": 60.0, "skip": []})
+    code = process.run(text, lambda line: lines.append(json.loads(json.dumps(line))))
     assert [line["problem"] for line in lines if "problem" in line] == []
     return code, {name: value for line in lines for name, value in line.get("found", {}).items()}
 
@@ -201,7 +214,7 @@ def in_process(module: str, options: Mapping[str, Any]) -> tuple[int, dict[str, 
 def found_by(part: str) -> dict[str, dict[str, Any]]:
     """What a part's first job finds, tiny."""
     one = chosen(part)[0].jobs(TINY)[0]
-    code, found = in_process(one.module, one.options)
+    code, found = in_process(one.module.removeprefix(f"{HERE}."), one.options)
     assert code == 0
     assert found
     assert all("problem" not in value for value in found.values())
@@ -279,7 +292,7 @@ def test_send_has_every_kind_of_result():
 
 
 def test_two_groups_on_two_stages(tmp_path: Path):
-    options = next(one.options for one in chosen("launch")[0].jobs(TINY) if one.module == "groups")
+    options = next(one.options for one in chosen("launch")[0].jobs(TINY) if one.module.endswith(".groups"))
     code, found = in_process("groups", {**options, "folder": str(tmp_path)})
     assert code == 0
     assert found["one stream"]["token_ms"]["count"] == TINY.stream_tokens - 2
@@ -333,7 +346,7 @@ def test_a_mode_that_is_missing_or_fails_says_so(
 ):
     answer(monkeypatch, code, err=err)
     with pytest.raises(ModelError) as failed:
-        commands.measure({"mode": "exact", "words": [], "folder": str(tmp_path)}, job.Report(lambda _line: None))
+        commands.measure({"mode": "exact", "words": [], "folder": str(tmp_path)}, process.Report(lambda _line: None))
     assert str(failed.value) == words
 
 
@@ -348,7 +361,7 @@ def test_the_demo_is_trained_for_a_part_of_its_time(monkeypatch: pytest.MonkeyPa
 
 def test_without_text_there_is_nothing_to_learn_from():
     with pytest.raises(ConfigError, match="--corpus FOLDER"):
-        demo.measure({"corpus": None}, job.Report(lambda _line: None))
+        demo.measure({"corpus": None}, process.Report(lambda _line: None))
 
 
 # ----- the document --------------------------------------------------------------------------------
@@ -360,8 +373,8 @@ def outcomes(monkeypatch: pytest.MonkeyPatch, about: Mapping[str, Any] = ON_CPU)
 
     def run_one(one: Job, limit: float, environment: Mapping[str, str]) -> Outcome:
         seen.append((one, dict(environment)))
-        found = {"about": about} if one.module == "about" else {"a": {"ms": 1.0}}
-        return Outcome(limit, 0.1, 1, "failed: on purpose" if one.module == "rows" else None, found)
+        found = {"about": about} if one.module.endswith(".about") else {"a": {"ms": 1.0}}
+        return Outcome(limit, 0.1, 1, "failed: on purpose" if one.module.endswith(".rows") else None, found)
 
     monkeypatch.setattr(run, "run_job", run_one)
     return seen
@@ -425,12 +438,12 @@ def test_the_process_that_writes_the_document_does_not_load_mlx():
 def test_the_module_of_every_job_is_there():
     modules = {one.module for part in PARTS for one in part.jobs(TINY)}
     for module in modules:
-        assert (Path(child.__file__).parent / f"{module}.py").exists()
+        assert hasattr(importlib.import_module(module), "measure")
 
 
-@pytest.mark.parametrize("name", ["child", "job", "models", "parts", "support"])
+@pytest.mark.parametrize("name", ["bench.gpu.models", "bench.gpu.support", "jobs.child", "jobs.job", "jobs.process"])
 def test_the_examples_are_true(name: str):
-    found = doctest.testmod(importlib.import_module(f"splitinfer.bench.gpu.{name}"))
+    found = doctest.testmod(importlib.import_module(f"splitinfer.{name}"))
     assert (found.failed, found.attempted > 0) == (0, True)
 
 

@@ -3,9 +3,11 @@
     python -m tests.cluster.campaign --kills 200 --freezes 50 --cuts 50 --coordinators 20
     python -m tests.cluster.campaign --only cut --cuts 10 --codec int8 --seed 7
     python -m tests.cluster.campaign --trial kill-17 --seed 7            # one of them again
+    python -m tests.cluster.campaign --only kill --kills 16 --streams 4  # under drafts for four
 
-A trial: one stream with blocks of drafts in flight, or eight streams at once, on a rig (``rig.py``) where everything is
-on. Somewhere in the middle a fault; then whoever puts such a thing right in life does so.
+A trial: one stream with blocks of drafts in flight, four with drafts of all in one step, or eight, on a rig
+(``rig.py``) where everything is on. Somewhere in the middle a fault; then whoever puts such a thing right in life
+does so.
 
     kill          a worker is killed (-9). A local one the coordinator replaces, another is started again
     freeze        a worker stands still. The coordinator replaces its own; others are woken, or killed and started again
@@ -58,6 +60,7 @@ class Trial:
 
     kind: str
     number: int
+    streams: int | None = None  # None: as the number says
 
     @property
     def name(self) -> str:
@@ -69,6 +72,8 @@ class Trial:
 
     @property
     def num_streams(self) -> int:
+        if self.streams is not None:
+            return self.streams
         return STREAMS[self.number // len(self._shapes) % len(STREAMS)]
 
     @property
@@ -218,7 +223,7 @@ def _strike_coordinator(rig: Rig, trial: Trial, chance: random.Random, sooner: f
     _wait(chance, _TO_START)
     num_starts = rig.restart_coordinator()
     lost = [index for index, answer in zip(indices, before, strict=True) if answer.ending == "lost"]
-    again = [rig.ask(index, alone=trial.num_streams == 1) for index in lost]
+    again = [rig.ask(index, trial.num_streams) for index in lost]
     wait_for(again)
     same = all(map(rig.is_right, lost, again)) and all(
         answer.token_ids == rig.expected[index][: len(answer.token_ids)]
@@ -242,7 +247,7 @@ def _ask(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> tuple[
     """Requests, and a moment of their answers."""
     indices = chance.sample(range(rigs.NUM_REQUESTS), trial.num_streams)
     moment = chance.uniform(0, _LATEST * rig.usual[trial.num_streams]) * sooner
-    answers = [rig.ask(index, alone=trial.num_streams == 1) for index in indices]
+    answers = [rig.ask(index, trial.num_streams) for index in indices]
     time.sleep(moment)
     return indices, answers
 
@@ -338,14 +343,15 @@ def main() -> None:
         parser.add_argument(f"--{_many(kind)}", type=int, default=count)
     parser.add_argument("--only", choices=KINDS)
     parser.add_argument("--trial", help="this one alone, by its name")
+    parser.add_argument("--streams", type=int, choices=STREAMS, help="so many in every trial; without, all in turn")
     parser.add_argument("--codec", default=INT8, help="of the links")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     kinds = [args.only] if args.only else KINDS
-    trials = [Trial(kind, number) for kind in kinds for number in range(getattr(args, _many(kind)))]
+    trials = [Trial(kind, number, args.streams) for kind in kinds for number in range(getattr(args, _many(kind)))]
     if args.trial:
         kind, _, number = args.trial.partition("-")
-        trials = [Trial(kind, int(number))]
+        trials = [Trial(kind, int(number), args.streams)]
     began = time.monotonic()
     outcomes = run(trials, args.seed, args.codec)
     print(table(outcomes))

@@ -33,7 +33,7 @@ REMOTE = "remote"
 MODEL, VOCAB, CONTEXT = "llama", 160, 1024
 NUM_REQUESTS, NUM_TOKENS = 32, 100
 FAMILIES, SHARED = 6, 280  # prompts that begin alike, with a block of KV and a part of another
-STREAMS = (1, 8)
+STREAMS = (1, 4, 8)  # one with blocks in flight, four with drafts of all in one step, eight
 KV_BYTES, DISK_BYTES = 6 * 2**20, 4 * 2**20  # so little that KV is given up, and comes back from disk
 ANSWER_SECONDS = 90.0
 _SLACK = 8  # descriptors and threads that may come and go
@@ -160,9 +160,10 @@ class Rig:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def ask(self, index: int, *, alone: bool) -> Answer:
-        """One request. ``alone``: with blocks of drafts in flight; else as the controller likes."""
-        flight = (3, 4, len(self.shape.layers)) if alone else None
+    def ask(self, index: int, num_streams: int) -> Answer:
+        """One request of so many: one with blocks of drafts in flight, four with drafts; else as the controller
+        likes."""
+        flight = {1: (3, 4, len(self.shape.layers)), 4: (2 + index % 3, 0, 1)}.get(num_streams)
         return self.coordinator.ask(prompt(index), params(index), flight)
 
     def is_right(self, index: int, answer: Answer) -> bool:
@@ -179,7 +180,7 @@ class Rig:
         for num_streams in STREAMS:
             began = time.monotonic()
             indices = range(1, 1 + num_streams)
-            answers = [self.ask(index, alone=num_streams == 1) for index in indices]
+            answers = [self.ask(index, num_streams) for index in indices]
             wait_for(answers)
             assert all(map(self.is_right, indices, answers)), "an undisturbed run says something else"
             self.usual[num_streams] = answers[0].times[-1] - began

@@ -13,6 +13,7 @@ from pathlib import Path
 import peers
 import psutil
 import pytest
+from effort import long
 from processes import Running, are_gone, coordinator, figure, until, worker, write_layout
 
 from splitinfer.llm import LLM
@@ -52,7 +53,7 @@ def is_at_rest(process: psutil.Process) -> bool:
     return sum(process.cpu_times()[:2]) - before < 0.3 * (time.monotonic() - began)
 
 
-@pytest.mark.parametrize("victim", ["middle", "last"])
+@pytest.mark.parametrize("victim", ["middle", long("last")])
 def test_one_of_two_workers_is_killed_and_then_the_other(victim: str, tmp_path: Path):
     with worker(name="middle") as middle, worker(name="last") as last:
         dead, other = (middle, last) if victim == "middle" else (last, middle)
@@ -77,7 +78,7 @@ def test_a_local_worker_is_killed(tmp_path: Path):
         ends_with_one_sentence(running, struck, "worker ", SOON)
 
 
-@pytest.mark.parametrize("is_local", [False, True], ids=["remote", "local"])
+@pytest.mark.parametrize("is_local", [False, long(True)], ids=["remote", "local"])
 def test_a_worker_freezes(is_local: bool, tmp_path: Path):
     with worker() as remote, generating(tmp_path, ["local" if is_local else remote.address]) as running:
         frozen = running.children()[0] if is_local else remote.process

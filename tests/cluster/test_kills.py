@@ -6,15 +6,20 @@ from effort import long
 from processes import figure
 
 # The first four of a kind are on 2 remote, 3 remote, 2 local and 3 mixed stages with one stream, the next four with
-# eight. Cuts have no local stages alone.
+# four, the next four with eight. Cuts have no local stages alone.
 ANOTHER_MACHINE = [Trial("kill", 4), Trial("cut", 0), Trial("coordinator", 4)]
 ITS_OWN_BESIDES = [Trial("kill", 7), Trial("freeze", 11)]
+DRAFTS_FOR_FOUR = [Trial("kill", number, 4) for number in range(16)]
 MORE = [Trial("cut", 9), Trial("freeze", 0), Trial("coordinator", 7), *(Trial("twice", number) for number in range(4))]
 NOTICED = 5.0  # seconds: the transport's limit is 3 of silence; the rest is for a machine that is busy with other tests
 
 
 @pytest.mark.timeout(600)  # half a minute each; a minute while the machine is busy
-@pytest.mark.parametrize("trials", [ANOTHER_MACHINE, ITS_OWN_BESIDES, long(MORE)], ids=["machine", "own", "more"])
+@pytest.mark.parametrize(
+    "trials",
+    [ANOTHER_MACHINE, ITS_OWN_BESIDES, long(MORE), long(DRAFTS_FOR_FOUR)],
+    ids=["machine", "own", "more", "four"],
+)
 def test_whatever_is_lost_no_token_changes_and_nothing_stays(trials: list[Trial]) -> None:
     outcomes: list[Outcome] = run(trials, seed=1)
     figure(table(outcomes))

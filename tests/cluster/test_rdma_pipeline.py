@@ -1,4 +1,5 @@
-"""Real worker processes linked by rdma over MLX's ring: what a person sees, and what happens when a carrier dies."""
+"""Real worker processes linked by rdma, over MLX's ring or emulated JACCL: what a person sees, and what happens when a
+carrier dies."""
 
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import splitinfer
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.llm import LLM, Settings
 from splitinfer.wire.messages import Progress
+from transports.emulated_jaccl.device import REGIONS_OF_GROUP, Limits
+from transports.emulated_jaccl.world import World
+from transports.rdma.groups import kept_groups
 
 PARAMS = splitinfer.SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, seed=4)
 PROMPT = "Once upon a time"
@@ -47,7 +51,7 @@ def test_a_killed_carrier_is_a_loss_from_which_the_pipeline_recovers(expected: l
     with LLM(layout(3, **RING)) as llm:
         assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
         for num_losses, is_own in enumerate([True, False], 1):
-            before = _carriers_of_three_links()
+            before = _carriers_of_two_links()
             victim = next(one for one in before if (one.ppid() == psutil.Process().pid) == is_own)
             request = llm.submit(PROMPT, PARAMS)
             events = iter(request)
@@ -57,19 +61,19 @@ def test_a_killed_carrier_is_a_loss_from_which_the_pipeline_recovers(expected: l
             assert request.result().token_ids == expected
             assert llm.stats()["rejoins"] == num_losses
             assert are_gone([victim])
-        _carriers_of_three_links()
+        _carriers_of_two_links()
     until(lambda: not carriers(), "no carrier is left")
 
 
-def _carriers_of_three_links() -> list[psutil.Process]:
-    """Each link has a process at both its ends; those of links that have ended are about to go."""
-    until(lambda: len(carriers()) == 6, "six carriers")
+def _carriers_of_two_links() -> list[psutil.Process]:
+    """Each link of hidden states has a process at both its ends; those of links that have ended are about to go."""
+    until(lambda: len(carriers()) == 4, "four carriers")
     return carriers()
 
 
 def test_a_killed_worker_takes_its_carriers_along(expected: list[int]) -> None:
     with LLM(layout(3, **RING)) as llm:
-        before = _carriers_of_three_links()
+        before = _carriers_of_two_links()
         request = llm.submit(PROMPT, PARAMS)
         events = iter(request)
         next(events)
@@ -77,6 +81,60 @@ def test_a_killed_worker_takes_its_carriers_along(expected: list[int]) -> None:
         victim.kill()
         assert request.result().token_ids == expected
         until(lambda: are_gone(before), "all links are new ones")
+
+
+def emulated_jaccl(folder: Path, monkeypatch: pytest.MonkeyPatch, limits: Limits) -> World:
+    """For this process and the workers that it starts."""
+    world = World.make(folder / "jaccl", limits=limits)
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    return world
+
+
+def test_a_carrier_killed_on_emulated_jaccl_is_a_loss_from_which_the_pipeline_recovers(
+    expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer's dies, so the reader's is killed within its receive; there are regions for a second group here."""
+    world = emulated_jaccl(tmp_path, monkeypatch, Limits(regions=3 * REGIONS_OF_GROUP))
+    with LLM(layout(2, transport="rdma", device=World.devices())) as llm:
+        _lose_a_carrier(llm, expected)
+        assert len(carriers()) == 2, "the new link is by rdma, too"
+    kept_groups.end_all()
+    until(lambda: not carriers(), "no carrier is left")
+    assert world.usage("rdma_en0").num_left == 0
+    assert world.usage("rdma_en0").num_groups == 2
+
+
+def test_auto_goes_on_over_tcp_where_a_dead_carrier_has_used_up_its_device(
+    expected: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = emulated_jaccl(tmp_path, monkeypatch, Limits())
+    notes: list[str] = []
+
+    def notice(_stage: str, progress: Progress) -> None:
+        if progress.phase == "link":
+            notes.append(progress.text)
+
+    with LLM(layout(2, transport="auto", device=World.devices()), notice=notice) as llm:
+        assert notes == []
+        _lose_a_carrier(llm, expected)
+        assert world.usage("rdma_en1").num_left == 1
+        assert len(notes) == 1
+        assert "[jaccl] Register memory region failed" in notes[0]
+    kept_groups.end_all()
+    until(lambda: not carriers(), "no carrier is left")
+
+
+def _lose_a_carrier(llm: LLM, expected: list[int]) -> None:
+    """Kill the writer of the only link during a generation."""
+    (victim,) = [one for one in carriers() if one.ppid() == psutil.Process().pid]
+    request = llm.submit(PROMPT, PARAMS)
+    events = iter(request)
+    for _ in range(5):
+        next(events)
+    victim.kill()
+    assert request.result().token_ids == expected
+    assert llm.stats()["rejoins"] == 1
 
 
 def test_auto_takes_tcp_where_rdma_is_not_to_be_had_and_says_why_once(expected: list[int]) -> None:
@@ -89,8 +147,8 @@ def test_auto_takes_tcp_where_rdma_is_not_to_be_had_and_says_why_once(expected: 
     with LLM(layout(3, transport="auto"), notice=notice) as llm:
         assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
     assert not carriers()
-    # The coordinator's two links, and the one between the workers, which the first of them reports.
-    assert [stage for stage, _ in notes] == ["b", "c", "c"]
+    # The coordinator's link to the first worker, and the one between the workers, which that reports.
+    assert [stage for stage, _ in notes] == ["b", "c"]
     assert all(text.startswith("tcp in place of rdma: ") and "macOS 26.2" in text for _, text in notes)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from effort import long
 from processes import coordinator, until, worker, write_layout
 
 import splitinfer
@@ -29,7 +30,7 @@ def workers() -> dict[str, psutil.Process]:
     return {line[line.index("--name") + 1]: child for child, line in lines}
 
 
-@pytest.mark.parametrize("victim", ["b", "c"])
+@pytest.mark.parametrize("victim", [long("b"), "c"])
 def test_a_frozen_local_worker_is_replaced_unasked(victim: str, monkeypatch: pytest.MonkeyPatch):
     greeted: list[tuple[str, str]] = []
     connect = WorkerGroup.connect

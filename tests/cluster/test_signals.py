@@ -78,7 +78,7 @@ def test_the_coordinator_is_told_to_end(number: int, name: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_sigterm_lets_a_short_answer_end(as_json: bool, tmp_path: Path, remote: str):
-    layout, short = write_layout(tmp_path, ["local", remote]), (*TALE, "--max-tokens", "80")
+    layout, short = write_layout(tmp_path, ["local", remote]), (*TALE, "--max-tokens", "50")
     with coordinator(layout, *short) as undisturbed:
         assert undisturbed.wait(60) == 0
     # A document is written at the end; that the answer is under way shows in nothing but the time.

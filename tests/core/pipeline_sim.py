@@ -3,13 +3,14 @@ count."""
 
 from dataclasses import dataclass
 
-from toy import ToyStage
+from toy import VOCAB, ToyStage, next_token
 
 from splitinfer.core.plan import SampledSlice, Slice, StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import Sequence
+from splitinfer.core.speculation.speculation import Wish
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.sim.simulator import Simulator
 
@@ -26,13 +27,16 @@ class Stage:
 class PipelineSim(Simulator):
     """``times`` and ``tokens`` of each sequence."""
 
-    def __init__(self, config: SchedulerConfig, stages: list[Stage], check: bool = True) -> None:
+    def __init__(
+        self, config: SchedulerConfig, stages: list[Stage], check: bool = True, draft: float = 0.0, **more: object
+    ) -> None:
         machine = Machine(
             tuple(StageCosts.line(stage.a, stage.b) for stage in stages),
             tuple(Hop(stage.link) for stage in stages),
             (1,) * len(stages),
+            draft=draft,
         )
-        super().__init__(Scheduler(config), machine, check=check)
+        super().__init__(Scheduler(config), machine, check=check, **more)  # type: ignore[arg-type]
         self.toys = [ToyStage(whole_blocks=config.blocks.whole_blocks) for _ in stages]
         self.tokens: dict[int, list[int]] = {}
 
@@ -50,6 +54,11 @@ class PipelineSim(Simulator):
 
     def sampled(self, plan: StepPlan) -> tuple[tuple[SampledSlice, ...], tuple[Slice, ...]]:
         return self.toys[-1].run(plan).sampled, plan.slices
+
+    def guess(self, wish: Wish) -> int:
+        seq = wish.seq
+        stream = [*[*seq.tokens, *seq.ahead][: wish.position], *(draft.token_id for draft in wish.drafts)]
+        return (next_token(stream, seq.seed) + (not self.is_right(wish))) % VOCAB
 
     def got(self, seq_id: int, token_id: int) -> None:
         self.tokens[seq_id].append(token_id)

@@ -347,18 +347,20 @@ class House:
 
     def draft(self) -> None:
         """What the scheduler wishes for, by a drafter that is sometimes wrong and sometimes has less."""
-        wish = self.scheduler.wish() if self.guess is not None else None
-        if wish is None or self.guess is None:
-            return
-        assert 0 < wish.count <= self.scheduler.config.token_budget
-        for draft in self.guess(wish):
-            wish.drafts.append(draft)
-            if self.overtake is not None and self.overtake() and self.toy.under_way:
-                self.deliver()
-            if not wish.stands:
-                break
-        assert len(wish.drafts) <= wish.count
-        self.scheduler.take(wish)
+        wishes = self.scheduler.wishes() if self.guess is not None else []
+        assert sum(wish.count for wish in wishes) <= self.scheduler.config.token_budget
+        assert len({wish.seq.seq_id for wish in wishes}) == len(wishes)
+        for wish in wishes:
+            assert self.guess is not None
+            for draft in self.guess(wish) if wish.stands else ():
+                wish.drafts.append(draft)
+                if self.overtake is not None and self.overtake() and self.toy.under_way:
+                    self.deliver()
+                if not wish.stands:
+                    break
+            assert len(wish.drafts) <= wish.count
+        for wish in wishes:
+            self.scheduler.take(wish)
 
     def limit(self, anybody_decodes: bool) -> int:
         config = self.scheduler.config

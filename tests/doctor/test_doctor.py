@@ -1,6 +1,7 @@
 """The command, on this machine: with nothing, with workers of its own, with some that are not there, and with keys."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,20 @@ from splitinfer.config import Layout
 from splitinfer.core.metrics.clocks import ClockReading
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.doctor.advice import Hidden
+from splitinfer.doctor.commands import MACOS
+from splitinfer.doctor.findings.every import every_finding
+from splitinfer.doctor.findings.finding import Finding, Output, Severity
+from splitinfer.doctor.findings.rdma import requirements
 from splitinfer.doctor.hidden_states import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, SurveyResult, WorkerSeen
-from splitinfer.doctor.report import LayoutReport, as_document
-from splitinfer.doctor.run import inspect, run_doctor, survey_layout
+from splitinfer.doctor.looking import other_processes, ways_to
+from splitinfer.doctor.machine import describe
+from splitinfer.doctor.report import LayoutReport, Report, as_document, show
+from splitinfer.doctor.run import inspect, look, run_doctor, survey_layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.engine.worker import handshake as acceptor
 from splitinfer.keyring import Keyring
+from splitinfer.system.origin import Origin, Start
 from splitinfer.wire.messages import Versions
 from transports import LinkProfile
 from transports.emulated import installed
@@ -50,12 +58,65 @@ def test_this_machine(tmp_path: Path) -> None:
     assert found["machine"]["versions"]["mlx"] == own_versions().mlx
     assert found["machine"]["memory"] > found["machine"]["free"] > 0
     assert found["rdma"]["verdict"]["state"] in ("ok", "missing", "unknown")
+    assert all(set(each) == {"area", "severity", "text", "remedy"} for each in found["findings"])
+    assert isinstance(found["origin"], str)
     assert "layout" not in found
     code, running = doctor()
     assert code == 0
     assert "This machine: " in running.out
     assert f"mlx {own_versions().mlx}" in running.out
     assert "RDMA over Thunderbolt: " in running.out
+
+
+def test_a_mac_on_which_nothing_answers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("splitinfer.doctor.run.platform.system", lambda: "Darwin")
+    monkeypatch.setattr("splitinfer.doctor.run.this_process", lambda: Origin(Start.UNKNOWN))
+    seen = look(None)
+    assert set(seen.outputs) == set(MACOS)
+    assert [each.area for each in every_finding(seen) if each.area != "process"] == []
+    vm_stat = Output((Path(__file__).parent / "recorded" / "vm_stat_roomy.txt").read_text())
+    machine = describe({**seen.outputs, "memory": vm_stat, "swap": Output("used = 512.00M")})
+    show(Report(machine, tuple(requirements(seen))), as_json=False)
+    out = capsys.readouterr().out
+    assert "of it            free 37.5 GB, cached files 14.9 GB, app memory" in out
+    assert "swap files 537 MB" in out
+    assert "may work; not known" in out or "cannot be used" in out
+
+
+def test_other_processes_are_found() -> None:
+    with worker() as there:
+        found = {each.pid: each for each in other_processes()}
+        assert found[there.process.pid].command == "worker"
+    assert there.process.pid not in {each.pid for each in other_processes()}
+
+
+def test_the_way_to_a_worker() -> None:
+    """Nothing is asked about one on this machine, or whose name has no address."""
+    addresses = {
+        "b": "tcp://127.0.0.1:1",
+        "c": "tcp://no-such-machine.invalid:1",
+        "d": "local",
+        "e": "tcp://192.0.2.9:1",
+    }
+    stage_list = [{"name": "a", "layers": 1}] + [
+        {"name": name, "layers": 1, "address": address} for name, address in addresses.items()
+    ]
+    (found,) = ways_to(Layout.from_dict({"stages": stage_list}))
+    assert (found.worker, found.host, found.address) == ("e", "192.0.2.9", "192.0.2.9")
+    assert found.route.text or found.route.why
+    assert ways_to(None) == ()
+
+
+def test_what_is_wrong_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command stays on one line, however long it is."""
+    long = "sudo tool --option " + "x" * 200
+    findings = (Finding("power", Severity.PROBLEM, "it is off", long), Finding("gpu", Severity.NOTE, "it is hot"))
+    report = inspect(None, 1, lambda _: None)
+    show(replace(report, findings=findings), as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:4] == ["1 problem, 1 note", "✗ power: it is off", f"  → {long}", "· gpu: it is hot"]
+    show(replace(report, findings=()), as_json=False)
+    assert capsys.readouterr().out.startswith("Nothing was found that keeps stages from running here.")
 
 
 def test_local_workers_are_started_measured_and_ended(tmp_path: Path) -> None:
@@ -88,7 +149,8 @@ def test_a_worker_that_is_not_there(tmp_path: Path) -> None:
         assert "✓ w1" in running.out
         assert "✗ w2 (tcp://127.0.0.1:9): worker w2 is not at tcp://127.0.0.1:9" in running.out
         assert "a → w1" in running.out
-        assert "w1 → w2: not measured: worker w2 is not at" in running.out
+        assert "the machine at 127.0.0.1 answers, but nothing listens on that port; start it there" in running.out
+        assert "w1 → w2: not measured: w2 is not reached" in running.out
         assert "w2 → a: not measured" in running.out
         assert "to each generated token" not in running.out
         assert running.err == ""
@@ -112,6 +174,7 @@ def test_a_worker_that_cannot_reach_the_next(tmp_path: Path) -> None:
             result = survey_layout(found, 5, lambda _: None).result
     assert [link.figures is not None for link in result.links] == [True, False, True]
     assert "tcp://127.0.0.1:9" in result.links[1].problem
+    assert "answers, but nothing listens on that port" in result.links[1].problem
     assert not result.is_whole
 
 
@@ -158,9 +221,9 @@ def test_links_over_rdma_and_what_takes_its_place(tmp_path: Path) -> None:
     down, between, back = report.result.links
     assert (down.transport, down.note) == ("rdma (ring)", "")
     if not mx.distributed.is_available("jaccl"):
-        assert (between.transport, back.transport) == ("tcp", "tcp")
+        assert between.transport == "tcp"
         assert "tcp in place of rdma" in between.note
-        assert "tcp in place of rdma" in back.note
+    assert (back.transport, back.note) == ("tcp", "")
 
 
 def test_links_with_keys(tmp_path: Path) -> None:
@@ -191,6 +254,7 @@ def test_a_frozen_worker_is_not_waited_for_long(tmp_path: Path) -> None:
             there.process.resume()
     assert not result.is_whole
     assert "w1" in result.workers[0].problem
+    assert "no worker answers on it; it may be stopped" in result.workers[0].problem
 
 
 def test_the_library_is_what_the_command_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from splitinfer.doctor.commands import Output, run_command, run_commands
+from splitinfer.doctor.commands import Output, commands_of, route_command, run_command, run_commands
 
 
 def python(code: str) -> tuple[str, ...]:
@@ -62,3 +62,14 @@ def test_all_at_once():
     began = time.monotonic()
     assert set(run_commands(dict.fromkeys("abcdef", slow), 30).values()) == {Output("1\n")}
     assert time.monotonic() - began < 5
+
+
+def test_a_system_without_commands_of_its_own():
+    assert run_commands(commands_of("Plan 9"), 1) == {}
+    assert set(commands_of("Linux")) == {"nvidia"}
+
+
+def test_the_way_to_an_address():
+    assert route_command("Darwin", "10.0.0.2") == ("/sbin/route", "-n", "get", "10.0.0.2")
+    assert route_command("Darwin", "fd00::2")[-2:] == ("-inet6", "fd00::2")
+    assert route_command("Linux", "10.0.0.2") == ("ip", "-json", "route", "get", "10.0.0.2")

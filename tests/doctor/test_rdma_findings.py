@@ -1,30 +1,21 @@
 """What is missing for RDMA over Thunderbolt is named, with a remedy, and nothing else is."""
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recordings import RDMA_READY, said
 
-from splitinfer.doctor.commands import COMMANDS, Output
-from splitinfer.doctor.rdma import Finding, Seen, State, findings, verdict
+from splitinfer.doctor.commands import MACOS
+from splitinfer.doctor.findings.finding import Output, Seen
+from splitinfer.doctor.findings.rdma import Requirement, State, requirements, verdict
 
-RECORDED = Path(__file__).parent / "recorded"
 READY = {
     "macos": "sw_vers_26.txt",
     "wired_limit": "sysctl_wired_default.txt",
-    "thunderbolt": "thunderbolt_tb5_studio.json",
-    "hardware_ports": "networksetup.txt",
-    "interfaces": "ifconfig_ready.txt",
-    "rdma": "rdma_ctl_enabled.txt",
-    "devices": "ibv_devices_three.txt",
-    "states": "ibv_devinfo_active.txt",
+    **RDMA_READY,
 }
-
-
-def said(name: str) -> Output:
-    return Output((RECORDED / name).read_text(encoding="utf-8"))
 
 
 def seen(
@@ -40,12 +31,12 @@ def seen(
     return Seen(answers, system, has_jaccl, environment or {})
 
 
-def by_name(mac: Seen) -> dict[str, Finding]:
-    return {each.about: each for each in findings(mac)}
+def by_name(mac: Seen) -> dict[str, Requirement]:
+    return {each.about: each for each in requirements(mac)}
 
 
 def test_all_is_right():
-    assert set(READY) == set(COMMANDS)
+    assert set(READY) <= set(MACOS)
     found = by_name(seen())
     assert {each.state for each in found.values()} == {State.OK}
     assert verdict(list(found.values())).text == "can be used"
@@ -93,7 +84,7 @@ def test_what_is_wrong_is_named(name: str):
 )
 def test_nothing_else_is(name: str):
     changes, about, *_ = WRONG[name]
-    missing = {each.about for each in findings(seen(changes)) if each.state is State.MISSING}
+    missing = {each.about for each in requirements(seen(changes)) if each.state is State.MISSING}
     follows = {"IPv4 address"} if name == "ports down" else set()  # none of these ports has one either
     assert missing - follows == {about}
 
@@ -127,25 +118,23 @@ def test_what_this_process_knows_of_itself():
 
 
 def test_elsewhere_than_on_a_mac():
-    (found,) = findings(seen(system="Linux"))
+    (found,) = requirements(seen(system="Linux"))
     assert found.state is State.MISSING
     assert "Linux" in found.text
 
 
 def test_nothing_can_be_asked():
-    found = findings(seen(dict.fromkeys(COMMANDS, Output(None, "it does not want to"))))
+    found = requirements(seen(dict.fromkeys(MACOS, Output(None, "it does not want to"))))
     judged = {each.state for each in found if "MLX" not in each.about}
     assert judged == {State.UNKNOWN}
     assert all(each.text == "it does not want to" for each in found if each.state is State.UNKNOWN)
 
 
 @settings(max_examples=200, deadline=None)
-@given(
-    st.fixed_dictionaries({name: st.text(max_size=60) | st.sampled_from(sorted(READY.values())) for name in COMMANDS})
-)
+@given(st.fixed_dictionaries({name: st.text(max_size=60) | st.sampled_from(sorted(READY.values())) for name in READY}))
 def test_whatever_they_say_is_judged(answers: dict[str, str]):
     mixed = {name: said(text) if text in READY.values() else Output(text) for name, text in answers.items()}
-    found = findings(Seen(mixed, "Darwin", True, {}))
+    found = requirements(Seen(mixed, "Darwin", True, {}))
     assert len(found) == 10
     assert all(each.text for each in found)
     assert all("\n" not in each.text for each in found)

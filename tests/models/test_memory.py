@@ -10,7 +10,24 @@ from hypothesis import strategies as st
 
 from splitinfer.errors import CannotFit
 from splitinfer.models import memory
-from splitinfer.models.memory import Need, check_fit, counted_bytes, free_bytes, resource_limit, set_limits, size
+from splitinfer.models.memory import (
+    HeldReport,
+    Need,
+    announce_idle,
+    announce_loaded,
+    check_fit,
+    counted_bytes,
+    free_bytes,
+    limit_to,
+    reserve,
+    resource_limit,
+    set_limits,
+    size,
+    withdraw,
+)
+from splitinfer.system import ledger as ledgers
+from splitinfer.system.claims import Others
+from splitinfer.system.ledger import Ledger
 
 NEED = Need(weights=4_000_000_000, kv_fixed=1_000_000, kv_per_token=100_000)
 MARGIN = 256 * 2**20
@@ -93,7 +110,7 @@ def test_more_tokens_may_not_fit_where_fewer_do(monkeypatch: pytest.MonkeyPatch)
 
 
 class Machine:
-    """A machine of our choice behind psutil and MLX."""
+    """A machine of our choice behind the operating system and MLX."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, gpu: bool, available: int, info: dict[str, Any], active=0):
         self.wired: list[int] = []
@@ -106,7 +123,7 @@ class Machine:
         )
         monkeypatch.setattr(memory, "mx", fake)
         monkeypatch.setattr(memory, "on_gpu", lambda: gpu)
-        monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
+        monkeypatch.setattr(memory, "available_bytes", lambda: available)
 
 
 WORKING_SET = "max_recommended_working_set_size"
@@ -126,13 +143,94 @@ def test_free_bytes(monkeypatch: pytest.MonkeyPatch, gpu: bool, available: int, 
     assert free_bytes() == free
 
 
+def test_memory_is_shared_with_the_other_processes(monkeypatch: pytest.MonkeyPatch):
+    Machine(monkeypatch, gpu=True, available=700, info={WORKING_SET: 900}, active=100)
+    others = Ledger(ledgers._default_folder(), group=1)
+    others.claim("stage", held=250, load=300)
+    assert free_bytes() == 250, "900 less 100, 250 and 300"
+    others.drop("stage", held=0)
+    assert free_bytes() == 700
+
+
+def test_the_owners_limit_holds_where_it_is_the_smaller(monkeypatch: pytest.MonkeyPatch):
+    Machine(monkeypatch, gpu=True, available=2**40, info={WORKING_SET: 900})
+    for limit, wanted in ((None, 900), (800, 800), (1000, 900)):
+        monkeypatch.setattr(memory, "wired_limit_bytes", lambda limit=limit: limit)
+        assert memory.gpu_limit() == wanted
+    Machine(monkeypatch, gpu=False, available=2**40, info={WORKING_SET: 900})
+    assert memory.gpu_limit() is None
+
+
+def test_scores_are_counted_and_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda: TOTAL + MARGIN + 2**30)
+    assert check_fit(NEED, 1000, "s", scores=2**30) == TOTAL + MARGIN + 2**30
+    monkeypatch.setattr(memory, "free_bytes", lambda: TOTAL + MARGIN + 2**30 - 1)
+    with pytest.raises(
+        CannotFit, match=r"101 MB of KV for 1,000 tokens and 1.07 GB for their attention; 5.44 GB free, 1 B"
+    ):
+        check_fit(NEED, 1000, "s", scores=2**30)
+
+
+def test_what_a_stage_announces_from_loading_to_its_end(monkeypatch: pytest.MonkeyPatch):
+    Machine(monkeypatch, gpu=False, available=10 * TOTAL, info={}, active=0)
+    other = Ledger(ledgers._default_folder(), group=1)
+    kv = TOTAL - NEED.weights
+    assert reserve(NEED, 1000, "stage mini", "mini", scores=5) == 10 * TOTAL
+    assert other.others() == Others(0, TOTAL + MARGIN + 5)
+    report = HeldReport()
+    memory.mx.get_active_memory = lambda: 10**9
+    report.now()
+    assert other.others() == Others(10**9, TOTAL + MARGIN + 5 - 10**9), "a quarter has been read"
+    memory.mx.get_active_memory = lambda: NEED.weights
+    announce_loaded(NEED, 1000, "mini", 6 * 10**9, scores=5)
+    assert other.others() == Others(NEED.weights, 3 * 10**9)
+    announce_loaded(NEED, 1000, "mini", 0, scores=5)
+    assert other.others() == Others(NEED.weights, kv + MARGIN + 5)
+    announce_idle("mini")
+    assert other.others() == Others(NEED.weights, 0)
+    withdraw("mini")
+    assert other.others() == Others()
+
+
+def test_a_stage_that_does_not_fit_announces_nothing(monkeypatch: pytest.MonkeyPatch):
+    Machine(monkeypatch, gpu=False, available=TOTAL, info={})
+    with pytest.raises(CannotFit):
+        reserve(NEED, 1000, "stage mini", "mini")
+    assert Ledger(ledgers._default_folder(), group=1).others() == Others()
+
+
+def test_what_is_held_is_reported_seldom_and_only_if_it_has_changed(monkeypatch: pytest.MonkeyPatch):
+    Machine(monkeypatch, gpu=False, available=2**40, info={})
+    told: list[int] = []
+    monkeypatch.setattr(Ledger, "refresh", lambda _, held: told.append(held))
+    report = HeldReport()
+    for now, held in ((1.0, 10**9), (2.0, 2 * 10**9), (3.1, 2 * 10**9), (6.0, 2 * 10**9 + 1), (9.0, 10**9)):
+        memory.mx.get_active_memory = lambda held=held: held
+        report.update(now)
+    assert told == [10**9, 2 * 10**9, 10**9]
+
+
 def test_limits_on_a_gpu(monkeypatch: pytest.MonkeyPatch):
     machine = Machine(monkeypatch, gpu=True, available=2**40, info={WORKING_SET: TOTAL + MARGIN + 5})
     set_limits(NEED, 1000)
     assert (machine.wired, machine.cached) == ([TOTAL + MARGIN + 5], [(TOTAL + MARGIN) // 8])
     machine = Machine(monkeypatch, gpu=True, available=2**40, info={})
-    set_limits(NEED, 1000)
+    set_limits(NEED, 1000, scores=2**31)
     assert machine.wired == [], "a device that recommends nothing"
+    assert machine.cached == [2**31], "the next layer finds its scores' buffer"
+
+
+def test_launching_ahead_is_limited_where_memory_is_shared(monkeypatch: pytest.MonkeyPatch):
+    limits: list[int] = []
+    Machine(monkeypatch, gpu=True, available=2**40, info={WORKING_SET: 900}, active=100)
+    memory.mx.set_memory_limit = limits.append
+    limit_to(700)
+    assert limits == [800]
+    for gpu, info in ((False, {WORKING_SET: 900}), (True, {})):
+        Machine(monkeypatch, gpu=gpu, available=2**40, info=info, active=100)
+        memory.mx.set_memory_limit = limits.append
+        limit_to(700)
+    assert limits == [800]
 
 
 def test_limits_on_a_cpu(monkeypatch: pytest.MonkeyPatch):

@@ -185,4 +185,4 @@ def test_cuts_by_the_costs_of_each_layer():
     )  # fmt: skip
     by_cut = {case["cut"]: case["rates"][0]["tokens_per_second"] for case in search(asked)["cases"]}
     assert len(by_cut) == 65
-    assert by_cut["33-33"] > 1.3 * max(by_cut["60-6"], by_cut["6-60"])
+    assert by_cut["33-33"] > 1.05 * max(by_cut["60-6"], by_cut["6-60"]), "unequal stages are one group's"

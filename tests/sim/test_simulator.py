@@ -22,7 +22,7 @@ def run(rig: Machine, answers: list[int], **more: object) -> Simulator:
     speculates, groups = bool(more.pop("speculates", False)), int(str(more.pop("groups", rig.num_stages)))
     flight = more.pop("flight", None)
     config = SchedulerConfig(
-        groups, rig.num_stages + 1, 512, 64, 10_000, speculates=speculates, num_stages=rig.num_stages
+        groups, rig.num_stages + 1, 512, 64, 10_000, speculates=speculates, num_stages=rig.num_stages, fixed_groups=True
     )
     clockwork = Simulator(Scheduler(config), rig, check=True, **more)  # type: ignore[arg-type]
     for seq_id, count in enumerate(answers):

@@ -70,6 +70,11 @@ def test_contract_with_one_end_emulated_both_ways(carrier: str, check: str) -> N
 
 def one_way(here: Link, there: Link, *, num_frames: int, num_bytes: int, gap: float = 0.0) -> list[float]:
     """Seconds from `send` to the sink of each frame."""
+    return [there_at - here_at for here_at, there_at in passed(here, there, num_frames, num_bytes, gap)]
+
+
+def passed(here: Link, there: Link, num_frames: int, num_bytes: int, gap: float = 0.0) -> list[tuple[float, float]]:
+    """When each frame was sent, and when it came to the sink, in seconds."""
     arrived: list[float] = []
     sent: list[float] = []
     there.deliver_to(lambda item: arrived.append(time.monotonic()))
@@ -80,7 +85,7 @@ def one_way(here: Link, there: Link, *, num_frames: int, num_bytes: int, gap: fl
         if gap:
             time.sleep(gap)
     until(lambda: len(arrived) == num_frames, "arrival")
-    return [there_at - here_at for here_at, there_at in zip(sent, arrived, strict=True)]
+    return list(zip(sent, arrived, strict=True))
 
 
 def microseconds(seconds: float) -> str:
@@ -110,8 +115,9 @@ def test_bandwidth_is_the_profile_s(name: str, capsys: pytest.CaptureFixture[str
     assert profile.bytes_per_second is not None
     num_bytes = int(profile.bytes_per_second / 100) - PRELUDE_BYTES - 4  # 10 ms each
     with scheme_of(INNER["inproc"], profile, "emulatedtest") as address, pair(address) as (here, there):
-        took = one_way(here, there, num_frames=20, num_bytes=num_bytes)[-1]
-    assert 0.2 + profile.latency - 0.01 <= took < 0.23 + profile.latency + profile.jitter
+        times = passed(here, there, 20, num_bytes)
+    took = times[-1][1] - times[0][0]  # sending them takes a while, too, on a busy machine
+    assert 0.2 + profile.latency - 0.01 <= took < 0.3 + profile.latency + profile.jitter
     with capsys.disabled():
         print(f"\n  {name}: 200 ms of traffic took {took * 1e3:.1f} ms", end=" ")  # noqa: T201
 

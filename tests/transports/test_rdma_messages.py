@@ -5,42 +5,68 @@ from __future__ import annotations
 import os
 import random
 from collections import deque
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from transports import FrameError, LinkOptions
+from transports.emulated_jaccl.wire import frame_bytes
 from transports.rdma.address import RdmaAddress, parse
 from transports.rdma.messages import (
-    CHUNK_BYTES,
-    FIRST_BYTES,
+    HEAD_BYTES,
     MAX_PIECES,
+    MAX_RUN,
+    MESSAGE_BYTES,
+    ROOM_BYTES,
+    VERSION,
     Assembly,
+    Head,
     Kind,
     Stream,
     check_lengths,
-    pack_head,
-    unpack_head,
+    num_messages,
+    pack_table,
+    seal,
+    table_bytes,
+    unpack_table,
+    unseal,
 )
 from transports.rdma.probe import parse_devices, parse_states, pick
 from transports.rdma.segment import MAX_MESSAGES, Ring, Segment
 
+HEAD = Head(Kind.DATA, 50, 3)
+
+
+def message(head: Head = HEAD, *, nonce: int = 9, seq: int = 4, checked: bool = True) -> memoryview:
+    view = memoryview(bytearray(random.Random(0).randbytes(MESSAGE_BYTES)))
+    seal(view, head, nonce=nonce, seq=seq, checked=checked)
+    return view
+
 
 def carried(pieces: list[bytes]) -> tuple[list[memoryview], int]:
     """Pieces sent and put together again, and in how many messages."""
-    stream = Stream([pack_head(Kind.PACKET, nonce=7, seq=3, lengths=[len(piece) for piece in pieces]), *pieces])
-    first = bytearray(FIRST_BYTES)
-    stream.fill(memoryview(first))
-    head = unpack_head(memoryview(first), nonce=7, seq=3)
-    coming = Assembly(head, memoryview(first))
-    for size in head.chunks:
-        assert not coming.is_whole
-        chunk = bytearray(size)
-        assert stream.fill(memoryview(chunk)) == size
-        coming.add(memoryview(chunk))
+    stream = Stream([pack_table([len(piece) for piece in pieces]), *pieces])
+    left = table_bytes(len(pieces)) + sum(map(len, pieces))
+    coming: Assembly | None = None
+    total = num_messages(left)
+    for seq in range(total):
+        wire = memoryview(bytearray(MESSAGE_BYTES))
+        num_used = stream.fill(wire[HEAD_BYTES:])
+        assert num_used == min(left, ROOM_BYTES)
+        left -= num_used
+        seal(wire, Head(Kind.DATA, num_used), nonce=7, seq=seq)
+        head = unseal(wire, nonce=7, seq=seq)
+        content = wire[HEAD_BYTES : HEAD_BYTES + head.num_used]
+        if coming is None:
+            coming = Assembly(unpack_table(content), content)
+        else:
+            assert not coming.is_whole
+            coming.add(content)
+    assert coming is not None
     assert coming.is_whole
-    return coming.pieces, 1 + len(list(head.chunks))
+    return coming.pieces, total
 
 
 @given(st.lists(st.binary(max_size=40_000), min_size=1, max_size=5))
@@ -50,49 +76,87 @@ def test_what_is_cut_comes_together(pieces: list[bytes]) -> None:
 
 @pytest.mark.parametrize("spare", [-1, 0, 1])
 def test_a_decode_step_is_one_message_as_long_as_it_fits(spare: int) -> None:
-    room = FIRST_BYTES - len(pack_head(Kind.PACKET, nonce=0, seq=0, lengths=[1, 1]))
-    pieces, num_messages = carried([b"h" * 300, random.Random(0).randbytes(room - 300 + spare)])
-    assert num_messages == (2 if spare > 0 else 1)
+    room = ROOM_BYTES - table_bytes(2)
+    pieces, total = carried([b"h" * 300, random.Random(0).randbytes(room - 300 + spare)])
+    assert total == (2 if spare > 0 else 1)
     assert pieces[1].nbytes == room - 300 + spare
 
 
-def test_chunks_are_bounded_and_cover_everything() -> None:
-    data = random.Random(1).randbytes(2 * CHUNK_BYTES + 20_000)
-    pieces, num_messages = carried([b"h", data, b""])
+def test_a_long_frame_takes_many_messages() -> None:
+    data = random.Random(1).randbytes(2 * ROOM_BYTES + 20_000)
+    pieces, total = carried([b"h", data, b""])
     assert [bytes(piece) for piece in pieces] == [b"h", data, b""]
-    assert num_messages == 4
+    assert total == 3
 
 
-@given(st.binary(max_size=200).map(lambda noise: noise.ljust(FIRST_BYTES)))
-def test_noise_is_never_a_head(noise: bytes) -> None:
+def test_a_message_is_one_frame_of_jaccl() -> None:
+    assert MESSAGE_BYTES in [4096 * 2**k for k in range(8)]
+    assert frame_bytes(MESSAGE_BYTES, "26.3") == MESSAGE_BYTES
+
+
+@given(st.binary(max_size=200).map(lambda noise: noise.ljust(MESSAGE_BYTES)))
+def test_noise_is_never_a_message(noise: bytes) -> None:
     with pytest.raises(FrameError):
-        unpack_head(memoryview(noise), nonce=0, seq=0)
+        unseal(memoryview(noise), nonce=0, seq=0)
 
 
-@given(st.integers(0, 36 + 16 - 1), st.integers(1, 255))
-def test_no_byte_of_a_head_may_change(at: int, change: int) -> None:
-    head = bytearray(pack_head(Kind.PACKET, nonce=9, seq=4, lengths=[50, 1 << 40]).ljust(FIRST_BYTES, b"\0"))
-    assert unpack_head(memoryview(head), nonce=9, seq=4).num_bytes == 50 + (1 << 40)
-    head[at] ^= change
-    with pytest.raises(FrameError):
-        unpack_head(memoryview(head), nonce=9, seq=4)
+@pytest.mark.parametrize("checked", [True, False])
+@given(st.integers(0, HEAD_BYTES + HEAD.num_used - 1), st.integers(1, 255))
+def test_no_byte_of_a_message_may_change(checked: bool, at: int, change: int) -> None:
+    view = message(checked=checked)
+    assert unseal(view, nonce=9, seq=4) == HEAD
+    view[at] ^= change
+    if at < HEAD_BYTES or checked:
+        with pytest.raises(FrameError):
+            unseal(view, nonce=9, seq=4)
+    else:
+        assert unseal(view, nonce=9, seq=4) == HEAD
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
-    [({"seq": 5}, "message 5 came, not 4"), ({"nonce": 1}, "another link"), ({"lengths": []}, "means nothing")],
+    [
+        ({"seq": 5}, "message 5 came, not 4: messages are missing"),
+        ({"seq": 3}, "message 3 came, not 4: messages are repeated"),
+        ({"nonce": 1}, "another link"),
+        ({"head": Head(Kind.DATA, 0)}, "means nothing"),
+        ({"head": Head(Kind.REST, 0, 1)}, "means nothing"),
+        ({"head": Head(Kind.DATA, 1, MAX_RUN)}, "means nothing"),
+    ],
 )
-def test_a_head_of_elsewhere(changes: dict[str, object], reason: str) -> None:
-    told = {"nonce": 9, "seq": 4, "lengths": [50], **changes}
-    head = pack_head(Kind.PACKET, **told).ljust(FIRST_BYTES, b"\0")  # type: ignore[arg-type]
+def test_a_message_of_elsewhere(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(FrameError, match=reason):
-        unpack_head(memoryview(head), nonce=9, seq=4)
+        unseal(message(**changes), nonce=9, seq=4)
+
+
+def test_a_message_of_another_version() -> None:
+    view = message()
+    view[4] = 9
+    with pytest.raises(FrameError, match=f"rdma framing version 9 there, version {VERSION} here"):
+        unseal(view, nonce=9, seq=4)
 
 
 def test_too_many_pieces() -> None:
-    pack_head(Kind.PACKET, nonce=0, seq=0, lengths=[0] * MAX_PIECES)
+    table = pack_table([0] * MAX_PIECES)
+    assert len(table) <= ROOM_BYTES
+    assert unpack_table(memoryview(table)) == (0,) * MAX_PIECES
     with pytest.raises(FrameError, match=f"at most {MAX_PIECES - 1}"):
-        pack_head(Kind.PACKET, nonce=0, seq=0, lengths=[0] * (MAX_PIECES + 1))
+        pack_table([0] * (MAX_PIECES + 1))
+
+
+@given(st.integers(0, table_bytes(2) - 1), st.integers(1, 255))
+def test_no_byte_of_a_table_may_change(at: int, change: int) -> None:
+    """Messages may be without checksums; what memory is allocated by may not."""
+    table = bytearray(pack_table([50, 1 << 40]))
+    table[at] ^= change
+    with pytest.raises(FrameError):
+        unpack_table(memoryview(table))
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", bytes(8), pack_table([1, 2])[:-1]])
+def test_a_frame_that_does_not_begin_with_a_table(content: bytes) -> None:
+    with pytest.raises(FrameError):
+        unpack_table(memoryview(content))
 
 
 @pytest.mark.parametrize("lengths", [[141], [40, 1001], [40, 1, 1, 1]], ids=["header", "part", "parts"])
@@ -104,10 +168,12 @@ def test_lengths_are_checked_before_memory_is_taken(lengths: list[int]) -> None:
 
 
 def test_more_than_was_announced() -> None:
-    first = memoryview(pack_head(Kind.PACKET, nonce=0, seq=0, lengths=[FIRST_BYTES]).ljust(FIRST_BYTES, b"\0"))
-    coming = Assembly(unpack_head(first, nonce=0, seq=0), first)
+    content = memoryview(pack_table([100]) + bytes(50))
+    coming = Assembly((100,), content)
     with pytest.raises(FrameError, match="more bytes than were announced"):
-        coming.add(memoryview(bytes(FIRST_BYTES)))
+        coming.add(memoryview(bytes(51)))
+    with pytest.raises(FrameError, match="more bytes than were announced"):
+        Assembly((49,), content)
 
 
 @given(st.integers(0, 2**32))

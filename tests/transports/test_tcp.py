@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import logging
 import os
 import signal
 import socket
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -20,7 +22,7 @@ from echoes import echo, process
 import transports
 from transports import Frame, LinkOptions
 from transports.framing import VERSION, Kind, encode
-from transports.listener_hub import WarningLimiter
+from transports.listener_hub import UNKNOWN, WarningLimiter, _Connection, _name_peer, _shut_connection
 
 LOOPBACK = "tcp://127.0.0.1:0"
 
@@ -221,6 +223,16 @@ def test_a_name_nobody_knows() -> None:
         transports.connect("tcp://nobody.invalid:5577", timeout=0.1)
     with pytest.raises(transports.AddressError, match="cannot resolve"):
         transports.listen("tcp://nobody.invalid:5577")
+
+
+def test_a_number_that_is_a_files_by_now_leaves_nothing_of_the_file(tmp_path: Path) -> None:
+    """zmq tells of a descriptor when its connection may be gone, and the number another thing's."""
+    with open(tmp_path / "locked", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert _name_peer(file.fileno()) == UNKNOWN
+        _shut_connection(_Connection(file.fileno(), "127.0.0.1:1", 0.0))
+    with open(tmp_path / "locked", "w") as again:  # a duplicate that is left open would hold the lock
+        fcntl.flock(again, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_complaints_are_rationed() -> None:

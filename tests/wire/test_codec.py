@@ -168,6 +168,9 @@ _CAREFUL = {
     SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
     Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads,
     messages.Compress: lambda: st.sampled_from(("none", *CODECS)).map(messages.Compress),
+    messages.Void: lambda: st.lists(
+        st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
+    ).map(lambda pairs: messages.Void(tuple(pairs))),
     messages.Echo: _echoes, LinkMeasurement: _link_figures,
 }  # fmt: skip
 
@@ -221,6 +224,7 @@ EXAMPLES: dict[str, Message] = {
         messages.MeasureNext(),
         messages.Measured(LinkMeasurement(0.00025, 0.0005, 1.1e9, math.inf)),
         messages.Step(PLAN, TensorSpec("bfloat16", (6, 4096)), (FIGURES,), Packing("int8", ((0, 2), (4, 5)))),
+        messages.Void(((3, 7), (4, 7))),
         messages.Result(
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))
         ),

@@ -28,6 +28,7 @@ CONVERSATIONS = {
         *LOADED, ("up", "result"), ("up", "result"), ("up", "fault"),
     ],
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
+    "told what is void": [*JOINED, ("down", "step"), ("down", "void"), ("down", "step"), ("up", "result")],
     "told how to send on": [*JOINED, ("down", "compress"), *CLOCK, *STEPS],
     "failed when asked for the time": [*LOADED, ("down", "clockask"), ("up", "fault")],
     "links measured before the first step": [*JOINED, *ECHO, *ECHO, *MEASURE, *CLOCK, *STEPS],
@@ -123,7 +124,7 @@ LEGAL: dict[State, set[Word]] = {
     State.LOADING: {("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault")},
     State.READY: {
         ("down", "connect"), ("down", "compress"), ("down", "clockask"), ("down", "echo"), ("down", "measurenext"),
-        ("down", "step"), ("up", "result"), ("up", "fault"),
+        ("down", "step"), ("down", "void"), ("up", "result"), ("up", "fault"),
     },
     State.TIMING: {("up", "clocktell"), ("up", "fault")},
     State.JOINING: {("up", "connected"), ("up", "fault")},

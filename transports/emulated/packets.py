@@ -27,7 +27,7 @@ class Packets:
     def data(self, flat: Frame) -> Frame:
         """The next DATA packet; its number is taken when `count_sent` is called."""
         parts = [as_bytes(part) for part in flat.parts]
-        checksum = self._options.checksum_parts
+        checksum = bool(self._options.checksum_parts)
         first, *_ = encode(Kind.DATA, seq=self._num_sent, header=flat.header, parts=parts, checksum=checksum)
         return Frame(bytes(as_bytes(first)), tuple(parts))
 

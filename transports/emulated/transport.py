@@ -117,4 +117,5 @@ def _options_below(profile: LinkProfile, options: LinkOptions) -> LinkOptions:
     if not profile.needs_packets:
         return options
     max_header_bytes = min(options.max_header_bytes + PRELUDE_BYTES, (1 << 32) - 1)
-    return replace(options, max_header_bytes=max_header_bytes, checksum_parts=False)
+    below = False if options.checksum_parts is False else None
+    return replace(options, max_header_bytes=max_header_bytes, checksum_parts=below)

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from transports import threads
 from transports.emulated.profile import LinkProfile
 
 _PR_SET_TIMERSLACK = 29
@@ -58,7 +59,7 @@ class Wire(Generic[T]):
         self._arrived_at = 0.0  # when the item posted last is due
         self._takes_more = True
         self._is_stopped = False
-        self._thread = threading.Thread(target=self._run, name=f"transports emulated {name}", daemon=True)
+        self._thread = threads.make(self._run, f"transports emulated {name}")
         self._thread.start()
 
     def post(self, item: T, num_bytes: int) -> bool:

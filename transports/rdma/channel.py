@@ -1,10 +1,12 @@
 """The messages between an engine's process and its child, over a pair of sockets.
 
     engine -> child    JOB the child's role · GO how to join the group · GATHERED the data of both · WAKE from a rest
-                       SEND a message that lies in the segment · BEGIN the same, with more of its frame to come
-                       CONSUMED the oldest message
+                       SEND the messages that lie in the segment, `size` bytes of content · BEGIN the same, with more
+                       of their frame to come · LAST the same, after which nothing is sent · CONSUMED the oldest record
+                       PARK: rest as soon as it can be · RENEW, for another link on this group
     child -> engine    UP · GATHER this data · READY · ALIVE · FAILED why · ROUSE the peer's child
-                       GOT a message, which lies in the segment · CONSUMED the oldest message
+                       GOT content, which lies in the segment · CONSUMED the oldest record · PARKED after so many
+                       messages
 
 A record is `kind u8 | length of the text u32 | offset u64 | size u64`, then the text. Both ends are of one installation
 and one machine.
@@ -40,6 +42,10 @@ class Word(IntEnum):
     ALIVE = 12
     FAILED = 13
     BEGIN = 14
+    LAST = 15
+    PARK = 16
+    PARKED = 17
+    RENEW = 18
 
 
 class Record(NamedTuple):
@@ -53,7 +59,12 @@ class Record(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A child's role and times. `rest_after`: seconds without anything to send until the peer may sleep."""
+    """A child's role and times.
+
+    `rest_after`: seconds without anything to send until the peer may sleep; `checked`: whether the messages that it
+    sends have checksums of their content. `device`: the RDMA device; "" for
+    ring. `leave_seconds`: how long it may take to come out of the group when its parent is gone.
+    """
 
     rank: int
     backend: str
@@ -61,6 +72,9 @@ class Job:
     join_seconds: int
     alive_every: float
     rest_after: float
+    checked: bool = True
+    device: str = ""
+    leave_seconds: float = 0.0
 
 
 class ChannelClosedError(Exception):

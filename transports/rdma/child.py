@@ -2,17 +2,25 @@
 
 `child_process` starts it, with two inherited descriptors. It sends UP, receives its JOB and GO with what its backend
 needs, joins the group, adds one number with the peer (the first message of a new JACCL group was seen to be lost, which
-a sum before it prevents) and sends READY. Then, until it ends, rank 0 sends messages from the segment, and rank 1
-writes messages that it receives to the segment. One thread does this, one operation at a time, each evaluated before
-the next is made: MLX sends and receives in the order of evaluation.
+a sum before it prevents) and sends READY. Then, until it ends, rank 0 sends the contents that it finds in the segment,
+and rank 1 writes those that it receives to the segment. One thread does this, one operation at a time, each evaluated
+before the next is made: MLX sends and receives in the order of evaluation. The heads of messages are the children's own
+affair, so checksums take none of the engine's time.
 
-It never outlives its parent. Standard input is a pipe that no process writes to; when it closes, a second thread ends
-the process, even while the first one waits. That thread also sends ALIVE. It cannot run while a group is being joined,
-as MLX then holds the GIL and waits without limit: so an alarm is set, whose default action needs no Python.
+**The end.** When its parent disconnects, rank 0 sends one more message, LAST, so that rank 1 need not be killed within
+a receive: on JACCL that leaves memory registered until a restart (mlx#3910). For the same reason a rank 1 on a device
+whose parent is gone reads on, for nobody, until that comes. PARK does the same at the end of a link alone: both ends
+rest, and wait for another link on the group (`groups`).
+
+It never outlives its parent by more than that takes. Standard input is a pipe that no process writes to; when it
+closes, a second thread ends the process, even while the first one waits. That thread also sends ALIVE. It cannot run
+while a group is being joined, as MLX then holds the GIL and waits without limit: so an alarm is set, whose default
+action needs no Python.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -20,17 +28,22 @@ import signal
 import sys
 import tempfile
 import threading
-from typing import Any
+import time
+from dataclasses import replace
+from typing import Any, NoReturn
 
 import mlx.core as mx
 
 from transports.base import FrameError
+from transports.emulated_jaccl.world import World
+from transports.rdma import leftovers
 from transports.rdma.address import RING
 from transports.rdma.channel import Channel, ChannelClosedError, Job, Record, Word
-from transports.rdma.messages import FIRST_BYTES, Kind, pack_head, unpack_head
+from transports.rdma.messages import HEAD_BYTES, MESSAGE_BYTES, ROOM_BYTES, Head, Kind, num_messages, seal, unseal
 from transports.rdma.segment import SEGMENT_BYTES, Ring, Segment
 
 _CACHE_BYTES = 16 << 20
+_RELEASE_SECONDS = 0.5  # for rank 0 to learn of the end, if need be over the control link, and for its LAST to arrive
 
 
 class Child:
@@ -40,9 +53,15 @@ class Child:
         self._job: Job
         self._group: mx.distributed.Group
         self._is_resting = True  # both ends begin at rest
-        self._num_rests = 0  # counted apart from packets, which the parent numbers without knowing of rests
+        self._num_messages = 0  # in the group, of all links on it
         self._num_wakes = 0
         self._ring = Ring(SEGMENT_BYTES)
+        self._run_at = 0  # where the run that is being received lies, and how much of it has come
+        self._run_bytes = 0
+        self._empty = memoryview(bytearray(MESSAGE_BYTES))
+        self._is_park_due = False
+        self._is_parked = False
+        self._is_alone = False  # the parent is gone
 
     def run(self) -> None:
         self._channel.send(Word.UP)
@@ -51,15 +70,22 @@ class Child:
         config = json.loads(self._expect(Word.GO).text)
         signal.alarm(self._job.join_seconds)
         self._group = self._join(config)
+        self._add_up()
+        signal.alarm(0)
+        self._channel.send(Word.READY)
+        if self._job.rank != 0:
+            self._read()
+        try:
+            self._write()
+        except ChannelClosedError:
+            self._release()
+            raise
+
+    def _add_up(self) -> None:
+        """Add one number with the peer. Raises FrameError if the sum is not that of two."""
         total = mx.distributed.all_sum(mx.array([self._job.rank + 1.0]), group=self._group, stream=mx.cpu)
         if self._group.size() != 2 or total.item() != 3.0:
             raise FrameError(f"a group of {self._group.size()} adds up to {total.item()}, not two to 3")
-        signal.alarm(0)
-        self._channel.send(Word.READY)
-        if self._job.rank == 0:
-            self._write()
-        else:
-            self._read()
 
     def _expect(self, word: Word) -> Record:
         record = self._channel.recv(None)
@@ -72,11 +98,36 @@ class Child:
         poll = select.poll()
         poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
         while not poll.poll(self._job.alive_every * 1000):
+            if self._is_parked:  # nobody reads
+                continue
             try:
                 self._channel.send(Word.ALIVE)
             except ChannelClosedError:  # the parent is ending this process; the first thread will notice
                 continue
+        if self._job.device:
+            time.sleep(self._job.leave_seconds)  # usually the first thread notices, too, and ends the process before
+            leftovers.record(self._job.device, os.getpid())
+        else:
+            time.sleep(_RELEASE_SECONDS)
         os._exit(0)
+
+    # -- between two links -------------------------------------------------------------------------------------------
+
+    def _park(self) -> None:
+        """Rest until there is another link on this group."""
+        self._is_parked, self._is_park_due = True, False
+        self._channel.send(Word.PARKED, size=self._num_messages)
+        while (record := self._channel.recv(None)) is not None and record.word is not Word.RENEW:
+            pass  # of the last link
+        assert record is not None
+        for _ in range(record.size):  # sent at the end of the last link, when nobody could wake this end any more
+            unseal(self._recv(), nonce=self._job.nonce, seq=self._num_messages)
+            self._num_messages += 1
+        self._job = replace(self._job, **json.loads(record.text))
+        self._ring, self._run_bytes, self._num_wakes = Ring(SEGMENT_BYTES), 0, 0
+        self._is_parked = False
+        self._add_up()
+        self._channel.send(Word.READY)
 
     # -- joining -----------------------------------------------------------------------------------------------------
 
@@ -106,61 +157,101 @@ class Child:
         while True:
             record = self._channel.recv(None if self._is_resting or is_within_frame else self._job.rest_after)
             if record is None:
-                self._send_rest()
+                self._send_empty(Kind.REST)
+                continue
+            if record.word is Word.PARK:
+                self._rest_and_park()
+                is_within_frame = False
                 continue
             if self._is_resting:
                 self._channel.send(Word.ROUSE)
                 self._is_resting = False
-            self._send(self._segment.view[record.offset : record.offset + record.size])
+            self._send_run(record)
             self._channel.send(Word.CONSUMED)
             is_within_frame = record.word is Word.BEGIN
+            self._is_resting = record.word is Word.LAST
 
-    def _send_rest(self) -> None:
-        head = pack_head(Kind.REST, nonce=self._job.nonce, seq=self._num_rests)
-        self._num_rests += 1
-        self._send(memoryview(head.ljust(FIRST_BYTES, b"\0")))
+    def _rest_and_park(self) -> None:
+        self._release()
+        self._park()
+
+    def _send_run(self, record: Record) -> None:
+        """Send the contents of a record, each with its head."""
+        offset, left = record.offset, record.size
+        for num_next in reversed(range(num_messages(record.size))):
+            kind = Kind.LAST if record.word is Word.LAST and num_next == 0 else Kind.DATA
+            head = Head(kind, min(left, ROOM_BYTES), num_next)
+            self._send(self._segment.view[offset : offset + MESSAGE_BYTES], head)
+            offset += MESSAGE_BYTES
+            left -= ROOM_BYTES
+
+    def _send_empty(self, kind: Kind) -> None:
+        """Send a message after which the peer does not receive until it is woken."""
+        self._send(self._empty, Head(kind, 0))
         self._is_resting = True
 
-    def _send(self, message: memoryview) -> None:
+    def _release(self) -> None:
+        """Let the peer leave its receive. Its next message is always a whole one, wherever a frame was broken off."""
+        if not self._is_resting:
+            with contextlib.suppress(RuntimeError):  # on ring, where a peer that is gone is noticed
+                self._send_empty(Kind.LAST)
+
+    def _send(self, message: memoryview, head: Head) -> None:
+        seq, self._num_messages = self._num_messages, self._num_messages + 1
+        seal(message, head, nonce=self._job.nonce, seq=seq, checked=self._job.checked)
         array = mx.array(message)  # type: ignore[arg-type]  # copies any buffer
         mx.eval(mx.distributed.send(array, 1, group=self._group, stream=mx.cpu))
 
     # -- rank 1 ------------------------------------------------------------------------------------------------------
 
-    def _read(self) -> None:
-        num_packets = 0
+    def _read(self) -> NoReturn:
         self._sleep()
         while True:
-            first = self._recv(FIRST_BYTES)
-            if first[5] == Kind.REST:
-                unpack_head(first, nonce=self._job.nonce, seq=self._num_rests)
-                self._num_rests += 1
-                self._sleep()
-                continue
-            head = unpack_head(first, nonce=self._job.nonce, seq=num_packets)
-            num_packets += 1
-            self._pass_on(first[: head.start + head.num_inline])
-            for size in head.chunks:
-                self._pass_on(self._recv(size))
-            if head.kind is Kind.LAST:
+            message = self._recv()
+            head = unseal(message, nonce=self._job.nonce, seq=self._num_messages)
+            self._num_messages += 1
+            if head.num_used > 0 and not self._is_alone:
+                self._hand_over(message[HEAD_BYTES : HEAD_BYTES + head.num_used], head.num_next)
+            if head.kind is not Kind.DATA:
                 self._sleep()
 
-    def _recv(self, size: int) -> memoryview:
-        message = mx.distributed.recv((size,), mx.uint8, 0, group=self._group, stream=mx.cpu)
+    def _recv(self) -> memoryview:
+        message = mx.distributed.recv((MESSAGE_BYTES,), mx.uint8, 0, group=self._group, stream=mx.cpu)
         mx.eval(message)
         return memoryview(message)  # type: ignore[arg-type]
 
-    def _pass_on(self, message: memoryview) -> None:
-        while (offset := self._ring.place(message.nbytes)) is None:
-            self._on_record(self._channel.recv(None))
-        self._segment.view[offset : offset + message.nbytes] = message
-        self._channel.send(Word.GOT, offset, message.nbytes)
+    def _hand_over(self, content: memoryview, num_next: int) -> None:
+        try:
+            self._keep(content, num_next)
+        except ChannelClosedError:
+            if not self._job.device:
+                raise
+            self._is_alone = True  # read on until the peer rests
+
+    def _keep(self, content: memoryview, num_next: int) -> None:
+        """Write to the segment; tell the parent when the run is complete."""
+        if self._run_bytes == 0:
+            self._run_at = self._place(content.nbytes + num_next * ROOM_BYTES)
+        end = self._run_at + self._run_bytes
+        self._segment.view[end : end + content.nbytes] = content
+        self._run_bytes += content.nbytes
+        if num_next > 0:
+            return
+        self._channel.send(Word.GOT, self._run_at, self._run_bytes)
+        self._run_bytes = 0
         while (record := self._channel.recv(0)) is not None:
             self._on_record(record)
+
+    def _place(self, num_bytes: int) -> int:
+        while (offset := self._ring.place(num_bytes)) is None:
+            self._on_record(self._channel.recv(None))
+        return offset
 
     def _sleep(self) -> None:
         """Wait for the peer's WAKE: one for every rest, which may arrive before the rest is announced."""
         while self._num_wakes == 0:
+            if self._is_park_due:
+                self._park()
             self._on_record(self._channel.recv(None))
         self._num_wakes -= 1
 
@@ -170,6 +261,8 @@ class Child:
             self._ring.consumed()
         elif record.word is Word.WAKE:
             self._num_wakes += 1
+        elif record.word is Word.PARK:
+            self._is_park_due = True
 
 
 def _file(content: object) -> Any:
@@ -197,4 +290,8 @@ if __name__ == "__main__":
 
     mx.set_default_device(mx.cpu)
     mx.set_cache_limit(_CACHE_BYTES)
+    if (world := World.of_this_process()) is not None:  # in tests, away from Macs
+        from transports.emulated_jaccl.group import install
+
+        install(world)
     sys.exit(main(Channel(socket.socket(fileno=int(sys.argv[1]))), Segment(int(sys.argv[2]))))

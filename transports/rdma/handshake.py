@@ -2,10 +2,14 @@
 
     connector (rank 0)                                 listener (rank 1)
     OPEN, header: rdma, backend, listener's device ->  if it is not usable: BYE, why
-                                                   <-  offer: nonce, and for ring its port
+    ask: its macOS, a parked group if it has one   ->  if the two macOS do not fit each other: BYE, why
+                                                   <-  offer: nonce, and for ring its port; or that group
     child: GO, go: for ring its port               ->  child: GO
     gather ... (JACCL: data exchanged by its two ends) ... gather
     ready                                          <-> ready
+
+If both have the group parked and agree on how many messages went through it (`groups`), the children are told RENEW in
+place of GO, and nothing is gathered.
 
 It blocks, with a deadline, in the thread that connects, or in one of the listener's own. An end that fails sends the
 reason on the control link and closes it, so both ends report the same reason.
@@ -21,21 +25,37 @@ import socket as sockets
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from transports.address import parse_host_port
-from transports.base import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkTimeout, TransportUnavailable
+from transports.base import (
+    Frame,
+    FrameError,
+    Link,
+    LinkClosed,
+    LinkOptions,
+    LinkTimeout,
+    TransportError,
+    TransportUnavailable,
+)
+from transports.rdma import leftovers
 from transports.rdma.address import BACKENDS, RING, RdmaAddress
 from transports.rdma.channel import ChannelClosedError, Job, Record, Word
-from transports.rdma.child_process import ChildProcess
-from transports.rdma.probe import choose_device, usable
+from transports.rdma.child_process import LEAVE_SECONDS, ChildProcess
+from transports.rdma.groups import Group, kept_groups
+from transports.rdma.macos import why_not_together
+from transports.rdma.messages import VERSION
+from transports.rdma.probe import choose_device, macos_version, usable
+from transports.rdma.symptoms import explained
 
 HANDSHAKE_SECONDS = 20.0
+_RENEW_SECONDS = 3.0  # for both children to add one number; it takes microseconds, unless the group hangs
+_MAX_MISSED = 1000  # messages; a reader sleeps through some where a link ends before it could be woken
 _CHECK_SECONDS = 0.1  # how often a wait for the child checks the control link
 _HEAD_START = 0.02  # rank 0 of a ring listens first; a connection that comes too early is retried after a second
 _LISTENING_SECONDS = 0.003
-_MAX_MESSAGE_BYTES = 64 << 10
+MAX_STEP_BYTES = 64 << 10
 # How long a writer must have been idle before its reader may sleep. Waking it takes a message on the control link: that
 # is slow compared with JACCL, whose reader stays awake between the tokens even of a slow model; on ring it is as fast
 # as the group itself.
@@ -52,6 +72,7 @@ class LinkRequest:
 
     backend: str
     device: str  # the listener's; "": its only active one
+    framing: int = VERSION  # ends of different versions could not even receive each other's messages
 
     @property
     def opening(self) -> bytes:
@@ -63,25 +84,32 @@ def parse_opening(opening: bytes) -> LinkRequest:
     try:
         if not opening.startswith(_OPENING) or len(opening) > 200:
             raise ValueError
-        request = LinkRequest(**json.loads(opening.removeprefix(_OPENING)))
+        request = LinkRequest(**{"framing": 1, **json.loads(opening.removeprefix(_OPENING))})
         if request.backend not in BACKENDS or not _DEVICE.fullmatch(request.device):
             raise ValueError
     except (ValueError, TypeError, RecursionError):
         raise FrameError("a kind of link that is not known here") from None
+    if request.framing != VERSION:
+        raise FrameError(f"rdma framing version {request.framing} there, version {VERSION} here")
     return request
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A child that has joined its group."""
+    """A group that was joined, and the number that its messages on this link carry."""
 
-    process: ChildProcess
+    group: Group
     nonce: int
+
+
+class RenewalFailed(TransportUnavailable):
+    """A parked group could not be used again; its processes have ended, and another attempt makes a new one."""
 
 
 def join_as_connector(control: Link, parsed: RdmaAddress, options: LinkOptions) -> Joined:
     """Join a group as rank 0. Raises TransportUnavailable; the control link is closed then."""
-    return _Handshake(control, _process_for(control), options).run(lambda shake: _connect(shake, parsed))
+    shake = _Handshake(control, options, (str(parsed), control.peer_key))
+    return shake.run(lambda: _connect(shake, parsed))
 
 
 def join_as_listener(control: Link, request: LinkRequest, options: LinkOptions) -> Joined:
@@ -92,16 +120,8 @@ def join_as_listener(control: Link, request: LinkRequest, options: LinkOptions) 
     if reason is not None:
         control.close(reason)
         raise TransportUnavailable(reason)
-    return _Handshake(control, _process_for(control), options).run(lambda shake: _accept(shake, request))
-
-
-def _process_for(control: Link) -> ChildProcess:
-    try:
-        return ChildProcess()
-    except OSError as problem:
-        reason = f"no process could be started for the transport: {problem}"
-        control.close(reason)
-        raise TransportUnavailable(reason) from problem
+    shake = _Handshake(control, options, ("", control.peer_key))
+    return shake.run(lambda: _accept(shake, request))
 
 
 def why_no_ring(host: str) -> str | None:
@@ -121,31 +141,40 @@ def address_of(parsed: RdmaAddress) -> str:
 
 
 class _Handshake:
-    def __init__(self, control: Link, process: ChildProcess, options: LinkOptions) -> None:
-        self.control, self.process, self.options = control, process, options
+    """`peer`: what identifies the process at the other end (`Group`)."""
+
+    def __init__(self, control: Link, options: LinkOptions, peer: tuple[str, str | None]) -> None:
+        self.control, self.options, self.peer = control, options, peer
         self.until = time.monotonic() + HANDSHAKE_SECONDS
         self.nonce = 0
+        self.device = ""
+        self.group: Group | None = None
 
-    def run(self, steps: Callable[[_Handshake], None]) -> Joined:
+    def run(self, steps: Callable[[], None]) -> Joined:
         try:
-            steps(self)
-            return Joined(self.process, self.nonce)
-        except (LinkClosed, LinkTimeout, ChannelClosedError, FrameError) as problem:
+            steps()
+            assert self.group is not None
+            self.group.is_kept = False
+            return Joined(self.group, self.nonce)
+        except (TransportError, ChannelClosedError) as problem:
             reason = self._why(problem)
             self.control.close(reason)
-            self.process.end(grace=0.0)
-            raise TransportUnavailable(reason) from problem
+            was_kept = self.is_kept
+            self._end_group()
+            raise (RenewalFailed if was_kept else TransportUnavailable)(reason) from problem
         except BaseException:
             self.control.abort()
-            self.process.end(grace=0.0)
+            self._end_group()
             raise
 
     def _why(self, problem: Exception) -> str:
         if isinstance(problem, LinkClosed):
             return problem.reason
         if isinstance(problem, ChannelClosedError):
-            return f"the transport process ended ({self.process.exit_summary()})"
-        return str(problem)
+            reason = f"the transport process ended ({self.process.exit_summary()})"
+        else:
+            reason = str(problem)
+        return _with_remedy(reason, self.device) if self.device else reason
 
     @property
     def left(self) -> float:
@@ -162,25 +191,63 @@ class _Handshake:
     def receive(self, step: str) -> dict[str, Any]:
         header = self.control.recv(self.left).header
         try:
-            fields = json.loads(header) if len(header) <= _MAX_MESSAGE_BYTES else None
+            fields = json.loads(header) if len(header) <= MAX_STEP_BYTES else None
         except (ValueError, RecursionError):
             fields = None
         if not isinstance(fields, dict) or fields.get("step") != step:
             raise FrameError(f"the other end did not send {step}")
         return fields
 
+    # -- the group ---------------------------------------------------------------------------------------------------
+
+    @property
+    def process(self) -> ChildProcess:
+        assert self.group is not None
+        return self.group.process
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the group was parked by an earlier link."""
+        return self.group is not None and self.group.is_kept
+
+    def obtain(self, device: str, is_it: Callable[[Group], bool]) -> None:
+        """Take the parked group on `device` for which `is_it`, or start a process for a new one; "" for ring."""
+        self._end_group()
+        self.device = device
+        found = kept_groups.obtain(device, is_it, lambda: self.control.closed is None) if device else None
+        if isinstance(found, Group):
+            self.group = found
+            return
+        try:
+            self.group = Group(ChildProcess(found), self.peer)
+        except OSError as problem:
+            raise TransportUnavailable(f"no process could be started for the transport: {problem}") from problem
+
+    def _end_group(self) -> None:
+        if self.group is not None:
+            self.process.end(LEAVE_SECONDS if self.device else 0.0)
+            self.group = None
+
     # -- the child ---------------------------------------------------------------------------------------------------
 
     def prepare(self, rank: int, backend: str) -> None:
         """Wait until the child is up and send it its job."""
+        assert self.group is not None
+        self.group.number = self.nonce
         self.await_message(Word.UP)
         rest_after = _REST_SECONDS.get(backend, _REST_SECONDS_RDMA)
         seconds = math.ceil(self.left) + 1
-        self.process.start(Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after))
+        job = Job(rank, backend, self.nonce, seconds, self.options.beat_every, rest_after, self._is_checked)
+        self.process.start(replace(job, device=self.device, leave_seconds=LEAVE_SECONDS) if self.device else job)
 
-    def go(self, **config: object) -> None:
-        """Have the child join the group."""
-        self.process.channel.send(Word.GO, text=json.dumps(config).encode())
+    def renew(self, num_missed: int = 0) -> None:
+        """Have the parked child begin again, after it has received what it missed."""
+        self.until = min(self.until, time.monotonic() + _RENEW_SECONDS)
+        self.process.renew(num_missed, nonce=self.nonce, alive_every=self.options.beat_every, checked=self._is_checked)
+
+    @property
+    def _is_checked(self) -> bool:
+        return self.options.checksum_parts is not False
 
     def finish(self, rank: int) -> None:
         """Wait until both children are in the group."""
@@ -214,39 +281,82 @@ class _Handshake:
 
 
 def _connect(shake: _Handshake, parsed: RdmaAddress) -> None:
+    device = _device(parsed.backend, parsed.devices[0])
+    shake.obtain(device, lambda group: group.peer == shake.peer)
+    kept = shake.group if shake.is_kept else None
+    parked = {"group": kept.number, "messages": kept.num_messages} if kept else {}
+    shake.send("ask", macos=macos_version(device), **parked)
     offer = shake.receive("offer")
     nonce, port = offer.get("nonce"), offer.get("port")
     if type(nonce) is not int or not 0 <= nonce < 1 << 64:
         raise FrameError("the other end offered no nonce")
     shake.nonce = nonce
+    if kept is not None and offer.get("kept") is True:
+        shake.renew()
+        shake.send("go")
+        shake.finish(0)
+        return
+    if kept is not None:
+        shake.obtain(device, lambda _: False)
     shake.prepare(0, parsed.backend)
     if parsed.backend == RING:
         host = address_of(parsed)
         mine, own_port = _own_address(host)
-        shake.go(hosts=[mine, f"{host}:{_checked_port(port)}"])
+        shake.process.go(hosts=[mine, f"{host}:{_checked_port(port)}"])
         while not _is_listening(mine, own_port) and shake.left > 0:
             time.sleep(_LISTENING_SECONDS)
         shake.send("go", port=own_port)
     else:
-        shake.go(device=choose_device(parsed.devices[0]).name)
+        shake.process.go(device=device)
         shake.send("go")
     shake.finish(0)
 
 
 def _accept(shake: _Handshake, request: LinkRequest) -> None:
+    ask = shake.receive("ask")
+    device = _device(request.backend, request.device)
+    if device and (reason := why_not_together(macos_version(device), str(ask.get("macos"))[:20])) is not None:
+        raise FrameError(reason)
+    number, num_sent = ask.get("group"), ask.get("messages")
+    shake.obtain(device, lambda group: group.peer == shake.peer and group.number == number)
+    num_missed = 0
+    if shake.group is not None and shake.is_kept:
+        num_missed = num_sent - shake.group.num_messages if type(num_sent) is int else -1
+        if not 0 <= num_missed <= _MAX_MISSED:
+            shake.obtain(device, lambda _: False)
     shake.nonce = int.from_bytes(os.urandom(8), "little")
     host = _host_of(shake.control.address)
     mine, own_port = _own_address(host) if request.backend == RING else ("", 0)
-    shake.send("offer", nonce=shake.nonce, port=own_port)
+    shake.send("offer", nonce=shake.nonce, port=own_port, kept=shake.is_kept)
     go = shake.receive("go")
-    shake.prepare(1, request.backend)
-    if request.backend == RING:
-        time.sleep(_HEAD_START)
-        # Only the port is taken from the peer, so that it cannot make this machine connect to a third one.
-        shake.go(hosts=[f"{host}:{_checked_port(go.get('port'))}", mine])
+    if shake.is_kept:
+        shake.renew(num_missed)
     else:
-        shake.go(device=choose_device(request.device).name)
+        shake.prepare(1, request.backend)
+        if request.backend == RING:
+            time.sleep(_HEAD_START)
+            # Only the port is taken from the peer, so that it cannot make this machine connect to a third one.
+            shake.process.go(hosts=[f"{host}:{_checked_port(go.get('port'))}", mine])
+        else:
+            shake.process.go(device=device)
     shake.finish(1)
+
+
+def _device(backend: str, wanted: str) -> str:
+    """This end's device; "" for ring. Raises TransportUnavailable."""
+    if backend == RING:
+        return ""
+    chosen = choose_device(wanted)
+    if not chosen.name:
+        raise TransportUnavailable(chosen.problem)
+    return chosen.name
+
+
+def _with_remedy(reason: str, device: str) -> str:
+    """The reason of a failed join, and what to do about it where that is known."""
+    advised = explained(reason)
+    hint = leftovers.hint(device) if advised != reason else ""
+    return f"{advised}; {hint}" if hint else advised
 
 
 def _checked_port(port: object) -> int:

@@ -21,6 +21,7 @@ import threading
 import time
 from dataclasses import replace
 
+from transports import threads
 from transports.base import (
     FLUSH_SECONDS,
     Frame,
@@ -34,10 +35,10 @@ from transports.base import (
 )
 from transports.framing import Kind, Liveness, Sequencer, decode, encode, flatten, reason_bytes
 from transports.inbox import Inbox
-from transports.rdma import messages
 from transports.rdma.channel import ChannelClosedError, Record, Word
-from transports.rdma.handshake import Joined
-from transports.rdma.messages import Assembly, check_lengths, pack_head, unpack_head
+from transports.rdma.groups import kept_groups
+from transports.rdma.handshake import MAX_STEP_BYTES, Joined
+from transports.rdma.messages import Assembly, check_lengths, pack_table, unpack_table
 
 _DATA, _ACK, _WAKE = b"D", b"A", b"W"
 _COUNT = struct.Struct("<Q")
@@ -45,8 +46,9 @@ _MAX_HEADER_BYTES = (1 << 32) - 1
 
 
 def control_options(options: LinkOptions) -> LinkOptions:
-    """The options of the control link, whose headers are longer by the tag."""
-    return replace(options, max_header_bytes=min(options.max_header_bytes + 1, _MAX_HEADER_BYTES))
+    """The options of the control link, whose headers are longer by the tag, and which carries the handshake."""
+    longest = min(options.max_header_bytes + 1, _MAX_HEADER_BYTES)
+    return replace(options, max_header_bytes=max(longest, MAX_STEP_BYTES))
 
 
 class RdmaLink(Link):
@@ -56,8 +58,10 @@ class RdmaLink(Link):
         self.address = address
         self.peer_key = control.peer_key
         self._control = control
-        self._process = joined.process
-        self._nonce = joined.nonce
+        self._joined_group = joined.group
+        self._process = joined.group.process
+        self._life = self._process.life
+        self._is_whole = True  # as far as the link knows, the group is in order
         self._is_writer = rank == 0
         self._options = options
         self._inbox = Inbox(options.max_waiting_bytes)
@@ -79,11 +83,10 @@ class RdmaLink(Link):
         self._group = Liveness(options, now)
         self._tend_at = now + options.beat_every
         self._sequencer = Sequencer()
-        self._num_packets = 0
         self._incoming: Assembly | None = None
         self._bytes_received = 0
         self._bytes_reported = 0
-        self._thread = threading.Thread(target=self._run, name=f"transports rdma {address}", daemon=True)
+        self._thread = threads.make(self._run, f"transports rdma {address}")
         self._thread.start()
         control.deliver_to(self._on_control)
 
@@ -135,14 +138,13 @@ class RdmaLink(Link):
             seq=self._num_posted,
             header=frame.header,
             parts=[memoryview(part) for part in frame.parts],
-            checksum=self._options.checksum_parts,
+            checksum=bool(self._options.checksum_parts),  # by default messages have one, and that is enough
         )
         views = [memoryview(piece) for piece in pieces]
         lengths = [view.nbytes for view in views]
-        which = messages.Kind.LAST if kind is Kind.BYE else messages.Kind.PACKET
-        head = pack_head(which, nonce=self._nonce, seq=self._num_posted, lengths=lengths)
         try:
-            self._process.post(head, views, patience)
+            content: list[memoryview | bytes] = [pack_table(lengths), *views]
+            num_bytes = self._process.post(content, patience, self._life, is_last=kind is Kind.BYE)
         except TimeoutError:
             return f"{self.address} took nothing for {patience:g} s: queue full"
         except ChannelClosedError as problem:
@@ -150,7 +152,7 @@ class RdmaLink(Link):
         except LinkClosed:
             return ""
         self._num_posted += 1
-        self._bytes_posted += len(head) + sum(lengths)
+        self._bytes_posted += num_bytes
         return None
 
     # -- receiving ---------------------------------------------------------------------------------------------------
@@ -161,18 +163,14 @@ class RdmaLink(Link):
             self._finish(item.reason if self._close_reason is None else self._close_reason)
             return
         tag, header = item.header[:1], item.header[1:]
-        if tag == _DATA and self._is_writer:
+        if tag == _DATA and self._is_writer and len(header) <= self._options.max_header_bytes:
             self._take(Frame(header, item.parts))
         elif tag == _ACK and self._is_writer and len(header) == _COUNT.size:
             self._bytes_acked = _COUNT.unpack(header)[0]
         elif tag == _WAKE and not self._is_writer and not header:
-            self._wake_child()
+            self._process.wake(self._life)
         else:
             self._fail(f"bad message from {self.address} on the control link")
-
-    def _wake_child(self) -> None:
-        with contextlib.suppress(ChannelClosedError):  # the thread ends the link for that
-            self._process.channel.send(Word.WAKE)
 
     def _take(self, frame: Frame) -> None:
         if self._close_reason is not None:  # frames that arrive after close() are dropped
@@ -216,7 +214,7 @@ class RdmaLink(Link):
             self._fail(f"bad frame from {self.address}: {problem}")
         finally:
             self._finish(f"the thread of {self.address} stopped")
-            self._process.end()
+            kept_groups.leave(self._joined_group, is_whole=self._is_whole)
 
     def _iterate(self) -> None:
         record = self._process.channel.recv(max(0.0, self._tend_at - time.monotonic()))
@@ -239,24 +237,25 @@ class RdmaLink(Link):
             self._on_message(self._process.segment.view[record.offset : record.offset + record.size])
         elif record.word is Word.ROUSE:
             self._send_tagged(_WAKE)
+        elif record.word is Word.PARKED:
+            self._process.parked(record)
         elif record.word is Word.FAILED:
             self._fail(f"bad frame from {self.address}: {record.text.decode('utf-8', 'replace')}")
 
-    def _on_message(self, message: memoryview) -> None:
-        """Process a message of the group. Raises FrameError."""
-        with message:
-            self._bytes_received += message.nbytes
+    def _on_message(self, content: memoryview) -> None:
+        """Process the content of a message of the group. Raises FrameError."""
+        with content:
+            self._bytes_received += content.nbytes
             if self._incoming is not None:
-                self._incoming.add(message)
+                self._incoming.add(content)
             else:
-                head = unpack_head(message, nonce=self._nonce, seq=self._num_packets)
-                check_lengths(head.lengths, self._options)
-                self._incoming = Assembly(head, message)
+                lengths = unpack_table(content)
+                check_lengths(lengths, self._options)
+                self._incoming = Assembly(lengths, content)
         with contextlib.suppress(ChannelClosedError):  # the child has ended; what it sent before is still to be read
             self._process.channel.send(Word.CONSUMED)
         if self._incoming.is_whole:
             whole, self._incoming = self._incoming, None
-            self._num_packets += 1
             self._on_packet(whole)
 
     def _on_packet(self, whole: Assembly) -> None:
@@ -336,13 +335,15 @@ class RdmaLink(Link):
 
     def _fail(self, reason: str) -> None:
         """End a link that broke the contract, and send the peer the reason if possible."""
+        self._is_whole = False
+        self._inbox.end(reason)
+        self._control.close(reason)  # first, or the peer could take the last message of the group for the reason
         self._finish(reason)
-        self._control.close(reason)
 
     def _finish(self, reason: str) -> None:
         self._inbox.end(reason)
         self._over.set()
-        self._process.disconnect()
+        self._process.stop(self._life)
         self._inbox.pump()
 
     @property

@@ -1,25 +1,33 @@
 """Encodes and decodes the messages of the group. No sockets, no MLX.
 
-A frame is a packet of `transports.framing`: a list of byte strings, here called pieces. The group does not transmit
-message sizes, so a header lists them:
+**One size.** All messages of a link have MESSAGE_BYTES. A group does not transmit sizes, so a receiver must know them
+beforehand; and consecutive messages of different sizes were reported to hang JACCL or to bring wrong data (mlx#3149).
+A message:
 
-    first message, FIRST_BYTES:    head | lengths of the pieces, u64 each | the pieces, as far as there is room
-    then, CHUNK_BYTES each:        the rest of the pieces; the last one is as short as it can be
+    head: magic 'SPRD' | version u8 | kind u8 | flags u8 | num_next u8 | nonce u64 | seq u64 | num_used u32 | crc u32
+    content, `num_used` bytes, then padding, which is whatever lay there before
 
-    head: magic 'SPRD' | version u8 | kind u8 | num_pieces u16 | nonce u64 | seq u64 | num_bytes u64 | crc u32
+All little-endian. `seq` counts the messages of a link, so a lost or repeated one is noticed at the next. With the flag
+CHECKED `crc` covers head and content, else the head alone. `num_next`: how many messages follow at once, so that the
+reader's child may wait for them before it tells its engine of any; they are called a run.
 
-All little-endian. `crc` covers head and lengths. `seq` counts first messages. `num_bytes` is the sum of the lengths, so
-both ends know how many chunks follow. Bytes after the pieces in a first message are padding.
+Kinds: DATA, a part of a frame; REST, after which the reader sleeps until it is woken; LAST, a whole frame or nothing,
+after which no message follows.
 
-Kinds: PACKET, which has pieces; REST, after which the reader sleeps until it is woken; LAST, a packet after which no
-message follows.
+**Frames.** A frame is a packet of `transports.framing`: a list of byte strings, here called pieces. The contents of as
+many messages as it takes are one stream: `num_pieces u32 | crc u32 | the pieces' lengths, u64 each | the pieces`, where
+`crc` covers the number and the lengths. The table is in the first message, and a frame begins a new message.
+
+**Why 64 KiB.** It holds the step of a generated token: the hidden states of 4 sequences of width 8192 in bfloat16. A
+larger one makes each such step wait for its padding, a smaller one makes prompts pay for each message. The figures are
+in `scripts/README.md`. It is a power of two times 4 KiB and at most 512 KiB, so that JACCL sends it in one frame.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -27,79 +35,98 @@ from transports.base import Buffer, FrameError, LinkOptions
 from transports.framing import PRELUDE_BYTES, as_bytes
 
 MAGIC = b"SPRD"
-VERSION = 1
-FIRST_BYTES = 16 << 10  # the plan and the hidden state of a step of few tokens
-CHUNK_BYTES = 2 << 20  # bounds a child's memory; large enough for the cost of a message not to matter
+VERSION = 2
+CHECKED = 1  # flag: crc covers the content
+MESSAGE_BYTES = 64 << 10
+MAX_RUN = 16  # messages; a frame begins with a run of one, so that sending begins early, and each is twice as long
 
-_HEAD = struct.Struct("<4sBBHQQQI")
-_BEFORE_CRC = _HEAD.size - 4
+_HEAD = struct.Struct("<4sBBBBQQII")
+HEAD_BYTES = _HEAD.size
+ROOM_BYTES = MESSAGE_BYTES - HEAD_BYTES  # for content
+_BEFORE_CRC = HEAD_BYTES - 4
 _CRC = struct.Struct("<I")
+_TABLE = struct.Struct("<II")
 _LENGTH_BYTES = 8
-MAX_PIECES = (FIRST_BYTES - _HEAD.size) // _LENGTH_BYTES
+MAX_PIECES = (ROOM_BYTES - _TABLE.size) // _LENGTH_BYTES
 
 
 class Kind(IntEnum):
-    PACKET = 1
+    DATA = 1
     REST = 2
     LAST = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A first message's head. `start`: offset of the pieces in the message."""
+    """What a message's head says; its content is the `num_used` bytes after HEAD_BYTES."""
 
     kind: Kind
-    seq: int
-    num_bytes: int
-    lengths: tuple[int, ...]
-
-    @property
-    def start(self) -> int:
-        return _HEAD.size + _LENGTH_BYTES * len(self.lengths)
-
-    @property
-    def num_inline(self) -> int:
-        """Bytes of the pieces in the first message."""
-        return min(self.num_bytes, FIRST_BYTES - self.start)
-
-    @property
-    def chunks(self) -> Iterator[int]:
-        """The sizes of the messages that follow."""
-        left = self.num_bytes - self.num_inline
-        while left > 0:
-            yield min(left, CHUNK_BYTES)
-            left -= CHUNK_BYTES
+    num_used: int
+    num_next: int = 0
 
 
-def pack_head(kind: Kind, *, nonce: int, seq: int, lengths: Sequence[int] = ()) -> bytes:
-    """Head and lengths. Raises FrameError when the lengths do not fit."""
-    if len(lengths) > MAX_PIECES:
-        raise FrameError(f"{len(lengths) - 1} parts; an rdma link takes at most {MAX_PIECES - 1}")
-    before = _HEAD.pack(MAGIC, VERSION, kind, len(lengths), nonce, seq, sum(lengths), 0)[:_BEFORE_CRC]
-    table = struct.pack(f"<{len(lengths)}Q", *lengths)
-    return b"".join((before, _CRC.pack(zlib.crc32(table, zlib.crc32(before))), table))
+def num_messages(num_bytes: int) -> int:
+    """How many messages a content of `num_bytes` takes."""
+    return -(-num_bytes // ROOM_BYTES)
 
 
-def unpack_head(first: memoryview, *, nonce: int, seq: int) -> Head:
-    """The head of a first message, whose number must be `seq`. Raises FrameError for anything else."""
-    magic, version, kind, num_pieces, its_nonce, its_seq, num_bytes, crc = _HEAD.unpack_from(first)
+def seal(message: memoryview, head: Head, *, nonce: int, seq: int, checked: bool = True) -> None:
+    """Write the head of `message`, whose content is there already."""
+    flags = CHECKED if checked else 0
+    _HEAD.pack_into(message, 0, MAGIC, VERSION, head.kind, flags, head.num_next, nonce, seq, head.num_used, 0)
+    _CRC.pack_into(message, _BEFORE_CRC, _crc(message, head.num_used, flags))
+
+
+def unseal(message: memoryview, *, nonce: int, seq: int) -> Head:
+    """The head of a message, whose number must be `seq`. Raises FrameError for anything else."""
+    magic, version, kind, flags, num_next, its_nonce, its_seq, num_used, crc = _HEAD.unpack_from(message)
     if magic != MAGIC:
         raise FrameError("a message does not begin as one: the two ends are out of step")
     if version != VERSION:
         raise FrameError(f"rdma framing version {version} there, version {VERSION} here")
-    if num_pieces > MAX_PIECES:
-        raise FrameError(f"{num_pieces} pieces; at most {MAX_PIECES} are possible")
-    table = first[_HEAD.size : _HEAD.size + _LENGTH_BYTES * num_pieces]
-    if zlib.crc32(table, zlib.crc32(first[:_BEFORE_CRC])) != crc:
-        raise FrameError("the checksum of a message's head does not match")
+    if num_used > ROOM_BYTES or _crc(message, num_used, flags) != crc:
+        raise FrameError("the checksum of a message does not match")
     if its_nonce != nonce:
         raise FrameError("a message of another link")
     if its_seq != seq:
-        raise FrameError(f"message {its_seq} came, not {seq}")
-    lengths = struct.unpack(f"<{num_pieces}Q", table)
-    if kind not in Kind._value2member_map_ or (kind == Kind.REST) != (num_pieces == 0) or sum(lengths) != num_bytes:
-        raise FrameError(f"a message of kind {kind} with {num_pieces} pieces of {num_bytes} bytes means nothing here")
-    return Head(Kind(kind), its_seq, num_bytes, lengths)
+        what = "missing" if its_seq > seq else "repeated"
+        raise FrameError(f"message {its_seq} came, not {seq}: messages are {what}")
+    is_sound = kind in Kind._value2member_map_ and not flags & ~CHECKED and num_next < MAX_RUN
+    if not is_sound or (num_used == 0 and (kind == Kind.DATA or num_next > 0)):
+        raise FrameError(f"a message of kind {kind} with {num_used} bytes, {num_next} to come, means nothing here")
+    return Head(Kind(kind), num_used, num_next)
+
+
+def _crc(message: memoryview, num_used: int, flags: int) -> int:
+    crc = zlib.crc32(message[:_BEFORE_CRC])
+    return zlib.crc32(message[HEAD_BYTES : HEAD_BYTES + num_used], crc) if flags & CHECKED else crc
+
+
+def pack_table(lengths: Sequence[int]) -> bytes:
+    """What precedes the pieces. Raises FrameError when it does not fit into one message."""
+    if len(lengths) > MAX_PIECES:
+        raise FrameError(f"{len(lengths) - 1} parts; an rdma link takes at most {MAX_PIECES - 1}")
+    table = struct.pack(f"<{len(lengths)}Q", *lengths)
+    return _TABLE.pack(len(lengths), _table_crc(table)) + table
+
+
+def unpack_table(content: memoryview) -> tuple[int, ...]:
+    """The pieces' lengths, from the first content of a frame. Raises FrameError."""
+    if content.nbytes < _TABLE.size:
+        raise FrameError(f"a frame begins with {content.nbytes} bytes")
+    num_pieces, crc = _TABLE.unpack_from(content)
+    table = content[_TABLE.size : table_bytes(num_pieces)]
+    if not 0 < num_pieces <= MAX_PIECES or table.nbytes != _LENGTH_BYTES * num_pieces or _table_crc(table) != crc:
+        raise FrameError("the lengths at the beginning of a frame are damaged")
+    return struct.unpack(f"<{num_pieces}Q", table)
+
+
+def table_bytes(num_pieces: int) -> int:
+    return _TABLE.size + _LENGTH_BYTES * num_pieces
+
+
+def _table_crc(table: bytes | memoryview) -> int:
+    return zlib.crc32(table, len(table))
 
 
 def check_lengths(lengths: Sequence[int], options: LinkOptions) -> None:
@@ -133,31 +160,32 @@ class Stream:
 
 
 class Assembly:
-    """A frame being received: a first message, then its chunks."""
+    """A frame being received: the contents of its messages, one after the other."""
 
-    def __init__(self, head: Head, first: memoryview) -> None:
-        self.kind = head.kind
-        self._lengths = head.lengths
-        self._num_bytes = head.num_bytes
-        inline = first[head.start : head.start + head.num_inline]
-        self._num_filled = head.num_inline
-        # A frame of one message is copied once; memory for a longer one is allocated after its size was checked.
-        self._data: bytes | bytearray = (
-            bytes(inline) if head.num_inline == head.num_bytes else bytearray(head.num_bytes)
-        )
-        if isinstance(self._data, bytearray):
-            self._data[: head.num_inline] = inline
+    def __init__(self, lengths: Sequence[int], content: memoryview) -> None:
+        """`content`: the first message's, which began with the table. Raises FrameError when it is too long."""
+        self._lengths = lengths
+        self._num_bytes = sum(lengths)
+        self._num_filled = 0
+        inline = content[table_bytes(len(lengths)) :]
+        self._data: bytes | bytearray
+        if inline.nbytes == self._num_bytes:  # copied once; memory for a longer one is allocated after its check
+            self._data = bytes(inline)
+            self._num_filled = inline.nbytes
+        else:
+            self._data = bytearray(self._num_bytes)
+            self.add(inline)
 
     @property
     def is_whole(self) -> bool:
         return self._num_filled == self._num_bytes
 
-    def add(self, chunk: memoryview) -> None:
-        """The next chunk. Raises FrameError when it is too long."""
-        end = self._num_filled + chunk.nbytes
+    def add(self, content: memoryview) -> None:
+        """The next message's. Raises FrameError when it is too long."""
+        end = self._num_filled + content.nbytes
         if end > self._num_bytes or not isinstance(self._data, bytearray):
             raise FrameError("more bytes than were announced")
-        self._data[self._num_filled : end] = chunk
+        self._data[self._num_filled : end] = content
         self._num_filled = end
 
     @property

@@ -1,6 +1,7 @@
 """Checks whether this machine can use a backend; if not, the reason is one sentence for the user.
 
 Only the requirements on this machine are checked: a cable that leads to another machine shows when a group is joined.
+In tests the machine may be an emulated one (`transports.emulated_jaccl`).
 """
 
 from __future__ import annotations
@@ -12,25 +13,32 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from transports.emulated_jaccl.world import World
 from transports.rdma.address import JACCL
+from transports.rdma.macos import why_too_old
 
 ACTIVE = "PORT_ACTIVE"
-_MACOS = (26, 2)
 _TOOL_SECONDS = 5.0  # ibv_devinfo was seen to hang
 
 
 def usable(backend: str, device: str = "") -> str | None:
     """None if `backend` can be used here, over `device` if one is named; else why not."""
-    if backend == JACCL and (reason := _no_macos()) is not None:
+    if backend == JACCL and (reason := why_too_old(macos_version(device))) is not None:
         return reason
-    import mlx.core as mx  # here, so that processes that do not use rdma:// need not load it
-
-    if not mx.distributed.is_available(backend):
+    if not _is_available(backend):
         return f"this build of MLX has no {backend}" + (": it needs the wheel for macOS 26" if backend == JACCL else "")
     if backend != JACCL:
         return None
     chosen = choose_device(device)
     return None if chosen.name else chosen.problem
+
+
+def _is_available(backend: str) -> bool:
+    if backend == JACCL and World.of_this_process() is not None:
+        return True
+    import mlx.core as mx  # here, so that processes that do not use rdma:// need not load it
+
+    return mx.distributed.is_available(backend)
 
 
 class Choice(NamedTuple):
@@ -82,13 +90,17 @@ def parse_states(text: str) -> dict[str, str]:
     return found
 
 
-def _no_macos() -> str | None:
-    if sys.platform != "darwin":
-        return "RDMA over Thunderbolt needs macOS 26.2 or later"
-    version = platform.mac_ver()[0]
-    numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:2])
-    return None if numbers >= _MACOS else f"RDMA over Thunderbolt needs macOS 26.2 or later, and this is {version}"
+def macos_version(device: str = "") -> str:
+    """The version of the macOS that this machine runs, such as `26.3.1`; "" for another system.
+
+    `device`: the emulated Mac's; on a real machine all devices have the same.
+    """
+    if (world := World.of_this_process()) is not None:
+        return world.macos(device)
+    return platform.mac_ver()[0] if sys.platform == "darwin" else ""
 
 
 def _output(tool: str) -> str:
+    if (world := World.of_this_process()) is not None:
+        return world.output(tool)
     return subprocess.run([tool], capture_output=True, text=True, timeout=_TOOL_SECONDS, check=True).stdout

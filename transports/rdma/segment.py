@@ -1,10 +1,11 @@
-"""Memory that the engine's process and its child share, and the allocation of messages in it.
+"""Memory that the engine's process and its child share, and its allocation.
 
 The segment is unlinked as soon as it is made, and passed to the child as an open descriptor. So the system frees it
 however the processes end.
 
 It holds only the bytes of messages. Their offsets, and that they were consumed, are sent over the channel, whose system
-calls also order the reads and writes of the two processes. So each byte has one writer, and there is no lock.
+calls also order the reads and writes of the two processes. So each byte has one writer at a time, and there is no lock:
+where the engine writes, it leaves room for the heads of messages, which the child fills in.
 """
 
 from __future__ import annotations

@@ -7,9 +7,11 @@ whose request is valid; the number of children is bounded.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 
+from transports import threads
 from transports.address import errors_naming, split_scheme
 from transports.arrivals import Arrivals
 from transports.base import (
@@ -25,6 +27,7 @@ from transports.base import (
 from transports.rdma.address import RING, RdmaAddress, parse
 from transports.rdma.handshake import (
     LinkRequest,
+    RenewalFailed,
     address_of,
     join_as_connector,
     join_as_listener,
@@ -89,7 +92,7 @@ class RdmaListener(Listener):
         self._options = options
         self._arrivals: Arrivals[Link] = Arrivals(self.address)
         self._limits = limits
-        self._thread = threading.Thread(target=self._accept_all, name=f"transports on {self.address}", daemon=True)
+        self._thread = threads.make(self._accept_all, f"transports on {self.address}")
         self._thread.start()
 
     def accept(self, timeout: float | None = None) -> Link:
@@ -112,9 +115,7 @@ class RdmaListener(Listener):
             elif (reason := self._limits.begin()) is not None:
                 control.abort(reason)  # several passed `check_opening` at once
             else:
-                threading.Thread(
-                    target=self._upgrade, args=(control,), name=f"transports joins {control.address}", daemon=True
-                ).start()
+                threads.make(self._upgrade, f"transports joins {control.address}", control).start()
 
     def _offer(self, link: Link) -> None:
         if not self._arrivals.put(link):
@@ -153,9 +154,15 @@ class RdmaTransport:
 
     def connect(self, address: str, *, timeout: float, options: LinkOptions) -> Link:
         """`timeout` is for reaching the listener; joining a group takes further seconds when the machines are busy, at
-        most HANDSHAKE_SECONDS. Also raises TransportUnavailable."""
+        most HANDSHAKE_SECONDS. Also raises TransportUnavailable. A group that an earlier link left is used again, and
+        if it turns out to be of no use, another one is made."""
         parsed = parse(address)
         self._check_here(parsed, options)
+        with contextlib.suppress(RenewalFailed):
+            return self._connect(address, parsed, timeout, options)
+        return self._connect(address, parsed, timeout, options)
+
+    def _connect(self, address: str, parsed: RdmaAddress, timeout: float, options: LinkOptions) -> Link:
         request = LinkRequest(parsed.backend, parsed.devices[1])
         try:
             with errors_naming(address, parsed.control):

@@ -1,9 +1,8 @@
 """What a GPU could show, in some minutes: ``scripts/on_gpu``. Independent parts, one JSON document.
 
-parts          the parts, their jobs, and how they share the time; pure
+parts          the parts and their jobs (``splitinfer.jobs``); pure
 sizes          how large the models are, by what computes
 run            runs the jobs one after the other, and collects what they report
-child, job     a job in a process of its own, with a limit; what that process does
 
 about          what computes
 support        architectures whole and cut

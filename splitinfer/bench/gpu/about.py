@@ -6,8 +6,8 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.shared import machine
+from splitinfer.jobs.process import Report
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 from splitinfer.models.memory import free_bytes, on_gpu
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import halves, model_folder
 from splitinfer.core.json_text import dumps
 from splitinfer.errors import ModelError
+from splitinfer.jobs.process import Report
 
 _DEMO_LAYERS = 12
 _USAGE = 2  # the exit code of a command line that is wrong

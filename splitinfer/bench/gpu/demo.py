@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.errors import ConfigError, ModelError
+from splitinfer.jobs.process import Report
 
 _SCRIPTS = Path(__file__).parents[3] / "scripts"
 _TARGET, _DRAFT = 0.55, 0.15  # of the time; the rest is for the tokenizer, compiling and judging

@@ -9,13 +9,13 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import distribution, halves, model_folder
 from splitinfer.bench.shared.measure import Run
 from splitinfer.bench.shared.systems import Stages
 from splitinfer.bench.shared.throughput import BatchRun, step_seconds
 from splitinfer.bench.shared.workload import Workload
 from splitinfer.engine.device.void_steps import VOID_STEPS
+from splitinfer.jobs.process import Report
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.models.memory import on_gpu

@@ -15,12 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import Sequences, distribution
 from splitinfer.bench.shared import random_model
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.engine.device.device import Device, Ticket, Work
 from splitinfer.engine.device.selection import open_device
+from splitinfer.jobs.process import Report
 from splitinfer.models.cut import StageModel
 from splitinfer.models.step import StepModel, arrays_to_evaluate
 from splitinfer.models.structure import ModelStructure

@@ -4,33 +4,18 @@ A *part* answers one question. Its *jobs* run in processes of their own, one aft
 process or overruns is reported, and the others go on. What a part or a job leaves of its time goes to those behind it.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from splitinfer.bench.gpu.sizes import Size
 from splitinfer.engine.device.launch_ahead import VARIABLE as LAUNCH_AHEAD
 from splitinfer.errors import ConfigError
+from splitinfer.jobs.job import Job
 
+HERE = "splitinfer.bench.gpu"  # the modules of its jobs
 _OPS, _MB = "MLX_MAX_OPS_PER_BUFFER", "MLX_MAX_MB_PER_BUFFER"
 _LARGER = "400"  # operations or megabytes of a command buffer; MLX's own are 20 to 50, and 40 to 100
 _NUM_SURVEYS = 5  # jobs of the survey: what ends one of them leaves the others
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A process.
-
-    name: in the document.
-    module: of this package; its ``measure`` is called.
-    options: of ``measure``, as JSON.
-    environment: variables of the process and its children.
-    """
-
-    name: str
-    module: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +38,7 @@ class Part:
 def _support(size: Size) -> list[Job]:
     of = 1 if size.architectures else _NUM_SURVEYS
     options = {"names": size.architectures, "dtypes": size.support_dtypes, "of": of}
-    return [Job(f"{i + 1} of {of}", "support", {**options, "number": i}) for i in range(of)]
+    return [Job(f"{i + 1} of {of}", f"{HERE}.support", {**options, "number": i}) for i in range(of)]
 
 
 def _launch(size: Size) -> list[Job]:
@@ -61,12 +46,12 @@ def _launch(size: Size) -> list[Job]:
     buffers: tuple[dict[str, str], ...] = ({}, {_OPS: _LARGER}, {_MB: _LARGER}, {_OPS: _LARGER, _MB: _LARGER})
     names = [" ".join(f"{name}={value}" for name, value in variables.items()) for variables in buffers]
     found = [
-        Job(name or "MLX's own buffers", "launch", options, variables)
+        Job(name or "MLX's own buffers", f"{HERE}.launch", options, variables)
         for name, variables in zip(names, buffers, strict=True)
     ]
     groups = {"shape": size.folder, "streams": size.streams, "tokens": size.stream_tokens}
     found += [
-        Job(f"two groups on two stages, {name}", "groups", groups, variables)
+        Job(f"two groups on two stages, {name}", f"{HERE}.groups", groups, variables)
         for name, variables in {"launching ahead": {}, "not launching ahead": {LAUNCH_AHEAD: "0"}}.items()
     ]
     return found
@@ -74,26 +59,29 @@ def _launch(size: Size) -> list[Job]:
 
 def _rows(size: Size) -> list[Job]:
     return [
-        Job(name, "rows", {"shape": shape, "sequences": size.sequences, "steps": size.row_steps})
+        Job(name, f"{HERE}.rows", {"shape": shape, "sequences": size.sequences, "steps": size.row_steps})
         for name, shape in size.rows.items()
     ]
 
 
 def _exact(size: Size) -> list[Job]:
     demo = {"mode": "exact", "words": size.exact}
-    return [Job("a random model", "commands", {**demo, "shape": size.exact_folder}), Job("demo", "commands", demo)]
+    return [
+        Job("a random model", f"{HERE}.commands", {**demo, "shape": size.exact_folder}),
+        Job("demo", f"{HERE}.commands", demo),
+    ]
 
 
 def _kv(size: Size) -> list[Job]:
-    return [Job("a random model", "commands", {"mode": "kv", "words": size.kv, "shape": size.folder})]
+    return [Job("a random model", f"{HERE}.commands", {"mode": "kv", "words": size.kv, "shape": size.folder})]
 
 
 def _send(size: Size) -> list[Job]:
-    return [Job("a random model", "send", {"shape": size.send, "rows": size.send_rows, "steps": size.steps})]
+    return [Job("a random model", f"{HERE}.send", {"shape": size.send, "rows": size.send_rows, "steps": size.steps})]
 
 
 def _demo(size: Size) -> list[Job]:
-    return [Job("a larger pair", "demo", {"words": size.demo})]
+    return [Job("a larger pair", f"{HERE}.demo", {"words": size.demo})]
 
 
 PARTS = (
@@ -120,22 +108,3 @@ def chosen(names: str | None) -> tuple[Part, ...]:
     if unknown := sorted(wanted - set(known)):
         raise ConfigError(f"{unknown[0]!r} is none of the parts {', '.join(known)}")
     return tuple(part for part in PARTS if part.name in wanted)
-
-
-def allotted(left: float, weights: Sequence[float], most: float | None = None) -> float:
-    """Seconds for the first of those that are left, by weight, when ``left`` seconds are.
-
-    >>> allotted(60.0, [1.0, 2.0]), allotted(60.0, [1.0, 2.0], most=5.0), allotted(-1.0, [1.0])
-    (20.0, 5.0, 0.0)
-    """
-    share = max(0.0, left) * (weights[0] / sum(weights))
-    return share if most is None else min(share, most)
-
-
-def tails(weights: Sequence[float]) -> Iterator[Sequence[float]]:
-    """What is left of them before each.
-
-    >>> list(tails([1.0, 2.0]))
-    [[1.0, 2.0], [2.0]]
-    """
-    return (weights[at:] for at in range(len(weights)))

@@ -12,9 +12,9 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import Sequences, distribution, row_errors
 from splitinfer.bench.shared.random_model import Shape, build
+from splitinfer.jobs.process import Report
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.rows import attend_by_rows

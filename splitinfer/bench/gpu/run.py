@@ -13,11 +13,12 @@ from typing import Any
 import typer
 
 from splitinfer import cleanup
-from splitinfer.bench.gpu.child import Outcome, problems, run_job
-from splitinfer.bench.gpu.parts import Job, Part, allotted, tails
+from splitinfer.bench.gpu.parts import HERE, Part
 from splitinfer.bench.gpu.sizes import SIZES, Size
 from splitinfer.core.json_text import dumps
 from splitinfer.errors import ConfigError
+from splitinfer.jobs.child import Outcome, problems, run_job
+from splitinfer.jobs.job import Job, allotted, tails
 from splitinfer.machine.selection import VARIABLE as ACCELERATOR
 
 _ABOUT = 60.0  # seconds in which a device has to say what it is; the first look at a GPU takes some
@@ -131,7 +132,7 @@ def _about(options: GpuOptions, environment: Mapping[str, str], left: float) -> 
     Raises:
         ConfigError: it is not what should compute, or says nothing.
     """
-    outcome = run_job(Job("about", "about"), min(_ABOUT, left), environment)
+    outcome = run_job(Job("about", f"{HERE}.about"), min(_ABOUT, left), environment)
     if outcome.problem is not None:
         raise ConfigError(f"MLX does not say what it computes on: {outcome.problem}")
     found: Mapping[str, Any] = outcome.found["about"]

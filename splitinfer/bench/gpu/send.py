@@ -14,7 +14,6 @@ from typing import Any
 
 import mlx.core as mx
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import distribution
 from splitinfer.bench.shared.random_model import Shape, build
 from splitinfer.bench.shared.workload import made_up
@@ -24,6 +23,7 @@ from splitinfer.core.wire_codec import INT8, NONE
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.stage.runner import Launched, StageRunner
+from splitinfer.jobs.process import Report
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import to_parts
 from splitinfer.models.structure import ModelStructure

@@ -19,9 +19,9 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_map
 
-from splitinfer.bench.gpu.job import Report
 from splitinfer.bench.gpu.models import row_errors
 from splitinfer.errors import CannotCut, ConfigError
+from splitinfer.jobs.process import Report
 from splitinfer.models.cut import StageModel
 from splitinfer.models.kv_trial import try_blocks
 from splitinfer.models.mlx_lm import make_prompt_cache

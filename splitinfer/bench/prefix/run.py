@@ -11,6 +11,7 @@ Everything is measured in this run, trial by trial in turns; ratios are of one t
 """
 
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -222,7 +223,7 @@ def _warm_up(writing: _PipelineProcess, silent: _PipelineProcess, vocab: int) ->
 
 def _evict_from_page_cache(path: Path) -> bool:
     """Evict the files' contents from the system's page cache; false where the system has no way to do it."""
-    if not hasattr(os, "posix_fadvise"):
+    if sys.platform == "darwin":
         return False
     for file in path.rglob("*.kv"):
         descriptor = os.open(file, os.O_RDONLY)

@@ -20,7 +20,8 @@ from typing import Any
 
 import zmq
 
-from splitinfer.bench.shared.child_process import own_output, serve_commands
+from splitinfer.bench.shared.child_process import serve_commands
+from splitinfer.jobs.output import own_output
 from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect, listen
 
 BARE = "bare"
@@ -56,7 +57,7 @@ class End:
         except (TransportError, zmq.ZMQError, ValueError, RuntimeError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def _listen(self, address: str, *, curve: bool, checksum: bool) -> dict[str, Any]:
+    def _listen(self, address: str, *, curve: bool, checksum: bool | None) -> dict[str, Any]:
         if address == BARE:
             return {"address": self._listen_bare(), "key": None}
         pair = KeyPair.make() if curve else None
@@ -95,7 +96,7 @@ class End:
 
         threading.Thread(target=until_it_ends, name="echo", daemon=True).start()
 
-    def _connect(self, address: str, key: str | None, *, checksum: bool) -> Round:
+    def _connect(self, address: str, key: str | None, *, checksum: bool | None) -> Round:
         if address.startswith(f"{BARE}:"):
             return self._connect_bare(address.removeprefix(f"{BARE}:"))
         security = None if key is None else Security(KeyPair.make(), key)

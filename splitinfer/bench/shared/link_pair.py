@@ -17,12 +17,12 @@ _END = "splitinfer.bench.shared.link_end_process"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum."""
+    """A kind of link: where to listen, whether it is encrypted, whether payloads have a checksum (None: as usual)."""
 
     name: str
     address: str
     curve: bool = False
-    checksum: bool = False
+    checksum: bool | None = None
 
 
 class Pair:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """The command line's options. ``drafter``: ``replay``, or as in a layout; ``None``: the layout's."""
+    """The command line's options. ``layout``: ``None`` for a stand-in model on an emulated machine, with ``streams``
+    alone. ``drafter``: ``replay``, or as in a layout; ``None``: the layout's. ``streams``: numbers of streams to draft
+    for at once; none for one stream. ``come_and_go``: seconds in which requests come and go, beside those."""
 
-    layout: str
+    layout: str | None
     model: str | None
     as_json: bool
     trials: int
@@ -23,3 +25,5 @@ class SpeculationOptions:
     temperatures: tuple[float, ...] = (0.0, 0.8)
     text: Path | None = None
     plot: Path | None = None
+    streams: tuple[int, ...] = ()
+    come_and_go: float = 0.0

@@ -12,7 +12,7 @@ import mlx.core as mx
 from splitinfer.core import sequence as core
 from splitinfer.core.rng import position_key
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device
+from splitinfer.engine.device.device import Device, round_of
 from splitinfer.engine.device.emulated import EmulatedDevice
 
 _SIDE = 512  # of the square weights that are multiplied: 1 MB, as a layer of a small model has
@@ -34,13 +34,17 @@ class Replay:
         self.error, self.seed, self.seconds = 0.0, 0, 0.0
         self._vocab_size = vocab_size
         self._answers: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._errors: dict[tuple[int, ...], float] = {}
         self._weights: mx.array | None = None
         self._per_product = 0.0
         self._device: Device | None = None
 
-    def know(self, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Store the model's answer to a prompt."""
+    def know(self, prompt: Sequence[int], answer: Sequence[int], error: float | None = None) -> None:
+        """Store the model's answer to a prompt, and how often its drafts are wrong, if not as all others'."""
         self._answers[tuple(prompt)] = tuple(answer)
+        self._errors.pop(tuple(prompt), None)
+        if error is not None:
+            self._errors[tuple(prompt)] = error
 
     def __contains__(self, prompt: Sequence[int]) -> bool:
         return tuple(prompt) in self._answers
@@ -55,26 +59,48 @@ class Replay:
 
     def drafts(self, seq: core.Sequence, count: int) -> Iterator[Draft]:
         """The next tokens of the known answer, each computed for, some replaced by wrong ones."""
-        answer = self._answers.get(tuple(seq.tokens[: seq.num_prompt_tokens]), ())
-        first = len(seq.stream) - seq.num_prompt_tokens
-        for place in range(first, min(first + count, len(answer))):
-            seconds = self._compute()
-            yield Draft((answer[place] + self.is_wrong(place)) % self._vocab_size, seconds=seconds)
+        for (draft,) in self.draft_together([seq], [count]):
+            if draft is not None:
+                yield draft
 
-    def is_wrong(self, place: int) -> bool:
+    def draft_together(self, seqs: Sequence[core.Sequence], counts: Sequence[int]) -> Iterator[list[Draft | None]]:
+        """See ``Drafter``. A round takes as long as one draft: a small model reads its weights once for all rows."""
+        left = [self._rest(seq, count) for seq, count in zip(seqs, counts, strict=True)]
+        for number in range(max(counts, default=0)):
+            wanted = [number < min(count, len(rest)) for count, rest in zip(counts, left, strict=True)]
+            if not any(wanted):
+                return
+            seconds = self._compute(sum(wanted))
+            each = None if seconds is None else seconds / sum(wanted)
+            yield [Draft(rest[number], seconds=each) if on else None for on, rest in zip(wanted, left, strict=True)]
+
+    def _rest(self, seq: core.Sequence, count: int) -> list[int]:
+        """Up to ``count`` drafts for what is left of the known answer, some replaced by wrong ones."""
+        prompt = tuple(seq.tokens[: seq.num_prompt_tokens])
+        answer, error = self._answers.get(prompt, ()), self._errors.get(prompt, self.error)
+        first = len(seq.stream) - seq.num_prompt_tokens
+        seed = self.seed + (sum(prompt) if prompt in self._errors else 0)
+        return [
+            (answer[place] + self.is_wrong(place, error, seed)) % self._vocab_size
+            for place in range(first, min(first + count, len(answer)))
+        ]
+
+    def is_wrong(self, place: int, error: float | None = None, seed: int | None = None) -> bool:
         """Whether the draft for this token of an answer is wrong."""
+        error, seed = self.error if error is None else error, self.seed if seed is None else seed
         first = place - place % _FIFTY
-        keys = {at: position_key(self.seed, at) for at in range(first, first + _FIFTY)}
-        return sum(key < keys[place] for key in keys.values()) < round(self.error * _FIFTY)
+        keys = {at: position_key(seed, at) for at in range(first, first + _FIFTY)}
+        return sum(key < keys[place] for key in keys.values()) < round(error * _FIFTY)
 
     def forget(self, _seq_id: int) -> None:
         """Nothing is stored for a request."""
 
-    def _compute(self) -> float | None:
-        """Compute one draft: products of ``seconds``, or on an emulated accelerator one draft of its own seconds, which
-        are returned."""
+    def _compute(self, sequences: int) -> float | None:
+        """Compute a round of drafts: products of ``seconds``, or on an emulated accelerator a round of its own seconds,
+        which are returned."""
         if isinstance(self._device, EmulatedDevice):
-            span = self._device.wait(self._device.launch((mx.zeros((1,)),), (), DRAFT, time.monotonic()))
+            work = round_of(sequences)
+            span = self._device.wait(self._device.launch((mx.zeros((1,)),), (), work, time.monotonic()))
             return span.ended - span.started
         if self._weights is None:
             self._weights = mx.random.normal((_SIDE, _SIDE), key=mx.random.key(0))

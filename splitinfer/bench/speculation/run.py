@@ -36,7 +36,7 @@ from splitinfer.bench.speculation.tables import speculation_tables
 from splitinfer.bench.speculation.trials import PROMPT_TOKENS, SETTLE, Trials, vocabulary
 from splitinfer.config import find_layout
 from splitinfer.console import errors
-from splitinfer.engine.drafts.drafters import NGRAM
+from splitinfer.engine.drafts.drafters import model_in
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, NO_DRAFT, Settings
 from splitinfer.models.checkpoint import Checkpoint
@@ -67,6 +67,7 @@ def measure_speculation(options: SpeculationOptions) -> int:
 
 
 def _measure(options: SpeculationOptions) -> dict[str, Any]:
+    assert options.layout is not None  # without, only streams side by side are measured
     layout = find_layout(options.layout)
     name = options.drafter or layout.draft or REPLAY
     link = _link(options.link_preset)
@@ -98,7 +99,7 @@ def _measure(options: SpeculationOptions) -> dict[str, Any]:
         checkpoint = open_model(str(llm.layout.model))
         dtype = resolve_dtype(llm.layout.dtype, gpu=on_gpu())
         fetch(str(llm.layout.model), checkpoint, checkpoint.files, lambda _done, _total, _file: None)
-        draft = name if replay is None and name != NGRAM else None
+        draft = model_in(name) if replay is None else None
         plain = stack.enter_context(_plain(options, checkpoint, dtype, draft))
         pinned = machine.pin_stages(llm.layout.stages, None if plain is None else plain.pid, processors)
         trials = Trials(options, llm, replay, plain, draft is not None)

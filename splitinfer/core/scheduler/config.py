@@ -12,7 +12,8 @@ from splitinfer.core.sequence import Sequence
 class SchedulerConfig:
     """The scheduler's limits and rules.
 
-    num_groups: micro-batches that decode in turn, as many as stages.
+    num_groups: micro-batches that decode in turn, at most; as many as stages.
+    fixed_groups: whether there are always so many; else fewer where that is faster.
     max_in_flight: plans under way while no sequence decodes.
     token_budget: tokens in a step, at most.
     max_running: sequences whose KV grows, at most.
@@ -41,6 +42,7 @@ class SchedulerConfig:
     num_stages: int = 0
     rewind: int | None = None
     policy_config: PolicyConfig = field(default_factory=PolicyConfig)
+    fixed_groups: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_groups", "max_in_flight", "token_budget", "max_running", "max_len", "max_waiting"):

@@ -45,7 +45,7 @@ class Decision:
     fetching: list[tuple[Sequence, tuple[Block, ...]]] = field(default_factory=list)  # blocks to read from disk
     decodes: list[Sequence] = field(default_factory=list)
     late: list[Sequence] = field(default_factory=list)  # members of the group that exceed the step's token budget
-    num_drafts: int = 0  # after the step's only decode
+    drafts: dict[int, int] = field(default_factory=dict)  # behind the decodes, by sequence
     chunks: list[tuple[Sequence, int]] = field(default_factory=list)  # sequence, number of prompt tokens
     share: int = 0
     share_left: int = 0

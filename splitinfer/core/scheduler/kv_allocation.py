@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from splitinfer.core.kv.block_tree import Block
-from splitinfer.core.kv.budget import STORED_BLOCK, KVBudget, KVUse, growth, use_of
+from splitinfer.core.kv.budget import NOTHING, STORED_BLOCK, KVBudget, KVUse, growth, use_of
 from splitinfer.core.sequence import Sequence
 
 
@@ -89,10 +89,11 @@ class KVAllocation:
         self._granted.add(seq.seq_id)
         return True
 
-    def allocate_spare(self, before: int, after: int) -> bool:
-        """Grow KV from ``before`` to ``after`` tokens if that fits without eviction or preemption; whether it does."""
+    def allocate_spare(self, before: int, after: int, reserve: KVUse = NOTHING) -> bool:
+        """Grow KV from ``before`` to ``after`` tokens if that fits, beside ``reserve``, without eviction or preemption;
+        whether it does."""
         need = growth(before, after)
-        if not self._budget.fits(self.used + need):
+        if need != NOTHING and not self._budget.fits(self.used + need + reserve):
             return False
         self.used += need
         return True

@@ -9,10 +9,11 @@ take turns can. While stage 0 computes group 0, stage 1 computes group 1 one ste
 A cycle is as long as its longest step, so bubbles come from steps that differ. Hence groups are of equal size, and
 the steps of one round get equal shares of prefill (``even_share``). Membership is sticky, because the stages keep the
 KV of a group together: a new sequence joins the smallest group, and a group that has become too small is filled up
-from the largest, only as far as needed.
+from the largest, only as far as needed. Where fewer groups are faster (``core.speculation.grouping``), only the first
+few are ``active``: members of the others move as soon as no result of theirs is on its way.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from splitinfer.core.sequence import Sequence
 
@@ -48,12 +49,22 @@ class MicroBatches:
         self._groups: list[list[Sequence]] = [[] for _ in range(num_groups)]
         self._id_to_group: dict[int, int] = {}
         self._turn = 0
+        self._active = num_groups
 
     def __len__(self) -> int:
         return len(self._id_to_group)
 
     def __contains__(self, seq: Sequence) -> bool:
         return seq.seq_id in self._id_to_group
+
+    @property
+    def active(self) -> int:
+        """How many groups are in use."""
+        return self._active
+
+    def use(self, count: int) -> None:
+        """Use only the first ``count`` groups, or as many as there are; ``balance`` moves the members."""
+        self._active = max(1, min(count, len(self._groups)))
 
     @property
     def groups(self) -> tuple[tuple[Sequence, ...], ...]:
@@ -72,6 +83,16 @@ class MicroBatches:
     def is_in_flight(self, group: int) -> bool:
         """Whether the group has to wait for a result."""
         return any(seq.num_awaited for seq in self._groups[group])
+
+    def going_on(self, group: int, follows: Callable[[Sequence], bool]) -> list[Sequence]:
+        """The members of a group in flight that another step of it could hold: those that ``follows`` says may go
+        behind their blocks under way, and those whose blocks under way are void. Nobody where none has blocks that
+        others may follow: then the group waits for all."""
+        members = self._groups[group]
+        followers = [seq for seq in members if seq.num_awaited and follows(seq)]
+        void = [seq for seq in members if not seq.num_awaited and seq.num_in_flight]
+        idle = [seq for seq in members if not seq.num_in_flight] if followers or void else []
+        return [*followers, *void, *idle]
 
     def in_turn(self) -> Iterator[int]:
         """All groups, the one whose turn it is first."""
@@ -103,7 +124,8 @@ class MicroBatches:
         self._id_to_group.clear()
 
     def balance(self) -> None:
-        """Move members until no group is larger than another by two or more, as far as results allow.
+        """Move members until no active group is larger than another by two or more and the others are empty, as far as
+        results allow.
 
         A sequence in flight stays: its result would come in the turn of another group. The last to join moves, so
         that the KV of the others stays where it is.
@@ -113,20 +135,15 @@ class MicroBatches:
             self.join(seq)
 
     def _next_to_move(self) -> Sequence | None:
-        least = min(map(len, self._groups))
-        return next(
-            (
-                seq
-                for group in sorted(self._groups, key=len, reverse=True)
-                if len(group) >= least + 2
-                for seq in reversed(group)
-                if not seq.num_in_flight
-            ),
-            None,
-        )
+        active = self._groups[: self._active]
+        least = min(map(len, active))
+        too_large = [group for group in sorted(active, key=len, reverse=True) if len(group) >= least + 2]
+        left = [*self._groups[self._active :], *too_large]
+        return next((seq for group in left for seq in reversed(group) if not seq.num_in_flight), None)
 
     def _smallest(self) -> int:
-        return min(self.in_turn(), key=lambda group: len(self._groups[group]))
+        active = (group for group in self.in_turn() if group < self._active)
+        return min(active, key=lambda group: len(self._groups[group]))
 
     def check(self) -> None:
         """Assert what must hold between any two events."""

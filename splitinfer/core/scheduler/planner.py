@@ -2,7 +2,7 @@
 
 A step is
 
-    [ every member of one group, one token each | chunks of prompts, with what is left of token_budget ]
+    [ every member of one group: one token each, and drafts | chunks of prompts, with what is left of token_budget ]
 
 The policy decides whether the decodes go, how much of the room prompts may take, and whether waiting requests may be
 admitted (``core.scheduler.policy``); an objective for the time between tokens bounds the room by what steps have cost
@@ -12,7 +12,7 @@ admitted (``core.scheduler.policy``); an objective for the time between tokens b
 from collections.abc import Iterator
 from itertools import accumulate
 
-from splitinfer.core.kv.budget import BLOCK
+from splitinfer.core.kv.budget import BLOCK, NOTHING, growth
 from splitinfer.core.scheduler.admission import AdmissionControl
 from splitinfer.core.scheduler.cost_model import Shape, most_rows
 from splitinfer.core.scheduler.decision import Candidate, Decision
@@ -34,17 +34,28 @@ class StepPlanner:
         """Return what the next plan does; ``None`` where there is nothing to do or no stage could take it."""
         if len(self._state.plans) >= self._state.limit:
             return None
-        for group in self._state.batches.in_turn():
+        for group in self.groups_in_turn():
             if not self._state.batches.is_in_flight(group):
                 decision = self._decide_for(group)
                 if decision.does_something:
                     return decision
-        further = self._further_block() if self._state.speculates else None
+        further = self._further_blocks() if self._state.speculates else None
         if further is not None:
             return further
         # Freed sequences, saves and fetches go with the next slices; alone only where no slices will follow.
         will_come = self._state.running and self._state.plans
         return Decision(self._state.allocation()) if self._state.has_changes and not will_come else None
+
+    def groups_in_turn(self) -> list[int]:
+        """All groups in the order in which they go: first the one that drafts wait for, then by turn."""
+        batches = self._state.batches
+        if not self._state.speculates:
+            return list(batches.in_turn())
+        return sorted(batches.in_turn(), key=lambda group: not any(seq.drafted for seq in batches.members(group)))
+
+    def keeps_decodes_waiting(self, group: int) -> bool:
+        """Whether prompts go before the decodes of a group now."""
+        return self._state.reads_prompts and not self._state.policy.decide(self._state.policy_input(group)).decodes_go
 
     def _decide_for(self, group: int) -> Decision:
         """The step of one group, by the policy."""
@@ -76,29 +87,49 @@ class StepPlanner:
         # Without a slice, an admitted sequence would hold blocks that could be evicted before their first use.
         begin = {seq.seq_id for seq, _ in decision.chunks}
         decision.admissions = [new for new in decision.admissions if new.seq.seq_id in begin]
-        if len(decision.decodes) == 1 and not decision.chunks and self._state.speculates:
-            self._add_drafts(decision, budget - decision.decodes[0].num_to_compute)
+        if self._state.speculates:
+            self._add_drafts(decision)
         return decision
 
-    def _further_block(self) -> Decision | None:
-        """A step of drafts alone, behind blocks of the same sequence that are under way."""
-        assert self._state.speculation is not None
-        for group in self._state.batches.in_turn():
-            for seq in self._state.batches.members(group):
-                if seq.drafted and self._state.speculation.may_follow(seq):
-                    decision = Decision(self._state.allocation(), group, decodes=[seq])
-                    self._add_drafts(decision, self._state.config.token_budget)
-                    return decision if decision.num_drafts else None
+    def _further_blocks(self) -> Decision | None:
+        """A step of a group that has steps under way: drafts behind its members' blocks, and the first blocks of those
+        whose blocks under way are void."""
+        for group in self.groups_in_turn():
+            decision = Decision(self._state.allocation(), group)
+            for seq in sorted(self._state.batches.going_on(group, self._follows), key=lambda one: one.rank):
+                if seq.num_awaited or decision.allocation.allocate(seq, seq.kv_tokens, seq.num_scheduled + 1):
+                    decision.decodes.append(seq)
+            rows = accumulate(seq.num_to_compute for seq in decision.decodes)
+            decision.decodes = decision.decodes[: sum(total <= self._state.config.token_budget for total in rows)]
+            self._add_drafts(decision)
+            decision.decodes = [seq for seq in decision.decodes if seq.num_to_compute or seq.seq_id in decision.drafts]
+            if decision.decodes:
+                return decision
         return None
 
-    def _add_drafts(self, decision: Decision, room: int) -> None:
-        """Add the drafts that wait, as far as there is room, and memory without eviction or preemption."""
-        (seq,) = decision.decodes
-        end = max(seq.num_scheduled, len(seq.tokens))
-        for count in range(min(len(seq.drafted), room), 0, -1):
-            if decision.allocation.allocate_spare(seq.kv_tokens, end + count):
-                decision.num_drafts = count
-                return
+    def _follows(self, seq: Sequence) -> bool:
+        """Whether a block that waits may go behind those of its sequence that are under way."""
+        assert self._state.speculation is not None
+        return bool(seq.drafted) and self._state.speculation.may_follow(seq)
+
+    def _add_drafts(self, decision: Decision) -> None:
+        """Add the drafts that wait, as far as there is room, and memory without eviction or preemption: of this step's
+        sequences, and of those whose next token will need a place in theirs."""
+        going = sum(seq.num_to_compute for seq in decision.decodes) + sum(size for _, size in decision.chunks)
+        room = self._state.config.token_budget - going
+        drafted = [seq for seq in decision.decodes if seq.drafted]
+        if not drafted:
+            return
+        taken = {seq.seq_id for seq in decision.decodes}
+        others = [one for one in self._state.running.values() if one.seq_id not in taken]
+        reserve = sum((growth(one.kv_tokens, len(one.tokens) + 1) for one in others if one.num_awaited), NOTHING)
+        for seq in sorted(drafted, key=lambda one: one.rank):
+            end = max(seq.num_scheduled, len(seq.tokens))
+            for count in range(min(len(seq.drafted), room), 0, -1):
+                if decision.allocation.allocate_spare(seq.kv_tokens, end + count, reserve):
+                    decision.drafts[seq.seq_id] = count
+                    room -= count
+                    break
 
     def _ready(self) -> Iterator[Candidate]:
         """Running sequences with tokens to compute, of all groups: lower ranks must not take the KV they need next."""
@@ -108,13 +139,16 @@ class StepPlanner:
 
     def _room_for_prompts(self, rules: PolicyDecision, going: list[Sequence], prompts: list[Candidate]) -> int:
         """Prompt tokens that a step may contain beside the decodes that go."""
-        room = self._state.config.token_budget - sum(max(1, seq.num_to_compute) for seq in going)
+        rows = [max(1, seq.num_to_compute) + len(seq.drafted) for seq in going]
+        room = self._state.config.token_budget - sum(rows)
         objective = self._state.config.policy_config.itl_slo
         if rules.share < 1:
             room = min(room, max(int(rules.share * room), _LEAST_CHUNK))
         if objective is None or not rules.decodes_go or not self._state.num_decoding:
             return room
-        decodes = Shape.of_single_rows(seq.num_scheduled for seq in going)
+        decodes = Shape()
+        for seq, count in zip(going, rows, strict=True):
+            decodes = decodes.plus(seq.num_scheduled, count)
         groups = self._state.config.num_groups
         if self._state.prompts_go_on < groups:
             # Decodes that had short steps so far now wait for one long step more than there are groups.

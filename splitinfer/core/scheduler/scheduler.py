@@ -21,10 +21,11 @@ may follow an objective for the time between tokens, by what steps have cost so 
 While sequences decode, as many plans are under way as there are groups: one more would only delay the next decode.
 While none does, ``max_in_flight`` plans keep one waiting in front of each stage.
 
-Where fewer requests run than there are stages, drafts fill what would be idle (``core.speculation.speculation``):
-``wish`` returns how many and for which sequence, ``take`` takes them in, and the next plan contains them. A decode is
-then a block, and blocks of one sequence follow each other without waiting for results; after a result that voids them
-the next one begins at once.
+With a drafter a decode is a block: the token and some drafts (``core.speculation.speculation``). ``wishes`` returns
+how many and for which sequences, ``take`` takes them in, and the next plan contains them. How many groups there are,
+how many drafts each member gets and how many blocks fly is one choice by cost (``core.speculation.grouping``); blocks
+of one sequence may follow each other without waiting for results, and after a result that voids them the next one
+begins at once.
 
 KV is bounded (``core.kv.budget``). A sequence is admitted when its whole prompt and the beginning of its answer
 fit beside what all others have or have reserved (``core.scheduler.admission``). Where growing answers fill the memory
@@ -57,6 +58,8 @@ from splitinfer.core.scheduler.results import check_result
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.scheduler.waiting_queue import Deadlines, QueueFull
 from splitinfer.core.sequence import FinishReason, Sequence
+from splitinfer.core.speculation.group_controller import GroupController
+from splitinfer.core.speculation.grouping import Member
 from splitinfer.core.speculation.speculation import Speculation, Wish
 
 _MOST_UNLEARNED = 16  # steps
@@ -85,15 +88,21 @@ class Scheduler:
             costs=costs or CostModel.of(num_stages),
             prefix_cache=PrefixCache(config.blocks, config.kv or KVBudget()),
             batches=MicroBatches(config.num_groups),
-            speculation=Speculation(num_stages, config.rewind) if config.speculates else None,
+            speculation=Speculation(num_stages, config.rewind, config.blocks.keeps_blocks)
+            if config.speculates
+            else None,
+            groups=GroupController(num_stages, config.num_groups, fixed=config.fixed_groups),
         )
         self.waiting, self.running, self.batches = state.waiting, state.running, state.batches
         self.costs, self.prefix_cache, self.speculation = state.costs, state.prefix_cache, state.speculation
+        if self.speculation is not None:
+            self.speculation.groups = state.groups
         self._admission = AdmissionControl(state)
         self._planner = StepPlanner(state, self._admission)
         self._deadlines = Deadlines()
         self._unlearned: deque[tuple[tuple[Slice, ...], tuple[StageFigures, ...], float]] = deque()
         self._next_step = self._num_arrived = 0
+        self._missed: set[int] = set()  # sequences with wrong drafts in the last result
         self.num_preemptions = 0  # times a running sequence was preempted
         self._is_lowered = False  # the budget, below the config's
 
@@ -130,7 +139,7 @@ class Scheduler:
         if seq is None:
             return False
         self._end(seq, reason)
-        self.batches.balance()
+        self._regroup()
         return True
 
     def expire(self, now: float) -> list[int]:
@@ -152,6 +161,7 @@ class Scheduler:
         self.state.plans.popleft()
         self.state.now = max(self.state.now, returned_at)
         sampled = {s.seq_id: s.tokens for s in result.sampled}
+        self._missed = set()
         events: list[TokenEvent] = []
         joining: list[Sequence] = []
         for part in plan.slices:
@@ -164,15 +174,42 @@ class Scheduler:
                 joining.append(seq)
         for seq in joining:  # after those that end have left, so that groups stay equal
             self.batches.join(seq)
-        self.batches.balance()
         self.prefix_cache.learn(plan, result.figures)
         if plan.slices:
             self._unlearned.append((plan.slices, result.figures, returned_at))
         if learn or len(self._unlearned) > _MOST_UNLEARNED:
             self.learn()
+        self.state.groups.measured(plan, result, returned_at)
         if self.speculation is not None:
             self.speculation.measured(plan, result, returned_at)
+        self._regroup()
         return events
+
+    def _regroup(self) -> None:
+        """Choose groups and drafts again where that is due, and move members."""
+        groups, speculation = self.state.groups, self.speculation
+        members = {seq.seq_id: seq for group in self.batches.groups for seq in group}
+        if len(members) < 2:
+            groups.forget()
+            self.batches.use(groups.most_groups)
+        elif groups.is_due(frozenset(members)):
+            asked = {seq_id: self._member(seq) for seq_id, seq in members.items()}
+            objective = self.config.policy_config.itl_slo
+            groups.choose(asked, objective, self._seconds_by_rows, has_drafter=speculation is not None)
+            self.batches.use(groups.most_groups if groups.choice is None else groups.choice.groups)
+        if speculation is not None:
+            speculation.are_several = len(members) > 1
+        self.batches.balance()
+
+    def _seconds_by_rows(self, stage: int, rows: int) -> float:
+        """Seconds of a step by its rows, from all steps, also those with prompts."""
+        return self.costs.stages[stage].at(Shape(rows)) if stage < len(self.costs.stages) else 0.0
+
+    def _member(self, seq: Sequence) -> Member:
+        """A sequence as the choice of groups sees it."""
+        if self.speculation is None:
+            return Member(0.0, 0)
+        return self.speculation.member(seq)
 
     def learn(self) -> None:
         """Refine the stages' costs by the steps that have returned."""
@@ -190,6 +227,7 @@ class Scheduler:
         self.state.freed.clear()
         self.prefix_cache.clear(kept)
         self.batches.clear()
+        self._regroup()
         self.state.used, self.state.share_left = NOTHING, 0
         for seq in self.running.values():
             self._forget_drafts(seq)
@@ -228,19 +266,46 @@ class Scheduler:
         self.state.policy = policy_of(policy_config)
         self.state.share_left = 0
 
+    def fix_groups(self, count: int | None) -> None:
+        """Have sequences decode in ``count`` groups, at most as many as configured; ``None``: as configured."""
+        groups = self.state.groups
+        groups.most_groups = self.config.num_groups if count is None else min(count, self.config.num_groups)
+        groups.fixed = self.config.fixed_groups or count is not None
+        groups.forget()
+        self._regroup()
+
     # -- drafts ------------------------------------------------------------------------------
 
-    def wish(self) -> Wish | None:
-        """Return the drafts that the next plan could contain; they are handed to ``take`` before the next ``schedule``.
-        Asking twice is harmless."""
-        if not self.state.speculates or len(self.state.plans) >= self.state.limit:
-            return None
-        for group in self.batches.in_turn():
+    def wishes(self) -> list[Wish]:
+        """Return the drafts that the next plan could contain, one wish for each of its sequences that gets some; they
+        are handed to ``take`` before the next ``schedule``. Asking twice is harmless."""
+        if self.speculation is None or len(self.state.plans) >= self.state.limit:
+            return []
+        order = self._planner.groups_in_turn()
+        for group in order:
             members = self.batches.members(group)
             if members and not self.batches.is_in_flight(group):
-                return self._wish_of(members[0], first=True)
-        wishes = (self._wish_of(seq, first=False) for group in self.batches.groups for seq in group)
-        return next((wish for wish in wishes if wish is not None), None)
+                return [] if self._planner.keeps_decodes_waiting(group) else self._wishes_of(members)
+        if self.state.reads_prompts:
+            return []
+        for group in order:
+            if found := self._wishes_of(self.batches.going_on(group, self.speculation.may_follow)):
+                return found
+        return []
+
+    def _wishes_of(self, members: list[Sequence]) -> list[Wish]:
+        """Wishes for sequences of one step, as far as it has room: half of it is a prompt's while one is read."""
+        assert self.speculation is not None
+        room = self.config.token_budget - sum(seq.num_to_compute for seq in members)
+        room = room // 2 if self.state.reads_prompts else room
+        found = list[Wish]()
+        for seq in members:
+            ask = self.speculation.further if seq.num_awaited else self.speculation.first
+            wish = ask(seq, self.config.longest(seq))
+            if wish is not None and room > 0:
+                found.append(wish if wish.count <= room else replace(wish, count=room))
+                room -= found[-1].count
+        return found
 
     def take(self, wish: Wish) -> None:
         """Take in the drafts made for a wish: all, fewer or none. Results may have come since the wish."""
@@ -248,9 +313,11 @@ class Scheduler:
             self.speculation.take(wish)
 
     @property
-    def drafts_next(self) -> Sequence | None:
-        """The sequence that is likely to get drafts next, so that a drafter can read its prompt; ``None``: none."""
-        return next(iter(self.running.values()), None) if self.state.has_room_for_drafts else None
+    def drafts_next(self) -> list[Sequence]:
+        """The sequences that are likely to get drafts next, so that a drafter can read their prompts."""
+        if self.speculation is None:
+            return []
+        return [seq for seq in self.running.values() if self.speculation.is_likely(seq)]
 
     def still_wanted(self, plan: StepPlan) -> StepPlan:
         """Return a plan that has not left the first stage, without slices that a result has voided since."""
@@ -267,18 +334,19 @@ class Scheduler:
         self.state.plans[at] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
         return self.state.plans[at]
 
+    def void_slices(self) -> tuple[tuple[int, int], ...]:
+        """Return the slices under way that the last result has made void, as (step, sequence); call it after each."""
+        missed, self._missed = self._missed, set()
+        return tuple(
+            (plan.step, part.seq_id)
+            for plan in self.state.plans
+            for part in plan.slices
+            if part.seq_id in missed and part.begins_with_draft and self._is_void(part)
+        )
+
     def _is_void(self, part: Slice) -> bool:
         seq = self.running.get(part.seq_id)
         return seq is not None and not seq.num_awaited
-
-    def _wish_of(self, seq: Sequence, *, first: bool) -> Wish | None:
-        assert self.speculation is not None
-        ask = self.speculation.first if first else self.speculation.further
-        wish = ask(seq, self.config.longest(seq))
-        room = self.config.token_budget - seq.num_to_compute
-        if wish is None or room <= 0:
-            return None
-        return wish if wish.count <= room else replace(wish, count=room)
 
     # -- plans out ---------------------------------------------------------------------------
 
@@ -354,7 +422,7 @@ class Scheduler:
         plan = StepPlan(
             self._next_step,
             new=tuple(map(self._introduce, decision.admissions)),
-            slices=tuple(self._slice(*one, decision.num_drafts) for one in work),
+            slices=tuple(self._slice(seq, size, decision.drafts.get(seq.seq_id, 0)) for seq, size in work),
             freed=tuple(self.state.freed),
             saves=changes.saves,
             dropped=changes.dropped,
@@ -364,6 +432,8 @@ class Scheduler:
         self.state.freed.clear()
         for seq, _ in work:
             self.prefix_cache.store_full_blocks(seq, self.state.used)
+        if decision.drafts:
+            self.state.groups.planned(plan.step, self.state.now)
         self._next_step += 1
         self.state.plans.append(plan)
         if work:
@@ -371,7 +441,7 @@ class Scheduler:
             self.batches.had_turn(decision.group, decision.late)
             self.state.policy.scheduled(policy_input)
             self.state.prompts_go_on = self.state.prompts_go_on + 1 if decision.chunks else 0
-            self.batches.balance()
+            self._regroup()
         return plan
 
     def _preempt(self, seq: Sequence) -> None:
@@ -436,14 +506,23 @@ class Scheduler:
             if is_tried and self.speculation is not None:
                 tried += 1
                 accepted += self.speculation.appended(seq, part, row, misses)
+                if seq.num_misses > misses:
+                    self._missed.add(seq.seq_id)
                 if seq.num_misses > misses and self.speculation.has_states and seq.num_scheduled < part.end:
                     seq.num_scheduled = part.start
             yield TokenEvent(seq.seq_id, token, reason)
             if reason is not None:
                 self._end(seq, reason)
                 break
-        if tried and self.speculation is not None and seq.finish_reason is None:
-            self.speculation.controller.tried(seq.seq_id, tried, accepted)
+        if self.speculation is not None and seq.finish_reason is None:
+            self._goes_on(seq, self.speculation, tried, accepted)
+
+    def _goes_on(self, seq: Sequence, speculation: Speculation, tried: int, accepted: int) -> None:
+        """Learn from the verdict on a sequence's drafts, and store the blocks of KV that only it has completed."""
+        if tried:
+            speculation.controller.tried(seq.seq_id, tried, accepted)
+        if speculation.has_states and seq.has_drafted and not seq.num_awaited:
+            self.prefix_cache.store_full_blocks(seq, self.state.used)  # the state is that at their end only now
 
     def _end(self, seq: Sequence, reason: FinishReason) -> None:
         seq.finish_reason = reason
@@ -455,6 +534,8 @@ class Scheduler:
             return
         del self.running[seq.seq_id]
         self.batches.leave(seq)
+        if self.speculation is not None and self.speculation.has_states and seq.has_drafted:
+            seq.is_stored = False  # its state may be one behind its last token
         if reason is not FinishReason.ERROR:
             self.prefix_cache.store_rest(seq, self.state.used)
         self._release(seq)

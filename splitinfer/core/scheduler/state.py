@@ -13,6 +13,7 @@ from splitinfer.core.scheduler.microbatches import MicroBatches
 from splitinfer.core.scheduler.policy import Policy, PolicyInput
 from splitinfer.core.scheduler.waiting_queue import WaitingQueue
 from splitinfer.core.sequence import Sequence
+from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.speculation import Speculation
 
 
@@ -34,6 +35,7 @@ class SchedulerState:
     prefix_cache: PrefixCache
     batches: MicroBatches
     speculation: Speculation | None
+    groups: GroupController
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     running: dict[int, Sequence] = field(default_factory=dict)
     plans: deque[StepPlan] = field(default_factory=deque)
@@ -81,13 +83,11 @@ class SchedulerState:
         )
 
     @property
-    def has_room_for_drafts(self) -> bool:
-        """Whether there are so few requests that a stage is idle for drafts once all prompts are computed."""
-        return self.speculation is not None and self.speculation.has_room(len(self.running) + len(self.waiting))
+    def speculates(self) -> bool:
+        """Whether plans may contain drafts."""
+        return self.speculation is not None
 
     @property
-    def speculates(self) -> bool:
-        """Whether the next plan may contain drafts."""
-        return self.has_room_for_drafts and not any(
-            seq.num_to_compute and seq not in self.batches for seq in self.running.values()
-        )
+    def reads_prompts(self) -> bool:
+        """Whether a sequence that was admitted has prompt tokens that are in no plan yet."""
+        return any(seq.num_to_compute and seq not in self.batches for seq in self.running.values())

@@ -2,24 +2,27 @@
 
 A draft is *tried* when all before it in its block were right, and its own position was sampled; so each block tries one
 more than it accepts, unless all are right. Acceptance is counted for each request, because texts differ; for all
-together, as the prior of a new request; and by place in the block and by the drafter's confidence. Old tries fade,
-because texts change.
+together, as a part of the prior of a new request; and by place in the block. Old tries fade, because texts change.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 _MEMORY = 0.98  # a try's weight is multiplied by this with each try after it
 _PRIOR, _PRIOR_WEIGHT = 0.7, 3.0  # acceptance of a new drafter, and the tries it counts as
 _REQUEST_WEIGHT = 3.0  # tries that the prior of a new request counts as
+_FEW = 8  # tries, which say nothing yet
+_NEW = 0.35  # the part of a new request's prior that does not depend on what others had: texts differ
 PLACES = 16  # in a block
-BINS = 10  # of confidence
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """A fading share of drafts that were right. ``like``: its prior."""
+    """A fading share of drafts that were right. ``like``, ``usual``: its prior is between the two."""
 
     like: "Acceptance | None" = None
+    usual: float = _PRIOR
     tried: float = 0.0
     accepted: float = 0.0
 
@@ -32,8 +35,30 @@ class Acceptance:
     @property
     def share(self) -> float:
         """The probability that the next draft is right."""
-        prior, weight = (_PRIOR, _PRIOR_WEIGHT) if self.like is None else (self.like.share, _REQUEST_WEIGHT)
-        return (self.accepted + weight * prior) / (self.tried + weight)
+        return (self.accepted + self._weight * self._prior) / (self.tried + self._weight)
+
+    @property
+    def at_most(self) -> float:
+        """What the probability may well be, as few tries tell little: a standard deviation above ``share``."""
+        share = self.share
+        return min(1.0, share + math.sqrt(share * (1 - share) / (self.tried + self._weight)))
+
+    @property
+    def _weight(self) -> float:
+        return _PRIOR_WEIGHT if self.like is None else _REQUEST_WEIGHT
+
+    @property
+    def _prior(self) -> float:
+        return self.usual if self.like is None else (1 - _NEW) * self.like.share + _NEW * self.usual
+
+    @property
+    def seen_at_most(self) -> float:
+        """What the probability may well be by what was seen alone: a standard error above that, 0 where no draft was
+        ever right."""
+        if self.tried < _FEW:
+            return self.share
+        seen = self.accepted / self.tried
+        return min(1.0, seen + math.sqrt(seen * (1 - seen) / self.tried))
 
 
 @dataclass(slots=True)
@@ -60,6 +85,8 @@ class Counts:
     blocks: int = 0
     void: int = 0  # blocks behind a wrong draft, discarded as a whole
     unsent: int = 0  # blocks discarded before they were sent to the other stages
+    spared: dict[int, int] = field(default_factory=dict)  # by stage: void rows that it did not compute
+    spared_steps: dict[int, int] = field(default_factory=dict)  # by stage: steps of which it computed nothing
     runs: dict[int, int] = field(default_factory=dict)  # by number of right drafts before a wrong one: how often
     steps: dict[tuple[int, int], Sum] = field(default_factory=dict)  # steps of one sequence, by stage and rows
     drafting: Sum = field(default_factory=Sum)
@@ -70,6 +97,13 @@ class Counts:
         place = min(place, PLACES - 1)
         self.tried_at[place] += 1
         self.accepted_at[place] += accepted
+
+    def computed(self, rows: Sequence[int]) -> None:
+        """Count what the stages behind the first did not compute of a step. ``rows``: computed, by stage."""
+        for stage, count in enumerate(rows[1:], 1):
+            if count < rows[0]:
+                self.spared[stage] = self.spared.get(stage, 0) + rows[0] - count
+                self.spared_steps[stage] = self.spared_steps.get(stage, 0) + (count == 0)
 
     def as_dict(self) -> dict[str, object]:
         """The counts as plain numbers."""
@@ -84,38 +118,10 @@ class Counts:
             "blocks": self.blocks,
             "void_blocks": self.void,
             "unsent_blocks": self.unsent,
+            "spared_rows": dict(sorted(self.spared.items())),
+            "spared_steps": dict(sorted(self.spared_steps.items())),
             "runs": dict(sorted(self.runs.items())),
             "steps": [[stage, rows, each.count, each.seconds] for (stage, rows), each in sorted(self.steps.items())],
             "drafting": [self.drafting.count, self.drafting.seconds],
             "links": [self.links.count, self.links.seconds],
         }
-
-
-class Confidence:
-    """Calibrates a drafter's confidence: the share of drafts that were right, by tenths of confidence.
-
-    The prior of each tenth is the acceptance of all drafts, and not the confidence itself: a draft model's probability
-    says little about the target's choice.
-    """
-
-    _WEIGHT = 4.0
-
-    def __init__(self, like: Acceptance) -> None:
-        self._like = like
-        self._tried = [0.0] * BINS
-        self._accepted = [0.0] * BINS
-
-    def add(self, confidence: float, *, accepted: bool) -> None:
-        """Count one tried draft."""
-        i = _bin(confidence)
-        self._tried[i] += 1
-        self._accepted[i] += accepted
-
-    def share(self, confidence: float) -> float:
-        """The probability that a draft of this confidence is right."""
-        i = _bin(confidence)
-        return (self._accepted[i] + self._WEIGHT * self._like.share) / (self._tried[i] + self._WEIGHT)
-
-
-def _bin(confidence: float) -> int:
-    return min(BINS - 1, max(0, int(confidence * BINS)))

@@ -9,15 +9,19 @@ Where drafts do not pay they are off, and from time to time a single draft probe
 costs a thirtieth of the time, and less and less often until one is right. It goes with a token that has to be computed
 anyway, so it costs one draft and one row.
 
-The confidence cut-off ends a block early. A further draft gives a token if everything up to it is right, and costs its
-drafting and its row; to maximise tokens per second, it is worth that if its probability is more than its cost times
-the current tokens per second. The first draft of a block always goes, so every confidence is tried.
+Drafts that are off where they would pay cost much, and drafts that are on where they do not cost little. So they are
+off only if even the acceptance that the few tries do not exclude (``Acceptance.at_most``) is too low. And a new request
+is tried whatever the requests before it had, because texts differ.
+
+A block does not end early where the draft model is unsure. The draft is made by then, and in flight there is nothing
+better to do: what is not drafted is time in which the coordinator waits for a verdict. Replayed on recorded drafts, a
+cut-off was never worth more than a hundredth, and cost a tenth in flight (``scripts/README.md``).
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from splitinfer.core.speculation.acceptance import Acceptance, Confidence
+from splitinfer.core.speculation.acceptance import Acceptance
 from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
 
 _MARGIN = 1.03  # factor by which drafts have to be faster than none
@@ -26,8 +30,6 @@ _PROBES_TAKE = 0.03  # of the time, at most
 _PROBE_EVERY = 64  # tokens without drafts, at most, before the next probe
 _CHOOSE_AFTER = 0.03  # change of acceptance after which to choose again: choosing takes milliseconds
 _SMOOTHING = 0.2  # weight of the newest draft, and of a round trip
-_USUAL_ROWS = 8  # a row's cost is the slope between one row and this many
-_MOST_CUT = 0.6  # the highest cut-off, because probabilities are estimates
 _MOST_REQUESTS = 256  # number of requests whose acceptance is stored
 
 
@@ -48,7 +50,6 @@ class Controller:
     num_stages: int
     most_in_flight: int
     acceptance: Acceptance = field(default_factory=Acceptance)
-    confidence: Confidence = field(init=False)
     draft: float | None = None  # seconds per token
     link: float = 0.0  # seconds one way
     stages: list[RowTimes] = field(init=False)
@@ -57,7 +58,6 @@ class Controller:
     _sizes: int = 0  # number of sizes measured, all stages together
 
     def __post_init__(self) -> None:
-        self.confidence = Confidence(self.acceptance)
         self.stages = [RowTimes() for _ in range(self.num_stages)]
 
     # -- what was measured ---------------------------------------------------------------------
@@ -109,26 +109,37 @@ class Controller:
             return Flight(first=3)
         share = mine.acceptance.share
         if mine.sizes != self._sizes or abs(share - mine.share) > _CHOOSE_AFTER:
-            self.last = mine.flight = self._choose(rig, share)
+            self.last = mine.flight = self._choose(rig, mine.acceptance)
             mine.share, mine.sizes = share, self._sizes
         if not mine.flight.is_off:
             return mine.flight
-        mine.waited += 1
         cost = (rig.draft + max(0.0, rig.latency(2) - rig.latency(1))) * rig.sequential
+        if not mine.failures and cost < mine.acceptance.at_most:
+            return _PROBE  # the last one was right: another is worth more than waiting
+        return self.probe(seq_id, cost)
+
+    def share(self, seq_id: int) -> float:
+        """How often a request's drafts are right."""
+        return self._of(seq_id).acceptance.share
+
+    def share_at_most(self, seq_id: int) -> float:
+        """How often they may well be right."""
+        return self._of(seq_id).acceptance.seen_at_most
+
+    def probe(self, seq_id: int, cost: float) -> Flight:
+        """A single draft, if it is time to try one, else none. ``cost``: of that draft, in tokens. Call it once for
+        each block without drafts."""
+        mine = self._of(seq_id)
+        mine.waited += 1
         patience = min(_PROBE_EVERY, cost / _PROBES_TAKE * 2 ** min(mine.failures, 6))
         return _PROBE if mine.waited >= max(patience, cost / _PROBES_TAKE) else OFF
 
-    def _choose(self, rig: Rig, acceptance: float) -> Flight:
-        best = best_flight(rig, acceptance, self.most_in_flight)
-        return best if tokens_per_second(rig, best, acceptance) > _MARGIN * rig.sequential else OFF
-
-    def cutoff(self, seq_id: int) -> float:
-        """The probability that a whole block is right below which a further draft is not worth its cost."""
-        rig, mine = self.rig, self._of(seq_id)
-        if rig is None:
-            return 0.0
-        row = max(0.0, rig.latency(_USUAL_ROWS) - rig.latency(1)) / (_USUAL_ROWS - 1)
-        return min(_MOST_CUT, (rig.draft + row) * tokens_per_second(rig, mine.flight, mine.acceptance.share))
+    def _choose(self, rig: Rig, acceptance: Acceptance) -> Flight:
+        for share in (acceptance.share, acceptance.at_most):
+            best = best_flight(rig, share, self.most_in_flight)
+            if tokens_per_second(rig, best, share) > _MARGIN * rig.sequential:
+                return best
+        return OFF
 
     def _of(self, seq_id: int) -> _OfRequest:
         found = self._requests.get(seq_id)

@@ -1,21 +1,44 @@
 """Drafts without a model: the token that followed when the same tokens last occurred.
 
-Code, summaries, edited text and answers that quote repeat themselves. The longest ending of the stream (3 tokens
+Code, summaries, edited text and answers that quote repeat themselves. The longest ending of the stream (8 tokens, or 3
 down to 1) that occurred before is looked up, and the token after its latest occurrence is the draft. See "prompt lookup
 decoding" (Saxena, 2023). An index of every ending makes a look-up a few dictionary reads, however long the text.
+
+How many tokens agree before the two places says how much the guess is worth, so a look-up counts them, up to 16. And as
+the text goes on, each of its tokens shows whether the guess for it would have been right, used or not.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
-LONGEST = 3  # tokens of an ending; longer ones are rarer and hardly more accurate
+SIZES = (8, 3, 2, 1)  # tokens of the endings in the index: a long one tells a quotation from a common phrase
+MOST = 16  # tokens that are compared
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What followed before. ``length``: the tokens before it that agree with the stream's last ones, at most MOST."""
+
+    token_id: int
+    length: int
+
+
+def _ignore(_guess: Guess, _is_right: bool) -> None:
+    """Counts nothing."""
 
 
 class NGramIndex:
-    """The endings of one sequence's tokens, each with the position after its latest occurrence."""
+    """The endings of one sequence's tokens, each with the position after its latest occurrence.
 
-    def __init__(self) -> None:
+    ``shown``: called for each token that the text goes on with, if there was a guess for it, with the guess and whether
+    it was right.
+    """
+
+    def __init__(self, shown: Callable[[Guess, bool], None] = _ignore) -> None:
         self._after: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0  # tokens
+        self._shown = shown
 
     def guess(self, tokens: Seq[int], drafts: Seq[int] = ()) -> int | None:
         """The draft that follows ``tokens`` and ``drafts``, or ``None``. ``tokens`` may only grow from call to call.
@@ -23,17 +46,38 @@ class NGramIndex:
         >>> NGramIndex().guess((5, 6, 7, 8, 5, 6)), NGramIndex().guess((5, 6, 7, 8, 5, 6), (7,))
         (7, 8)
         """
-        self._index(tokens)
-        stream = [*tokens[-LONGEST:], *drafts]  # endings with drafts are not indexed: drafts may be dropped
-        for size in range(LONGEST, 0, -1):
-            after = self._after.get(tuple(stream[-size:])) if len(stream) >= size else None
-            if after is not None:
-                return tokens[after]
-        return None
+        found = self.look_up(tokens, drafts)
+        return None if found is None else found.token_id
 
-    def _index(self, tokens: Seq[int]) -> None:
+    def look_up(self, tokens: Seq[int], drafts: Seq[int] = ()) -> Guess | None:
+        """The same, with the number of tokens that agree.
+
+        >>> NGramIndex().look_up((5, 6, 7, 8, 5, 6))
+        Guess(token_id=7, length=2)
+        """
+        self.follow(tokens)
+        # Endings with drafts are not indexed: drafts may be dropped.
+        return self._found(tokens, [*tokens[-MOST:], *drafts][-MOST:])
+
+    def follow(self, tokens: Seq[int]) -> None:
+        """Index what has come since the last call."""
         # An ending counts once a token follows it, so the stream's own end is never found.
         for end in range(max(1, self._num_indexed), len(tokens)):
-            for size in range(1, min(LONGEST, end) + 1):
-                self._after[tuple(tokens[end - size : end])] = end
+            guess = None if self._shown is _ignore else self._found(tokens, tokens[max(0, end - MOST) : end])
+            if guess is not None:
+                self._shown(guess, guess.token_id == tokens[end])
+            for size in SIZES:
+                if size <= end:
+                    self._after[tuple(tokens[end - size : end])] = end
         self._num_indexed = len(tokens)
+
+    def _found(self, tokens: Seq[int], last: Seq[int]) -> Guess | None:
+        """The guess behind the stream whose ``last`` tokens these are."""
+        for size in SIZES:
+            after = self._after.get(tuple(last[-size:])) if size <= len(last) else None
+            if after is not None:
+                most = min(len(last), after)
+                while size < most and tokens[after - size - 1] == last[-size - 1]:
+                    size += 1
+                return Guess(tokens[after], size)
+        return None

@@ -1,35 +1,38 @@
 """Which sequences get drafts, how many, and how these fared. The scheduler calls it; it does nothing by itself.
 
-Speculation uses stages that would be idle. With as many requests as stages, each of them fills a stage while the others
-wait, and drafts would only delay them; so drafts are made only if there are fewer, or for a request alone. None are
-made while a prompt is being computed: its chunks fill the stages.
+A sequence alone gets blocks in flight (``controller``, ``flight``); several share steps, and how many drafts each gets
+is chosen together with the number of groups (``group_controller``, ``grouping``). A request's own fixed flight goes
+before both. While a prompt is being computed blocks do not follow each other: its chunks fill the stages.
 
 A draft is worth nothing where the sequence would end before it, or where the stages could not be rolled back over it,
 and it never causes a preemption or an eviction.
 
 Caches that are states cannot be truncated. Stages keep the states at the beginnings of draft blocks, so after a wrong
 draft the whole block is rolled back, and its right tokens are computed again, with the token that was sampled instead
-and no drafts: the next block has to begin where a state is kept. From its first draft on, such a sequence's blocks of
-KV are not cached, because its states are not those at the ends of these blocks.
+and no drafts: the next block has to begin where a state is kept. For such a sequence's blocks of KV to be cached, the
+state must once be exactly that at their ends: so no block of drafts goes beyond the end of a block of KV, and none
+follows one that reaches it before that has come to a verdict.
 """
 
 from dataclasses import dataclass, field
 
+from splitinfer.core.kv import budget
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.plan import Slice, StepPlan, StepResult
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.acceptance import Counts, Sum
 from splitinfer.core.speculation.controller import Controller
 from splitinfer.core.speculation.flight import MAX_ROWS, OFF, Flight
+from splitinfer.core.speculation.group_controller import GroupController
+from splitinfer.core.speculation.grouping import Member
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A draft of the next token. ``confidence``: the drafter's own probability for it, if it has one. ``seconds``: what
-    its device took for it, if it has one; time in line behind a step is not the draft's."""
+    """A draft of the next token. ``seconds``: what its device took for it, if it has one; time in line behind a step is
+    not the draft's. 0: it cost nothing, and says nothing about what drafts cost."""
 
     token_id: int
-    confidence: float | None = None
     seconds: float | None = None
 
 
@@ -38,7 +41,6 @@ class Wish:
     """Drafts that the next plan could contain: up to ``count``, from ``position`` on, where the sequence's stream ends.
 
     num_misses: the sequence's wrong drafts when the wish was made.
-    cutoff: the block ends where the probability that all of it is right falls below this.
     drafts: those made so far.
     """
 
@@ -46,9 +48,7 @@ class Wish:
     count: int
     position: int
     num_misses: int
-    cutoff: float | None = None  # computed when it is first needed
     drafts: list[Draft] = field(default_factory=list)
-    sure: float = 1.0  # the probability that all drafts are right
 
     @classmethod
     def of(cls, seq: Sequence, count: int) -> "Wish":
@@ -76,12 +76,14 @@ class Speculation:
 
     num_stages: int
     rewind: int | None = UNLIMITED
+    keeps_blocks: bool = False  # whether blocks of KV are cached
     counts: Counts = field(default_factory=Counts)
     controller: Controller = field(init=False)
+    groups: GroupController | None = None  # learns what drafts cost, and chooses what several get
+    are_several: bool = False  # whether two or more decode
     _flights: dict[int, Flight] = field(default_factory=dict)  # by sequence: the flight of its run under way
     _in_a_row: dict[int, int] = field(default_factory=dict)  # by sequence: right drafts since the last wrong one
     _chosen_at: dict[int, int] = field(default_factory=dict)  # by sequence: its number of tokens then
-    _confidences: dict[tuple[int, int], float] = field(default_factory=dict)  # by sequence and position
 
     def __post_init__(self) -> None:
         self.controller = Controller(self.num_stages, self.num_stages)
@@ -93,9 +95,35 @@ class Speculation:
 
     # -- before a plan -------------------------------------------------------------------------
 
-    def has_room(self, num_runnable: int) -> bool:
-        """Whether ``num_runnable`` requests leave a stage idle."""
-        return 0 < num_runnable <= max(1, self.num_stages - 1)
+    def member(self, seq: Sequence) -> Member:
+        """A sequence as the choice of groups sees it."""
+        most = MAX_ROWS - 1 if not self.rewind else min(MAX_ROWS - 1, self.rewind)
+        share = self.controller.share(seq.seq_id)
+        if seq.flight is not None:
+            return Member(share, min(most, seq.flight.first), fixed=True, puts_back=self.has_states)
+        return Member(share, most, puts_back=self.has_states, at_most=self.controller.share_at_most(seq.seq_id))
+
+    def is_likely(self, seq: Sequence) -> bool:
+        """Whether a sequence is likely to get drafts."""
+        if seq.flight is not None:
+            return not seq.flight.is_off
+        return self._shares is None or not self._shares.flights.get(seq.seq_id, OFF).is_off
+
+    @property
+    def _shares(self) -> GroupController | None:
+        return self.groups if self.are_several else None
+
+    def _next_flight(self, seq: Sequence) -> Flight:
+        """The flight of a sequence's next blocks."""
+        if seq.flight is not None:
+            return seq.flight
+        shares = self._shares
+        if shares is None:
+            return self.controller.flight(seq.seq_id)
+        flight = shares.flights.get(seq.seq_id, OFF)
+        if not flight.is_off or not shares.drafts:
+            return flight
+        return self.controller.probe(seq.seq_id, shares.probe_cost())
 
     def first(self, seq: Sequence, longest: int) -> Wish | None:
         """A wish for a block that begins with a sampled token. ``longest``: the most tokens the sequence can have."""
@@ -103,7 +131,7 @@ class Speculation:
             return None
         if self._chosen_at.get(seq.seq_id) != len(seq.tokens):
             self._chosen_at[seq.seq_id] = len(seq.tokens)
-            self._flights[seq.seq_id] = seq.flight or self.controller.flight(seq.seq_id)
+            self._flights[seq.seq_id] = self._next_flight(seq)
         return self._wish(seq, self._flights[seq.seq_id].first, longest)
 
     def further(self, seq: Sequence, longest: int) -> Wish | None:
@@ -115,6 +143,8 @@ class Speculation:
     def may_follow(self, seq: Sequence) -> bool:
         """Whether one more block may be under way behind the others."""
         flight = self._flights.get(seq.seq_id, OFF)
+        if self._shares is not None and seq.flight is None and self._shares.is_synchronous(seq.seq_id):
+            return False  # it was alone when its blocks began to follow each other
         return 0 < seq.num_awaited < flight.in_flight and not flight.is_synchronous
 
     def _wish(self, seq: Sequence, count: int, longest: int) -> Wish | None:
@@ -122,21 +152,11 @@ class Speculation:
         count = min(count, MAX_ROWS - 1 if not seq.ahead else MAX_ROWS, longest - 1 - known)
         if self.rewind:
             count = min(count, self.rewind - len(seq.ahead))
+        if self.has_states and self.keeps_blocks and seq.is_stored:
+            start = known if seq.ahead else known - 1
+            reaches_end = bool(seq.ahead) and known % budget.BLOCK == 0
+            count = 0 if reaches_end else min(count, (start // budget.BLOCK + 1) * budget.BLOCK - known)
         return Wish.of(seq, count) if count > 0 else None
-
-    def add(self, wish: Wish, draft: Draft) -> bool:
-        """Add a draft to a wish, unless its probability falls below the cut-off; returns whether it was added."""
-        if draft.confidence is not None:
-            wish.sure *= self.controller.confidence.share(draft.confidence)
-            if wish.drafts and wish.sure < self._cutoff(wish):
-                return False
-        wish.drafts.append(draft)
-        return True
-
-    def _cutoff(self, wish: Wish) -> float:
-        if wish.cutoff is None:
-            wish.cutoff = 0.0 if wish.seq.flight is not None else self.controller.cutoff(wish.seq.seq_id)
-        return wish.cutoff
 
     def take(self, wish: Wish) -> None:
         """Take in the drafts of a wish, up to an end token. A sequence that got fewer than it could have gets no more
@@ -148,9 +168,6 @@ class Speculation:
         for draft in drafts:
             if draft.token_id in seq.end_tokens:
                 break
-            position = len(seq.tokens) + len(seq.ahead) + len(seq.drafted)
-            if draft.confidence is not None:
-                self._confidences[seq.seq_id, position] = draft.confidence
             seq.drafted.append(draft.token_id)
         seq.is_dry = len(wish.drafts) < wish.count or len(seq.drafted) < len(drafts)
 
@@ -159,7 +176,7 @@ class Speculation:
         drafts = tuple(seq.drafted[:count])
         del seq.drafted[:count]
         seq.ahead += drafts
-        seq.is_stored &= not self.has_states
+        seq.has_drafted = True
         self.counts.sent += len(drafts)
         self.counts.blocks += 1
         return drafts
@@ -177,14 +194,13 @@ class Speculation:
         place = row + int(part.begins_with_draft)
         position = len(seq.tokens) - 1
         self.counts.add(place if position < part.end else 0, accepted=accepted)
-        confidence = self._confidences.pop((seq.seq_id, position), None)
-        if confidence is not None:
-            self.controller.confidence.add(confidence, accepted=accepted)
         return accepted
 
     def measured(self, plan: StepPlan, result: StepResult, returned_at: float) -> None:
         """Learn from a step of one sequence. ``returned_at``: when its result came, on the first stage's clock."""
         figures = result.figures
+        if len(figures) == self.num_stages:
+            self.counts.computed([each.rows for each in figures])
         if (
             len(plan.slices) != 1
             or len(figures) != self.num_stages
@@ -200,17 +216,18 @@ class Speculation:
             self.controller.returned(beyond)
             self.counts.links.add(1, beyond)
 
-    def took(self, num_drafts: int, seconds: float) -> None:
-        """Learn from ``num_drafts`` drafts that took ``seconds``."""
-        self.controller.drafted(num_drafts, seconds)
-        self.counts.drafting.add(num_drafts, seconds)
+    def took(self, num_rounds: int, seconds: float, num_sequences: int = 1) -> None:
+        """Learn from ``num_rounds`` of drafts for so many sequences at a time, which took ``seconds``."""
+        if num_sequences == 1:
+            self.controller.drafted(num_rounds, seconds)
+        if self.groups is not None:
+            self.groups.drafted(num_sequences, num_rounds, seconds)
+        self.counts.drafting.add(num_rounds * num_sequences, seconds)
 
     def forget(self, seq: Sequence) -> None:
         """Forget a sequence that has ended or was preempted."""
         self._flights.pop(seq.seq_id, None)
         self._chosen_at.pop(seq.seq_id, None)
         self._in_a_row.pop(seq.seq_id, None)
-        if self._confidences:
-            self._confidences = {key: c for key, c in self._confidences.items() if key[0] != seq.seq_id}
         if seq.finish_reason is not None:
             self.controller.forget(seq.seq_id)

@@ -1,49 +1,98 @@
-"""Has the drafter make what the scheduler wishes for, and stops it when a result makes the wish void."""
+"""Has the drafter make what the scheduler wishes for, in rounds, and stops it when results make the wishes void.
+
+A round is one draft of each sequence, made together. A sequence that the drafter has not read yet gets no drafts beside
+others: its prompt is read a chunk at a time, between their steps; a sequence alone waits for it.
+"""
 
 import time
 from collections.abc import Callable, Iterable
 
 from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.speculation.speculation import Speculation, Wish
 from splitinfer.engine.drafts.drafters import Drafter
+
+_CHUNKS = 1  # of prompts, read for drafts of one step of several sequences
 
 
 class Drafting:
-    """Drafts on the loop's thread. ``receive`` takes in results that have come; it is called between two drafts."""
+    """Drafts on the loop's thread. ``receive`` takes in results that have come; it is called between two rounds."""
 
     def __init__(self, drafter: Drafter, scheduler: Scheduler, receive: Callable[[], None]) -> None:
         self._drafter, self._scheduler, self._receive = drafter, scheduler, receive
+        self._read: set[int] = set()  # sequences that the drafter has read
 
     @property
     def is_wished_for(self) -> bool:
         """Whether the next plan could contain drafts."""
-        return self._scheduler.wish() is not None
+        return bool(self._scheduler.wishes())
 
     def make(self) -> None:
-        """Make the drafts that the scheduler wishes for, until a result makes the wish void."""
-        wish, speculation = self._scheduler.wish(), self._scheduler.speculation
-        if wish is None or speculation is None:
+        """Make the drafts that the scheduler wishes for, until results make the wishes void."""
+        wishes, speculation = self._scheduler.wishes(), self._scheduler.speculation
+        if not wishes or speculation is None:
             return
-        began, made, on_device = time.monotonic(), 0, 0.0
-        while wish.stands and self._drafter.prepare(wish.seq):
+        ready = self._ready(wishes)
+        if ready:
+            self._draft(ready, speculation)
+        for wish in wishes:
+            self._scheduler.take(wish)
+
+    def _ready(self, wishes: list[Wish]) -> list[Wish]:
+        """The wishes whose sequences the drafter has read; of one alone the rest is read."""
+        speculation = self._scheduler.speculation
+        if speculation is None or not speculation.are_several:
+            while wishes[0].stands and self._drafter.prepare(wishes[0].seq):
+                self._receive()
+            return [wish for wish in wishes if wish.stands]
+        ready, chunks = list[Wish](), 0
+        for wish in wishes:
+            seq_id = wish.seq.seq_id
+            if chunks >= _CHUNKS and seq_id not in self._read:
+                continue
+            if self._drafter.prepare(wish.seq):
+                chunks += 1
+                self._read.discard(seq_id)
+            else:
+                self._read.add(seq_id)
+                ready.append(wish)
+        if chunks:
             self._receive()
+        return [wish for wish in ready if wish.stands]
+
+    def _draft(self, wishes: list[Wish], speculation: Speculation) -> None:
+        """Make rounds of drafts, as long as a wish is open."""
+        counts = [wish.count for wish in wishes]
+        began, is_first = time.monotonic(), True
+        for found in self._drafter.draft_together([wish.seq for wish in wishes], counts):
+            drafts = [draft for draft in found if draft is not None]
+            on_device = sum(draft.seconds or 0.0 for draft in drafts)
+            waited = time.monotonic() - began
+            made = sum(draft.seconds != 0.0 for draft in drafts)  # the others cost nothing: they were looked up
+            if made:
+                # The first round may stand in line behind a step; the others cost all the time until they are read.
+                speculation.took(1, on_device if is_first and on_device else max(on_device, waited), made)
+            is_first = False
+            for i, (wish, draft) in enumerate(zip(wishes, found, strict=True)):
+                if draft is not None and counts[i]:
+                    wish.drafts.append(draft)
+            self._receive()
+            for i, wish in enumerate(wishes):
+                if not wish.stands:
+                    counts[i] = 0
+            if not any(len(wish.drafts) < count for wish, count in zip(wishes, counts, strict=True)):
+                return
             began = time.monotonic()
-        for draft in self._drafter.drafts(wish.seq, wish.count) if wish.stands else ():
-            made += 1
-            on_device += draft.seconds or 0.0
-            if not speculation.add(wish, draft):
-                break
-            self._receive()
-            if not wish.stands:
-                break
-        speculation.took(made, on_device or time.monotonic() - began)
-        self._scheduler.take(wish)
 
     def prepare(self) -> bool:
-        """Read ahead for the sequence that is likely to get drafts next; whether there was anything to read."""
-        seq = self._scheduler.drafts_next
-        return seq is not None and self._drafter.prepare(seq)
+        """Read ahead for the sequences that are likely to get drafts next; whether there was anything to read."""
+        return any(self._drafter.prepare(seq) for seq in self._scheduler.drafts_next)
+
+    def forget(self, seq_id: int) -> None:
+        """Forget a sequence that has ended."""
+        self._read.discard(seq_id)
+        self._drafter.forget(seq_id)
 
     def begin_again(self, seq_ids: Iterable[int]) -> None:
         """Forget what was computed for some sequences: the device that did has failed."""
         for seq_id in seq_ids:
-            self._drafter.forget(seq_id)
+            self.forget(seq_id)

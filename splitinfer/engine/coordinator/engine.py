@@ -51,7 +51,9 @@ from splitinfer.engine.drafts.drafters import Drafter
 from splitinfer.engine.mailbox import Mailbox
 from splitinfer.engine.threads import join
 from splitinfer.errors import DeviceFailed, PeerError, QueueFull, RequestError, SplitinferError, WorkerLost
-from splitinfer.models.memory import size
+from splitinfer.models.memory import HeldReport, size
+from splitinfer.system import qos
+from splitinfer.system.keep_awake import KeepAwake
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class Engine:
         self._started = threading.Event()
         self._is_closing = False
         self._lost_stage: str | None = None  # the stage that is waited for, or was in vain
+        self._awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
         self._own_steps = OwnSteps(self.pipeline, self._inbox.put, self._inbox.put)
@@ -160,6 +163,11 @@ class Engine:
         """Go by other rules from the next step on."""
         self._inbox.put(lambda: self.scheduler.tune(policy_config, token_budget, max_running))
 
+    def fix_groups(self, count: int | None) -> None:
+        """Have requests decode in so many groups from the next step on, however fast that is; ``None``: as the layout
+        has it, by cost. For measurements."""
+        self._inbox.put(lambda: self.scheduler.fix_groups(count))
+
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
         Returns when none is left, or a moment later than that."""
@@ -209,6 +217,8 @@ class Engine:
 
     def _run(self, draft: Callable[[], Drafter | None], configure: Callable[[Pipeline], SchedulerConfig]) -> None:
         reason = FinishReason.ERROR
+        qos.serve_requests()
+        self._awake.update(True, time.monotonic())  # loading takes minutes
         try:
             self.drafter = draft()  # before the stages say what memory is free
             self.pipeline.open()
@@ -242,10 +252,12 @@ class Engine:
                 "the coordinator is done" if reason is FinishReason.ABORT else str(self._requests.failure)
             )
             self._own_steps.close()
+            self._awake.close()
 
     def _turn(self) -> None:
         """One turn of the loop; at most one step is launched."""
         self._receive()
+        self._watch_machine()
         self._expire()
         self._end_unable()
         if self._drafting is not None:
@@ -339,8 +351,15 @@ class Engine:
 
     def _tick(self) -> None:
         """Keep the device awake while requests are open."""
+        self._watch_machine()
         if self._scheduler is not None:
             self.pipeline.own.tick(time.monotonic())
+
+    def _watch_machine(self) -> None:
+        """Keep the machine awake while requests are open, and let its other processes know what this one holds."""
+        now = time.monotonic()
+        self._awake.update(bool(self._requests), now)
+        self._held.update(now)
 
     def _stuck(self) -> SplitinferError:
         """The error for a step that does not come back."""
@@ -363,6 +382,8 @@ class Engine:
         self._later.put(self.metrics.returned, result, heard)
         events = self.scheduler.update(result, heard, learn=False)
         self._own_steps.reduce(self.scheduler.still_wanted)
+        if self.pipeline.num_stages > 2 and (void := self.scheduler.void_slices()):
+            self.pipeline.send_void(void)
         self._watch.answered(now)
         self._later.put(self.totals.step, result, heard)
         self._later.put(VOID_STEPS.count, result)
@@ -489,8 +510,8 @@ class Engine:
         self.totals.cached_tokens += sequence.num_cached or 0
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
         now = time.monotonic()
-        if self.drafter is not None:
-            self.drafter.forget(seq_id)
+        if self._drafting is not None:
+            self._drafting.forget(seq_id)
         self.totals.is_active(bool(self._requests), now)
         self._later.put(self.metrics.ended, seq_id, now)
         self._requests.check_drained()

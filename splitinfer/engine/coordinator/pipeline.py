@@ -12,6 +12,7 @@ not respond is killed without being asked to stop. That comes first, because a n
 rest.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -34,8 +35,10 @@ from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Finished, StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Load, Progress, Ready, Result
+from splitinfer.wire.messages import Load, Progress, Ready, Result, Void
 from transports import LinkClosed, TransportError
+
+log = logging.getLogger(__name__)
 
 _EXIT_SECONDS = 0.05  # a process may outlive its connections by so much
 _NOTICE_SECONDS = 0.1  # a neighbour may report a loss so much earlier than it is noticed here
@@ -72,6 +75,7 @@ class Pipeline:
         self._lost: WorkerHandle | None = None  # the worker lost last
         self._stuck: WorkerHandle | None = None  # sends heartbeats, but its engine makes no progress
         self._closing = threading.Lock()
+        self._sending = threading.Lock()  # a link has one writer at a time
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] | None = None  # one for each link; None: not yet chosen
         self.clocks = Clocks(())
@@ -248,7 +252,8 @@ class Pipeline:
             return StepResult(done.plan.step, done.sampled, (done.figures,))
         handle = self._worker_group.workers[0]
         try:
-            send_step(handle.link, handle.session, (), done)
+            with self._sending:
+                send_step(handle.link, handle.session, (), done)
         except LinkClosed:
             return None  # the next event gives the reason, which may be another worker's loss
         except TransportError as error:
@@ -258,6 +263,16 @@ class Pipeline:
             each.link.beat(done.plan.step + 1)
         yield_own_processor()
         return None
+
+    def send_void(self, slices: tuple[tuple[int, int], ...]) -> None:
+        """Tell the stages between the first and the last which slices are void, given as (step, sequence). Call on the
+        loop's thread."""
+        for handle in self._worker_group.workers[:-1]:
+            try:
+                with self._sending:
+                    handle.send(Void(slices))
+            except TransportError as error:
+                log.info("worker %s was not told of void drafts: %s", handle.spec.name, error)  # its end is an event
 
     def receive(self, event: Event) -> StepResult | None:
         """Read a worker's message: the result it carries, or ``None``.

@@ -48,11 +48,12 @@ def _draft_stats(drafter: Drafter | None, speculation: Speculation | None) -> di
     """What was drafted, how much of it was right, and what it has cost; ``None`` where nobody drafts."""
     if drafter is None or speculation is None:
         return None
-    controller = speculation.controller
+    controller, groups = speculation.controller, speculation.groups
     return {
         "drafter": drafter.name,
         **speculation.counts.as_dict(),
         "flight": asdict(controller.last),
+        "round_seconds": {} if groups is None else groups.drafts.measured,
         "draft_seconds": controller.draft,
         "link_seconds": controller.link,
         "step_seconds_by_rows": [stage.measured for stage in controller.stages],
@@ -72,4 +73,5 @@ def _queue_stats(scheduler: Scheduler) -> dict[str, Any]:
         "swapped_tokens": scheduler.prefix_cache.num_swapped,
         "read_seconds_per_token": scheduler.prefix_cache.seconds_per_token,
         "preemptions": scheduler.num_preemptions,
+        "grouping": scheduler.state.groups.as_dict(),
     }

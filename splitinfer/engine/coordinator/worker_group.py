@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 from splitinfer.core.layout import StageSpec
+from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
 from splitinfer.engine.links import probe as link_probe
 from splitinfer.engine.links.keys import options_to, upstream_key
+from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.setup import Reached, reach
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.errors import PeerError, ProtocolError, Refused, WorkerLost, WorkerUnreachable
@@ -54,6 +56,7 @@ from transports import (
     LinkTimeout,
     TransportError,
     TransportUnavailable,
+    Unreachable,
 )
 from transports.emulated import address_for_others
 
@@ -166,7 +169,9 @@ class WorkerGroup:
             WorkerUnreachable: nothing listens there, or no answer came.
             Refused: the worker refused.
         """
-        link, note = _connect(spec, address, timeout, options_to(spec.key, self._own))
+        # To later stages go commands only; a stage's rdma device is for the stage before it, and has room for one link.
+        transport = spec.link_transport if stage == 1 else OVER_TCP
+        link, note = _connect(spec, transport, address, timeout, options_to(spec.key, self._own))
         self._note(stage, note)
         worker = WorkerHandle(stage, spec, address, link)
         try:
@@ -342,17 +347,27 @@ def start_command(address: str) -> str:
     return f"splitinfer worker --host 0.0.0.0 --port {address.rpartition(':')[2]}"
 
 
-def _connect(spec: StageSpec, address: str, timeout: float, options: LinkOptions) -> Reached:
+def _why_unreachable(name: str, address: str, timeout: float, unreachable: Unreachable | None) -> str:
+    """What to do about a worker that could not be connected to, as a sentence."""
+    tried = f"(tried for {timeout:.0f} s)"
+    start = f"start it there with: {start_command(address)}"
+    if unreachable is None:
+        return f"worker {name} is not at {address} {tried}; {start}"
+    why = explain_here(unreachable)
+    if unreachable.is_refused or unreachable.is_silent:
+        return f"worker {name} is not at {address} {tried}: {why}; {start}"
+    return f"worker {name} cannot be reached at {address} {tried}: {why}"
+
+
+def _connect(spec: StageSpec, transport: LinkTransport, address: str, timeout: float, options: LinkOptions) -> Reached:
     try:
-        return reach(*spec.link_transport.addresses(address), timeout, options)
+        return reach(*transport.addresses(address), timeout, options)
     except LinkRefused as error:
         raise Refused(_why_refused(spec, address, options, error)) from error
     except TransportUnavailable as error:
         raise WorkerUnreachable(f"worker {spec.name} ({address}) cannot be reached by rdma: {error.reason}") from error
     except (LinkTimeout, LinkClosed) as error:
-        raise WorkerUnreachable(
-            f"worker {spec.name} is not at {address} (tried for {timeout:.0f} s); "
-            f"start it there with: {start_command(address)}"
-        ) from error
+        unreachable = error.unreachable if isinstance(error, LinkTimeout) else None
+        raise WorkerUnreachable(_why_unreachable(spec.name, address, timeout, unreachable)) from error
     except AddressError as error:
         raise WorkerUnreachable(f"worker {spec.name}: {error}") from error

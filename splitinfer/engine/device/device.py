@@ -28,6 +28,11 @@ class Work:
 DRAFT = Work(Shape(1), is_draft=True)
 
 
+def round_of(sequences: int) -> Work:
+    """The work of a round of drafts: one for each of some sequences."""
+    return Work(Shape(sequences), is_draft=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """When the device computed, in seconds on the monotonic clock of this process.

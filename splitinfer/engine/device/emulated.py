@@ -62,7 +62,7 @@ class EmulatedDevice:
     def _cost(self, work: Work) -> tuple[float, int]:
         """Seconds and command buffers."""
         if work.is_draft:
-            return self._accelerator.draft, self._accelerator.draft_buffers
+            return self._accelerator.draft_round(work.shape.rows), self._accelerator.draft_buffers
         if not work.shape.rows:
             return 0.0, 1
         return self._accelerator.costs.at(work.shape), self._accelerator.buffers

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
+from splitinfer.system import qos
+
 T = TypeVar("T")
 
 
@@ -86,6 +88,7 @@ class StepsUnderWay(Generic[T]):
         self._queue.put(None)
 
     def _run(self) -> None:
+        qos.serve_requests()
         while (entry := self._queue.get()) is not None:
             generation, step = entry
             del entry

@@ -5,13 +5,18 @@ tokens, the same noise makes them choose the same one, so at a temperature above
 
 Its KV holds the tokens of each sequence's last stream; what the current stream does not share is rolled back.
 
-On a GPU the next draft of a block is launched before the one before it has been read: its input is the array, not the
-number.
+Several sequences are drafted for in *rounds*: one step of the model, in which each sequence has a row, gives one draft
+of each. In the first round a sequence catches up, with as many rows as tokens came since its last draft. The rows of a
+step are computed as a stage computes those of many requests (``models.step``), and sampled row by row with their own
+keys; so a sequence's drafts are those that it would get alone, where arithmetic permits.
+
+On a GPU the next round is launched before the one before it has been read: its input is the array, not the numbers.
 """
 
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Self, cast
 
@@ -20,27 +25,28 @@ import mlx.core as mx
 from splitinfer.core.kv.rewind import PUT_BACK, UNLIMITED
 from splitinfer.core.sequence import REPETITION_CONTEXT, SamplingParams, Sequence, common_prefix
 from splitinfer.core.speculation.speculation import Draft
-from splitinfer.engine.device.device import DRAFT, Device, Ticket
+from splitinfer.engine.device.device import DRAFT, Device, Ticket, round_of
 from splitinfer.engine.device.selection import default_device
 from splitinfer.engine.stage.row import Row
 from splitinfer.engine.stage.sampler import Sampler
 from splitinfer.errors import ModelError
-from splitinfer.models.caches import nbytes_written, trim
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch
 from splitinfer.models.kv_pool import MAX_COPIED
-from splitinfer.models.loader import cache_arrays, count_layers, load_stage, resolve_dtype, survey
+from splitinfer.models.loader import count_layers, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import check_fit, on_gpu
 from splitinfer.models.openblas import use_transposed_products
+from splitinfer.models.rows import Part
+from splitinfer.models.step import StepModel, arrays_to_evaluate, nbytes
 from splitinfer.wire.messages import Progress
 
 Report = Callable[[Progress], None]
 
 _CHUNK = 128  # tokens of a prompt at once; a result that arrives meanwhile waits for them
 _FEW = 8  # tokens that are computed together with the next draft
-_MAX_SEQUENCES = 8  # whose KV is cached; more than ever draft at a time
+_MAX_SEQUENCES = 16  # whose KV is cached; more only if as many are drafted for together
 
 
 def _ignore(_progress: Progress) -> None:
@@ -49,33 +55,54 @@ def _ignore(_progress: Progress) -> None:
 
 @dataclass(slots=True)
 class _CacheEntry:
-    """One sequence's KV, and the tokens in it. ``params``: the sequence's, with log probabilities, for confidence."""
+    """One sequence's KV, and the tokens in it. ``params``: the sequence's, without log probabilities."""
 
     caches: SequenceCaches
     params: SamplingParams
     tokens: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _DraftInFlight:
-    """A draft under way on the device: a [1] token and the [1] probability that the model gives it."""
+@dataclass(slots=True)
+class _Line:
+    """A sequence that is drafted for. ``index``: its place among those asked for; ``stream``: its tokens and drafts;
+    ``given``: its first drafts, which are known."""
 
-    token: mx.array
-    confidence: mx.array
+    index: int
+    seq: Sequence
+    entry: _CacheEntry
+    stream: list[int]
+    given: Seq[int] = ()
+    has_ended: bool = False
+
+    def row(self, num_unknown: int) -> Row:
+        """What the token behind the stream depends on, and behind ``num_unknown`` tokens that are not in it yet."""
+        params, before = self.entry.params, tuple(self.stream[-REPETITION_CONTEXT:])
+        answer = tuple(self.stream[self.seq.num_prompt_tokens :]) if params.has_answer_penalty else ()
+        return Row(params, self.seq.seed, len(self.stream) + num_unknown, before, answer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A step under way on the device, with a token for each of its lines."""
+
+    lines: tuple[_Line, ...]
+    tokens: mx.array  # [lines]
     ticket: Ticket
 
 
 class DraftModel:
     """Drafts with ``model``, which is whole. ``vocab_size``: the tokenizer's, at which noise is drawn.
 
-    On a device that computes while Python goes on, a draft is launched before the one before it has been read.
+    On a device that computes while Python goes on, a round is launched before the one before it has been read.
     """
 
     def __init__(self, name: str, model: StageModel, vocab_size: int) -> None:
         self.name = name
         self._model, self._vocab_size = model, vocab_size
+        self._step = StepModel(model)
         self._sampler = Sampler(vocab_size)
         self._entries: OrderedDict[int, _CacheEntry] = OrderedDict()
+        self._most_entries = _MAX_SEQUENCES
         self._device = default_device()
 
     @classmethod
@@ -115,42 +142,53 @@ class DraftModel:
         if end - start <= _FEW:
             return False
         chunk = stream[start : min(end, start + _CHUNK)]
-        self._model(mx.array([chunk], dtype=mx.int32), entry.caches, None, 0)
-        self._device.wait(self._device.launch(cache_arrays(entry.caches), (), DRAFT, time.monotonic()))
+        parts = [Part(entry.caches, start, len(chunk))]
+        self._step.run(parts, chunk, None)
+        self._device.wait(self._device.launch(arrays_to_evaluate(parts), (), DRAFT, time.monotonic()))
         entry.tokens += chunk
         return True
 
     def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
-        """Yield up to ``count`` drafts, each with the probability that this model gives it."""
-        while self.prepare(seq):
-            pass
-        entry, stream, draft = self._rewound(seq), seq.stream, None
-        has_penalty = seq.params.depends_on_tokens  # which needs the token ids
-        is_small = sum(map(nbytes_written, entry.caches.own)) <= MAX_COPIED
-        ahead = not self._device.computes_at_launch and not has_penalty and is_small
-        for number in range(count):
-            if draft is None:
-                missing = stream[len(entry.tokens) :]
-                draft = self._launch(entry, mx.array(missing, dtype=mx.int32), seq, stream)
-                entry.tokens += missing
+        """Yield up to ``count`` drafts."""
+        for (draft,) in self.draft_together([seq], [count]):
+            if draft is not None:
+                yield draft
+
+    def draft_together(
+        self, seqs: Seq[Sequence], counts: Seq[int], given: Seq[Seq[int]] = ()
+    ) -> Iterator[list[Draft | None]]:
+        """See ``Drafter``: one step of the model a round. ``given``: for each sequence, its first drafts; the model
+        drafts behind them."""
+        given = given or [()] * len(seqs)
+        self._most_entries = max(self._most_entries, len(seqs))
+        for seq, count, known in zip(seqs, counts, given, strict=True):
+            while count > len(known) and self.prepare(seq):
+                pass
+        zipped = enumerate(zip(seqs, given, strict=True))
+        lines = [_Line(i, seq, self._rewound(seq), seq.stream, known) for i, (seq, known) in zipped]
+        goes_ahead = self._may_go_ahead(lines)
+        number, under_way = 0, None
+        while True:
+            found = _next_given(lines, counts, number)
+            under_way = under_way or self._begin(lines, counts, number)
+            if under_way is None and not any(found):
+                return
             following = None
-            if ahead and number + 1 < count:
-                following = self._launch(entry, draft.token, seq, [*stream, 0])
-                entry.tokens.append(0)  # a placeholder until the id is known
-            span = self._device.wait(draft.ticket)
-            token_id = cast(int, draft.token.item())
-            if following is not None:
-                entry.tokens[-1] = token_id
-            if token_id >= self._vocab_size:
-                return  # an id of this model's padding, which the target may not have
-            stream.append(token_id)
-            seconds = None if self._device.computes_at_launch else span.ended - span.started
-            yield Draft(token_id, cast(float, draft.confidence.item()), seconds)
-            draft = following
+            if under_way is not None:
+                following = self._follow(under_way, lines, counts, number + 1) if goes_ahead else None
+                self._read(under_way, following, found)
+                for line in under_way.lines:
+                    if counts[line.index] <= number:
+                        found[line.index] = None  # its number was lowered while the round was under way
+            if any(found):
+                yield found
+            number, under_way = number + 1, following
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's KV."""
-        self._entries.pop(seq_id, None)
+        entry = self._entries.pop(seq_id, None)
+        if entry is not None:
+            entry.caches.close()
 
     # -- internals -----------------------------------------------------------------------------
 
@@ -158,30 +196,97 @@ class DraftModel:
         """A sequence's KV, rolled back to what it shares with the stream, without the stream's last token."""
         entry = self._entries.get(seq.seq_id)
         if entry is None:
-            entry = self._entries[seq.seq_id] = _CacheEntry(self._model.make_caches(), replace(seq.params, logprobs=0))
-            while len(self._entries) > _MAX_SEQUENCES:
-                self._entries.popitem(last=False)
+            entry = self._entries[seq.seq_id] = _CacheEntry(
+                self._model.make_caches(), replace(seq.params, logprobs=None)
+            )
+            while len(self._entries) > self._most_entries:
+                self.forget(next(iter(self._entries)))
         self._entries.move_to_end(seq.seq_id)
         shared = min(_num_shared(entry.tokens, seq.stream), len(seq.stream) - 1)
         back = len(entry.tokens) - shared
-        trimmed = [trim(cache, back) for cache in entry.caches.own] if back else []
-        if not all(trimmed):
-            entry.caches, entry.tokens = self._model.make_caches(), []  # farther than its windows reach: recompute
+        if back and not entry.caches.rewind(back):
+            entry.caches.close()  # farther than its windows reach: recompute
+            entry.caches, entry.tokens = self._model.make_caches(), []
         elif back:
-            entry.caches.place.position -= back
             del entry.tokens[shared:]
         return entry
 
-    def _launch(self, entry: _CacheEntry, ids: mx.array, seq: Sequence, before: list[int]) -> _DraftInFlight:
-        """Launch the computation of the token after ``before``, whose last tokens are ``ids``."""
-        logits = self._model(ids[None], entry.caches, None, 1)[0]
-        answer = tuple(before[seq.num_prompt_tokens :]) if entry.params.has_answer_penalty else ()
-        row = Row(entry.params, seq.seed, len(before), tuple(before[-REPETITION_CONTEXT:]), answer)
-        (choice,) = self._sampler.choose(logits, [row])
-        assert choice.logprobs is not None
-        confidence = mx.exp(choice.logprobs[:, 0])
-        ticket = self._device.launch((choice.tokens, confidence), (), DRAFT, time.monotonic())
-        return _DraftInFlight(choice.tokens, confidence, ticket)
+    def _may_go_ahead(self, lines: Seq[_Line]) -> bool:
+        """Whether a round may be launched before the one before it has been read: not where that gains nothing, where
+        sampling needs the token ids, or where it would copy much KV, which the round before still reads."""
+        if self._device.computes_at_launch or any(one.entry.params.depends_on_tokens for one in lines):
+            return False
+        return nbytes([line.entry.caches for line in lines]) <= MAX_COPIED
+
+    def _begin(self, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
+        """Launch a round of the lines that get one more than ``number`` drafts, whose streams are known."""
+        able = [line for line in lines if _is_drafted_for(line, counts, number)]
+        if not able:
+            return None
+        missing = [line.stream[len(line.entry.tokens) :] for line in able]
+        return self._launch(able, [token for tokens in missing for token in tokens], missing, 0)
+
+    def _follow(self, before: _Round, lines: Seq[_Line], counts: Seq[int], number: int) -> _Round | None:
+        """Launch the round behind one whose tokens are not known yet: they are read from its array. Not where another
+        line begins with it, whose tokens are numbers."""
+        able = [line for line in lines if _is_drafted_for(line, counts, number)]
+        places = [i for i, line in enumerate(before.lines) if any(line is one for one in able)]
+        if not able or len(places) < len(able):
+            return None
+        tokens = before.tokens if len(able) == len(before.lines) else before.tokens[mx.array(places)]
+        return self._launch(able, tokens, [[0]] * len(able), 1)  # a placeholder until the id is known
+
+    def _launch(self, lines: Seq[_Line], ids: Seq[int] | mx.array, tokens: Seq[list[int]], num_unknown: int) -> _Round:
+        """Launch a step that appends ``tokens`` to the lines' KV: ``ids``, of which the last ``num_unknown`` of each
+        line are not in its stream yet."""
+        parts, rows = [], []
+        for line, new in zip(lines, tokens, strict=True):
+            entry = line.entry
+            parts.append(Part(entry.caches, len(entry.tokens), len(new), 1))
+            rows.append(line.row(num_unknown))
+            entry.tokens += new
+        logits = self._step.run(parts, ids, None)
+        chosen = self._choose(logits[0] if len(logits) == 1 else mx.concatenate(logits), rows)
+        ticket = self._device.launch((chosen,), (), round_of(len(lines)), time.monotonic())
+        return _Round(tuple(lines), chosen, ticket)
+
+    def _choose(self, logits: mx.array, rows: list[Row]) -> mx.array:
+        """A token for each row of [lines, vocabulary] logits."""
+        if all(row.params.temperature == 0 and not row.params.changes_logits for row in rows):
+            return mx.argmax(logits, axis=-1)  # what the sampler gives, without the log probabilities
+        choices = self._sampler.choose(logits, rows)
+        tokens = mx.concatenate([one.tokens for one in choices]) if len(choices) > 1 else choices[0].tokens
+        order = [i for one in choices for i in one.rows]
+        return tokens if order == sorted(order) else tokens[mx.argsort(mx.array(order))]
+
+    def _read(self, done: _Round, following: _Round | None, found: list[Draft | None]) -> None:
+        """Put the drafts of a round in the places of their sequences, when the device is done with it."""
+        span = self._device.wait(done.ticket)
+        seconds = None if self._device.computes_at_launch else (span.ended - span.started) / len(done.lines)
+        ahead = () if following is None else following.lines
+        for line, token_id in zip(done.lines, cast(list[int], done.tokens.tolist()), strict=True):
+            if any(line is one for one in ahead):
+                line.entry.tokens[-1] = token_id
+            if line.has_ended or token_id >= self._vocab_size:
+                line.has_ended = True  # an id of this model's padding, which the target may not have
+                continue
+            line.stream.append(token_id)
+            found[line.index] = Draft(token_id, seconds=seconds)
+
+
+def _is_drafted_for(line: _Line, counts: Seq[int], number: int) -> bool:
+    """Whether the model makes a line's draft of this number."""
+    return len(line.given) <= number < counts[line.index] and not line.has_ended
+
+
+def _next_given(lines: Seq[_Line], counts: Seq[int], number: int) -> list[Draft | None]:
+    """The drafts of this number that are known, appended to the lines' streams."""
+    found: list[Draft | None] = [None] * len(lines)
+    for line in lines:
+        if number < min(len(line.given), counts[line.index]):
+            found[line.index] = Draft(line.given[number], seconds=0.0)
+            line.stream.append(line.given[number])
+    return found
 
 
 def _num_shared(a: list[int], b: list[int]) -> int:

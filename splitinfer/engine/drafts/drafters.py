@@ -1,8 +1,9 @@
 """The interface of drafters, which run on the coordinator, on the engine's thread; and n-gram lookup.
 
-    prepare     compute a part of a prompt, while the coordinator is idle
-    drafts      yield tokens that may follow a sequence's stream: its tokens, and the drafts under way
-    forget      drop the state of a sequence that has ended
+    prepare          compute a part of a prompt, while the coordinator is idle
+    drafts           yield tokens that may follow a sequence's stream: its tokens, and the drafts under way
+    draft_together   the same for several sequences, a round at a time: one draft of each
+    forget           drop the state of a sequence that has ended
 
 A drafter cannot change the output, however often it is wrong: the last stage accepts a draft only where it equals the
 token that the model itself gives. It is given the whole stream every time, and finds rollbacks by comparing it with the
@@ -10,14 +11,32 @@ one before.
 """
 
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from typing import Protocol
 
 from splitinfer.core.sequence import Sequence
 from splitinfer.core.speculation.ngram import NGramIndex
 from splitinfer.core.speculation.speculation import Draft
 from splitinfer.engine.device.device import Device
+from splitinfer.errors import LayoutError
 
 NGRAM = "ngram"
+WITH_NGRAMS = "+" + NGRAM  # behind the name of a draft model
+
+
+def model_in(drafter: str) -> str | None:
+    """The draft model in a layout's ``draft``; ``None`` for n-grams alone.
+
+    Raises:
+        LayoutError: it names no model beside the n-grams.
+
+    >>> model_in("small+ngram"), model_in("small"), model_in("ngram")
+    ('small', 'small', None)
+    """
+    name = drafter.removesuffix(WITH_NGRAMS)
+    if name != drafter and name in ("", NGRAM, "none"):
+        raise LayoutError(f"draft {drafter!r} names no model before {WITH_NGRAMS!r}; n-grams alone are {NGRAM!r}")
+    return None if name == NGRAM else name
 
 
 class Drafter(Protocol):
@@ -40,9 +59,33 @@ class Drafter(Protocol):
         """Yield at most ``count`` drafts that follow ``seq.stream``, which does not change meanwhile."""
         ...
 
+    def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
+        """Yield rounds: one draft of each of ``seqs``, in their order, or ``None`` where a sequence has no more, or as
+        many as its number in ``counts``. It ends when no sequence gets another.
+
+        The streams do not change meanwhile. ``counts`` is read before every round, so a caller ends the drafts of one
+        sequence by lowering its number; it ends all of them by not going on, after any round.
+        """
+        ...
+
     def forget(self, seq_id: int) -> None:
         """Drop a sequence's state."""
         ...
+
+
+def in_rounds(each: Seq[Iterator[Draft]], counts: Seq[int]) -> Iterator[list[Draft | None]]:
+    """``Drafter.draft_together`` from the drafts of ``each`` sequence alone."""
+    number, wanted = 0, [True] * len(each)
+    while True:
+        found: list[Draft | None] = []
+        for i, drafts in enumerate(each):
+            draft = next(drafts, None) if wanted[i] and counts[i] > number else None
+            wanted[i] = draft is not None
+            found.append(draft)
+        if not any(wanted):
+            return
+        yield found
+        number += 1
 
 
 class NGramDrafter:
@@ -70,6 +113,10 @@ class NGramDrafter:
                 return
             ahead.append(token_id)
             yield Draft(token_id)
+
+    def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
+        """See ``Drafter``: each sequence for itself."""
+        return in_rounds([self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)], counts)
 
     def forget(self, seq_id: int) -> None:
         """Drop the sequence's index."""

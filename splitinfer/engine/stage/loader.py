@@ -1,6 +1,6 @@
 """Carries out a ``Load`` command: the same steps on the coordinator and on a worker.
 
-    open -> compare fingerprints -> survey -> check memory -> fetch files -> read weights
+    open -> compare fingerprints -> survey -> check memory, and claim it -> fetch files -> read weights
 
 The memory that is needed and that is free is reported before anything is read.
 """
@@ -20,12 +20,26 @@ from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import Disk
+from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
-from splitinfer.models.memory import check_fit, counted_bytes, free_bytes, on_gpu, resource_limit, set_limits
+from splitinfer.models.memory import (
+    HeldReport,
+    Need,
+    announce_idle,
+    announce_loaded,
+    counted_bytes,
+    free_bytes,
+    limit_to,
+    on_gpu,
+    reserve,
+    resource_limit,
+    set_limits,
+    withdraw,
+)
 from splitinfer.models.openblas import use_transposed_products
 from splitinfer.models.tensors import name_of
 from splitinfer.wire.messages import Load, Progress, Ready
@@ -40,20 +54,26 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, and the command that loaded it. ``disk``: its KV on disk, if it stores any. ``kv_stored``,
-    ``arrays_per_block``: the bytes and the arrays of a stored block."""
+    """A stage in memory, and the command that loaded it. ``name``: the stage's. ``disk``: its KV on disk, if it stores
+    any. ``kv_stored``, ``arrays_per_block``: the bytes and the arrays of a stored block. ``need``, ``scores``: bytes
+    that it takes, the latter for attention that is not fused."""
 
     command: Load
+    name: str
     runner: StageRunner
     ready: Ready
     disk: StageDisk | None
     kv_stored: int
     arrays_per_block: int
+    need: Need
+    scores: int
 
     def offer(self) -> Ready:
         """Forget all sequences; return the Ready message with the current free memory and stored blocks."""
         self.runner.reset()
         kept, free = None if self.disk is None else self.disk.offer(), free_bytes()
+        limit_to(free)
+        announce_loaded(self.need, self.command.kv_tokens, self.name, free, self.scores)
         stored = counted_bytes(self.kv_stored, self.arrays_per_block, free, resource_limit())
         return replace(self.ready, free_bytes=free, kv_bytes_stored=stored, kept=kept)
 
@@ -61,10 +81,17 @@ class LoadedStage:
         """These blocks with their tokens, as far as they are on this stage's disk."""
         return () if self.disk is None else self.disk.kept(keys)
 
+    def rest(self) -> None:
+        """Forget all sequences: nobody uses the stage until it is offered again."""
+        self.runner.reset()
+        announce_idle(self.name)
+
     def close(self) -> None:
-        """Write the KV that is still to be written, for at most a second, because the process is about to end."""
+        """Write the KV that is still to be written, for at most a second, because the process is about to end or
+        another stage takes its place."""
         if self.disk is not None:
             self.disk.close(_WRITE_SECONDS)
+        withdraw(self.name)
 
     def serves(self, command: Load) -> bool:
         """Whether this stage can serve ``command`` without reloading: it differs at most in ``upstream_key``, and in
@@ -92,15 +119,23 @@ def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> 
     found = survey(checkpoint, command.start, command.end, dtype, format_of(command.kv_format))
     if command.float32_head:
         found = found.with_float32_head()
-    free = check_fit(found.need, command.kv_tokens, f"stage {name} (layers {command.start} to {command.end - 1})")
-    report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free)))
-    fetch(command.model, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
-    set_limits(found.need, command.kv_tokens)
-    return _read(command, checkpoint, found, dtype, device, report, disk if command.kv_root else None)
+    scores = score_bytes(found.attention, backend(), STEP_ROWS, command.kv_tokens)
+    what = f"stage {name} (layers {command.start} to {command.end - 1})"
+    free = reserve(found.need, command.kv_tokens, what, name, scores)
+    try:
+        report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
+        fetch(command.model, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
+        set_limits(found.need, command.kv_tokens, scores)
+        return _read(command, name, scores, checkpoint, found, dtype, device, report, disk if command.kv_root else None)
+    except BaseException:
+        withdraw(name)
+        raise
 
 
 def _read(
     command: Load,
+    name: str,
+    scores: int,
     checkpoint: Checkpoint,
     found: Survey,
     dtype: str | None,
@@ -108,7 +143,13 @@ def _read(
     report: Report,
     disk: Disk | None,
 ) -> LoadedStage:
-    model = load_stage(checkpoint, found, command.start, command.end, dtype, lambda *at: report(Progress("load", *at)))
+    held = HeldReport()
+
+    def reading(done: int, total: int) -> None:
+        held.now()
+        report(Progress("load", done, total))
+
+    model = load_stage(checkpoint, found, command.start, command.end, dtype, reading)
     use_transposed_products(model.whole)
     if command.float32_head:
         model.use_float32_head()
@@ -150,7 +191,7 @@ def _read(
     # them, and next to nothing once they are frozen.
     gc.collect()
     gc.freeze()
-    return LoadedStage(command, runner, ready, on_disk, need.kv_stored, num_arrays)
+    return LoadedStage(command, name, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores)
 
 
 def _row(model: StageModel) -> TensorSpec | None:

@@ -5,13 +5,14 @@ A step is split in two, because a device may be asynchronous: ``launch`` builds 
 never waits for Python; and ``finish`` may run on another thread than ``launch``, so no result waits for a launch.
 
 Drafts are verified on the last stage, which is therefore the first to know that some slices are void: those behind a
-wrong draft are not computed there, and their results have no tokens.
+wrong draft are not computed there, and their results have no tokens. A stage in the middle hears of it from the
+coordinator (``drop_void``): what it has not launched by then it leaves out, also for the stages behind it.
 """
 
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
@@ -133,6 +134,7 @@ class StageRunner:
         self._codec = NONE
         self._prepared = PreparedSteps()
         self._busy_at = 0.0  # when the device was last seen to compute, on the monotonic clock
+        self._void: set[tuple[int, int]] = set()  # step and sequence of slices not to compute
         self._in_flight: deque[tuple[frozenset[int], Ticket]] = deque()  # sequences of steps not known to be done
 
     def use_codec(self, codec: str) -> None:
@@ -152,6 +154,7 @@ class StageRunner:
         """Forget every sequence and block, and the codec to the next stage. Call while no step is under way."""
         self._codec = NONE
         self._prepared.clear()
+        self._void.clear()
         self._in_flight.clear()
         self._pool.clear()
         self._histories.clear()
@@ -177,6 +180,11 @@ class StageRunner:
             self.device.stay_awake()
 
     # -- steps ---------------------------------------------------------------------------------
+
+    def drop_void(self, slices: Iterable[tuple[int, int]]) -> None:
+        """Leave out these slices of drafts, given as (step, sequence), of steps that will be launched."""
+        if not self._model.is_last:  # which knows by itself, and says so in its results
+            self._void |= set(slices)
 
     @memory_errors()
     def launch(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> Launched:
@@ -205,6 +213,8 @@ class StageRunner:
         self._busy_at = time.monotonic()
         self._in_flight.append((frozenset(part.seq_id for part in slices), ticket))
         self._prepared.note(plan)
+        self._void = {(step, seq_id) for step, seq_id in self._void if step > plan.step}
+        plan = plan if self._model.is_last or len(slices) == len(plan.slices) else replace(plan, slices=slices)
         return Launched(plan, slices, graph, applied, ticket)
 
     def _end_first(self, slices: tuple[Slice, ...]) -> None:
@@ -309,18 +319,24 @@ class StageRunner:
 
     def _without_void(self, plan: StepPlan, hidden: mx.array | None) -> tuple[tuple[Slice, ...], mx.array | None]:
         """The slices to compute, and their rows."""
-        if not self.needs_verdict(plan):
+        if not self.needs_verdict(plan) and not self._void:
             return plan.slices, hidden
         keep, rows, at = list[Slice](), list[int](), 0
         for part in plan.slices:
-            history, first = self._histories.get(part.seq_id), at
+            first = at
             at += len(part.token_ids)
-            if history is None or not history.is_void(part):
+            if not self._is_void(plan.step, part):
                 keep.append(part)
                 rows += range(first, at)
         if hidden is not None and len(rows) < at:
             hidden = hidden[mx.array(rows, dtype=mx.int32)] if rows else None
         return tuple(keep), hidden
+
+    def _is_void(self, step: int, part: Slice) -> bool:
+        history = self._histories.get(part.seq_id)
+        if not self._model.is_last:
+            return part.begins_with_draft and (step, part.seq_id) in self._void
+        return history is not None and history.is_void(part)
 
     def _check(self, plan: StepPlan, hidden: mx.array | ReceivedRows | None) -> None:
         """Raise ProtocolError for a plan that cannot be carried out here."""

@@ -78,7 +78,7 @@ class _Structure:
             has_top_p=samples and p.top_p < 1.0,
             has_min_p=samples and p.min_p > 0.0,
             top_k=p.top_k if samples else 0,
-            is_adjusted=p.depends_on_tokens or bool(p.logit_bias),
+            is_adjusted=p.changes_logits,
             reports=p.logprobs is not None,
             num_top=MAX_LOGPROBS if p.logprobs else 0,
         )

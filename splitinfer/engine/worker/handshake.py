@@ -25,6 +25,7 @@ from transports import Frame, Link, LinkClosed, LinkTimeout, Listener, ListenerC
 log = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 10.0  # for a peer to send its first message
+_PATIENCE = 0.1  # seconds for a look at the memory: this thread serves all links
 _NAME_LENGTH = 60  # characters of a peer's name that are logged
 _REASON_LENGTH = 600  # characters of a reason that are logged or sent
 
@@ -104,7 +105,7 @@ class Acceptor:
                 connection.send(Refuse(reason))
                 link.close(reason)
                 return []
-            connection.send(Welcome(self._name, self._versions, device_name(), free_bytes()))
+            connection.send(Welcome(self._name, self._versions, device_name(), free_bytes(_PATIENCE)))
             return [connection]
         except ProtocolError as error:
             reason = one_line(str(error))

@@ -9,6 +9,7 @@ a step; so neither the device nor the link waits for the other. Where the device
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
           -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
+          -> Void      -> forget slices that wait to be computed
           -> Step      -> launch ... done -> Step to the next stage, or Result to the coordinator
           -> link gone -> forget the sequences, keep the weights, wait for the next coordinator
 
@@ -21,6 +22,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -35,6 +37,7 @@ from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
+from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
@@ -47,6 +50,9 @@ from splitinfer.engine.worker.handshake import Acceptor, one_line
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.hidden_states import ReceivedRows
+from splitinfer.models.memory import HeldReport
+from splitinfer.system import qos
+from splitinfer.system.keep_awake import KeepAwake
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
     ClockAsk,
@@ -67,10 +73,11 @@ from splitinfer.wire.messages import (
     Refuse,
     Result,
     Step,
+    Void,
     Welcome,
 )  # fmt: skip
 from splitinfer.wire.session import Session
-from transports import Frame, KeyPair, LinkClosed, Listener, TransportError, TransportUnavailable
+from transports import Frame, KeyPair, LinkClosed, LinkTimeout, Listener, TransportError, TransportUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +127,7 @@ class Worker:
         self._keys, self._access = keys, access or AccessControl(None)
         self._model, self._disk, self._ended = model, disk, ended
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
+        self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
         self._owner: Connection | None = None
         self._upstream: Connection | None = None
@@ -127,6 +135,7 @@ class Worker:
         self._stage: LoadedStage | None = None
         self._steps = StepsUnderWay(_wait_for, self._send, self._inbox.put)
         self._num_steps = 0
+        self._awake, self._held = KeepAwake(f"splitinfer worker {self.name} serves a coordinator"), HeldReport()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access)
@@ -146,8 +155,10 @@ class Worker:
     # -- the loop ----------------------------------------------------------------------------
 
     def _serve(self) -> None:
+        qos.serve_requests()
         while self._take(self._next_event()):
             pass
+        self._awake.close()
         if self._stage is not None:
             self._stage.close()
         self._steps.close()
@@ -182,21 +193,41 @@ class Worker:
             raise why.error
 
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
+        if isinstance(item, Frame) and codec.is_void(item.header):
+            self._void.append((connection, item))
         self._inbox.put((connection, item, time.monotonic()))
 
     def _next_event(self) -> Event | StepFailed | str | None:
         """Wait for the next event, and build graphs of steps that are likely to come until it does; ``None`` if none
-        came until the device had to be kept awake."""
+        came until device or machine had to be looked after."""
         try:
+            self._watch_machine()
             while self._stage is not None and self._inbox.is_empty and self._stage.runner.prepare_next():
                 pass
-            limit = None if self._stage is None else self._stage.runner.until_tick(time.monotonic())
             with suppress(queue.Empty):
-                return self._inbox.get(limit, expecting=self._expecting)
-            self._loaded().runner.tick(time.monotonic())
+                return self._inbox.get(self._until_next_look(), expecting=self._expecting)
+            if self._stage is not None:
+                self._stage.runner.tick(time.monotonic())
         except Exception as error:  # noqa: BLE001 - ends the session, like what is raised for an event
             return StepFailed(error, lambda: False)
         return None
+
+    def _until_next_look(self) -> float | None:
+        """Seconds until the device's next tick, or until the machine may sleep."""
+        now = time.monotonic()
+        tick = None if self._stage is None else self._stage.runner.until_tick(now)
+        release = None if self._owner is not None else self._awake.until_update(now)
+        return min((due for due in (tick, release) if due is not None), default=None)
+
+    def _watch_machine(self) -> None:
+        """Keep the machine awake while a coordinator is connected, and let its other processes know what this one
+        holds.
+
+        Whether requests are open is not enough: a machine that sleeps between two of them is lost to its coordinator,
+        which cannot wake it. A coordinator that sleeps itself falls silent, and then the session ends."""
+        now = time.monotonic()
+        self._awake.update(self._owner is not None, now)
+        self._held.update(now)
 
     def _handle(self, connection: Connection, item: Frame | LinkClosed, received: float) -> None:
         """Act on one frame, or on a link's end."""
@@ -215,6 +246,8 @@ class Worker:
             case Step():
                 self._launch(message, item, received)
                 self._expecting = True
+            case Void():
+                self._take_void()
             case Load():
                 self._load(connection, message)
             case Connect():
@@ -244,6 +277,7 @@ class Worker:
         if connection.role == "coordinator" and connection is not self._owner:
             self._end_session("another coordinator connected")
             self._owner = connection
+            self._watch_machine()  # loading takes minutes
             log.info("serving %s (%s)", connection.name, connection.link.address)
         if connection.role == "upstream":
             if self._owner is None or self._owner.session_id != connection.session_id:
@@ -304,6 +338,9 @@ class Worker:
             link, note = reach(message.address, message.fallback, CONNECT_TIMEOUT, options)
         except TransportUnavailable as error:
             raise PeerError(f"{self.name} cannot reach {message.address}: {error.reason}") from error
+        except LinkTimeout as error:
+            why = error if error.unreachable is None else explain_here(error.unreachable, machine_name())
+            raise PeerError(f"{self.name} cannot reach the next stage at {message.address}: {why}") from error
         try:
             link.send(Frame(codec.encode(hello)))
             reply = codec.decode(link.recv(timeout=CONNECT_TIMEOUT).header)
@@ -329,6 +366,7 @@ class Worker:
     def _launch(self, step: Step, frame: Frame, received: float) -> None:
         """Hand a step to the device. It is sent on when the device is done with it."""
         stage = self._loaded()
+        self._take_void()
         _check_step(step, frame, stage)
         if stage.runner.needs_verdict(step.plan):
             self._steps.drain()
@@ -338,6 +376,13 @@ class Worker:
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
         self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)
+
+    def _take_void(self) -> None:
+        """Learn which slices are void, also of steps that are in front of that message in the inbox."""
+        while self._void:
+            connection, frame = self._void.popleft()
+            if connection is self._owner and isinstance(message := codec.decode(frame.header), Void):
+                self._loaded().runner.drop_void(message.slices)
 
     def _loaded(self) -> LoadedStage:
         if self._stage is None:
@@ -397,7 +442,7 @@ class Worker:
         self._steps.drop()
         self._access.expect("")
         if self._stage is not None:
-            self._stage.runner.reset()
+            self._stage.rest()
 
 
 def _wait_for(under_way: _StepInFlight) -> None:

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from splitinfer.core.speculation.acceptance import Acceptance, Confidence, Counts
+from splitinfer.core.speculation.acceptance import Acceptance, Counts
 from splitinfer.core.speculation.controller import Controller
 from splitinfer.core.speculation.flight import OFF, Flight, Rig, RowTimes, best_flight, tokens_per_second
 
@@ -79,6 +79,36 @@ def test_it_notices_when_drafts_become_right() -> None:
     assert sum(not flight.is_off for flight in played.flights[-50:]) > 40
 
 
+def test_a_request_is_tried_whatever_others_had() -> None:
+    """Texts differ: drafts that were never right in one request are often right in the next."""
+    for seed in range(5):
+        played = Played(Controller(2, 1), 0.0, seed=seed)
+        played.run(400)
+        played.acceptance = 0.7
+        fresh = Played(Controller(2, 1), 0.7, seed=seed)
+        fresh.run(60)
+        assert played.run(160, seq_id=2) > 0.85 * fresh.run(160, seq_id=2), seed
+
+
+def test_a_few_wrong_drafts_do_not_turn_them_off() -> None:
+    """What pays by much and costs little is given up on evidence, and not on bad luck."""
+    controller = Controller(2, 2)
+    for rows, seconds in STAGE.items():
+        for stage in range(2):
+            controller.computed(stage, rows, seconds * (0.6, 1.4)[stage])
+    controller.drafted(1, 5.0)
+    for _ in range(3):
+        controller.tried(1, 1, 0)
+    rig = controller.rig
+    assert rig is not None
+    share = controller.share(1)
+    assert tokens_per_second(rig, best_flight(rig, share, 2), share) < 1.03 * rig.sequential
+    assert controller.flight(1).most_drafts > 1
+    for _ in range(12):
+        controller.tried(1, 1, 0)
+    assert controller.flight(1).is_off
+
+
 def test_dear_drafts_are_left_out() -> None:
     played = Played(Controller(2, 1), 0.5, draft=15.0)
     played.run(200)
@@ -98,23 +128,6 @@ def test_in_flight_where_there_are_stages_for_it() -> None:
         assert controller.last == controller.flight(1)
 
 
-def test_the_cut_off_is_the_cost_in_tokens() -> None:
-    controller = Controller(2, 1)
-    assert controller.cutoff(1) == 0.0, "nothing is known"
-    for rows, seconds in STAGE.items():
-        for stage in range(2):
-            controller.computed(stage, rows, seconds)
-    controller.drafted(1, 1.0)
-    controller.flight(1)
-    cheap = controller.cutoff(1)
-    assert 0.05 < cheap < 0.3
-    dear = Controller(2, 1)
-    dear.stages = controller.stages
-    dear.drafted(1, 6.0)
-    dear.flight(1)
-    assert dear.cutoff(1) > cheap
-
-
 def test_a_link_is_what_a_round_trip_takes_beyond_computing() -> None:
     controller = Controller(2, 2)
     for _ in range(50):
@@ -131,21 +144,11 @@ def test_acceptance_starts_from_what_others_had_and_fades() -> None:
         everybody.add(5, 4)
     assert everybody.share == pytest.approx(0.8, abs=0.03)
     mine = Acceptance(everybody)
-    assert mine.share == pytest.approx(everybody.share)
+    assert 0.7 < mine.share < everybody.share, "texts differ: a part of what is usual stays"
+    assert everybody.at_most < mine.at_most, "little is known of it"
     for _ in range(60):
         mine.add(1, 0)
     assert mine.share < 0.15
-
-
-def test_confidence_is_worth_what_it_was_worth() -> None:
-    confidence = Confidence(Acceptance())
-    assert confidence.share(0.95) == pytest.approx(0.7), "nothing was tried"
-    for _ in range(100):
-        confidence.add(0.95, accepted=True)
-        confidence.add(0.15, accepted=False)
-    assert confidence.share(0.99) > 0.95
-    assert confidence.share(0.12) < 0.1
-    assert confidence.share(1.0) == confidence.share(0.9)
 
 
 def test_counts_add_up() -> None:

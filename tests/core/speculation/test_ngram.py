@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from splitinfer.core.speculation.ngram import LONGEST, NGramIndex
+from splitinfer.core.speculation.ngram import MOST, SIZES, Guess, NGramIndex
 
 TOKENS = st.lists(st.integers(0, 3), min_size=1, max_size=40)
 
 
 def searched(tokens: list[int], drafts: list[int]) -> int | None:
-    stream = [*tokens[-LONGEST:], *drafts]
-    for size in range(min(LONGEST, len(stream)), 0, -1):
+    stream = [*tokens, *drafts]
+    for size in (size for size in SIZES if size <= len(stream)):
         for end in range(len(tokens) - 1, size - 1, -1):
             if tokens[end - size : end] == stream[-size:]:
                 return tokens[end]
@@ -40,3 +40,22 @@ def test_it_goes_on_along_what_was_there() -> None:
 
 def test_nothing_was_said_twice() -> None:
     assert NGramIndex().guess([1, 2, 3]) is None
+
+
+def test_how_many_tokens_agree() -> None:
+    index = NGramIndex()
+    text = [1, 2, 3, 4, 5, 6, 9, 2, 3, 4, 5]
+    assert index.look_up(text) == Guess(6, 4)
+    assert index.look_up(text, (6,)) == Guess(9, 5)
+    assert index.look_up([*range(40), *range(30)], ()) is not None
+    assert NGramIndex().look_up([*range(40), *range(30)]) == Guess(30, MOST)
+    assert NGramIndex().look_up([7, 7]) == Guess(7, 1), "no more tokens agree than there are"
+
+
+def test_every_token_shows_what_the_guess_for_it_was_worth() -> None:
+    shown = []
+    index = NGramIndex(lambda guess, is_right: shown.append((guess.token_id, guess.length, is_right)))
+    index.follow([5, 6, 7, 5, 6, 8])
+    assert shown == [(6, 1, True), (7, 2, False)]
+    index.follow([5, 6, 7, 5, 6, 8, 5, 6])
+    assert shown[2:] == [(6, 1, True)]

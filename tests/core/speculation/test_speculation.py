@@ -139,8 +139,7 @@ def test_a_block_that_became_void_before_it_was_sent_is_not_sent() -> None:
     found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
     found.step()
     scheduler = found.scheduler
-    wish = scheduler.wish()
-    assert wish is not None
+    (wish,) = scheduler.wishes()
     wish.drafts = right_guesses(wish)
     scheduler.take(wish)
     plan = scheduler.schedule()
@@ -162,8 +161,7 @@ def test_a_result_that_agrees_overtakes_a_wish() -> None:
     decoding(found, Flight(2, 3, 2))
     found.guess = right_guesses
     found.step()
-    wish = found.scheduler.wish()
-    assert wish is not None
+    (wish,) = found.scheduler.wishes()
     wish.drafts = right_guesses(wish)
     found.deliver()  # with the token in the place of the first of them
     assert wish.stands
@@ -183,8 +181,7 @@ def test_a_result_that_differs_overtakes_a_wish() -> None:
     seq_id = decoding(found, Flight(2, 3, 2))
     found.guess = right_guesses
     found.step()
-    wish = found.scheduler.wish()
-    assert wish is not None
+    (wish,) = found.scheduler.wishes()
     wish.drafts = [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
     found.deliver()
     assert not wish.stands
@@ -194,33 +191,45 @@ def test_a_result_that_differs_overtakes_a_wish() -> None:
     found.check_answers()
 
 
-@pytest.mark.parametrize(
-    ("num_groups", "num_requests", "speculates"),
-    [(2, 1, True), (2, 2, False), (3, 2, True), (1, 1, True), (1, 2, False)],
-)
-def test_drafts_take_only_idle_stages(num_groups: int, num_requests: int, speculates: bool) -> None:
-    found = house(num_groups=num_groups, max_in_flight=num_groups + 1)
-    found.guess = None
-    ids = prompted(found, *[3] * num_requests, max_tokens=40, flight=Flight(3, 4, 2))
+@pytest.mark.parametrize("num_requests", [2, 3, 5])
+def test_the_members_of_a_group_get_drafts_in_one_step(num_requests: int) -> None:
+    found = house(max_running=8, num_groups=2, fixed_groups=True)
+    found.guess = right_guesses
+    ids = prompted(found, *[3] * num_requests, max_tokens=40, flight=Flight(3))
     while not all(found.sequences[i] in found.scheduler.batches for i in ids):
         found.step() or found.deliver()
-    while found.step() or found.toy.under_way:
-        if found.toy.under_way:
+    drafts = []
+    while not found.reasons:
+        plan = found.step()
+        if plan is None:
             found.deliver()
-        wishes = found.scheduler.wish() is not None
-        assert wishes <= speculates
-        if wishes:
-            return
-        if len(found.scheduler.running) < num_requests:
-            break
-    assert not speculates
+        else:
+            drafts.append([part.num_drafts for part in plan.slices])
+    assert [3] * (num_requests // 2) in drafts[2:]
+    assert [3] * -(-num_requests // 2) in drafts[2:]
+    found.run()
+    found.check_answers()
 
 
-def test_prompts_come_before_drafts() -> None:
-    found = house(num_groups=3, max_in_flight=4, token_budget=4)
+def test_each_member_gets_its_own_number_of_drafts() -> None:
+    found = house(num_groups=1, max_in_flight=2)
     found.guess = right_guesses
-    decoding(found, Flight(2, 3, 2), max_tokens=60)
-    prompted(found, 30)
+    for count in (0, 2, 5):
+        prompted(found, 3, max_tokens=40, flight=Flight(count))
+    while len(found.scheduler.batches) < 3 or found.toy.under_way:
+        found.deliver() if found.toy.under_way else found.step()
+    plan = found.step()
+    assert plan is not None
+    assert [(part.num_drafts, part.num_logits) for part in plan.slices] == [(0, 1), (2, 3), (5, 6)]
+    found.run()
+    found.check_answers()
+
+
+def test_prompts_are_read_beside_drafts() -> None:
+    found = house(num_groups=2, max_in_flight=3, token_budget=8)
+    found.guess = right_guesses
+    decoding(found, Flight(5, 3, 2), max_tokens=60)
+    prompted(found, 60)
     plans = []
     while found.sequences[1] not in found.scheduler.batches:
         plan = found.step()
@@ -228,9 +237,13 @@ def test_prompts_come_before_drafts() -> None:
             found.deliver()
         else:
             plans.append(plan)
-    read = [plan for plan in plans if any(part.seq_id == 1 for part in plan.slices)]
-    assert len(read) > 5
-    assert all(part.num_drafts == 0 for plan in read for part in plan.slices)
+    both = [plan for plan in plans if {part.seq_id for part in plan.slices} == {0, 1}]
+    drafts = [part.num_drafts for plan in both for part in plan.slices if part.seq_id == 0]
+    assert len(both) > 3
+    assert max(drafts[1:]) == 3, "half of what the decode leaves is the prompt's"
+    read = [i for i, plan in enumerate(plans) if any(part.seq_id == 1 for part in plan.slices)]
+    meanwhile = [part for plan in plans[read[0] + 1 : read[-1]] for part in plan.slices]
+    assert not any(part.begins_with_draft for part in meanwhile), "blocks do not follow each other"
     found.run()
     found.check_answers()
 
@@ -337,6 +350,18 @@ def test_blocks_of_kv_hold_no_drafts() -> None:
         assert len(found.scheduler.prefix_cache.tree) >= 8
 
 
+@pytest.mark.parametrize("flight", [Flight(5), Flight(5, 6, 2), Flight(2, 3, 2)])
+def test_states_are_kept_at_the_ends_of_blocks_of_kv(flight: Flight) -> None:
+    with small(block=4):
+        found = house(right=0.7, overtaken=0.3, rewind=0, whole_blocks=True)
+        prompted(found, 5, max_tokens=40, flight=flight)
+        found.run()
+        found.check_answers()
+        found.check_kv()
+        assert len(found.scheduler.prefix_cache.tree) >= 10, "of 45 tokens"
+        assert found.scheduler.speculation.counts.sent > 10
+
+
 def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
     found = house()
     seq_id = decoding(found, Flight(2, 3, 2))
@@ -349,6 +374,24 @@ def test_an_answer_that_no_verdict_can_be_is_refused() -> None:
     for tokens in ((), (first,), (other, other), (first,) * 4):
         with pytest.raises(ValueError, match="asked for"):
             found.scheduler.update(StepResult(plan.step, (SampledSlice(seq_id, tokens),)))
+    with pytest.raises(ValueError, match="asked for"):
+        found.scheduler.update(StepResult(plan.step))
+
+
+def test_a_result_may_lack_what_is_void() -> None:
+    found = house(num_groups=3, max_in_flight=4)
+    seq_id = decoding(found, Flight(2, 3, 3))
+    found.guess = lambda wish: [Draft((d.token_id + 1) % VOCAB) for d in right_guesses(wish)]
+    found.step()
+    plan = found.step()
+    assert plan is not None
+    found.deliver()
+    assert found.scheduler.void_slices() == ((plan.step, seq_id),)
+    assert found.scheduler.void_slices() == (), "it is told once"
+    found.toy.under_way.popleft()
+    assert found.scheduler.update(StepResult(plan.step)) == []
+    found.run()
+    found.check_answers()
 
 
 def test_a_void_slice_must_not_be_answered() -> None:

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -21,7 +22,7 @@ from splitinfer.core.speculation.speculation import Draft
 from splitinfer.demo import TARGET
 from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.mlx_device import MlxDevice
-from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter
+from splitinfer.engine.drafts.drafters import Drafter, NGramDrafter, in_rounds
 from splitinfer.engine.stage import loader as stage_loader
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.models.kv_trial import Trial
@@ -55,9 +56,12 @@ class Dice:
             time.sleep(self.pause)
             token = answer[place] if place < len(answer) else self.random.randrange(100)
             is_right = self.random.random() < self.right
-            yield Draft(token if is_right else (token + self.random.randrange(1, 90)) % 100, self.random.random())
+            yield Draft(token if is_right else (token + self.random.randrange(1, 90)) % 100)
             if self.random.random() < 0.05:
                 return
+
+    def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
+        return in_rounds([self.drafts(seq, count) for seq, count in zip(seqs, counts, strict=True)], counts)
 
     def forget(self, _seq_id: int) -> None:
         pass
@@ -323,7 +327,7 @@ def test_more_groups_than_stages(tiny_folder: Callable[..., Path]) -> None:
 )
 def test_the_demo_pair(flight: Flight | None) -> None:
     outs = {}
-    for draft in ("none", "demo-draft", "ngram"):
+    for draft in ("none", "demo-draft", "ngram", "demo-draft+ngram"):
         with demo_with(draft, flight) as llm:
             tokens = llm.encode("Once upon a time there was a poor woodcutter who")
             for params in ({}, {"temperature": 0.8, "seed": 3}):
@@ -335,7 +339,7 @@ def test_the_demo_pair(flight: Flight | None) -> None:
             assert found["drafter"] == draft
             assert found["accepted"] > 0 or draft == "ngram", "nothing repeats in so few tokens, or drafts do not pay"
     for kind in (0, 2):
-        assert outs["demo-draft", kind] == outs["ngram", kind] == outs["none", kind]
+        assert outs["demo-draft", kind] == outs["ngram", kind] == outs["none", kind] == outs["demo-draft+ngram", kind]
 
 
 @contextmanager
@@ -352,6 +356,9 @@ def test_ngrams_follow_a_text_that_repeats() -> None:
     assert [d.token_id for d in drafter.drafts(seq, 4)] == [6, 7, 4, 5]
     seq.ahead = [6, 9]
     assert [d.token_id for d in drafter.drafts(seq, 4)] == []
+    other = Sequence(2, [8, 3, 8], SamplingParams(), 0)
+    rounds = drafter.draft_together([seq, other, Sequence(3, [1, 2], SamplingParams(), 0)], [0, 3, 5])
+    assert list(rounds) == [[None, Draft(3), None], [None, Draft(8), None], [None, Draft(3), None]]
     drafter.forget(1)
     drafter.forget(1)
     assert not drafter.prepare(seq)

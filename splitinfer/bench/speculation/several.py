@@ -1,0 +1,307 @@
+"""``splitinfer bench --mode speculation --streams 2,4,8,16``: drafts for several streams at once.
+
+For each acceptance and number of streams the systems take turns, every other trial in reverse order: without drafts in
+as many groups as stages and in fewer, and with the live choice of groups and drafts. All get the same prompts; drafts
+come from ``replay``, which is right as often as was asked for, and all answers must have the same tokens. Rates are of
+the time in which all streams decode. Where the stages are emulated, the best fixed choice of groups, drafts and blocks
+in flight is found by simulating all of them (``sim.drafts``), and the measured gain is set beside that one's.
+
+Then streams whose drafts are never right beside streams whose drafts nearly always are: each to its own speed without
+drafts. And requests that come and go (``--come-and-go``): Poisson arrivals, one to twelve at once, to no drafts and to
+fixed choices.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+from splitinfer.bench.shared import machine as this_machine
+from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.stand_in import stand_in_layout
+from splitinfer.bench.shared.workload import made_up
+from splitinfer.bench.speculation.options import SpeculationOptions
+from splitinfer.bench.speculation.replay import Replay
+from splitinfer.bench.speculation.several_tables import several_tables
+from splitinfer.config import find_layout
+from splitinfer.console import errors
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import OFF, Flight
+from splitinfer.engine.device.void_steps import VOID_STEPS
+from splitinfer.errors import ConfigError, WorkerLost
+from splitinfer.llm import LLM, Request, Settings
+from splitinfer.machine.files import read_machine_file
+from splitinfer.machine.machine import Machine
+from splitinfer.machine.selection import emulated_machine
+from splitinfer.models.hub import open_model
+from splitinfer.sim.drafts import Crowd, optimum, without_drafts
+from splitinfer.sim.outcome import quantile
+
+LIVE = "drafts"
+_PROMPT = 16  # tokens
+_MIXED = ((0.0, 0.95), (0.0, 0.0, 0.95, 0.95), (0.3, 0.5, 0.7, 0.9))
+_SIMULATED = 300  # tokens of each stream
+_MOST_AT_ONCE = 12
+_FIXED = (1, 2, 4)  # drafts of the fixed choices beside which requests come and go
+_LONGEST_GAP = 1.7  # of that without drafts, which the optimum may have
+
+
+def none_in(groups: int) -> str:
+    """The name of a system without drafts."""
+    return f"no drafts, {groups} group{'s' if groups > 1 else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """``groups`` and ``flight`` of all requests; ``None``: by the live choice."""
+
+    groups: int | None = None
+    flight: Flight | None = None
+
+
+def measure_several(options: SpeculationOptions) -> int:
+    """Measure, print tables and, as the last line, the document; return the exit code.
+
+    Raises:
+        SplitinferError: something cannot be measured.
+    """
+    found = _measure(options)
+    print_found(found, several_tables(found), as_json=options.as_json, least_width=140)
+    return 0
+
+
+def _measure(options: SpeculationOptions) -> dict[str, Any]:
+    file = emulated_machine()
+    described = None if file is None else read_machine_file(file).machine()
+    if options.layout is None and described is None:
+        raise ConfigError(
+            "--mode speculation needs a layout, or a machine to emulate: --layout FILE, --accelerator FILE"
+        )
+    name = options.layout or str(stand_in_layout(described.num_stages if described else 1))
+    layout = find_layout(name)
+    checkpoint = open_model(options.model or layout.model or "demo")
+    replay = Replay(checkpoint.vocab_size or 2)
+    settings = Settings(
+        context=max(512, 2 * (_PROMPT + options.decode_tokens)), prefix_cache=False, draft=None, rejoin_timeout=0.0,
+        connect_timeout=options.connect_timeout, max_running=max(_MOST_AT_ONCE, *options.streams),
+    )  # fmt: skip
+    on, processors = this_machine.describe(), this_machine.free_processors()
+    with ExitStack() as stack:
+        errors.print("loading the stages", soft_wrap=True)
+        llm = stack.enter_context(LLM(name, model=options.model, settings=settings, drafter=lambda: replay))
+        pinned = this_machine.pin_stages(llm.layout.stages, None, processors)
+        trials = _Several(options, llm, replay, checkpoint.vocab_size or 2)
+        trials.warm_up()
+        cases = [trials.case((a,) * n, described) for a in options.acceptances for n in options.streams]
+        mixed = [trials.case(each, None) for each in _MIXED]
+        visits = trials.come_and_go(options.come_and_go) if options.come_and_go else None
+    return {
+        "measured_on": {**on, "pinned": pinned},
+        "layout": {"name": llm.layout.name, "layers": [stage.num_layers for stage in llm.layout.stages]},
+        "trials": options.trials,
+        "decode_tokens": options.decode_tokens,
+        "cases": cases,
+        "mixed": mixed,
+        "come_and_go": visits,
+        "void_steps": {"steps": VOID_STEPS.steps, "void": VOID_STEPS.void},
+    }
+
+
+@dataclass(slots=True)
+class _Several:
+    options: SpeculationOptions
+    llm: LLM
+    replay: Replay
+    vocab_size: int
+    known: dict[tuple[int, ...], tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def num_stages(self) -> int:
+        return self.llm.layout.num_stages
+
+    def warm_up(self) -> None:
+        """Steps of many sizes, so that what follows is chosen by known costs."""
+        for acceptance in (0.9, 0.6):
+            for count in sorted({1, *self.options.streams}):
+                prompts = self._prompts(f"warm up {count}", (acceptance,) * count)
+                self._ask(prompts, System())
+
+    def case(self, acceptance: tuple[float, ...], described: Machine | None) -> dict[str, Any]:
+        """One number of streams, with each one's acceptance."""
+        count = len(acceptance)
+        systems = {none_in(groups): System(groups, OFF) for groups in range(min(self.num_stages, count), 0, -1)}
+        systems[LIVE] = System()
+        found: dict[str, list[dict[str, Any]]] = {name: [] for name in systems}
+        for number in range(self.options.trials):
+            prompts = self._prompts(f"{number}", acceptance)
+            for name in list(systems) if number % 2 == 0 else list(reversed(systems)):
+                found[name].append(self._ask(prompts, systems[name]))
+            shares = ", ".join(f"{a:g}" for a in sorted(set(acceptance)))
+            errors.print(
+                f"{count} streams, acceptance {shares}, trial {number + 1}: "
+                + ", ".join(f"{name} {each[-1]['rate']:.4g}/s" for name, each in found.items()),
+                soft_wrap=True,
+            )
+        today = none_in(min(self.num_stages, count))
+        return {
+            "acceptance": list(acceptance),
+            "today": today,
+            "systems": {name: _summary(each, found[today]) for name, each in found.items()},
+            "to_best_without": min(_ratio(found[LIVE], each) for name, each in found.items() if name != LIVE),
+            "same_tokens": all(one["tokens"] == found[today][i]["tokens"]
+                               for each in found.values() for i, one in enumerate(each)),
+            "optimum": None if described is None else _optimum(described, acceptance),
+        }  # fmt: skip
+
+    def _prompts(self, name: str, acceptance: Sequence[float]) -> list[tuple[int, ...]]:
+        """Prompts whose answers are known to the drafter, which errs about each as often as was asked for."""
+        prompts = [
+            tuple(made_up(f"{self.options.seed} several {name} {len(acceptance)} {i}", _PROMPT, self.vocab_size))
+            for i in range(len(acceptance))
+        ]
+        unknown = [prompt for prompt in prompts if prompt not in self.known]
+        if unknown:
+            answers = self._ask(unknown, System(None, OFF))["tokens"]
+            self.known |= dict(zip(unknown, answers, strict=True))
+        for prompt, share in zip(prompts, acceptance, strict=True):
+            self.replay.know(prompt, self.known[prompt], error=1 - share)
+        return prompts
+
+    def _ask(self, prompts: Sequence[tuple[int, ...]], system: System) -> dict[str, Any]:
+        """All requests at once, by one system."""
+        self._use(system)
+        params = SamplingParams(max_tokens=self.options.decode_tokens, ignore_eos=True)
+        began = time.monotonic()
+        requests = [self.llm.submit(list(prompt), params, flight=system.flight) for prompt in prompts]
+        submitted = [time.monotonic() - began for _ in requests]
+        outputs = [_output(request) for request in requests]
+        times = [[at + each for each in out.token_times] for at, out in zip(submitted, outputs, strict=True)]
+        first, last = max(each[0] for each in times), min(each[-1] for each in times)
+        counted = [[at for at in each if first < at <= last] for each in times]
+        return {
+            "rate": sum(map(len, counted)) / (last - first),
+            "rates": [len(each) / (last - first) for each in counted],
+            "gaps": sorted(b - a for each in counted for a, b in pairwise(each)),
+            "per_token": [(each[-1] - each[0]) / (len(each) - 1) for each in times],
+            "tokens": [tuple(out.token_ids) for out in outputs],
+            "choice": self.llm.stats()["grouping"],
+        }
+
+    def _use(self, system: System) -> None:
+        self.llm._engine.fix_groups(system.groups)
+
+    # -- requests that come and go -----------------------------------------------------------------
+
+    def come_and_go(self, seconds: float) -> dict[str, Any]:
+        """Poisson arrivals, the same for every system: tokens per second of all that was answered."""
+        acceptance = max(self.options.acceptances)
+        fixed = {
+            f"{count} drafts, {groups} group{'s' if groups > 1 else ''}": System(groups, Flight(count))
+            for groups in range(1, self.num_stages + 1)
+            for count in _FIXED
+        }
+        systems = {none_in(self.num_stages): System(self.num_stages, OFF), LIVE: System(), **fixed}
+        arrivals = self._arrivals(seconds)
+        prompts = self._prompts("visits", (acceptance,) * len({one for _, one in arrivals}))
+        rates = dict[str, float]()
+        for name, system in systems.items():
+            rates[name] = self._visited(arrivals, prompts, system)
+            errors.print(f"requests that come and go: {name}: {rates[name]:.4g} tokens/s", soft_wrap=True)
+        best = max((name for name in rates if name != LIVE), key=lambda name: rates[name])
+        return {
+            "seconds": seconds,
+            "acceptance": acceptance,
+            "tokens_per_second": rates,
+            "best_fixed": best,
+            "to_none": rates[LIVE] / rates[none_in(self.num_stages)],
+            "to_best_fixed": rates[LIVE] / rates[best],
+        }
+
+    def _arrivals(self, seconds: float) -> list[tuple[float, int]]:
+        """Times, and which of the prompts: about six requests at once by the speed without drafts."""
+        alone = self._ask(self._prompts("pace", (0.0,) * 6), System(None, OFF))
+        each = statistics.median(alone["per_token"]) * self.options.decode_tokens
+        chance, at, found = Random(self.options.seed), 0.0, list[tuple[float, int]]()
+        while at < seconds:
+            found.append((at, len(found) % (2 * _MOST_AT_ONCE)))
+            at += chance.expovariate(_MOST_AT_ONCE / 2 / each)
+        return found
+
+    def _visited(
+        self, arrivals: Sequence[tuple[float, int]], prompts: Sequence[tuple[int, ...]], system: System
+    ) -> float:
+        self._use(system)
+        began, open_now, all_of_them = time.monotonic(), list[Request](), list[Request]()
+        params = SamplingParams(max_tokens=self.options.decode_tokens, ignore_eos=True)
+        for at, which in arrivals:
+            time.sleep(max(0.0, began + at - time.monotonic()))
+            while len(open_now := [one for one in open_now if one.output.finish_reason is None]) >= _MOST_AT_ONCE:
+                time.sleep(0.005)
+            open_now.append(self.llm.submit(list(prompts[which]), params, flight=system.flight))
+            all_of_them.append(open_now[-1])
+        outputs = [_output(request) for request in all_of_them]
+        return sum(len(out.token_ids) for out in outputs) / (time.monotonic() - began)
+
+
+def _output(request: Request) -> Any:
+    output = request.result()
+    if output.error is not None:
+        raise WorkerLost(output.error)
+    return output
+
+
+def _ratio(mine: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> float:
+    return float(statistics.median(a["rate"] / b["rate"] for a, b in zip(mine, theirs, strict=True)))
+
+
+def _summary(trials: Sequence[Mapping[str, Any]], today: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A system's figures, and its ratios to those without drafts in as many groups as stages."""
+
+    def longest(each: Mapping[str, Any]) -> float:
+        return float(each["gaps"][-1])
+
+    def p99(each: Mapping[str, Any]) -> float:
+        return float(quantile(each["gaps"], 0.99))
+
+    def slowest(each: Mapping[str, Any]) -> float:
+        return float(quantile(sorted(each["per_token"]), 0.99))
+
+    pairs = list(zip(trials, today, strict=True))
+    return {
+        "tokens_per_second": statistics.median(one["rate"] for one in trials),
+        "gain": _ratio(trials, today),
+        "gains": [statistics.median(b["per_token"][i] / a["per_token"][i] for a, b in pairs)
+                  for i in range(len(trials[0]["rates"]))],
+        "seconds_a_token_p99": statistics.median(slowest(one) for one in trials),
+        "seconds_a_token_p99_to_today": statistics.median(slowest(a) / slowest(b) for a, b in pairs),
+        "gap_p99_to_today": statistics.median(p99(a) / p99(b) for a, b in pairs),
+        "longest_gap": max(longest(one) for one in trials),
+        "longest_gap_to_today": max(longest(one) for one in trials) / max(longest(one) for one in today),
+        "choice": trials[-1]["choice"],
+    }  # fmt: skip
+
+
+def _optimum(described: Machine, acceptance: tuple[float, ...]) -> dict[str, Any]:
+    """The best fixed choice by simulation, and its gain over no drafts in as many groups as stages."""
+    crowd = Crowd(described, acceptance, tokens=_SIMULATED)
+    none = without_drafts(crowd)
+    today = none[max(none)]
+    choice, figures = optimum(crowd)
+    bounded_choice, bounded = optimum(crowd, _LONGEST_GAP * today.longest_gap)
+    within = {"gain": bounded.rate / today.rate, **_plain(bounded_choice.groups, bounded_choice.flight)}
+    return {"gain": figures.rate / today.rate, **_plain(choice.groups, choice.flight), "bounded": within}
+
+
+def _plain(groups: int | None, flight: Flight | None) -> dict[str, Any]:
+    flight = flight or OFF
+    return {"groups": groups, "drafts": flight.first, "in_flight": flight.in_flight}
+
+
+def cases_of(found: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All cases of a document."""
+    yield from found["cases"]
+    yield from found["mixed"]

@@ -1,0 +1,52 @@
+"""`splitinfer selftest`: checks on this machine, and on a worker elsewhere, what has to be right before it is used."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splitinfer.cli.options import Verbose, finite
+from splitinfer.cli.running import finish, set_up
+
+
+def selftest(
+    worker: Annotated[
+        str | None,
+        typer.Option("--worker", help="Also test a worker that runs elsewhere, such as tcp://mini.local:5577."),
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="That worker's key, which it prints when it starts.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write the figures to this file, which holds nothing private.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Only what could make answers wrong.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=10, callback=finite, help="At most, for everything.")
+    ] = 180.0,
+    verbose: Verbose = False,
+) -> None:
+    """Test this machine in three minutes: tokens, transports, the device, memory. The exit code says what failed."""
+    set_up(verbose)
+
+    def run() -> int:
+        from splitinfer.errors import ConfigError
+        from splitinfer.selftest.address import worker_address
+        from splitinfer.selftest.run import SelftestOptions, run_selftest
+
+        if worker is None and key is not None:
+            raise ConfigError("--key is a worker's: say where that is with --worker")
+        there = None if worker is None else worker_address(worker, key)
+        if there is not None and there.link is not None:
+            _check_link(there.link)
+        return run_selftest(SelftestOptions(there, seconds, quick, json_file))
+
+    finish(run, verbose)
+
+
+def _check_link(name: str) -> None:
+    from splitinfer.errors import ConfigError
+    from transports.emulated.profile import preset
+
+    try:
+        preset(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,99 @@
+"""Which of two drafters drafts at a place: n-grams, which cost nothing, or a model.
+
+The better one is the one that has been right at such places. What tells places apart is how many tokens agree before an
+n-gram's guess: in prose one or two, and the guess is seldom right; where a text quotes or repeats itself many, and it
+nearly always is. So for each class of that length two shares are kept, of guesses and of the model's drafts that were
+right, for each sequence, with those of all sequences as the prior.
+
+A guess is judged at every token, used or not, from the prompt's beginning on, because a look-up costs nothing. The
+model's drafts are judged where they were made. Where both are as good, or nearly, the guess is taken: it saves a step
+of the model.
+
+The guesses stand at a block's beginning; behind the first place that is the model's, the block is the model's, whose
+drafts can then be computed in one go.
+"""
+
+from collections.abc import Sequence as Seq
+
+from splitinfer.core.speculation.acceptance import Acceptance
+from splitinfer.core.speculation.ngram import NGramIndex
+
+_BOUNDS = (1, 2, 3, 4, 8, 16)  # the least lengths of the classes
+_USUAL_GUESS = 0.3  # share of guesses that are right, before any was judged
+_FREE = 0.05  # share that a guess may be worse, for what a draft of the model costs
+
+
+class Choice:
+    """The shares of guesses and of the model's drafts that were right, by class. ``like``: the prior."""
+
+    def __init__(self, like: "Choice | None" = None) -> None:
+        self._guesses: list[Acceptance] = [
+            Acceptance(None if like is None else like._guesses[i], _USUAL_GUESS) for i in range(len(_BOUNDS) + 1)
+        ]
+        self._all_drafts: Acceptance = Acceptance(None if like is None else like._all_drafts)
+        self._drafts = [Acceptance(self._all_drafts) for _ in range(len(_BOUNDS) + 1)]
+        self._like = like
+
+    def judge_guess(self, length: int, *, is_right: bool) -> None:
+        """Count a guess behind ``length`` tokens that agree."""
+        self._guesses[_class_of(length)].add(1, int(is_right))
+        if self._like is not None:
+            self._like.judge_guess(length, is_right=is_right)
+
+    def judge_draft(self, length: int, *, is_right: bool) -> None:
+        """Count a draft of the model, where ``length`` tokens agree before the guess; 0: there was no guess."""
+        for each in (self._all_drafts, self._drafts[_class_of(length)]):
+            each.add(1, int(is_right))
+        if self._like is not None:
+            self._like.judge_draft(length, is_right=is_right)
+
+    def takes_guess(self, length: int) -> bool:
+        """Whether a guess behind so many tokens is to be preferred to a draft of the model."""
+        i = _class_of(length)
+        return length > 0 and self._guesses[i].share >= self._drafts[i].share - _FREE
+
+
+def _class_of(length: int) -> int:
+    return sum(length >= bound for bound in _BOUNDS)
+
+
+class Either:
+    """Chooses for one sequence, and learns from its tokens. ``like``: what all sequences have shown."""
+
+    def __init__(self, like: Choice | None = None) -> None:
+        self.choice = Choice(like)
+        self._index = NGramIndex(lambda guess, is_right: self.choice.judge_guess(guess.length, is_right=is_right))
+        # By position: a draft, and if it is the model's the tokens that agree before a guess.
+        self._drafted: dict[int, tuple[int, int | None]] = {}
+        self._num_judged = 0  # tokens
+
+    def guesses(self, tokens: Seq[int], ahead: Seq[int], count: int) -> list[int]:
+        """Up to ``count`` guesses behind ``tokens`` and the drafts ``ahead``; they end where the model is better.
+
+        ``tokens`` may only grow from call to call; ``ahead`` may be anything.
+        """
+        self._judge(tokens)
+        found: list[int] = []
+        while len(found) < count:
+            guess = self._index.look_up(tokens, [*ahead, *found])
+            if guess is None or not self.choice.takes_guess(guess.length):
+                break
+            found.append(guess.token_id)
+        return found
+
+    def drafted(self, tokens: Seq[int], ahead: Seq[int], token_id: int, *, by_model: bool) -> None:
+        """Take note of a draft behind ``tokens`` and ``ahead``."""
+        guess = self._index.look_up(tokens, ahead) if by_model else None
+        length = None if not by_model else 0 if guess is None else guess.length
+        self._drafted[len(tokens) + len(ahead)] = token_id, length
+
+    def _judge(self, tokens: Seq[int]) -> None:
+        for position in range(self._num_judged, len(tokens)):
+            if position in self._drafted:
+                token_id, length = self._drafted.pop(position)
+                if length is not None:
+                    self.choice.judge_draft(length, is_right=token_id == tokens[position])
+                if token_id != tokens[position]:
+                    self._drafted.clear()  # those behind it followed another text
+        self._num_judged = len(tokens)
+        self._index.follow(tokens)

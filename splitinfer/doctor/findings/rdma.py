@@ -1,0 +1,252 @@
+"""Judges whether RDMA over Thunderbolt can work here: one finding, with a remedy, for each of its requirements.
+
+It needs macOS 26.2 on Thunderbolt 5, at both ends of a cable; to be enabled once, from Recovery; an active port; an
+IPv4 address on that port's interface, which must not be in the Thunderbolt bridge; and an MLX that was built with
+JACCL. A requirement that cannot be checked is unknown, and its finding gives the reason.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from splitinfer.doctor.findings.finding import Finding, Seen, Severity
+from splitinfer.doctor.parsing import macos, network, thunderbolt
+from splitinfer.doctor.parsing.network import Interface
+from splitinfer.doctor.parsing.thunderbolt import Port
+from transports.rdma.macos import LONG_FRAMES
+from transports.rdma.probe import parse_devices, parse_states
+
+LEAST_MACOS = (26, 2)
+LEAST_GIGABITS = 80.0  # of a link between two Thunderbolt 5 ports; Thunderbolt 4 makes 40
+_ENABLE = (
+    "start this Mac in Recovery, open its Terminal, run `rdma_ctl enable`, restart (not possible over the network)"
+)
+_CABLE = "connect the two Macs with a Thunderbolt 5 cable, port to port"
+_NO_DEVICES = "No IB devices found"  # the error of ibv_devinfo without devices
+
+
+class State(StrEnum):
+    """Whether a requirement is met."""
+
+    OK = "ok"
+    MISSING = "missing"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """One sentence on one requirement, and what to do where it is not met."""
+
+    about: str
+    state: State
+    text: str
+    remedy: str = ""
+
+
+def requirements(seen: Seen) -> list[Requirement]:
+    """One finding for each requirement, in the order in which a user would mend them."""
+    if seen.system != "Darwin":
+        text = f"RDMA over Thunderbolt needs macOS, and this is {seen.system}"
+        return [Requirement("system", State.MISSING, text, "links between other machines are tcp://")]
+    ports = seen.read("thunderbolt", thunderbolt.thunderbolt_ports)
+    has_none = _NO_DEVICES in seen.outputs["states"].why
+    states = {} if has_none else seen.read("states", parse_states)
+    interfaces = seen.read("interfaces", network.interfaces)
+    return [
+        _macos(seen),
+        _ports(seen, ports),
+        _cable(seen, ports),
+        _enabled(seen),
+        _devices(seen),
+        _active(seen, states),
+        _bridge(seen, interfaces),
+        _address(seen, states, interfaces),
+        _jaccl(seen),
+        _fast_synch(seen),
+    ]
+
+
+def findings(seen: Seen) -> Iterator[Finding]:
+    """What may keep RDMA from working although its requirements are met."""
+    found = seen.read("macos", macos.version)
+    is_enabled = seen.read("rdma", thunderbolt.rdma_is_enabled)
+    if is_enabled and found is not None and LEAST_MACOS <= found < LONG_FRAMES:
+        text = "RDMA of macOS 26.2 works only with a Mac that has 26.2, too: from 26.3 on its frames are longer"
+        yield Finding("rdma", Severity.NOTE, text, "update macOS on every Mac to 26.3 or later")
+    if seen.killed_in_rdma:
+        yield Finding("rdma", Severity.WARNING, seen.killed_in_rdma, "sudo shutdown -r now")
+
+
+def verdict(found: Sequence[Requirement]) -> Requirement:
+    """The findings summed up as one."""
+    missing = [each.about for each in found if each.state is State.MISSING]
+    unknown = [each.about for each in found if each.state is State.UNKNOWN]
+    if missing:
+        return Requirement("RDMA", State.MISSING, f"cannot be used; to be put right: {', '.join(missing)}")
+    if unknown:
+        return Requirement("RDMA", State.UNKNOWN, f"may work; not known: {', '.join(unknown)}")
+    return Requirement("RDMA", State.OK, "can be used")
+
+
+def _unknown(about: str, seen: Seen, name: str) -> Requirement:
+    """The finding where a command failed, or its output cannot be parsed."""
+    return Requirement(about, State.UNKNOWN, seen.outputs[name].why or f"the output of {name} cannot be read")
+
+
+def _macos(seen: Seen) -> Requirement:
+    found = seen.read("macos", macos.version)
+    if found is None:
+        return _unknown("macOS", seen, "macos")
+    here, least = ".".join(map(str, found)), ".".join(map(str, LEAST_MACOS))
+    if found >= LEAST_MACOS:
+        return Requirement("macOS", State.OK, f"macOS {here}; RDMA needs {least}")
+    return Requirement(
+        "macOS", State.MISSING, f"macOS {here} is too old: RDMA needs {least}", "update macOS on every Mac"
+    )
+
+
+def _ports(seen: Seen, ports: Sequence[Port] | None) -> Requirement:
+    about = "Thunderbolt 5"
+    if ports is None:
+        return _unknown(about, seen, "thunderbolt")
+    if not ports:
+        return Requirement(about, State.MISSING, "this machine has no Thunderbolt port")
+    speeds = [port.gigabits for port in ports if port.gigabits is not None]
+    if not speeds:
+        return Requirement(about, State.UNKNOWN, f"{len(ports)} ports, none of which reports its speed")
+    if max(speeds) >= LEAST_GIGABITS:
+        return Requirement(about, State.OK, f"{_ports_in_words(len(ports))} of up to {max(speeds):g} Gb/s")
+    if any(not port.is_connected for port in ports):
+        text = f"the ports make {max(speeds):g} Gb/s, so they are Thunderbolt 4 or older, and have no RDMA"
+        return Requirement(about, State.MISSING, text, "use tcp:// over the Thunderbolt bridge or Ethernet on this Mac")
+    text = f"all ports are in use, at {max(speeds):g} Gb/s at most, which does not tell what they could make"
+    return Requirement(about, State.UNKNOWN, text, "look again with one port free")
+
+
+def _ports_in_words(count: int) -> str:
+    return "1 port" if count == 1 else f"{count} ports"
+
+
+def _cable(seen: Seen, ports: Sequence[Port] | None) -> Requirement:
+    about = "cable to a Mac"
+    if ports is None:
+        return _unknown(about, seen, "thunderbolt")
+    macs = [port for port in ports if port.mac is not None]
+    if not macs:
+        return Requirement(about, State.MISSING, "no other Mac is connected by Thunderbolt", _CABLE)
+    best = max(macs, key=lambda port: port.gigabits or 0.0)
+    where = f"{best.mac} at receptacle {best.receptacle}"
+    if best.gigabits is None:
+        return Requirement(about, State.UNKNOWN, f"{where}, at an unknown speed")
+    if best.gigabits >= LEAST_GIGABITS:
+        return Requirement(about, State.OK, f"{where}, {best.gigabits:g} Gb/s")
+    text = f"{where} makes {best.gigabits:g} Gb/s: the cable or the other Mac is not Thunderbolt 5"
+    return Requirement(about, State.MISSING, text, _CABLE)
+
+
+def _enabled(seen: Seen) -> Requirement:
+    about = "rdma_ctl"
+    output = seen.outputs["rdma"]
+    if output.text is None and output.why.startswith("there is no"):
+        return Requirement(about, State.MISSING, f"{output.why}: it came with macOS 26.2", "update macOS")
+    is_enabled = seen.read("rdma", thunderbolt.rdma_is_enabled)
+    if is_enabled is None:
+        return _unknown(about, seen, "rdma")
+    if is_enabled:
+        return Requirement(about, State.OK, "RDMA is enabled")
+    return Requirement(about, State.MISSING, "RDMA is not enabled", _ENABLE)
+
+
+def _devices(seen: Seen) -> Requirement:
+    about = "RDMA devices"
+    devices = seen.read("devices", parse_devices)
+    if devices is None:
+        return _unknown(about, seen, "devices")
+    if devices:
+        return Requirement(about, State.OK, ", ".join(devices))
+    text = "ibv_devices lists none, as on Thunderbolt 4, whatever rdma_ctl says, and before RDMA is enabled"
+    return Requirement(about, State.MISSING, text, _ENABLE)
+
+
+def _active(seen: Seen, states: Mapping[str, str] | None) -> Requirement:
+    about = "active port"
+    if states is None:
+        found = _unknown(about, seen, "states")
+        hangs = "has not answered" in found.text
+        return Requirement(
+            about, found.state, found.text, "unplug the cable and plug it in again, or restart" if hangs else ""
+        )
+    active = _active_devices(states)
+    if active:
+        return Requirement(about, State.OK, ", ".join(active))
+    if not states:
+        return Requirement(about, State.MISSING, "ibv_devinfo lists no port", _ENABLE)
+    down = ", ".join(f"{name} {state}" for name, state in states.items())
+    remedy = f"{_CABLE}, and enable RDMA on the other Mac too: a port is down until both have it"
+    return Requirement(about, State.MISSING, f"no port is active ({down})", remedy)
+
+
+def _active_devices(states: Mapping[str, str]) -> list[str]:
+    return [name for name, state in states.items() if state == "PORT_ACTIVE"]
+
+
+def _bridge(seen: Seen, interfaces: Mapping[str, Interface] | None) -> Requirement:
+    about = "Thunderbolt bridge"
+    if interfaces is None:
+        return _unknown(about, seen, "interfaces")
+    names = seen.read("hardware_ports", network.hardware_ports) or {}
+    bridge = names.get("Thunderbolt Bridge", "bridge0")
+    if bridge not in interfaces:
+        return Requirement(about, State.OK, "there is none")
+    ports = [name for name in interfaces[bridge].members if _is_thunderbolt(name, names)]
+    if not interfaces[bridge].is_up or not ports:
+        return Requirement(about, State.OK, f"{bridge} is down" if ports else f"{bridge} holds no Thunderbolt port")
+    remedy = (
+        f"turn Thunderbolt Bridge off in the network settings, or until the next start: sudo ifconfig {bridge} down; "
+        "then give each port an address of its own"
+    )
+    return Requirement(about, State.MISSING, f"{bridge} holds {', '.join(ports)}, which RDMA cannot use then", remedy)
+
+
+def _is_thunderbolt(interface: str, names: Mapping[str, str]) -> bool:
+    """Whether an interface is a Thunderbolt port; one of unknown kind is taken for one."""
+    known = {device: port for port, device in names.items()}
+    return known.get(interface, "Thunderbolt").startswith("Thunderbolt")
+
+
+def _address(seen: Seen, states: Mapping[str, str] | None, interfaces: Mapping[str, Interface] | None) -> Requirement:
+    about = "IPv4 address"
+    if states is None or interfaces is None:
+        return _unknown(about, seen, "interfaces" if interfaces is None else "states")
+    ports = [name.removeprefix("rdma_") for name in _active_devices(states) or states]
+    if not ports:
+        return Requirement(about, State.UNKNOWN, "without an RDMA device it is unknown which interface needs one")
+    have = [f"{port} {interfaces[port].ipv4[0]}" for port in ports if port in interfaces and interfaces[port].ipv4]
+    if have:
+        return Requirement(about, State.OK, ", ".join(have))
+    text = f"{', '.join(ports)} {'has' if len(ports) == 1 else 'have'} no IPv4 address, by which RDMA finds its way"
+    remedy = (
+        f"give both ends of the cable one of a network of their own, such as sudo ifconfig {ports[0]} inet "
+        "192.168.90.1 netmask 255.255.255.252 here and .2 there (for good: in the network settings)"
+    )
+    return Requirement(about, State.MISSING, text, remedy)
+
+
+def _jaccl(seen: Seen) -> Requirement:
+    if seen.has_jaccl:
+        return Requirement("MLX with JACCL", State.OK, "this MLX was built with it")
+    text = "this MLX was built without JACCL: only its wheels for macOS 26 and later have it"
+    return Requirement(
+        "MLX with JACCL",
+        State.MISSING,
+        text,
+        "on macOS 26.2 or later, install mlx again: pip install --force-reinstall mlx",
+    )
+
+
+def _fast_synch(seen: Seen) -> Requirement:
+    value = seen.environment.get("MLX_METAL_FAST_SYNCH", "")
+    if value in ("", "0"):
+        return Requirement("MLX_METAL_FAST_SYNCH", State.OK, "is not set")
+    text = f"is set to {value!r:.20}; GPUs have hung with it until the next start of the machine"
+    return Requirement("MLX_METAL_FAST_SYNCH", State.MISSING, text, "unset MLX_METAL_FAST_SYNCH")

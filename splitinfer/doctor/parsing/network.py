@@ -1,0 +1,73 @@
+"""Interfaces and routes: ``ifconfig``, ``networksetup -listallhardwareports``, ``route``; on Linux ``ip -json``."""
+
+import contextlib
+import ipaddress
+import json
+import re
+from dataclasses import dataclass
+
+Network = ipaddress.IPv4Interface
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface; ``members`` are the interfaces of a bridge."""
+
+    is_up: bool
+    ipv4: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+
+
+def interfaces(text: str) -> dict[str, Interface]:
+    """The interfaces that ``ifconfig`` lists, by name."""
+    found: dict[str, Interface] = {}
+    for block in _blocks(text):
+        head = re.match(r"(\w+): flags=[0-9a-f]+<([^>\n]*)>", block)
+        if head:
+            ipv4 = re.findall(r"^\s+inet (\d+(?:\.\d+){3})\b", block, re.MULTILINE)
+            members = re.findall(r"^\s+member: (\w+)\b", block, re.MULTILINE)
+            found[head[1]] = Interface("UP" in head[2].split(","), tuple(ipv4), tuple(members))
+    return found
+
+
+def networks(text: str) -> dict[str, tuple[Network, ...]]:
+    """The IPv4 addresses of each interface that ``ifconfig`` lists, with their networks."""
+    found: dict[str, tuple[Network, ...]] = {}
+    for block in _blocks(text):
+        head = re.match(r"(\w+): flags=", block)
+        pairs = re.findall(r"^\s+inet (\d+(?:\.\d+){3}) netmask 0x([0-9a-f]{8})\b", block, re.MULTILINE)
+        if head and pairs:
+            found[head[1]] = tuple(filter(None, (_network(address, mask) for address, mask in pairs)))
+    return found
+
+
+def hardware_ports(text: str) -> dict[str, str]:
+    """The interface of each port, from ``networksetup -listallhardwareports``."""
+    return dict(re.findall(r"^Hardware Port: ([^\n]+?)[ \t]*\nDevice: (\w+)[ \t]*$", text, re.MULTILINE))
+
+
+def route_interface(text: str) -> str | None:
+    """The interface by which an address is reached, from ``route -n get`` or ``ip -json route get``; ``None``: by none.
+
+    >>> route_interface("   route to: 10.0.0.2\\n  interface: en0\\n"), route_interface("not in table")
+    ('en0', None)
+    """
+    if found := re.search(r"^\s*interface: (\w+)\s*$", text, re.MULTILINE):
+        return found[1]
+    with contextlib.suppress(ValueError, RecursionError):
+        routes = json.loads(text)
+        if isinstance(routes, list) and routes and isinstance(routes[0], dict):
+            device = routes[0].get("dev")
+            return device if isinstance(device, str) else None
+    return None
+
+
+def _blocks(text: str) -> list[str]:
+    return re.split(r"^(?=\S)", text, flags=re.MULTILINE)
+
+
+def _network(address: str, mask: str) -> Network | None:
+    try:
+        return ipaddress.IPv4Interface(f"{address}/{ipaddress.IPv4Address(int(mask, 16))}")
+    except ValueError:
+        return None

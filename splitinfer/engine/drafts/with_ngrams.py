@@ -1,0 +1,73 @@
+"""A draft model and n-grams: at each place whichever has been right at such places (``core.speculation.choice``).
+
+Where n-grams draft a whole block the model computes nothing; the tokens that it has missed go into its next step. The
+first block of all is the model's, so that it is known what a draft costs.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+
+from splitinfer.core.sequence import Sequence
+from splitinfer.core.speculation.choice import Choice, Either
+from splitinfer.core.speculation.speculation import Draft
+from splitinfer.engine.device.device import Device
+from splitinfer.engine.drafts.draft_model import DraftModel
+from splitinfer.engine.drafts.drafters import WITH_NGRAMS
+
+_MAX_SEQUENCES = 256  # whose n-grams are kept
+
+
+class ModelWithNGrams:
+    """Drafts with ``model``, and with n-grams where these are as good."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self.name = model.name + WITH_NGRAMS
+        self._model = model
+        self._all = Choice()
+        self._each: OrderedDict[int, Either] = OrderedDict()
+        self._has_drafted = False  # the model
+
+    def use_device(self, device: Device) -> None:
+        """Compute on a device from now on."""
+        self._model.use_device(device)
+
+    def prepare(self, seq: Sequence) -> bool:
+        """Compute a part of a prompt, unless the next draft is an n-gram's."""
+        return not self._guesses(seq, 1) and self._model.prepare(seq)
+
+    def drafts(self, seq: Sequence, count: int) -> Iterator[Draft]:
+        """Yield up to ``count`` drafts."""
+        for (draft,) in self.draft_together([seq], [count]):
+            if draft is not None:
+                yield draft
+
+    def draft_together(self, seqs: Seq[Sequence], counts: Seq[int]) -> Iterator[list[Draft | None]]:
+        """See ``Drafter``: the guesses first, then the model's drafts behind them."""
+        given = [self._guesses(seq, count) for seq, count in zip(seqs, counts, strict=True)]
+        ahead = [[*seq.ahead, *seq.drafted] for seq in seqs]
+        for number, found in enumerate(self._model.draft_together(seqs, counts, given)):
+            for seq, before, known, draft in zip(seqs, ahead, given, found, strict=True):
+                if draft is None:
+                    continue
+                by_model = number >= len(known)
+                self._of(seq).drafted(seq.tokens, before, draft.token_id, by_model=by_model)
+                self._has_drafted |= by_model
+                before.append(draft.token_id)
+            yield found
+
+    def forget(self, seq_id: int) -> None:
+        """Drop a sequence's state."""
+        self._each.pop(seq_id, None)
+        self._model.forget(seq_id)
+
+    def _guesses(self, seq: Sequence, count: int) -> list[int]:
+        guesses = self._of(seq).guesses(seq.tokens, [*seq.ahead, *seq.drafted], count)
+        return guesses if self._has_drafted else []
+
+    def _of(self, seq: Sequence) -> Either:
+        if seq.seq_id not in self._each:
+            self._each[seq.seq_id] = Either(self._all)
+            while len(self._each) > _MAX_SEQUENCES:
+                self._each.popitem(last=False)
+        return self._each[seq.seq_id]

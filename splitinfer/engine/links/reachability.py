@@ -1,0 +1,149 @@
+"""Says why another machine cannot be reached, and what to do, from the error of a connection.
+
+The same number means different things on different systems and from different programs. The one that misleads most is
+EHOSTUNREACH, "No route to host": on macOS it is how local network privacy shows (``system.origin``). The connection is
+denied before a packet is sent, to other machines of the network but not to its router, while ping and Apple's own tools
+get through (TN3179; NousResearch/hermes-agent #57812, nicobailon/pi-mcp-adapter #543). The settings list a program
+after it was denied for the first time, an agent by the name of its executable (webgress/ssh-mcp-server says so of
+node). A machine that is off is EHOSTDOWN there, "Host is down", as in 4.4BSD (*assumed*). On Linux EHOSTUNREACH is a
+machine that does not answer ARP, or a firewall that rejects by ICMP.
+
+TN3179 calls an address local where no router is in between; here private and link-local addresses and names under
+``.local`` count as local.
+"""
+
+import errno
+import ipaddress
+import os
+import platform
+from dataclasses import dataclass
+
+from splitinfer.system.origin import Origin, Start, this_process
+from transports import Unreachable
+
+_SETTINGS = "System Settings → Privacy & Security → Local Network"
+_FREE = "Terminal, ssh and daemons in /Library/LaunchDaemons need no permission"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a machine cannot be reached, and what to do; neither has a full stop."""
+
+    text: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}; {self.remedy}" if self.remedy else self.text
+
+
+def explain_here(unreachable: Unreachable, here: str = "this machine") -> Explanation:
+    """Why this process cannot reach a machine. ``here``: what the reader calls the one that it runs on."""
+    return explain(unreachable, platform.system(), this_process(), here)
+
+
+def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "this machine") -> Explanation:
+    """Why a process of this ``origin``, on a ``system`` ("Darwin", "Linux" ...), cannot reach a machine."""
+    host, is_mac = unreachable.host, system == "Darwin"
+    if unreachable.is_name:
+        return _name(host, is_mac, origin, here)
+    if unreachable.is_silent:
+        text = f"a connection to {host} is made, but no worker answers on it"
+        return Explanation(text, "it may be stopped or still starting, or another program listens on that port")
+    match unreachable.error:
+        case errno.EHOSTUNREACH if is_mac and is_local(host) and not origin.may_use_local_network:
+            return _no_permission(host, origin, here)
+        case errno.EHOSTUNREACH:
+            return _no_route(host, is_mac, here)
+        case errno.ECONNREFUSED:
+            return Explanation(f"the machine at {host} answers, but nothing listens on that port")
+        case errno.ETIMEDOUT | errno.EHOSTDOWN:
+            return _silent(host, is_firewall_possible=unreachable.error == errno.ETIMEDOUT)
+        case errno.ENETUNREACH | errno.ENETDOWN:
+            text = f"{here} has no network that leads to {host} ({os.strerror(unreachable.error)})"
+            return Explanation(text, f"check its cable or Wi-Fi, and the way: {_route(host, is_mac)}")
+        case errno.EACCES | errno.EPERM:
+            text = f"a rule on {here} forbids connections to {host} ({os.strerror(unreachable.error)})"
+            return Explanation(text, "look at its firewall and its routes")
+        case errno.EADDRNOTAVAIL | errno.EINVAL if _lacks_zone(host):
+            text = f"{host} is an address of one cable or network, and its interface is not named"
+            return Explanation(text, f"write it with the interface: [{host}%en5]")
+    return Explanation(str(unreachable))
+
+
+def is_local(host: str) -> bool:
+    """Whether a host is likely to be in this machine's own network.
+
+    >>> [is_local(host) for host in ("192.168.1.7", "169.254.3.4", "fe80::1%en5", "mini.local", "127.0.0.1", "1.1.1.1")]
+    [True, True, True, True, False, False]
+    """
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host.removesuffix(".").lower().endswith(".local")
+    return (address.is_private or address.is_link_local) and not address.is_loopback
+
+
+def _no_permission(host: str, origin: Origin, here: str) -> Explanation:
+    text = (
+        f"macOS on {here} denies this process the way to {host} (“No route to host”), most likely because it has no "
+        "permission for the local network"
+    )
+    who = {
+        Start.AGENT: f"{origin.name}, which launchd started as an agent (its entry may be named after Python)",
+        Start.PROGRAM: origin.name,
+    }.get(origin.start, "the program that started it")
+    remedy = f"allow {who} in {_SETTINGS} there, then start it again; {_FREE}"
+    if origin.start is Start.DETACHED:
+        remedy = "its Terminal has been closed, and with it that right: start it from one that stays open, or over ssh"
+    return Explanation(
+        text, f"{remedy}. If `ping -c 3 {host}` there gets no answer either, that machine is not in the network"
+    )
+
+
+def _no_route(host: str, is_mac: bool, here: str) -> Explanation:
+    ways = f"`ping -c 3 {host}`, {_route(host, is_mac)}"
+    if not is_local(host):
+        return Explanation(f"there is no route from {here} to {host}", f"look at the way: {ways}")
+    why = "the machine is off, asleep or in another network"
+    if not is_mac:
+        why += ", or a firewall rejects connections"
+    elif host.startswith("169.254."):
+        # macOS has one route for all of these, by its first interface: swellweb/targetBridge PR 130.
+        why += ", or macOS looks for this self-assigned address elsewhere than on the cable"
+        ways += ", and give both ends of the cable addresses of their own"
+    return Explanation(f"{here} finds no way to {host} (“No route to host”): {why}", f"look at the way: {ways}")
+
+
+def _silent(host: str, *, is_firewall_possible: bool) -> Explanation:
+    why = "the machine is off, asleep or in another network"
+    if is_firewall_possible:
+        why += ", or a firewall drops connections"
+    remedy = f"wake it and try `ping -c 3 {host}`"
+    if is_firewall_possible:
+        remedy += "; run `splitinfer doctor` there, which looks at the firewall of a Mac"
+    return Explanation(f"nothing comes back from {host}: {why}", remedy)
+
+
+def _name(host: str, is_mac: bool, origin: Origin, here: str) -> Explanation:
+    text = f"{here} finds no address for the name {host}"
+    if not is_local(host):
+        return Explanation(text, "check its spelling, or use the machine's IP address")
+    if not is_mac:
+        return Explanation(text, "names under .local need mDNS (Avahi with nss-mdns), or use the machine's IP address")
+    remedy = "check that the machine is on and in this network (its name: System Settings → General → Sharing)"
+    if not origin.may_use_local_network:
+        remedy += f", and that this process may look for it ({_SETTINGS}); {_FREE}"
+    return Explanation(text, remedy)
+
+
+def _route(host: str, is_mac: bool) -> str:
+    return f"`route -n get {host}`" if is_mac else f"`ip route get {host}`"
+
+
+def _lacks_zone(host: str) -> bool:
+    """Whether a link-local IPv6 address names no interface, without which it cannot be connected to."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return address.version == 6 and address.is_link_local and "%" not in host

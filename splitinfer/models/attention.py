@@ -1,0 +1,144 @@
+"""How much memory attention takes besides keys and values: none to speak of where MLX has a fused kernel; elsewhere the
+scores of a whole chunk against the whole context, in the numbers' own dtype.
+
+    unfused   q [heads, rows, d] @ k^T  ─▶  scores [heads, rows, context]  ─softmax, in place─▶  @ v
+
+Softmax sums in float32, but reads and writes the scores where they are, so one tensor of them is alive at a time (for
+24 heads of 256 numbers and chunks of 2048 rows 3.2 GB at 32k tokens and 12.9 GB at 128k were measured on a Mac, which
+is that tensor in half precision: jundot/omlx #2025). Chunks of 512 rows and 32 heads make 1 GiB at 32k.
+
+Which layers are fused follows from MLX's source, ``ScaledDotProductAttention::use_fallback`` (MLX 0.32):
+
+- Metal (mlx/backend/metal/scaled_dot_product_attention.cpp), more than 8 rows: queries and values of equal head size,
+  which is 64, 72, 80, 96 or 128. There are kernels for 192 and 256, too, but they are passed over as slower. One
+  exception, 256 on GPUs with neural accelerators from 1024 rows on, is longer than the steps here.
+- CUDA (mlx/backend/cuda/scaled_dot_product_attention.cpp, ``supports_sdpa_cudnn``): half precision, both sizes
+  multiples of 8 and at most 128.
+- CPU: never.
+
+Some models compute scores of their own beside MLX's, and pass them as a mask: mlx-lm's DeepSeek V3 those of the rotated
+part of a head. These are there whether MLX's part is fused or not.
+
+A step of single rows, as decoding is, takes as much for each token of KV as ``heads`` numbers: little beside the
+token's keys and values on all layers, and there is half of the free memory for it.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import mlx.core as mx
+
+STEP_ROWS = 512  # tokens in a step on a GPU, unless an owner chose another ``token_budget``
+
+_METAL_SIZES = (64, 72, 80, 96, 128)
+_CUDA_MOST, _CUDA_MULTIPLE = 128, 8
+_HALF = 2  # bytes
+_observing = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """One layer's attention. ``heads``: of the queries. ``query_dim``, ``value_dim``: numbers in a head, 0 where the
+    model computes attention by itself. ``itemsize``: bytes of a number. ``window``: most keys; ``None``: all.
+    ``adds_scores``: whether the model gives each head scores of its own as a mask, as DeepSeek's do for positions."""
+
+    heads: int
+    query_dim: int
+    value_dim: int
+    itemsize: int
+    window: int | None = None
+    adds_scores: bool = False
+
+    def is_fused(self, backend: str) -> bool:
+        """Whether MLX has a kernel for more than 8 rows on ``backend``: "metal", "cuda" or "cpu"."""
+        if backend == "metal":
+            return self.query_dim == self.value_dim and self.query_dim in _METAL_SIZES
+        if backend == "cuda":
+            return self.itemsize == _HALF and all(map(_fits_cuda, (self.query_dim, self.value_dim)))
+        return False
+
+    def tensors(self, backend: str) -> int:
+        """How many tensors of scores there are at a time: the model's own, and MLX's."""
+        return self.adds_scores + (not self.is_fused(backend))
+
+    def scores(self, rows: int, context: int) -> int:
+        """Bytes of the scores of ``rows`` against a context of so many tokens."""
+        return self.heads * rows * (context if self.window is None else min(context, self.window)) * self.itemsize
+
+
+def _fits_cuda(size: int) -> bool:
+    return 0 < size <= _CUDA_MOST and size % _CUDA_MULTIPLE == 0
+
+
+def score_bytes(layers: Iterable[Attention], backend: str, rows: int, context: int) -> int:
+    """Bytes that a stage needs for scores: those of the layer that has most.
+
+    ``rows``: of a step; ``context``: the most tokens of a sequence. 0 on the CPU, where steps are short, memory that
+    is not there can be swapped, and nothing has been refused for scores so far.
+    """
+    if backend == "cpu":
+        return 0
+    return max((layer.scores(rows, context) * layer.tensors(backend) for layer in layers), default=0)
+
+
+def backend() -> str:
+    """Where MLX computes: "metal", "cuda" or "cpu"."""
+    if mx.default_device() != mx.Device(mx.gpu):
+        return "cpu"
+    return "metal" if mx.metal.is_available() else "cuda"
+
+
+def from_config(config: Mapping[str, Any], itemsize: int) -> tuple[Attention, ...]:
+    """The attention of a model that does not call MLX's function, from its configuration; none where that names no
+    number of heads."""
+    text = config.get("text_config") or {}
+    found = (config.get(key) or text.get(key) for key in ("num_attention_heads", "n_heads", "n_head"))
+    heads = next(filter(None, found), 0)
+    return (Attention(heads, 0, 0, itemsize),) if isinstance(heads, int) and heads > 0 else ()
+
+
+class Observed:
+    """The attention that a thread's calls computed since ``begin``: the layers of the graph that was built last."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[Attention, int]] = []  # and the number of keys
+
+    def begin(self) -> None:
+        """Forget what was observed; another graph is built."""
+        self._calls.clear()
+
+    def note(self, queries: mx.array, keys: mx.array, values: mx.array, mask: Any) -> None:
+        """Take a call's arrays down: queries [B, heads, rows, d], keys and values [B, *, tokens, d]; a mask may have
+        heads, too: [B, heads, rows, tokens]."""
+        dims = queries.shape[1], queries.shape[-1], values.shape[-1], queries.itemsize
+        has_heads = isinstance(mask, mx.array) and mask.ndim == 4 and mask.shape[1] > 1
+        attention = Attention(*dims, adds_scores=has_heads)
+        self._calls.append((attention, keys.shape[2]))
+
+    def layers(self, context: int) -> tuple[Attention, ...]:
+        """The layers' attention, without repetitions. ``context``: the tokens of the sequence in the graph; a layer
+        that had fewer keys has a window of so many."""
+        calls = (replace(layer, window=keys if keys < context else None) for layer, keys in self._calls)
+        return tuple(dict.fromkeys(calls))
+
+
+@contextmanager
+def observed() -> Iterator[Observed]:
+    """Observe which attention this thread's calls of models compute, for the length of a ``with`` block."""
+    found, thread = Observed(), threading.get_ident()
+    with _observing:
+        original = mx.fast.scaled_dot_product_attention
+
+        def noting(q: mx.array, k: mx.array, v: mx.array, **options: Any) -> mx.array:
+            if threading.get_ident() == thread:
+                found.note(q, k, v, options.get("mask"))
+            return original(q, k, v, **options)
+
+        mx.fast.scaled_dot_product_attention = noting
+        try:
+            yield found
+        finally:
+            mx.fast.scaled_dot_product_attention = original

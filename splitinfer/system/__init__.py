@@ -1,0 +1,16 @@
+"""This machine's operating system, as far as a running stage has to do with it: staying awake, being scheduled, memory.
+
+apple           where macOS's libraries are, and what its commands print
+wakefulness     when sleep is to be prevented. Pure
+keep_awake      prevents it: IOKit's power assertion, or caffeinate
+assertions      who prevents it, as pmset lists them. Pure
+qos             the quality of service of a thread
+memory_pages    the kinds of pages that macOS counts, and how many bytes of them a stage may take. Pure
+free_memory     reads them; elsewhere what psutil calls available
+claims          what the processes of one machine have announced to need, and what that leaves. Pure
+ledger          publishes this process's claim, and reads those of the others
+origin          how this process was started, which decides what macOS lets it do
+
+Everything that is Apple's is in these few files, and nothing above imports ctypes for it. On other systems it does
+nothing, or asks psutil. No failure here is an error: a machine that cannot be kept awake still computes.
+"""

@@ -1,0 +1,211 @@
+"""Publishes what this process claims of the machine's memory, and reads the claims of the user's other processes.
+
+    ~/Library/Caches/splitinfer/memory/HOST/    (macOS; elsewhere ~/.cache/...)
+        lock              held while claims are read or written, so that two processes do not see the same bytes free
+        PID-RANDOM        a claim; its process holds a lock on it (flock(2)) for as long as it has one
+
+The system gives up a dead process's locks, however it died. So a claim whose lock can be had is nobody's, and is
+removed. The host is in the name because home folders may be shared. Where files cannot be locked, nothing is
+claimed, and a line in the log says so once: then each process counts all that is free, as if it were alone.
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from splitinfer.system.claims import Claim, Others, merged, sum_up
+
+log = logging.getLogger(__name__)
+
+_PATIENCE = 1.0  # seconds for the lock, which is held for a millisecond: longer, and its holder was stopped
+_SIZE = 200  # bytes of a claim's file: written as a whole, so that it need not be locked for that
+
+
+class Ledger:
+    """The claims in ``folder``. All methods may be called from any thread.
+
+    ``group``: the id of the process that divides memory among several (``claims.Claim``).
+    """
+
+    def __init__(self, folder: Path, group: int) -> None:
+        self._folder, self.group = folder, group
+        self._own: tuple[Path, int] | None = None  # this process's claim, and its descriptor
+        self._parts: dict[str, Claim] = {}  # as they were announced, by what they are for
+        self._lock, self._depth = threading.RLock(), 0
+        self._is_locked = False  # for other processes, too
+        self._has_warned = False
+
+    @contextlib.contextmanager
+    def locked(self, patience: float | None = None) -> Iterator[None]:
+        """No other process claims anything in this ``with`` block; may be nested. Its body runs in any case: where the
+        lock cannot be had in ``patience`` seconds (``None``: the usual ones), nothing is read or claimed in it."""
+        with self._lock, contextlib.ExitStack() as stack:
+            if self._depth == 0:
+                self._is_locked = self._try(lambda: stack.enter_context(_locked(self._folder, patience)))
+            self._depth += 1
+            try:
+                yield
+            finally:
+                self._depth -= 1
+
+    def others(self, patience: float | None = None) -> Others:
+        """What the other processes of this user hold, and will take; nothing if that cannot be read in ``patience``
+        seconds."""
+        with self.locked(patience):
+            claims: list[Claim] = []
+            if self._is_locked:
+                self._try(lambda: claims.extend(self._read()))
+            return sum_up(claims, self.group)
+
+    def claim(self, name: str, *, held: int, load: int, growth: int = 0) -> None:
+        """Announce what ``name``, a part of this process, will take: bytes, as ``claims.Claim``. ``held``: by all of
+        this process. An earlier announcement for the same name is replaced."""
+        with self.locked():
+            self._parts[name] = Claim(self.group, max(0, held), max(0, load), max(0, growth))
+            self._write(held)
+
+    def refresh(self, held: int) -> None:
+        """This process holds so many bytes now: what it took since a claim is not to come any more."""
+        with self._lock:
+            self._write(held)
+
+    def drop(self, name: str, *, held: int) -> None:
+        """``name`` takes nothing any more."""
+        with self.locked():
+            if self._parts.pop(name, None) is None:
+                return
+            if self._parts:
+                self._write(held)
+            else:
+                self._remove_own()
+
+    def _write(self, held: int) -> None:
+        if self._own is None and self._parts and self._is_locked:
+            self._try(self._create_own)
+        if self._own is not None:
+            data = merged(self._parts.values(), held).encode().ljust(_SIZE)
+            self._try(lambda: os.pwrite(self._descriptor, data, 0))
+
+    def _create_own(self) -> None:
+        self._own = _create(self._folder / f"{os.getpid()}-{secrets.token_hex(4)}")
+
+    @property
+    def _descriptor(self) -> int:
+        assert self._own is not None
+        return self._own[1]
+
+    def _remove_own(self) -> None:
+        if self._own is not None:
+            path, descriptor = self._own
+            self._own = None
+            with contextlib.suppress(OSError):
+                path.unlink()
+            os.close(descriptor)
+
+    def _read(self) -> Iterator[Claim]:
+        own = None if self._own is None else self._own[0].name
+        for entry in sorted(self._folder.iterdir()) if self._folder.is_dir() else ():
+            if entry.name not in ("lock", own) and (claim := _read_living(entry)) is not None:
+                yield claim
+
+    def _try(self, act: Callable[[], object]) -> bool:
+        """Whether it could be done."""
+        try:
+            act()
+        except OSError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("memory is counted as if no other splitinfer ran on this machine: %s", error)
+            return False
+        return True
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, patience: float | None) -> Iterator[None]:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        _wait_for_lock(descriptor, folder, patience)
+        yield
+    finally:
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing alone does not, if something holds a duplicate
+        os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, folder: Path, patience: float | None) -> None:
+    patience = _PATIENCE if patience is None else patience
+    give_up = time.monotonic() + patience
+    while not _can_lock(descriptor):
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"another process has held {folder / 'lock'} for more than {patience:g} s")
+        time.sleep(0.002)
+
+
+def _can_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _create(path: Path) -> tuple[Path, int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(descriptor)
+        path.unlink()
+        raise
+    return path, descriptor
+
+
+def _read_living(path: Path) -> Claim | None:
+    """The claim of a process that lives; one of a process that has died is removed."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        if _can_lock(descriptor):
+            path.unlink(missing_ok=True)
+            return None
+        return Claim.decode(os.pread(descriptor, _SIZE, 0))
+    except (OSError, ValueError) as error:
+        log.info("%s is left out: %s", path, error)
+        return None
+    finally:
+        os.close(descriptor)
+
+
+# -- this process -----------------------------------------------------------------------------
+
+_ledgers: dict[Path, Ledger] = {}
+_group: int | None = None
+
+
+def join_group(leader: int) -> None:
+    """Count this process to those among which ``leader``, which started it, divides memory. Call before anything is
+    claimed."""
+    global _group
+    _group = leader
+
+
+def of_this_process() -> Ledger:
+    """The ledger of this user and machine."""
+    folder = _default_folder()
+    return _ledgers.setdefault(folder, Ledger(folder, os.getpid() if _group is None else _group))
+
+
+def _default_folder() -> Path:
+    usual = Path("Library", "Caches") if platform.system() == "Darwin" else Path(".cache")
+    caches = os.environ.get("XDG_CACHE_HOME")
+    host = "".join(c if c.isalnum() or c in "-." else "_" for c in platform.node()) or "localhost"
+    return (Path(caches) if caches else Path.home() / usual) / "splitinfer" / "memory" / host

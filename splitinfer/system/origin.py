@@ -1,0 +1,97 @@
+"""How this process was started, which decides what macOS lets it do.
+
+Local network privacy (Apple, TN3179, "macOS considerations") lets through "any daemon started by launchd", "any
+program running as root" and "command-line tools run from Terminal or over SSH, including any child processes they
+spawn". Agents of launchd and everything in another program's terminal need the user's permission; Terminal is meant,
+and no other terminal (Apple's forums, thread 776479). A program whose Terminal was closed is reported to lose the right
+(The Eclectic Light Company, "How local network privacy could affect you", 2026).
+
+What tells is the environment: launchd sets XPC_SERVICE_NAME to a job's label; a shell in a terminal has "0" there, and
+what an application starts may have "application.…" (both as in public listings of environments, not documented).
+Terminals set TERM_PROGRAM, and sshd SSH_CONNECTION (sshd(8)). Whether a job is a daemon or an agent its session says:
+``launchctl managername`` prints System for daemons, and Aqua or Background for agents.
+"""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+
+from splitinfer.system.apple import is_macos
+
+_TERMINALS = {"vscode": "Visual Studio Code", "WarpTerminal": "Warp", "ghostty": "Ghostty"}
+_SECONDS = 2.0
+
+
+class Start(StrEnum):
+    """Who started a process."""
+
+    ROOT = "root"  # whoever it was, it runs as root
+    DAEMON = "daemon"
+    AGENT = "agent"
+    SSH = "ssh"
+    TERMINAL = "Terminal"
+    PROGRAM = "program"  # another terminal, or an editor
+    DETACHED = "detached"  # by a terminal that has been closed since
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """How a process was started. ``name``: the label of launchd's job, or the program's name."""
+
+    start: Start
+    name: str = ""
+
+    @property
+    def may_use_local_network(self) -> bool:
+        """Whether macOS lets it reach the local network without asking, by TN3179."""
+        return self.start in (Start.ROOT, Start.DAEMON, Start.SSH, Start.TERMINAL)
+
+    def __str__(self) -> str:
+        return f"{self.start} {self.name}".strip() if self.start is not Start.PROGRAM else self.name
+
+
+def origin_of(environment: Mapping[str, str], *, parent: int, user: int, session: str) -> Origin:
+    """The origin of a process on macOS.
+
+    Args:
+        environment: its environment.
+        parent: its parent's process id; 1 is launchd.
+        user: its user id.
+        session: what ``launchctl managername`` prints, or "".
+
+    >>> origin_of({"TERM_PROGRAM": "iTerm.app", "XPC_SERVICE_NAME": "0"}, parent=7, user=501, session="Aqua")
+    Origin(start=<Start.PROGRAM: 'program'>, name='iTerm')
+    """
+    label = environment.get("XPC_SERVICE_NAME", "0")
+    program = environment.get("TERM_PROGRAM", "")
+    if user == 0:
+        return Origin(Start.ROOT)
+    if label not in ("", "0") and not label.startswith("application."):
+        return Origin(Start.DAEMON if session == "System" else Start.AGENT, label)
+    if environment.get("SSH_CONNECTION"):
+        return Origin(Start.SSH)
+    if not program:
+        return Origin(Start.UNKNOWN)
+    if program == "Apple_Terminal":
+        return Origin(Start.DETACHED if parent == 1 else Start.TERMINAL)
+    return Origin(Start.PROGRAM, _TERMINALS.get(program, program.removesuffix(".app")))
+
+
+@cache
+def this_process() -> Origin:
+    """How this process was started; unknown elsewhere than on macOS, where nothing depends on it."""
+    if not is_macos():
+        return Origin(Start.UNKNOWN)
+    return origin_of(os.environ, parent=os.getppid(), user=os.geteuid(), session=_session())
+
+
+def _session() -> str:
+    try:
+        found = subprocess.run(("/bin/launchctl", "managername"), capture_output=True, text=True, timeout=_SECONDS)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()

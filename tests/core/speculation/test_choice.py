@@ -1,0 +1,109 @@
+"""Which drafter is chosen at a place, on scripted texts and a scripted model."""
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+
+from splitinfer.core.speculation.choice import Choice, Either
+
+
+def drafted(text: list[int], prompt: int, model: Callable[[int], int], *, either: Either, block: int = 3) -> list[bool]:
+    """Draft for a text in blocks, each behind the tokens known; for each token that was drafted right or wrong, in
+    order, whether the draft was right. ``model``: the token it drafts for a position."""
+    found, known = [], prompt
+    while known < len(text) - block:
+        tokens = text[:known]
+        drafts = either.guesses(tokens, [], block)
+        for i in range(block):
+            by_model = i >= len(drafts)
+            if by_model:
+                drafts.append(model(known + i))
+            either.drafted(tokens, drafts[:i], drafts[i], by_model=by_model)
+        right = 0
+        while right < block and drafts[right] == text[known + right]:
+            right += 1
+        found += [True] * right + [False] * (right < block)
+        known += right + 1
+    return found
+
+
+def prose(count: int, seed: int) -> list[int]:
+    """Tokens as frequent as words are, in no order: what followed before says little."""
+    dice = Random(seed)
+    return [int(30 * dice.random() ** 3) for _ in range(count)]
+
+
+def a_model(text: list[int], right: float, seed: int = 3) -> Callable[[int], int]:
+    dice = Random(seed)
+    wrong = {at: dice.random() >= right for at in range(len(text))}
+    return lambda at: (text[at] + wrong[at]) % 1000
+
+
+def share(found: list[bool]) -> float:
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("right", [0.5, 0.8])
+def test_in_prose_the_model_drafts(right: float) -> None:
+    text = prose(600, 1)
+    found = drafted(text, 50, a_model(text, right), either=Either())
+    assert share(found) > right - 0.06
+
+
+def test_where_a_text_repeats_itself_the_guesses_win() -> None:
+    passage = prose(120, 2)
+    text = [*passage, 900, *passage, 901, *passage]
+    model = a_model(text, 0.6)
+    found = drafted(text, 120, model, either=Either())
+    assert share(found) > 0.85 > 0.6 + 0.1
+
+
+def test_a_guess_saves_the_model_where_both_are_right() -> None:
+    text = prose(80, 4) * 4
+    either, asked = Either(), list[int]()
+
+    def model(at: int) -> int:
+        asked.append(at)
+        return text[at]
+
+    assert share(drafted(text, 80, model, either=either)) == 1.0
+    assert len(asked) > 0
+    assert not [at for at in asked if at > 160], "from the second time on guesses have shown to be right"
+
+
+def test_a_text_that_stops_repeating_itself() -> None:
+    passage, new = prose(100, 5), prose(300, 6)
+    text = [*passage, *passage, *new]
+    either = Either()
+    drafted(text[:200], 100, a_model(text, 0.7), either=either)
+    found = drafted(text, 200, a_model(text, 0.7), either=either)
+    assert share(found) > 0.7 - 0.08
+
+
+def test_guesses_are_judged_though_nobody_took_them() -> None:
+    passage = prose(200, 7)
+    either = Either()
+    assert either.guesses(passage, [], 4) == []
+    read = [*passage, *passage[:100]]
+    assert either.guesses(read, [], 4) == passage[100:104], "the prompt has shown what guesses are worth here"
+
+
+def test_a_new_sequence_begins_with_what_others_have_shown() -> None:
+    everybody = Choice()
+    assert not everybody.takes_guess(5)
+    for _ in range(60):
+        Choice(everybody).judge_guess(5, is_right=True)
+        Choice(everybody).judge_guess(1, is_right=False)
+    mine = Choice(everybody)
+    assert mine.takes_guess(5)
+    assert not mine.takes_guess(1)
+    assert not mine.takes_guess(0)
+
+
+def test_drafts_behind_a_wrong_one_are_not_judged() -> None:
+    either = Either()
+    for position, token in enumerate((4, 5, 6)):
+        either.drafted([1, 2], [4, 5][:position], token, by_model=True)
+    either.guesses([1, 2, 9, 8, 7], [], 1)  # the first was wrong, so nothing is known of the others
+    assert either.choice._all_drafts.tried == 1

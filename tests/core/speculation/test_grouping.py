@@ -1,0 +1,245 @@
+"""The choice of groups and drafts: beside every other choice, within its bounds, and as costs and sequences change."""
+
+from itertools import pairwise, product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.speculation.group_controller import GroupController
+from splitinfer.core.speculation.grouping import (
+    _SLOWER,
+    LONGEST,
+    Costs,
+    Grouping,
+    Member,
+    best_grouping,
+    emitted,
+    period,
+    shapes,
+    without_drafts,
+)
+from splitinfer.core.speculation.step_times import StepTimes
+
+
+def table(*points: tuple[int, float], most: int = 128) -> tuple[float, ...]:
+    """Milliseconds by rows, interpolated."""
+    found = [0.0]
+    for rows in range(1, most + 1):
+        (a, x), (b, y) = next((pair for pair in pairwise(points) if rows <= pair[1][0]), points[-2:])
+        found.append(x + (y - x) * (rows - a) / (b - a))
+    return tuple(found)
+
+
+LARGE = Costs(
+    (
+        table((1, 47), (8, 52), (16, 75), (32, 140), (128, 545)),
+        table((1, 31), (8, 34), (16, 50), (32, 92), (128, 360)),
+    ),
+    (0.0, *(3.0 + 0.06 * n for n in range(64))), 0.3, 0.5, 128,
+)  # fmt: skip
+
+
+def best(costs: Costs, acceptance: list[float], **more: object):
+    found = best_grouping(costs, [Member(a) for a in acceptance], len(costs.stages), **more)  # type: ignore[arg-type]
+    return max(found.values(), key=lambda one: one.rate)
+
+
+def every(costs: Costs, acceptance: list[float], groups: int, most: int) -> float:
+    """The best rate of all numbers of drafts, within the bounds of the choice."""
+    gap = without_drafts(costs, len(acceptance), len(costs.stages))
+    rate = 0.0
+    for drafts in product(range(most + 1), repeat=len(acceptance)):
+        mine = [drafts[group::groups] for group in range(groups)]
+        rows = [sum(count + 1 for count in each) for each in mine]
+        rounds = [max(each) * costs.round(sum(count > 0 for count in each)) for each in mine]
+        seconds = period(costs, rows, rounds)
+        tokens = [emitted(a, count) for a, count in zip(acceptance, drafts, strict=True)]
+        if seconds <= LONGEST * gap and min(tokens) * _SLOWER * gap >= seconds:
+            rate = max(rate, sum(tokens) / seconds)
+    return rate
+
+
+# -- beside every other choice ---------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 0.95), min_size=2, max_size=4), st.integers(1, 2), st.floats(0.5, 6))
+def test_greedy_comes_close_to_the_best_of_all(acceptance: list[float], groups: int, draft: float) -> None:
+    acceptance = sorted(acceptance, reverse=True)
+    costs = Costs(LARGE.stages, (0.0, *([draft] * 8)), 0.3, 0.5, 128)
+    found = best_grouping(costs, [Member(a) for a in acceptance], 2).get((groups, 1))
+    expected = every(costs, acceptance, groups, 6)
+    assert (found.rate if found else 0.0) >= 0.9 * expected
+
+
+@pytest.mark.parametrize(
+    ("num_members", "acceptance", "gain"),
+    [(2, 0.8, 2.6), (4, 0.8, 2.1), (8, 0.8, 1.55), (16, 0.8, 1.1), (2, 0.6, 1.9), (4, 0.6, 1.5), (8, 0.6, 1.25)],
+)
+def test_what_it_expects_of_a_large_model_on_two_machines(num_members: int, acceptance: float, gain: float) -> None:
+    today = num_members / without_drafts(LARGE, num_members, 2)
+    assert best(LARGE, [acceptance] * num_members).rate > gain * today
+
+
+def test_one_group_reads_the_weights_once_where_rows_are_free() -> None:
+    none = Costs(LARGE.stages, (), 0.3)
+    assert best(none, [0.0] * 4).groups == 1, "78 ms for all of them, to 94 for two groups"
+    assert best(none, [0.0] * 16).groups == 2
+    linear = Costs((table((1, 10), (100, 1000)),) * 2, (), 0.3)
+    assert best(linear, [0.0] * 4).groups == 2
+
+
+def test_whoever_is_never_right_gets_no_drafts_and_loses_nothing() -> None:
+    choice = best(LARGE, [0.0, 0.95])
+    gap = without_drafts(LARGE, 2, 2)
+    assert choice.drafts[0] == 0
+    assert choice.drafts[1] >= 2
+    assert choice.gap <= gap
+
+
+def test_the_objective_bounds_the_gap() -> None:
+    free, tight = best(LARGE, [0.9] * 8), best(LARGE, [0.9] * 8, objective=125.0)
+    assert free.gap <= LONGEST * without_drafts(LARGE, 8, 2)
+    assert tight.gap <= 125.0 < free.gap
+    assert best(LARGE, [0.9] * 2, objective=400.0).gap > LONGEST * without_drafts(LARGE, 2, 2)
+
+
+def test_sizes_that_nobody_has_tried_are_tried_little_by_little() -> None:
+    few = Costs(LARGE.stages, LARGE.drafts, 0.3, 0.5, 8)
+    choice = best(few, [0.9] * 4)
+    assert sum(count + 1 for count in choice.drafts[:: choice.groups]) <= 8
+
+
+def test_fixed_drafts_stay_fixed() -> None:
+    members = [Member(0.1, 5, fixed=True), Member(0.9)]
+    found = max(best_grouping(LARGE, members, 2).values(), key=lambda one: one.rate)
+    assert found.drafts[0] == 5
+
+
+def test_states_make_wrong_drafts_dearer() -> None:
+    assert Member(0.6, puts_back=True).tokens(4, 1) < Member(0.6).tokens(4, 1)
+    assert Member(1.0, puts_back=True).tokens(4, 1) == pytest.approx(Member(1.0).tokens(4, 1), rel=0.02)
+
+
+def test_shapes_have_a_step_for_every_stage() -> None:
+    assert list(shapes(4, 2, 2, flies=False)) == [(1, 1), (2, 1)]
+    assert list(shapes(4, 3, 3, flies=True)) == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]
+    assert list(shapes(1, 3, 3, flies=False)) == [(1, 1)]
+
+
+# -- times of steps --------------------------------------------------------------------------------
+
+
+def test_times_are_interpolated_and_never_fall() -> None:
+    times = StepTimes()
+    for rows, seconds in ((1, 10.0), (8, 12.0), (40, 30.0)):
+        for _ in range(20):
+            times.took(rows, seconds)
+    assert times.at(24) == pytest.approx(21.0, rel=0.02)
+    times.took(16, 60.0)  # something else happened
+    assert times.at(16) <= times.at(40) < 45.0
+    for _ in range(30):
+        times.took(16, 16.0)
+    assert times.at(16) == pytest.approx(16.0, rel=0.1)
+
+
+def test_beyond_the_largest_size_times_rise_as_those_of_prompts_do() -> None:
+    times = StepTimes()
+    times.took(1, 10.0)
+    times.took(8, 11.0)
+    assert times.trusted_rows == 16
+    assert times.table(16)[16] == pytest.approx(12.1, rel=0.02)
+    assert times.table(16, lambda rows: 4.0 * rows)[16] == pytest.approx(11.0 + 32.0)
+
+
+def test_a_machine_that_drifts_is_followed() -> None:
+    times = StepTimes()
+    for rows in (1, 4, 8, 16) * 10:
+        times.took(rows, 10.0 + rows)
+    for _ in range(40):
+        times.took(8, 36.0)
+    assert times.at(8) == pytest.approx(36.0, rel=0.05)
+    assert times.at(16) > 40.0, "what was 26 takes nearly twice as long, too"
+
+
+# -- the controller --------------------------------------------------------------------------------
+
+
+def step(
+    number: int, rows: int, start: float, seconds: tuple[float, ...], drafts: int = 0
+) -> tuple[StepPlan, StepResult]:
+    slices = tuple(Slice(i, 9, tuple(range(drafts + 1)), drafts + 1, drafts) for i in range(rows // (drafts + 1)))
+    figures, at = [], start
+    for stage, took in enumerate(seconds):
+        figures.append(StageFigures(stage, at, at + took, received=at, rows=rows))
+        at += took
+    return StepPlan(number, slices=slices), StepResult(number, (), tuple(figures))
+
+
+def learned(*rows: int, num_stages: int = 2) -> GroupController:
+    controller, at = GroupController(num_stages, num_stages), 0.0
+    for number, count in enumerate(rows):
+        seconds = tuple(LARGE.at(stage % 2, count) for stage in range(num_stages))
+        plan, result = step(number, count, at, seconds)
+        at += sum(seconds) + 0.6
+        controller.measured(plan, result, at)
+    return controller
+
+
+def choose(controller: GroupController, acceptance: list[float], objective: float | None = None) -> None:
+    members = {i: Member(a) for i, a in enumerate(acceptance)}
+    controller.choose(members, objective, lambda _stage, _rows: 0.0, has_drafter=True)
+
+
+def test_nothing_is_chosen_before_anything_is_known() -> None:
+    controller = GroupController(2, 2)
+    choose(controller, [0.8] * 4)
+    assert controller.choice is None
+    assert controller.flights == {}
+    controller = learned(1, 2, 4, 8)
+    choose(controller, [0.8] * 4)
+    assert {flight.first for flight in controller.flights.values()} == {1}, "one draft each, to learn what it costs"
+
+
+@pytest.mark.parametrize(("rate", "groups"), [(103.0, 2), (106.0, 1)])
+def test_another_number_of_groups_has_to_be_clearly_better(rate: float, groups: int) -> None:
+    controller = GroupController(2, 2)
+    found = {(1, 1): Grouping(1, rate=rate), (2, 1): Grouping(2, rate=100.0)}
+    assert controller._stays(found).groups == 1, "nothing was chosen before"
+    controller.choice = Grouping(2, rate=90.0)
+    assert controller._stays(found).groups == groups
+    controller._may_change = False
+    assert controller._stays(found).groups == 2, "it has just changed"
+
+
+def test_it_chooses_again_when_somebody_comes_or_goes_and_now_and_then() -> None:
+    controller = learned(1, 2, 4, 8)
+    controller.drafted(1, 1, 3.0)
+    choose(controller, [0.8] * 2)
+    assert not controller.is_due(frozenset((0, 1)))
+    assert controller.is_due(frozenset((0, 1, 2)))
+    for number in range(16):
+        controller.measured(*step(number, 4, 0.0, (50.0, 33.0)), 84.0)
+    assert controller.is_due(frozenset((0, 1)))
+
+
+def test_drafts_that_do_not_pay_are_off() -> None:
+    controller = learned(1, 2, 4, 8, 16)
+    controller.drafted(8, 1, 60.0)
+    choose(controller, [0.5] * 8)
+    assert controller.choice is not None
+    assert not controller.choice.has_drafts
+    assert controller.probe_cost() > 1.0
+
+
+def test_steps_with_prompts_and_steps_that_an_emulation_could_not_keep_up_with_teach_nothing() -> None:
+    controller = GroupController(2, 2)
+    plan = StepPlan(0, slices=(Slice(0, 0, (1, 2, 3), 1),))
+    figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3) for stage in range(2))
+    controller.measured(plan, StepResult(0, (), figures), 11.0)
+    assert controller.costs() is None
+    figures = tuple(StageFigures(stage, 0.0, 5.0, rows=3, is_void=True) for stage in range(2))
+    controller.measured(StepPlan(1, slices=(Slice(0, 0, (1, 2, 3), 3, 2),)), StepResult(1, (), figures), 11.0)
+    assert controller.costs() is None

@@ -1,0 +1,136 @@
+"""Drafts for several, chosen as the costs have it: the tokens stay the same, and the stages do less."""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pipeline_sim import PipelineSim, Stage
+from toy import alone, blocks, config_of, small
+
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
+from splitinfer.core.speculation.flight import Flight
+
+
+def config(num_stages: int, **more: object) -> SchedulerConfig:
+    limits = {"token_budget": 64, "max_running": 16, "max_len": 100_000, "speculates": True, "num_stages": num_stages}
+    return SchedulerConfig(num_stages, num_stages + 1, **{**limits, **more})  # type: ignore[arg-type]
+
+
+def sequence(seq_id: int, prompt: int, answer: int, **more: object) -> Sequence:
+    tokens = [(seq_id * 7 + i) % 5 for i in range(prompt)]
+    return Sequence(seq_id, tokens, SamplingParams(max_tokens=answer), 0, **more)  # type: ignore[arg-type]
+
+
+def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dict[int, Sequence]) -> None:
+    for seq_id, tokens in sim.tokens.items():
+        wanted, reason = alone(sequences[seq_id], prompts[seq_id], sim.scheduler.config.max_len)
+        assert tokens == wanted[: len(tokens)]
+        if sequences[seq_id].finish_reason is not FinishReason.ABORT:
+            assert (tokens, sequences[seq_id].finish_reason) == (wanted, reason)
+    stored = {block.block_id for block in sim.scheduler.prefix_cache.tree}
+    assert all(not toy.caches and set(toy.blocks) == stored for toy in sim.toys), "KV that belongs to nobody"
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 3), right=st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_everybody_gets_the_tokens_it_gets_alone(seed: int, num_stages: int, right: float) -> None:
+    """Whatever the arrivals, aborts, priorities, deadlines, policies, costs and memory."""
+    pick = Random(seed)
+    has_states = pick.random() < 0.2
+    with small(block=pick.randint(1, 6), min_chunk=pick.randint(1, 4)):
+        least = [pick.choice([10, 20, 60]) for _ in range(num_stages)]
+        policy = PolicyConfig(
+            pick.choice([*PolicyName]), itl_slo=pick.choice([None, 0.5, 5.0]), max_decode_gap=pick.choice([None, 1.0])
+        )
+        limits = {
+            "token_budget": pick.choice([3, 8, 40]), "max_running": pick.randint(1, 10), "policy_config": policy,
+            "kv": pick.choice([None, blocks(*least)]), "rewind": 0 if has_states else None,
+        }  # fmt: skip
+        made = config_of(
+            num_groups=num_stages, max_in_flight=num_stages + 1, max_len=100_000, speculates=True,
+            num_stages=num_stages, whole_blocks=has_states, **limits,
+        )  # fmt: skip
+        sim = PipelineSim(
+            made,
+            [Stage(pick.random(), pick.random() / 20, pick.random() / 10) for _ in range(num_stages)],
+            draft=pick.random() / 20, acceptance=right, seed=seed,
+        )  # fmt: skip
+        prompts, sequences = dict[int, list[int]](), dict[int, Sequence]()
+        for seq_id in range(pick.randint(2, 10)):
+            deadline = pick.choice([None, None, None, pick.random() * 100])
+            flight = pick.choice([None, None, None, Flight(2), Flight(2, 3, 2)])
+            seq = sequence(
+                seq_id, pick.randint(1, 30), pick.randint(1, 40), priority=pick.randint(-1, 1), deadline=deadline,
+                flight=flight,
+            )  # fmt: skip
+            at = pick.choice([0.0, pick.random() * 40])
+            try:
+                sim.scheduler.config.check_fits(seq)
+            except ValueError:
+                continue
+            prompts[seq_id], sequences[seq_id] = list(seq.tokens), seq
+            sim.submit(at, seq)
+            if pick.random() < 0.1:
+                sim.at(at + pick.random() * 20, lambda i=seq_id: sim.scheduler.finish(i, FinishReason.ABORT))
+            if deadline is not None:
+                sim.at(at + deadline, lambda: sim.scheduler.expire(sim.now))
+        sim.run()
+        check_tokens(sim, prompts, sequences)
+
+
+def steps_of(num_streams: int, acceptance: float, flight: Flight | None = None) -> PipelineSim:
+    """Streams on two stages where rows are nearly free."""
+    sim = PipelineSim(config(2), [Stage(0.05, 0.0005, 0.001)] * 2, draft=0.002, acceptance=acceptance)
+    for seq_id in range(num_streams):
+        sim.submit(0.0, sequence(seq_id, 5, 120, flight=flight))
+    sim.run()
+    return sim
+
+
+@pytest.mark.parametrize("num_streams", [2, 4, 8])
+def test_right_drafts_take_a_fraction_of_the_time(num_streams: int) -> None:
+    none, drafts = steps_of(num_streams, 0.9, Flight()), steps_of(num_streams, 0.9)
+    assert drafts.tokens == none.tokens
+    assert drafts.now < none.now / 2
+    choice = drafts.scheduler.state.groups.last
+    assert choice is not None
+    assert min(choice.drafts) >= 2
+
+
+def test_drafts_that_are_never_right_cost_next_to_nothing() -> None:
+    none, drafts = steps_of(4, 0.0, Flight()), steps_of(4, 0.0)
+    assert drafts.tokens == none.tokens
+    assert drafts.now < 1.05 * none.now
+
+
+def test_whoever_is_never_right_does_not_wait_for_whoever_is() -> None:
+    sims = []
+    for flight in (Flight(), None):
+        sim = PipelineSim(
+            config(2), [Stage(0.05, 0.0005, 0.001)] * 2, draft=0.002, acceptance={0: 0.0, 1: 0.95}, check=False
+        )
+        for seq_id in range(2):
+            sim.submit(0.0, sequence(seq_id, 5, 200, flight=flight))
+        sim.run()
+        sims.append(sim)
+    none, drafts = sims
+    assert drafts.tokens == none.tokens
+    assert drafts.times[0][-1] < 1.08 * none.times[0][-1], "and nothing was known of it at first"
+    assert drafts.times[1][-1] < 0.9 * none.times[1][-1]
+
+
+def test_a_stage_in_the_middle_leaves_out_what_it_knows_to_be_void() -> None:
+    sim = PipelineSim(
+        config(3), [Stage(0.01, 0.0, 0.001), Stage(0.05, 0.0, 0.001), Stage(0.005, 0.0, 0.001)], draft=0.001,
+        acceptance=0.5,
+    )  # fmt: skip
+    sim.submit(0.0, sequence(0, 5, 100, flight=Flight(2, 2, 3)))
+    sim.run()
+    assert sim.tokens[0] == alone(sequence(0, 5, 100), sequence(0, 5, 100).tokens, 100_000)[0]
+    assert sim.scheduler.speculation is not None
+    counts = sim.scheduler.speculation.counts
+    assert counts.spared_steps[1] > 3, "the middle"
+    assert counts.spared_steps[2] >= counts.spared_steps[1], "what it left out does not reach the last one"

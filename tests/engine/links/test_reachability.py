@@ -1,0 +1,124 @@
+"""What a person is told about a machine that cannot be reached: by error, address, system, and who started this."""
+
+import errno
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from splitinfer.engine.coordinator import worker_group
+from splitinfer.engine.links.reachability import explain, is_local
+from splitinfer.system.origin import Origin, Start
+from transports.unreachable import Unreachable
+
+MAC, LINUX = "Darwin", "Linux"
+HERE = "192.168.1.7"
+NO_ROUTE = Unreachable(HERE, errno.EHOSTUNREACH)
+ITERM = Origin(Start.PROGRAM, "iTerm")
+EXEMPT = [Origin(each) for each in (Start.ROOT, Start.DAEMON, Start.SSH, Start.TERMINAL)]
+
+
+def test_no_route_on_a_mac_is_a_missing_permission():
+    found = explain(NO_ROUTE, MAC, ITERM)
+    assert "macOS on this machine denies this process the way to 192.168.1.7" in found.text
+    assert "allow iTerm in System Settings → Privacy & Security → Local Network" in found.remedy
+    assert "`ping -c 3 192.168.1.7`" in found.remedy  # the test that tells it from a machine that is off
+    assert "Terminal, ssh and daemons" in found.remedy
+
+
+def test_the_program_to_be_allowed_is_named():
+    agent = explain(NO_ROUTE, MAC, Origin(Start.AGENT, "io.splitinfer.worker")).remedy
+    assert "allow io.splitinfer.worker, which launchd started as an agent" in agent
+    assert "Terminal has been closed" in explain(NO_ROUTE, MAC, Origin(Start.DETACHED)).remedy
+    assert "allow the program that started it" in explain(NO_ROUTE, MAC, Origin(Start.UNKNOWN)).remedy
+
+
+@pytest.mark.parametrize("origin", EXEMPT)
+def test_who_needs_no_permission_is_not_sent_to_the_settings(origin: Origin):
+    found = explain(NO_ROUTE, MAC, origin)
+    assert "Local Network" not in str(found)
+    assert "the machine is off, asleep or in another network" in found.text
+    assert "`route -n get 192.168.1.7`" in found.remedy
+
+
+def test_a_self_assigned_address_may_be_looked_for_elsewhere():
+    found = explain(Unreachable("169.254.7.7", errno.EHOSTUNREACH), MAC, EXEMPT[0])
+    assert "looks for this self-assigned address elsewhere" in found.text
+    assert "self-assigned" not in str(explain(NO_ROUTE, MAC, EXEMPT[0]))
+
+
+def test_elsewhere_no_route_is_no_route():
+    linux = explain(NO_ROUTE, LINUX, Origin(Start.UNKNOWN))
+    assert "Local Network" not in str(linux)
+    assert "a firewall rejects" in linux.text
+    assert "`ip route get 192.168.1.7`" in linux.remedy
+    far = explain(Unreachable("8.8.8.8", errno.EHOSTUNREACH), MAC, ITERM)
+    assert far.text == "there is no route from this machine to 8.8.8.8"
+
+
+def test_every_other_error():
+    def said(number: int, host: str = HERE) -> str:
+        return str(explain(Unreachable(host, number), MAC, ITERM))
+
+    assert said(errno.ECONNREFUSED) == "the machine at 192.168.1.7 answers, but nothing listens on that port"
+    assert "off, asleep or in another network, or a firewall drops" in said(errno.ETIMEDOUT)
+    assert "firewall" not in said(errno.EHOSTDOWN)
+    assert "no worker answers on it; it may be stopped" in said(0)
+    assert "no network that leads to 192.168.1.7" in said(errno.ENETUNREACH)
+    assert "no network that leads to 192.168.1.7" in said(errno.ENETDOWN)
+    assert "forbids connections" in said(errno.EACCES)
+    assert "[fe80::1%en5]" in said(errno.EADDRNOTAVAIL, "fe80::1")
+    assert said(errno.EADDRNOTAVAIL) == f"{os.strerror(errno.EADDRNOTAVAIL)} (192.168.1.7)"
+    assert said(errno.EINVAL, "fe80::1%en5") == f"{os.strerror(errno.EINVAL)} (fe80::1%en5)"
+
+
+def test_names():
+    def said(host: str, system: str, origin: Origin = ITERM) -> str:
+        return str(explain(Unreachable(host, 8, is_name=True), system, origin))
+
+    assert "System Settings → General → Sharing" in said("mini.local", MAC)
+    assert "Local Network" in said("mini.local", MAC)
+    assert "Local Network" not in said("mini.local", MAC, EXEMPT[2])
+    assert "Avahi" in said("mini.local", LINUX)
+    assert "check its spelling" in said("mini.example", MAC)
+    assert "check its spelling" in said("mini.example", LINUX)
+
+
+LOCAL = ["10.1.2.3", "172.16.0.1", "192.168.90.2", "169.254.7.7", "fd00::5", "fe80::1%en5", "Mini.local", "mini.local."]
+
+
+@pytest.mark.parametrize(("host", "local"), [(host, True) for host in LOCAL] + [
+    ("127.0.0.1", False), ("::1", False), ("8.8.8.8", False), ("2600::1", False), ("mini.example", False), ("", False),
+])  # fmt: skip
+def test_local_addresses(host: str, local: bool):
+    assert is_local(host) is local
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=20) | st.ip_addresses().map(str), st.integers(0, 140), st.booleans(), st.sampled_from(Start))
+def test_there_is_always_a_sentence(host: str, number: int, is_name: bool, start: Start):
+    for system in (MAC, LINUX):
+        assert explain(Unreachable(host, number, is_name), system, Origin(start, "x")).text
+
+
+def test_a_coordinators_sentence(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(worker_group, "explain_here", lambda unreachable: explain(unreachable, MAC, ITERM))
+
+    def said(unreachable: Unreachable | None) -> str:
+        return worker_group._why_unreachable("mini", f"tcp://{HERE}:5577", 10, unreachable)
+
+    start = "start it there with: splitinfer worker --host 0.0.0.0 --port 5577"
+    assert said(None) == f"worker mini is not at tcp://{HERE}:5577 (tried for 10 s); {start}"
+    assert said(Unreachable(HERE, errno.ECONNREFUSED)).endswith(f"nothing listens on that port; {start}")
+    assert said(Unreachable(HERE, 0)).startswith(
+        f"worker mini is not at tcp://{HERE}:5577 (tried for 10 s): a connection"
+    )
+    denied = said(NO_ROUTE)
+    assert denied.startswith(f"worker mini cannot be reached at tcp://{HERE}:5577 (tried for 10 s): macOS on")
+    assert start not in denied
+
+
+def test_a_workers_sentence_names_its_machine():
+    assert "macOS on mini denies" in str(explain(NO_ROUTE, MAC, ITERM, "mini"))
+    assert str(explain(Unreachable(HERE, errno.ENETUNREACH), LINUX, ITERM, "mini")).startswith("mini has no network")

@@ -1,0 +1,78 @@
+"""Units that a user's systemd really starts. Where there is none, `tests/service/user_instance` makes one."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import until
+
+from splitinfer.errors import ConfigError
+from splitinfer.service.actions import install, remove, status
+from splitinfer.service.commands import run
+from splitinfer.service.definition import Definition, Service
+from splitinfer.service.managers import Systemd
+from splitinfer.service.place import Place
+
+pytestmark = pytest.mark.long
+
+SERVICE = Service(f"test-{os.getpid()}", stop_seconds=5)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    answer = run(("systemctl", "--user", "show-environment"))
+    if answer.code != 0:
+        pytest.skip(f"no systemd runs for this user: {answer.why}")
+    volatile = {"XDG_CONFIG_HOME": os.environ["XDG_RUNTIME_DIR"]}  # systemd looks for units there, too
+    made = Place("linux", tmp_path, os.geteuid(), volatile)
+    yield made
+    remove(Systemd(SERVICE, made))
+
+
+def program(folder: Path, does: str) -> str:
+    """A program whose path and words systemd must not change."""
+    path = folder / "a b%h$HOME"
+    path.write_text(f'#!/bin/sh\necho "$1" >"{folder}/words"\n{does}\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_path: Path):
+    manager = Systemd(SERVICE, place)
+    first = Definition(
+        SERVICE, (program(tmp_path, "echo it is up; exec sleep 1000"), 'we ird %h $HOME "q" \\ ü'), {"HF_HOME": "/a %b"}
+    )
+    assert install(first, manager, place, force=False)
+    until(lambda: any(line.endswith("it is up") for line in manager.last_lines()), "in the journal")
+    assert (tmp_path / "words").read_text() == 'we ird %h $HOME "q" \\ ü\n'
+    pid = manager.state().pid
+    assert pid is not None
+    assert b"HF_HOME=/a %b\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    assert not install(first, manager, place, force=False)
+
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: manager.state().pid not in (None, pid), "started again")
+    assert manager.state().starts == 2
+
+    other = Definition(SERVICE, (*first.command, "--more"))
+    with pytest.raises(ConfigError, match="--more is new"):
+        install(other, manager, place, force=False)
+    failing = Definition(SERVICE, ("/bin/sh", "-c", "exit 3"))
+    with pytest.raises(ConfigError, match=r"ended at once \(exit code 3\)|did not start .* exited with error code"):
+        install(failing, manager, place, force=True)
+    found = status(SERVICE, manager)
+    assert found.installed is not None
+    assert (found.installed.command, found.state.is_running) == (first.command, True)
+
+    assert remove(manager)
+    assert not manager.state().is_loaded
+    assert not manager.file.exists()
+
+
+def test_a_program_that_is_not_there_is_refused(place: Place, tmp_path: Path):
+    manager = Systemd(SERVICE, place)
+    with pytest.raises(ConfigError, match="systemd did not start"):
+        install(Definition(SERVICE, (str(tmp_path / "gone"),)), manager, place, force=False)
+    assert not manager.file.exists()

@@ -1,0 +1,285 @@
+"""Installing, removing and looking, with stand-ins for launchd's and systemd's commands."""
+
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from stand_ins import ASKED, LAUNCHD_FAILED, SYSTEMD_FAILED, StandIns
+
+from splitinfer.errors import ConfigError
+from splitinfer.service.actions import install, remove, status
+from splitinfer.service.definition import WORKER, Definition
+from splitinfer.service.managers import Manager, manager_of
+from splitinfer.service.report import lines
+
+Make = Callable[[str], StandIns]
+OTHER = Definition(WORKER, (*ASKED.command[:-1], "6000"), ASKED.environment)
+BOTH = pytest.mark.parametrize("platform", ["darwin", "linux"])
+FAILED = {"darwin": LAUNCHD_FAILED, "linux": SYSTEMD_FAILED}
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    return lambda platform: StandIns(tmp_path, platform, monkeypatch)
+
+
+def manager(there: StandIns) -> Manager:
+    return manager_of(WORKER, there.place)
+
+
+def put(there: StandIns, definition: Definition = ASKED, *, force: bool = False) -> bool:
+    return install(definition, manager(there), there.place, force=force)
+
+
+def test_an_agent_is_installed(make: Make):
+    there = make("darwin")
+    assert put(there)
+    file = there.place.home / "Library" / "LaunchAgents" / "io.splitinfer.worker.plist"
+    assert there.calls() == [
+        "launchctl bootout gui/501/io.splitinfer.worker",
+        "launchctl enable gui/501/io.splitinfer.worker",
+        f"launchctl bootstrap gui/501 {file}",
+        "launchctl kickstart gui/501/io.splitinfer.worker",
+    ]
+    assert file.read_bytes() == manager(there).text(ASKED)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644
+    assert (there.place.home / "Library" / "Logs" / "splitinfer").is_dir()
+
+
+def test_a_unit_is_installed(make: Make):
+    there = make("linux")
+    assert put(there)
+    assert there.calls() == [
+        "systemctl --user reset-failed splitinfer-worker.service",
+        "systemctl --user daemon-reload",
+        "systemctl --user enable splitinfer-worker.service",
+        "systemctl --user restart splitinfer-worker.service",
+    ]
+    assert (there.place.home / ".config/systemd/user/splitinfer-worker.service").read_bytes() == manager(there).text(
+        ASKED
+    )
+
+
+def test_units_are_where_systemd_looks(make: Make, tmp_path: Path):
+    there = make("linux")
+    there.place = replace(there.place, environment={"XDG_CONFIG_HOME": str(tmp_path / "configs")})
+    assert manager(there).file == tmp_path / "configs/systemd/user/splitinfer-worker.service"
+
+
+@BOTH
+def test_the_same_again_changes_nothing(platform: str, make: Make):
+    there = make(platform)
+    put(there)
+    there.calls()
+    assert not put(there)
+    assert there.calls() == []
+    assert put(there, force=True)
+    assert there.calls() != []
+
+
+@BOTH
+def test_other_options_need_force(platform: str, make: Make):
+    there = make(platform)
+    put(there)
+    there.calls()
+    with pytest.raises(ConfigError, match=r"--port is 5577 there, and 6000 here\); nothing was done; --force"):
+        put(there, OTHER)
+    assert there.calls() == []
+    assert manager(there).file.read_bytes() == manager(there).text(ASKED)
+    assert put(there, OTHER, force=True)
+    assert manager(there).file.read_bytes() == manager(there).text(OTHER)
+
+
+@BOTH
+def test_a_file_of_someone_else_stays(platform: str, make: Make):
+    there = make(platform)
+    manager(there).file.parent.mkdir(parents=True)
+    manager(there).file.write_text("mine")
+    with pytest.raises(ConfigError, match="not made by this command"):
+        put(there)
+    assert manager(there).file.read_text() == "mine"
+
+
+@BOTH
+def test_without_a_session_nothing_is_written(platform: str, make: Make):
+    there = make(platform)
+    there.say("no-session")
+    with pytest.raises(ConfigError, match="log in"):
+        put(there)
+    assert not manager(there).file.exists()
+
+
+@BOTH
+def test_without_the_systems_command_nothing_is_written(platform: str, make: Make, monkeypatch: pytest.MonkeyPatch):
+    there = make(platform)
+    monkeypatch.setenv("PATH", str(there.place.home))
+    with pytest.raises(ConfigError, match=r"there is no (launchctl|systemctl) here"):
+        put(there)
+    assert not manager(there).file.exists()
+
+
+@BOTH
+def test_root_and_other_systems_are_refused(platform: str, make: Make):
+    there = make(platform)
+    with pytest.raises(ConfigError, match="never as root"):
+        manager_of(WORKER, replace(there.place, user=0))
+    with pytest.raises(ConfigError, match="not for win32"):
+        manager_of(WORKER, replace(there.place, platform="win32"))
+
+
+@BOTH
+def test_what_ends_at_once_is_not_installed(platform: str, make: Make):
+    there = make(platform)
+    there.say("printed", FAILED[platform])
+    said = "10:00:01 splitinfer: tcp://0.0.0.0:5577 is in use"
+    there.say("journal", f"begin\n{said}\n")
+    log = there.place.home / "Library/Logs/splitinfer/worker.log"
+    log.parent.mkdir(parents=True)
+    log.write_text(f"begin\n{said}\n")
+    with pytest.raises(
+        ConfigError, match=r"ended at once \(exit code 1\); its log ends with: begin / .*5577 is in use"
+    ):
+        put(there)
+    assert not manager(there).file.exists()
+    assert not manager(there).state().is_loaded
+    assert sum(there.slept) < 5
+
+
+@BOTH
+def test_a_refused_start_puts_the_one_before_back(platform: str, make: Make):
+    there = make(platform)
+    put(there)
+    there.say("refuses", "Bootstrap failed: 1: no")
+    with pytest.raises(ConfigError, match="Bootstrap failed: 1: no"):
+        put(there, OTHER, force=True)
+    assert manager(there).file.read_bytes() == manager(there).text(ASKED)
+    assert not any(each.name.startswith(".splitinfer-") for each in manager(there).file.parent.iterdir())
+
+
+@BOTH
+def test_one_that_fails_stays_installed_when_it_is_started_again(platform: str, make: Make):
+    there = make(platform)
+    put(there)
+    there.say("printed", FAILED[platform])
+    with pytest.raises(ConfigError, match="ended at once"):
+        put(there)
+    assert manager(there).file.read_bytes() == manager(there).text(ASKED)
+    assert manager(there).state().is_loaded
+
+
+def test_launchd_is_given_time_to_let_go_and_to_take_up(make: Make):
+    there = make("darwin")
+    put(there)
+    there.say("lingers", "\n" * 3)
+    there.say("busy", "\n" * 2)
+    there.calls()
+    assert put(there, OTHER, force=True)
+    assert [call.split()[1] for call in there.calls()] == [
+        "bootout", "enable", "bootstrap", "bootstrap", "bootstrap", "kickstart"
+    ]  # fmt: skip
+
+
+def test_what_launchd_does_not_take_is_one_sentence(make: Make):
+    there = make("darwin")
+    there.say("busy", "\n" * 1000)
+    with pytest.raises(ConfigError, match=r"launchd did not take .*plist \(Bootstrap failed: 5: .*plutil -lint"):
+        put(there)
+    assert not manager(there).file.exists()
+    assert sum(there.slept) < 30
+
+
+def test_launchd_is_not_waited_for_without_end(make: Make):
+    there = make("darwin")
+    put(there)
+    there.say("lingers", "\n" * 1000)
+    with pytest.raises(ConfigError, match=r"has not let go of gui/501/io\.splitinfer.worker"):
+        remove(manager(there))
+    assert WORKER.stop_seconds < sum(there.slept) < 60
+    assert manager(there).file.exists()
+
+
+@BOTH
+def test_what_is_removed_is_gone_and_the_log_stays(platform: str, make: Make):
+    there = make(platform)
+    put(there)
+    log = there.place.home / "Library/Logs/splitinfer/worker.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("begin\n")
+    assert remove(manager(there))
+    assert not manager(there).file.exists()
+    assert not manager(there).state().is_loaded
+    assert log.exists()
+    assert not remove(manager(there))
+
+
+@BOTH
+def test_one_whose_file_is_gone_can_be_removed(platform: str, make: Make):
+    there = make(platform)
+    put(there)
+    manager(there).file.unlink()
+    assert "its file is gone" in lines(status(WORKER, manager(there)))[0]
+    assert remove(manager(there))
+    assert not manager(there).state().is_loaded
+
+
+@BOTH
+def test_the_status_shows_what_runs_and_the_end_of_the_log(platform: str, make: Make):
+    there = make(platform)
+    assert lines(status(WORKER, manager(there))) == [
+        "worker: not installed; `splitinfer service install worker` does it"
+    ]
+    put(there)
+    there.say("journal", "worker waits\n")
+    log = there.place.home / "Library/Logs/splitinfer/worker.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("worker waits\n")
+    assert lines(status(WORKER, manager(there))) == [
+        "worker: runs, process 4242",
+        "  command  /Users/me/.local/bin/splitinfer worker --host 0.0.0.0 --port 5577",
+        "  variable HF_HOME=/Volumes/Models/hf",
+        f"  file     {manager(there).file}",
+        f"  log      {manager(there).log}",
+        "    worker waits",
+    ]
+    there.say("printed", FAILED[platform])
+    starts = {"darwin": 3, "linux": 2}[platform]
+    first = lines(status(WORKER, manager(there)))[0]
+    assert first == f"worker: does not run; started {starts} times; it ended last with exit code 1"
+    (there.folder / "loaded").unlink()
+    assert "the system does not know it" in lines(status(WORKER, manager(there)))[0]
+
+
+def test_only_the_end_of_a_long_log_is_read(make: Make):
+    there = make("darwin")
+    log = Path(manager(there).log)
+    log.parent.mkdir(parents=True)
+    log.write_text("x" * 100_000 + "\n" + "".join(f"line {n}\n" for n in range(100)))
+    assert manager(there).last_lines() == [f"line {n}" for n in range(92, 100)]
+
+
+def test_a_journal_that_cannot_be_read_is_said(make: Make):
+    there = make("linux")
+    assert manager(there).last_lines() == ["(No journal files were found.)"]
+    there.say("journal")
+    assert manager(there).last_lines() == []
+
+
+def test_the_advice_is_what_the_system_will_ask(make: Make, tmp_path: Path):
+    linux = manager(make("linux")).advice()
+    assert linux == ["it runs while you are logged in; to keep it running always: loginctl enable-linger me"]
+
+
+def test_macs_are_told_of_the_local_network(make: Make):
+    assert ["Local Network" in each for each in manager(make("darwin")).advice()] == [True, False]
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(make: Make):
+    there = make("linux")
+    (there.place.home / ".config").parent.mkdir(parents=True)
+    (there.place.home / ".config").write_text("a file")
+    with pytest.raises(ConfigError, match=r"cannot be (written|read)"):
+        put(there)
+    assert os.listdir(there.place.home) == [".config"]  # noqa: PTH208

@@ -1,0 +1,88 @@
+"""`splitinfer service` from the command line, on a stand-in of systemd."""
+
+from pathlib import Path
+
+import pytest
+from stand_ins import StandIns
+from typer.testing import CliRunner
+
+from splitinfer.cli import app, service
+from splitinfer.service import executable
+from splitinfer.service import place as places
+from splitinfer.service.definition import SERVICES
+
+
+@pytest.fixture
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
+    made = StandIns(tmp_path, "linux", monkeypatch)
+    monkeypatch.setattr(places, "here", lambda: made.place)
+    monkeypatch.setattr(executable, "find_executable", lambda: "/home/me/.local/bin/splitinfer")
+    monkeypatch.setattr(service, "finish", finished)
+    return made
+
+
+def finished(run, verbose):
+    raise SystemExit(run())
+
+
+def called(*words: str) -> tuple[int, str]:
+    """The exit code, and all that was printed."""
+    done = CliRunner().invoke(app, ["service", *words])
+    return done.exit_code, " ".join(done.output.split())
+
+
+def command(there: StandIns) -> str:
+    text = (there.place.home / ".config/systemd/user/splitinfer-worker.service").read_text()
+    return next(line for line in text.splitlines() if line.startswith("ExecStart="))
+
+
+def test_a_worker_is_installed_seen_and_removed(there: StandIns):
+    code, said = called("install", "worker", "--host", "0.0.0.0", "--kv-disk-gb", "50", "--verbose")
+    assert (code, "the worker runs; its log: journalctl" in said, "this machine only" in said) == (0, True, False)
+    assert command(there) == (
+        'ExecStart=:"/home/me/.local/bin/splitinfer" "worker" "--host" "0.0.0.0" "--port" "5577"'
+        ' "--kv-disk-gb" "50.0" "--verbose"'
+    )
+    assert called("install", "worker", "--host", "0.0.0.0", "--kv-disk-gb", "50", "--verbose")[1] == (
+        "the worker runs already, with these options; --force starts it anew"
+    )
+    code, said = called("status")
+    assert (code, said.startswith("worker: runs, process 4242 command /home/me/.local/bin/splitinfer worker")) == (
+        0,
+        True,
+    )
+    assert called("remove", "worker") == (0, "the worker is removed")
+    assert called("status", "worker")[0] == 1
+    assert called("remove", "worker") == (0, "the worker is not installed")
+
+
+def test_folders_are_absolute_and_the_default_is_written_down(
+    there: StandIns, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my model").mkdir()
+    said = called("install", "worker", "--model", "my model", "--kv-dir", "none")[1]
+    assert "with --host 0.0.0.0 other machines reach it" in said
+    assert command(there).endswith(
+        f'"--host" "127.0.0.1" "--port" "5577" "--model" "{tmp_path}/my model" "--kv-dir" "none"'
+    )
+
+
+def test_an_open_worker_is_warned_of(there: StandIns):
+    assert "can use it, and read what crosses" in called("install", "worker", "--host", "0.0.0.0", "--insecure")[1]
+
+
+@pytest.mark.parametrize("words", [["--port", "0"], ["--port", "70000"], ["--prot", "1"], ["--child"]])
+def test_what_the_worker_would_not_take_is_not_installed(words: list[str], there: StandIns):
+    assert called("install", "worker", *words)[0] == 2
+    assert there.calls() == []
+
+
+@pytest.mark.parametrize("words", [["remove", "wroker"], ["status", "wroker"]])
+def test_another_name_is_refused(words: list[str], there: StandIns):
+    with pytest.raises(Exception, match="there is no service wroker; there is: worker"):
+        CliRunner().invoke(app, ["service", *words], catch_exceptions=False)
+
+
+def test_every_service_has_a_command():
+    assert set(SERVICES) == set(service._COMMANDS)

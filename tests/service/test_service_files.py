@@ -1,0 +1,219 @@
+"""What is installed: the texts of a property list and a unit, and what is read back from them and from the system."""
+
+import plistlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from stand_ins import ASKED, LAUNCHD_FAILED, LAUNCHD_RUNNING, SYSTEMD_FAILED, SYSTEMD_RUNNING, WORDS
+
+from splitinfer.cli.serve_worker import _END_SECONDS
+from splitinfer.errors import ConfigError
+from splitinfer.service import launchd, systemd
+from splitinfer.service.definition import SERVICES, WORKER, Definition, State, absolute, carried, differences
+
+LOG = Path("/Users/me/Library/Logs/splitinfer/worker.log")
+ODD = (
+    "we ird",
+    "%h $HOME ${HOME} `id`",
+    '"quoted"',
+    "it's",
+    "back\\slash \\n",
+    "tab\there\nand a line",
+    ";",
+    "ü 🐺",
+    "",
+)
+
+words = st.lists(st.text(st.characters(blacklist_categories=["Cs", "Cc"])), min_size=1, max_size=5)
+
+
+def test_an_agent_is_not_throttled_and_comes_back_after_a_failure():
+    described = plistlib.loads(launchd.plist(ASKED, LOG))
+    assert described == {
+        "Label": "io.splitinfer.worker",
+        "ProgramArguments": list(WORDS),
+        "EnvironmentVariables": {"HF_HOME": "/Volumes/Models/hf"},
+        "RunAtLoad": True,
+        "KeepAlive": {"SuccessfulExit": False},
+        "ThrottleInterval": 10,
+        "ExitTimeOut": 20,
+        "ProcessType": "Interactive",
+        "StandardOutPath": str(LOG),
+        "StandardErrorPath": str(LOG),
+    }
+
+
+def test_a_unit_comes_back_after_a_failure():
+    lines = systemd.unit(ASKED).decode().splitlines()
+    assert 'ExecStart=:"/Users/me/.local/bin/splitinfer" "worker" "--host" "0.0.0.0" "--port" "5577"' in lines
+    assert 'Environment="HF_HOME=/Volumes/Models/hf"' in lines
+    assert {"Type=exec", "Restart=on-failure", "KillMode=mixed", "TimeoutStopSec=20", "WantedBy=default.target"} <= {
+        *lines
+    }
+
+
+def test_a_percent_sign_is_no_specifier():
+    assert b'"100%% %%h"' in systemd.unit(Definition(WORKER, ("/bin/splitinfer", "100% %h")))
+
+
+def test_a_service_has_longer_to_end_than_its_command_takes():
+    assert WORKER.stop_seconds > 2 * _END_SECONDS  # it closes, then it clears what is left
+
+
+@given(words)
+@example(list(ODD))
+def test_words_come_back_as_they_were(command: list[str]):
+    definition = Definition(WORKER, ("/a b/splitinfer", *command), {"HF_HOME": command[0]})
+    for text, read in (
+        (launchd.plist(definition, LOG), launchd.installed),
+        (systemd.unit(definition), systemd.installed),
+    ):
+        found = read(text)
+        assert found is not None
+        assert (found.command, found.environment) == (definition.command, definition.environment)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
+def test_systemd_takes_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    program = tmp_path / "a b%h$x ü"
+    program.write_text("#!/bin/sh")
+    program.chmod(0o755)
+    file = tmp_path / WORKER.unit
+    command = ("systemd-analyze", "--user", "verify", str(file))
+    file.write_bytes(systemd.unit(Definition(WORKER, (str(program), *ODD), {"HF_HOME": ODD[1]})))
+    taken = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (taken.returncode, taken.stderr) == (0, "")
+    file.write_bytes(systemd.unit(Definition(WORKER, (str(tmp_path / "gone"),))))
+    assert subprocess.run(command, capture_output=True, check=False, timeout=60).returncode != 0
+
+
+def test_a_program_that_systemd_would_not_start_is_refused():
+    with pytest.raises(ConfigError, match="no program whose path has quotes"):
+        systemd.unit(Definition(WORKER, ("/home/o'neill/bin/splitinfer", "worker")))
+
+
+# ----- what differs --------------------------------------------------------------------------------
+
+
+def changed(command: tuple[str, ...], environment: dict[str, str] | None = None) -> list[str]:
+    """What an installation of ``command`` would change in ``ASKED``, the same for both kinds of files."""
+    new = Definition(WORKER, command, ASKED.environment if environment is None else environment)
+    pairs = [
+        (launchd.installed(launchd.plist(each, LOG)), systemd.installed(systemd.unit(each))) for each in (ASKED, new)
+    ]
+    (old_plist, old_unit), (new_plist, new_unit) = pairs
+    assert old_plist and old_unit and new_plist and new_unit  # noqa: PT018
+    found = differences(old_plist, new_plist)
+    assert differences(old_unit, new_unit) == found
+    return found
+
+
+def test_what_differs_is_said_by_option():
+    assert changed(WORDS) == []
+    assert changed((*WORDS[:-1], "6000", "--insecure")) == ["--insecure is new", "--port is 5577 there, and 6000 here"]
+    assert changed(("/opt/homebrew/bin/splitinfer", *WORDS[1:4])) == [
+        "the program is /Users/me/.local/bin/splitinfer there, and /opt/homebrew/bin/splitinfer here",
+        "--port 5577 is gone",
+    ]
+    assert changed(WORDS, {}) == ["the variable HF_HOME /Volumes/Models/hf is gone"]
+
+
+def test_a_setting_changed_by_hand_is_seen():
+    by_hand = launchd.plist(ASKED, LOG).replace(b"Interactive", b"Background")
+    there, here = launchd.installed(by_hand), launchd.installed(launchd.plist(ASKED, LOG))
+    assert there is not None
+    assert here is not None
+    assert differences(there, here) == ["the setting ProcessType is Background there, and Interactive here"]
+
+
+@pytest.mark.parametrize("text", [b"", b"<plist", b"\xff\xfe", b"[Service]\n", b"<plist><array/></plist>"])
+def test_another_file_is_not_taken_for_ours(text: bytes):
+    assert launchd.installed(text) is None
+    assert systemd.installed(text) is None
+
+
+def test_a_unit_written_by_hand_is_read():
+    found = systemd.installed(
+        b"[Service]\n# by me\nExecStart=/home/me/bin/splitinfer worker --port 5577\nRestart=always\n"
+    )
+    assert found is not None
+    assert found.command == ("/home/me/bin/splitinfer", "worker", "--port", "5577")
+    assert found.other == {"Restart": "always"}
+
+
+# ----- what the system says ------------------------------------------------------------------------
+
+
+def launchd_state(*changes: tuple[str, str]) -> State:
+    text = LAUNCHD_RUNNING
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    return launchd.state(text)
+
+
+def test_launchd_says_whether_it_runs():
+    assert launchd_state() == State(is_loaded=True, pid=4242, starts=1)
+    assert launchd_state(("state = running", "state = xpcproxy")).pid == 4242
+    assert launchd_state(("state = running", "state = not running")).pid is None
+    assert launchd.state(LAUNCHD_FAILED) == State(is_loaded=True, starts=3, last_exit="exit code 1")
+    assert launchd.state("something else") == State(is_loaded=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("last exit code = 0", "exit code 0"),
+        ("last exit code = 78: EX_CONFIG", "exit code 78: the program could not be started"),
+        ("last terminating signal = Killed: 9", "signal 9"),
+    ],
+)
+def test_launchd_says_how_it_ended(line: str, said: str):
+    assert launchd_state(("last exit code = (never exited)", line)).last_exit == said
+
+
+def test_systemd_says_whether_it_runs_and_how_it_ended():
+    assert systemd.state(SYSTEMD_RUNNING) == State(is_loaded=True, pid=4242, starts=1)
+    assert systemd.state(SYSTEMD_FAILED) == State(is_loaded=True, starts=2, last_exit="exit code 1")
+    killed = SYSTEMD_FAILED.replace("ExecMainCode=1", "ExecMainCode=2").replace("Status=1", "Status=9")
+    assert systemd.state(killed).last_exit == "signal 9"
+    given_up = systemd.state(SYSTEMD_FAILED.replace("Result=exit-code", "Result=start-limit-hit"))
+    assert given_up.last_exit == "it ended too often, and is not started any more"
+    assert systemd.state("LoadState=not-found\nMainPID=0\n") == State(is_loaded=False)
+
+
+# ----- what a service takes along ------------------------------------------------------------------
+
+
+def test_a_service_finds_keys_and_models_and_gets_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    shell = {
+        "HF_TOKEN": "hf_secret",
+        "HF_HOME": "models",
+        "XDG_CONFIG_HOME": "/x",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": "/bin",
+    }
+    taken = {"HF_HOME": str(tmp_path / "models"), "XDG_CONFIG_HOME": "/x", "HF_HUB_OFFLINE": "1"}
+    assert carried({**shell, "XDG_CACHE_HOME": ""}) == taken
+
+
+def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    asked = ("model", "./later", "none", "owner/model", "/x")
+    assert [absolute(each) for each in asked] == [
+        str(tmp_path / "model"), str(tmp_path / "later"), "none", "owner/model", "/x"
+    ]  # fmt: skip
+
+
+def test_names_are_those_of_the_table():
+    assert {name: (each.label, each.unit) for name, each in SERVICES.items()}["worker"] == (
+        "io.splitinfer.worker",
+        "splitinfer-worker.service",
+    )

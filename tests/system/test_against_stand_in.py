@@ -1,0 +1,166 @@
+"""The calls of macOS's libraries, with the arguments of Apple's headers: made to a library that a C compiler built from
+those declarations."""
+
+import ctypes
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from processes import until
+
+from splitinfer.engine.device.steps import StepsUnderWay
+from splitinfer.system import apple, free_memory, qos
+from splitinfer.system.free_memory import VmStatistics64, ask_kernel, available_bytes, read_sysctl, wired_limit_bytes
+from splitinfer.system.keep_awake import assert_by_iokit
+from splitinfer.system.memory_pages import parse_vm_stat
+from splitinfer.system.qos import QoS, set_own
+from transports import at_thread_start, connect, listen
+
+HERE = Path(__file__).parent
+COMPILER = shutil.which("cc")
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="there is no C compiler here")
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    library = tmp_path_factory.mktemp("stand_in") / "stand_in.so"
+    subprocess.run([str(COMPILER), "-shared", "-fPIC", "-O1", "-o", library, HERE / "stand_in.c"], check=True)
+    return ctypes.CDLL(str(library))
+
+
+@pytest.fixture
+def stand_in(built: ctypes.CDLL) -> Iterator[ctypes.CDLL]:
+    built.stand_in_type.restype = built.stand_in_name.restype = ctypes.c_char_p
+    yield built
+    built.stand_in_refuse(0)
+
+
+@pytest.fixture
+def mac(stand_in: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """This process takes itself to run on macOS."""
+    monkeypatch.setattr(apple, "is_macos", lambda: True)
+    monkeypatch.setattr(apple, "library", lambda _path: stand_in)
+    return stand_in
+
+
+# -- power -----------------------------------------------------------------------------------------
+
+
+def test_an_assertion_is_made_with_its_type_and_released_by_its_number(stand_in: ctypes.CDLL):
+    release = assert_by_iokit("splitinfer computes", stand_in, stand_in)
+    assert (stand_in.stand_in_type(), stand_in.stand_in_level()) == (b"PreventUserIdleSystemSleep", 255)
+    assert stand_in.stand_in_name() == b"splitinfer computes"
+    release()
+    assert stand_in.stand_in_released() >= 42
+    assert stand_in.stand_in_num_strings() == 0, "no string is left over"
+    assert_by_iokit("x" * 500, stand_in, stand_in)
+    assert stand_in.stand_in_name() == b"x" * 128
+
+
+def test_a_refused_assertion_says_with_what(stand_in: ctypes.CDLL):
+    stand_in.stand_in_refuse(-536870207)  # kIOReturnNotPrivileged
+    with pytest.raises(OSError, match="0xe00002c1"):
+        assert_by_iokit("x", stand_in, stand_in)
+    assert stand_in.stand_in_num_strings() == 0
+
+
+def test_another_library_is_an_attribute_error_which_falls_back(stand_in: ctypes.CDLL):
+    with pytest.raises(AttributeError):
+        assert_by_iokit("x", ctypes.CDLL(None), stand_in)
+
+
+# -- threads ---------------------------------------------------------------------------------------
+
+
+def test_a_class_is_the_calling_threads_own(stand_in: ctypes.CDLL):
+    set_own(QoS.UTILITY, stand_in)
+    seen: list[int] = []
+    thread = threading.Thread(target=lambda: seen.append(stand_in.stand_in_own_qos()))
+    thread.start()
+    thread.join()
+    assert (stand_in.stand_in_own_qos(), stand_in.stand_in_own_priority(), seen) == (0x11, 0, [0])
+    stand_in.stand_in_refuse(1)
+    with pytest.raises(OSError, match="refused class user_initiated"):
+        set_own(QoS.USER_INITIATED, stand_in)
+
+
+def test_a_refused_class_is_no_error(mac: ctypes.CDLL):
+    mac.stand_in_refuse(1)
+    qos.serve_requests()
+    qos.write_behind()
+
+
+def test_nothing_is_called_on_other_systems(stand_in: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(apple, "library", lambda path: pytest.fail(path))
+    qos.serve_requests()
+    assert (wired_limit_bytes(), free_memory.memory_pages()) == (None, None)
+
+
+def test_the_threads_that_requests_wait_for_are_user_initiated(mac: ctypes.CDLL):
+    seen: list[tuple[str, int]] = []
+
+    def look(*_: object) -> None:
+        seen.append((threading.current_thread().name.split()[0], mac.stand_in_own_qos()))
+
+    steps = StepsUnderWay[int](lambda _: None, look, look)
+    steps.add(1, is_done=False)
+    steps.drain()
+    steps.close()
+    with listen("tcp://127.0.0.1:0") as listener:
+        link = connect(listener.address, timeout=10)
+        link.deliver_to(lambda _: look())
+        accepted = listener.accept(timeout=10)
+        accepted.close("done")
+        until(lambda: any(name == "transports" for name, _ in seen), "the link's thread has called", 10)
+        link.close("done")
+    assert {name for name, _ in seen} == {"waiter", "transports"}
+    assert {number for _, number in seen} == {0x19}
+
+
+def test_what_threads_call_first_can_be_chosen():
+    called = threading.Event()
+    at_thread_start(called.set)
+    try:
+        with listen("tcp://127.0.0.1:0"):
+            assert called.wait(10)
+    finally:
+        at_thread_start(qos.serve_requests)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_the_kernels_counts_are_those_that_vm_stat_prints(mac: ctypes.CDLL):
+    assert ctypes.sizeof(VmStatistics64) == 152
+    recorded = parse_vm_stat((HERE / "recorded" / "vm_stat_m3_pro_18.txt").read_text())
+    assert ask_kernel(mac) == free_memory.memory_pages() == recorded
+    assert available_bytes() == recorded.available_bytes
+
+
+def test_vm_stat_is_run_where_the_kernel_refuses(mac: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    mac.stand_in_refuse(5)
+    with pytest.raises(OSError, match="host_statistics64 returned 5"):
+        ask_kernel(mac)
+    script = tmp_path / "vm_stat"
+    script.write_text(f"#!/bin/sh\ncat {HERE / 'recorded' / 'vm_stat_intel_16.txt'}\n")
+    script.chmod(0o755)
+    run = free_memory.run_vm_stat
+    monkeypatch.setattr(free_memory, "run_vm_stat", lambda: run(str(script)))
+    pages = free_memory.memory_pages()
+    assert pages is not None
+    assert pages.wired == 763_254
+    script.write_text("#!/bin/sh\nexit 1\n")
+    assert free_memory.memory_pages() is None
+    assert available_bytes() > 0, "psutil's"
+
+
+def test_a_limit_is_read_with_its_width(mac: ctypes.CDLL):
+    assert read_sysctl("hw.memsize", mac) == 64 * 2**30
+    assert wired_limit_bytes() == 56 * 2**30
+    with pytest.raises(OSError, match="sysctl has no iogpu"):
+        read_sysctl("iogpu.nothing", mac)
+    mac.stand_in_refuse(1)
+    assert wired_limit_bytes() is None

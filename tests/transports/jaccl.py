@@ -1,0 +1,73 @@
+"""Links over emulated JACCL (`transports.emulated_jaccl`), for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from contract import SECONDS, until
+
+from transports import Frame, Link, LinkClosed
+from transports.emulated_jaccl.world import World
+from transports.rdma import handshake
+from transports.rdma.groups import kept_groups
+
+WRITER, READER = "rdma_en0", "rdma_en1"
+
+
+def make_world(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> World:
+    """Emulated devices for this test and all processes that it starts.
+
+    Writers do not rest, so that a planned fault meets what the test sends.
+    """
+    world = World.make(folder / "jaccl", **options)
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(handshake, "_REST_SECONDS_RDMA", 60.0)
+    return world
+
+
+def all_received(link: Link) -> tuple[list[Frame], str]:
+    """What arrives until the end, and the reason of the end."""
+    frames: list[Frame] = []
+    try:
+        while True:
+            frames.append(link.recv(SECONDS))
+    except LinkClosed as ending:
+        return frames, ending.reason
+
+
+def is_free(world: World) -> bool:
+    """Whether no process uses a device."""
+    return all(world.usage(device).num_alive == 0 for device in world.ports)
+
+
+def until_free(world: World) -> None:
+    """Wait until the links' processes have ended; those that were kept for another link are ended."""
+
+    def is_free_now() -> bool:
+        kept_groups.end_all()
+        return is_free(world)
+
+    until(is_free_now, "the devices are free")
+
+
+def is_gone(one: psutil.Process) -> bool:
+    try:
+        return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it went between the two
+        return True
+
+
+def carriers_of(pid: int) -> list[psutil.Process]:
+    """The children of a process and of its children that are members of groups."""
+    return [child for child in psutil.Process(pid).children(recursive=True) if is_carrier(child)]
+
+
+def is_carrier(one: psutil.Process) -> bool:
+    try:
+        return "transports.rdma.child" in one.cmdline()
+    except psutil.Error:  # it has ended
+        return False

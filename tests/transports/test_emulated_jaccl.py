@@ -1,0 +1,303 @@
+"""The stand-in for JACCL by itself: it must be as bad as it says. Groups of two threads, no processes of links."""
+
+from __future__ import annotations
+
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract import SECONDS, until
+
+from transports.emulated_jaccl.device import Device, Limits, Usage
+from transports.emulated_jaccl.group import EmulatedGroup, join
+from transports.emulated_jaccl.wire import frame_bytes
+from transports.emulated_jaccl.world import Fault, MixedSizes, What, World
+from transports.rdma import probe
+
+KB = 1 << 10
+
+
+def aside(action: Callable[..., Any], *args: Any) -> Future[Any]:
+    """What `action` will return; a thread that hangs is left behind."""
+    found: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(action(*args))
+        except BaseException as problem:  # noqa: BLE001 - the test wants it
+            found.set_exception(problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+joined: list[Future[EmulatedGroup]] = []
+
+
+@pytest.fixture(autouse=True)
+def groups_end() -> Iterator[None]:
+    yield
+    for end in joined:
+        with suppress(Exception):
+            end.result(SECONDS).close()
+    joined.clear()
+
+
+def joining(world: World, devices: tuple[str, str] = ("rdma_en0", "rdma_en1")) -> list[Future[EmulatedGroup]]:
+    boxes: list[queue.Queue[bytes]] = [queue.Queue(), queue.Queue()]
+
+    def gather(rank: int, mine: bytes) -> bytes:
+        boxes[rank].put(mine)
+        theirs = boxes[1 - rank].get(timeout=SECONDS)
+        return mine + theirs if rank == 0 else theirs + mine
+
+    ends = [
+        aside(join, world, device, rank, lambda mine, _size, rank=rank: gather(rank, mine))
+        for rank, device in enumerate(devices)
+    ]
+    joined.extend(ends)
+    return ends
+
+
+def group_of_two(world: World) -> list[EmulatedGroup]:
+    """Joined, and a sum made."""
+    ends = [end.result(SECONDS) for end in joining(world)]
+    sums = [aside(end.all_sum, [rank + 1.0]) for rank, end in enumerate(ends)]
+    assert [each.result(SECONDS) for each in sums] == [[3.0], [3.0]]
+    return ends
+
+
+def message(size: int, seed: int = 1) -> memoryview:
+    return memoryview(bytes([seed]) * size)
+
+
+def passed(here: EmulatedGroup, there: EmulatedGroup, sent: memoryview, num_bytes: int) -> bytearray:
+    """What a receive of `num_bytes` returns for `sent`."""
+    sending = aside(here.send, sent)
+    received = there.recv(num_bytes)
+    sending.result(SECONDS)
+    return received
+
+
+def hangs(operation: Future[Any]) -> bool:
+    try:
+        operation.result(0.2)
+    except TimeoutError:
+        return True
+    return False
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World.make(tmp_path / "world")
+
+
+def test_messages_of_one_size_arrive(world: World) -> None:
+    here, there = group_of_two(world)
+    for seed in range(5):
+        assert passed(here, there, message(100_000, seed), 100_000) == message(100_000, seed)
+
+
+def test_another_size_than_before_hangs(world: World) -> None:
+    here, there = group_of_two(world)
+    assert passed(here, there, message(100), 100) == message(100)
+    aside(here.send, message(200))
+    assert hangs(aside(there.recv, 200))
+
+
+def test_another_size_than_before_is_received_wrong_or_right_as_asked(tmp_path: Path) -> None:
+    for how, expected in ((MixedSizes.STALE, bytes(5000)), (MixedSizes.WORK, message(5000, 2))):
+        here, there = group_of_two(World.make(tmp_path / how, mixed_sizes=how))
+        assert passed(here, there, message(100), 100) == message(100)
+        assert passed(here, there, message(5000, 2), 5000) == expected
+
+
+def test_a_sum_between_allows_another_size(world: World) -> None:
+    here, there = group_of_two(world)
+    passed(here, there, message(100), 100)
+    summing = aside(here.all_sum, [1.0])
+    there.all_sum([1.0])
+    summing.result(SECONDS)
+    assert passed(here, there, message(200), 200) == message(200)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "macos", "size"),
+    [(1, "26.3", 4), (4097, "26.3.1", 8), (64 * KB, "26.4", 64), (9 << 20, "26.3", 512), (9 << 20, "26.2", 4)],
+)
+def test_frames_are_as_long_as_the_system_allows(num_bytes: int, macos: str, size: int) -> None:
+    assert frame_bytes(num_bytes, macos) == size * KB
+
+
+def test_systems_that_disagree_are_out_of_step(tmp_path: Path) -> None:
+    here, there = group_of_two(World.make(tmp_path / "world", macos=("26.2", "26.3")))
+    received = passed(here, there, message(8 * KB), 8 * KB)
+    assert (received[: 4 * KB], received[4 * KB :]) == (message(4 * KB), bytes(4 * KB))
+    assert there.recv(8 * KB)[: 4 * KB] == message(4 * KB), "the other half, taken for the next message"
+
+
+def test_a_surplus_is_dropped_and_what_is_missing_is_waited_for(tmp_path: Path) -> None:
+    here, there = group_of_two(World.make(tmp_path / "world", mixed_sizes=MixedSizes.WORK))
+    assert passed(here, there, message(8 * KB, 1), 4 * KB) == message(4 * KB, 1)
+    assert passed(here, there, message(8 * KB, 2), 8 * KB) == message(8 * KB, 2), "the rest of the first is gone"
+    aside(here.send, message(512 * KB))
+    assert hangs(aside(there.recv, 1024 * KB))
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault(What.FLIP, at=7), b"\x11"),
+        (Fault(What.ZERO), b"\0"),
+        (Fault(What.DROP), b"\x02"),
+        (Fault(What.DUPLICATE), b"\x01"),
+    ],
+)
+def test_faults_happen_once_and_silently(world: World, fault: Fault, expected: bytes) -> None:
+    here, there = group_of_two(world)
+    world.plan("rdma_en0", [Fault(fault.what, 1, fault.at)])
+    aside(lambda: [here.send(message(10, seed)) for seed in (0, 1, 2, 3)])
+    assert there.recv(10) == message(10, 0)
+    assert there.recv(10)[7:8] == expected
+    rest = {What.DROP: (3,), What.DUPLICATE: (1, 2, 3)}.get(fault.what, (2, 3))
+    assert [there.recv(10)[7] for _ in rest] == list(rest)
+
+
+def test_a_second_group_on_a_device_finds_no_memory_regions(world: World) -> None:
+    device = world.device("rdma_en0")
+    first = device.register()
+    with pytest.raises(RuntimeError, match="Register memory region failed"):
+        device.register()
+    first.close()
+    device.register().close()
+
+
+def test_queue_pairs_and_groups_are_bounded(tmp_path: Path) -> None:
+    device = Device(tmp_path, Limits(regions=10_000, queue_pairs=2, max_groups=3))
+    kept = [device.register(), device.register()]
+    with pytest.raises(RuntimeError, match="Couldn't create queue pair"):
+        device.register()
+    kept.pop().close()
+    kept.append(device.register())
+    kept.pop().close()
+    with pytest.raises(RuntimeError, match="Couldn't allocate protection domain"):
+        device.register()
+    device.restart()
+    kept.append(device.register())
+    assert device.usage() == Usage(num_alive=2, num_left=0, num_groups=1)
+    for each in kept:
+        each.close()
+
+
+_PROCESS = """
+import sys, time
+from pathlib import Path
+from transports.emulated_jaccl.device import Device, Limits
+held = Device(Path(sys.argv[1]), Limits()).register()
+if sys.argv[2] == "receiving":
+    held.receiving().__enter__()
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def holder(folder: Path, how: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(
+        [sys.executable, "-c", _PROCESS, str(folder), how], env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(("how", "num_left"), [("idle", 0), ("receiving", 1)])
+def test_only_a_process_killed_in_a_receive_leaves_something_behind(how: str, num_left: int, tmp_path: Path) -> None:
+    device = Device(tmp_path, Limits())
+    with holder(tmp_path, how) as process:
+        assert device.usage() == Usage(num_alive=1, num_left=0, num_groups=1)
+        process.kill()
+        process.wait(SECONDS)
+    assert device.usage() == Usage(num_alive=0, num_left=num_left, num_groups=1)
+    if num_left:
+        with pytest.raises(RuntimeError, match="Register memory region failed"):
+            device.register()
+        device.restart()
+    device.register().close()
+
+
+def test_nobody_is_told_that_the_peer_is_gone(world: World) -> None:
+    here, there = group_of_two(world)
+    there.close()
+    for _ in range(100):
+        here.send(message(512 * KB))
+    assert hangs(aside(here.recv, 10))
+
+
+def test_a_send_waits_for_a_peer_that_does_not_receive(world: World) -> None:
+    here, there = group_of_two(world)
+    sending = aside(lambda: [here.send(message(512 * KB)) for _ in range(40)])
+    assert hangs(sending)
+    for _ in range(40):
+        there.recv(512 * KB)
+    sending.result(SECONDS)
+
+
+def test_a_send_during_a_receive_is_noticed(world: World) -> None:
+    here, _there = group_of_two(world)
+    aside(here.recv, 10)
+    until(here._operation.locked, "it receives")
+    with pytest.raises(RuntimeError, match="two operations at once"):
+        here.send(message(10))
+    assert world.overlaps("rdma_en0") == 1
+
+
+def test_the_first_message_without_a_sum_is_lost(world: World) -> None:
+    here, there = (end.result(SECONDS) for end in joining(world))
+    here.send(message(10, 1))
+    here.send(message(10, 2))
+    assert there.recv(10) == message(10, 2)
+
+
+def test_devices_that_are_not_joined(tmp_path: Path) -> None:
+    world = World.make(tmp_path / "world", num_cables=2)
+    for end in joining(world, ("rdma_en0", "rdma_en3")):
+        with pytest.raises(ValueError, match="RTR failed with errno 60"):
+            end.result(SECONDS)
+    with pytest.raises(RuntimeError, match=r"Could not find device rdma_en9 \(4 available\)"):
+        world.device("rdma_en9")
+
+
+def test_the_tools_show_the_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World.make(tmp_path / "world", num_cables=2, macos=("26.1", "26.3"))
+    assert probe.usable("jaccl", "rdma_en1") is not None, "no Mac, and not emulated"
+    for name, value in world.environment.items():
+        monkeypatch.setenv(name, value)
+    assert probe.usable("jaccl", "rdma_en1") is None
+    assert probe.usable("jaccl", "rdma_en0") == "RDMA over Thunderbolt needs macOS 26.2 or later, and this is 26.1"
+    assert probe.choose_device("").problem.startswith("rdma_en0, rdma_en1, rdma_en2, rdma_en3 are active")
+    assert probe.choose_device("rdma_en3").name == "rdma_en3"
+
+
+def test_nothing_of_it_is_there_without_the_variable() -> None:
+    assert World.of_this_process() is None
+
+
+def test_a_wait_costs_no_processor(world: World) -> None:
+    _here, there = group_of_two(world)
+    before = time.process_time()
+    assert hangs(aside(there.recv, 10))
+    assert time.process_time() - before < 0.15

@@ -1,0 +1,245 @@
+"""rdma:// over emulated JACCL: whatever its devices do, what is received is right, or the link ends with a reason."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from contract import CHECKS, QUICK, SECONDS, pair, payload, reason_at, until
+from echoes import echo
+from effort import long
+from jaccl import READER, WRITER, all_received, carriers_of, is_gone, make_world, until_free
+
+import transports
+from transports import Frame, Link, LinkClosed, LinkOptions, TransportUnavailable
+from transports.emulated_jaccl.device import Limits
+from transports.emulated_jaccl.world import Fault, MixedSizes, What, World
+from transports.rdma import link
+
+BRISK = LinkOptions(beat_every=0.1, dead_after=1.0)
+SMALL, LARGE = 10_000, 3 << 20  # a generated token's hidden state, a prompt's
+USUAL = {"late_receiver", "sizes", "bounds"}
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return make_world(tmp_path, monkeypatch)
+
+
+def frame(index: int, size: int) -> Frame:
+    return Frame(index.to_bytes(4, "little"), (random.Random(index).randbytes(size),))
+
+
+def child_of(one: Link) -> psutil.Process:
+    assert isinstance(one, link.RdmaLink)
+    return psutil.Process(one.child_pid)
+
+
+@pytest.mark.parametrize("check", [name if name in USUAL else long(name) for name in CHECKS if name != "many_clients"])
+def test_contract(check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but several links at once, which a cable does not carry. The next link does not wait for the end of the one
+    before, so there are regions for both."""
+    world = make_world(tmp_path, monkeypatch, limits=Limits(regions=10_000, queue_pairs=100))
+    CHECKS[check](world.address())
+    assert world.overlaps(WRITER) == world.overlaps(READER) == 0
+    until_free(world)
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", [MixedSizes.HANG, long(MixedSizes.STALE)])
+@pytest.mark.parametrize("macos", ["26.3", long("26.2")])
+def test_frames_of_all_sizes_are_messages_of_one(
+    how: MixedSizes, macos: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(tmp_path, monkeypatch, mixed_sizes=how, macos=(macos, macos))
+    sizes = [0, 1, SMALL, LARGE, 65_000, 66_000, SMALL, 1 << 20, 5]
+    with pair(world.address(), BRISK) as (here, there):
+        for index, size in enumerate(sizes):
+            here.send(frame(index, size))
+            assert there.recv(SECONDS) == frame(index, size)
+
+
+def test_systems_with_other_frames_never_bring_wrong_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make_world(tmp_path, monkeypatch, macos=("26.2", "26.3"))
+    try:
+        with pair(world.address(), BRISK) as (here, there):
+            here.send(frame(1, SMALL))
+            received, reason = all_received(there)
+    except TransportUnavailable:
+        return  # refused before
+    assert received == []
+    assert reason
+
+
+# -- what arrives otherwise than it was sent ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "fault"),
+    [
+        (SMALL, Fault(What.FLIP, at=5000)),
+        long(LARGE, Fault(What.FLIP, 3, at=60_000)),
+        long(LARGE, Fault(What.ZERO, 1)),
+        (LARGE, Fault(What.DROP, 1)),
+        (LARGE, Fault(What.DUPLICATE, 1)),
+        long(SMALL, Fault(What.FLIP, 2, at=4)),
+        long(SMALL, Fault(What.ZERO, 1)),
+        long(SMALL, Fault(What.DROP)),
+        long(SMALL, Fault(What.DUPLICATE)),
+        long(LARGE, Fault(What.DROP, 40)),
+    ],
+)
+def test_damage_ends_the_link_before_anything_wrong_is_received(size: int, fault: Fault, world: World) -> None:
+    """With the options that an engine uses: no checksum was asked for."""
+    with pair(world.address(), BRISK) as (here, there):
+        here.send(frame(0, size))
+        assert there.recv(SECONDS) == frame(0, size)
+        world.plan(WRITER, [fault])
+        try:
+            for index in range(1, 5):
+                here.send(frame(index, size))
+        except LinkClosed:
+            pass
+        received, reason = all_received(there)
+        assert received == [frame(index, size) for index in range(1, 1 + len(received))]
+        assert len(received) < 4
+        assert any(words in reason for words in ("messages are", "checksum of a message", "out of step", "version")), (
+            reason
+        )
+        assert reason_at(here) == reason
+
+
+def test_a_lost_message_that_nothing_follows_ends_the_link(world: World) -> None:
+    with pair(world.address(), BRISK) as (here, there):
+        world.plan(WRITER, [Fault(What.DROP)])
+        here.send(frame(1, SMALL))
+        assert "nothing arrived" in reason_at(there)
+        assert "nothing arrived" in reason_at(here)
+
+
+def test_damage_is_received_only_where_checksums_were_switched_off(world: World) -> None:
+    options = LinkOptions(beat_every=0.1, dead_after=1.0, checksum_parts=False)
+    with pair(world.address(), options) as (here, there):
+        world.plan(WRITER, [Fault(What.FLIP, at=5000)])
+        here.send(frame(1, SMALL))
+        (got,) = payload(there.recv(SECONDS))
+        (sent,) = payload(frame(1, SMALL))
+        assert sum(one != other for one, other in zip(got, sent, strict=True)) == 1
+
+
+# -- ends --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [long((0,)), (1,), (0, 1)], ids=["writer", "reader", "both"])
+def test_killed_children_end_the_link_at_both_ends(which: tuple[int, ...], world: World) -> None:
+    with pair(world.address(), BRISK) as links:
+        links[0].send(frame(1, SMALL))
+        assert links[1].recv(SECONDS) == frame(1, SMALL)
+        children = [child_of(one) for one in links]
+        for end in which:
+            children[end].kill()
+        for one in links:
+            assert "transport process" in reason_at(one)
+    until_free(world)
+    assert world.usage(WRITER).num_left == 0, "a writer is never within a receive"
+
+
+@pytest.mark.parametrize("end", [0, long(1)], ids=["writer", "reader"])
+def test_a_frozen_child_ends_the_link(end: int, world: World) -> None:
+    with pair(world.address(), BRISK) as links:
+        children = [child_of(one) for one in links]
+        children[end].suspend()
+        for one in links:
+            assert "hangs" in reason_at(one)
+    until_free(world)
+
+
+def test_a_pulled_cable_ends_the_link(world: World) -> None:
+    with pair(world.address(), BRISK) as (here, there):
+        world.plan(WRITER, [Fault(What.UNPLUG)])
+        here.send(frame(1, SMALL))
+        assert f"signal {signal.SIGSEGV.value}" in reason_at(here)
+        assert "transport process" in reason_at(there)
+    until_free(world)
+
+
+@pytest.mark.parametrize("how", [long("close"), long("abort"), "abort by the reader", "within a frame"])
+def test_a_reader_is_not_killed_within_a_receive(how: str, world: World) -> None:
+    """Which would leave its memory registered: the device would be of no use until a restart."""
+    with pair(world.address(), BRISK) as (here, there):
+        here.send(frame(1, SMALL))
+        assert there.recv(SECONDS) == frame(1, SMALL)
+        if how == "within a frame":
+            here.send(frame(2, 8 << 20))
+        if how == "close":
+            here.close("enough")
+        else:
+            (there if how == "abort by the reader" else here).abort("enough")
+    until_free(world)
+    assert world.usage(READER).num_left == world.usage(WRITER).num_left == 0
+
+
+@pytest.mark.parametrize("side", ["connector", "listener"])
+def test_a_killed_engine_leaves_a_device_that_can_be_used(side: str, world: World) -> None:
+    with echo(side, QUICK, world.address()) as (here, child):
+        carriers = carriers_of(child.pid)
+        child.kill()
+        reason_at(here)
+    until_free(world)
+    until(lambda: all(map(is_gone, carriers)), "its carrier ends")
+    assert world.usage(READER).num_left == world.usage(WRITER).num_left == 0
+
+
+@pytest.mark.parametrize("side", [long("connector"), long("listener")])
+def test_a_frozen_engine_ends_the_link(side: str, world: World) -> None:
+    with echo(side, QUICK, world.address()) as (here, child):
+        child.send_signal(signal.SIGSTOP)
+        assert "nothing received" in reason_at(here)
+        child.kill()
+    until_free(world)
+
+
+def test_a_device_that_lost_its_memory_is_refused_with_jaccls_words(world: World) -> None:
+    with transports.listen(world.address(), options=BRISK) as listener:
+        for attempt in range(2):
+            here = transports.connect(listener.address, timeout=SECONDS, options=BRISK)
+            there = listener.accept(SECONDS)
+            here.send(frame(1, SMALL))
+            there.recv(SECONDS)
+            time.sleep(0.05)  # the reader is in its next receive
+            child_of(there).kill()
+            reason_at(here)
+            until_free(world)
+            assert world.usage(READER).num_left == 1
+            if attempt == 0:
+                with pytest.raises(TransportUnavailable, match=r"\[jaccl\] Register memory region failed"):
+                    transports.connect(listener.address, timeout=SECONDS, options=BRISK)
+                until_free(world)
+                world.restart()
+
+
+def test_a_device_carries_one_link(world: World) -> None:
+    with pair(world.address(), BRISK) as (here, there), transports.listen(world.address(), options=BRISK) as listener:
+        with pytest.raises(TransportUnavailable):
+            transports.connect(listener.address, timeout=SECONDS, options=BRISK)
+        here.send(frame(1, SMALL))
+        assert there.recv(SECONDS) == frame(1, SMALL), "the first is none the worse"
+
+
+def test_an_old_framing_is_refused_before_a_group_is_joined(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transports.rdma import handshake
+
+    opening = b'rdma {"backend": "jaccl", "device": "rdma_en1"}'
+    monkeypatch.setattr(handshake.LinkRequest, "opening", property(lambda _: opening))
+    with (
+        transports.listen(world.address(), options=BRISK) as listener,
+        pytest.raises(TransportUnavailable, match="rdma framing version 1 there, version 2 here"),
+    ):
+        transports.connect(listener.address, timeout=SECONDS, options=BRISK)
+    assert world.usage(READER).num_groups == 0

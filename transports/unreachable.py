@@ -1,0 +1,94 @@
+"""Why a connection could not be made: the error number of ``connect``, or that of the look-up of a name.
+
+ZeroMQ hides it. The monitor of a socket reports CLOSED for every attempt that failed, and the event's value is the
+descriptor; CONNECT_DELAYED has EINPROGRESS, and CONNECT_RETRIED the pause until the next attempt (seen with libzmq
+4.3.5, documented so in zmq_socket_monitor(3)). So after the last attempt a plain socket asks once more, and its error
+number is told. A packet that is lost is waited for a second at most, and then counts as a time-out.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket as sockets
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+PROBE_SECONDS = 1.0  # for all addresses of a host together
+
+# A machine that refuses was reached, whatever its other addresses say; one without a route may have another address.
+_TELLING = (errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.EACCES, errno.EPERM, errno.ETIMEDOUT, errno.EHOSTDOWN)
+
+
+class Unreachable(NamedTuple):
+    """An attempt that failed. ``host``: the numeric address, or the name that has none. ``error``: the number of the
+    error, an ``errno``, or where ``is_name`` is true one of getaddrinfo's (``socket.EAI_NONAME`` ...); 0: a connection
+    can be made, but nobody answers on it."""
+
+    host: str
+    error: int
+    is_name: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether a connection can be made, and nobody answers on it."""
+        return self.error == 0 and not self.is_name
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a machine is there, and only nothing listens."""
+        return self.error == errno.ECONNREFUSED and not self.is_name
+
+    def __str__(self) -> str:
+        if self.is_name:
+            return f"cannot resolve {self.host}"
+        if self.is_silent:
+            return f"connected to {self.host}, but no answer"
+        return f"{os.strerror(self.error)} ({self.host})"
+
+
+def most_telling(found: Sequence[Unreachable]) -> Unreachable | None:
+    """The attempt that says most about a host with several addresses; ``None`` of none.
+
+    >>> refused, no_route = Unreachable("10.0.0.1", errno.ECONNREFUSED), Unreachable("fd00::1", errno.ENETUNREACH)
+    >>> most_telling([no_route, refused]).host
+    '10.0.0.1'
+    """
+
+    def rank(attempt: Unreachable) -> int:
+        return _TELLING.index(attempt.error) if attempt.error in _TELLING else len(_TELLING)
+
+    return min(found, key=rank, default=None)
+
+
+def probe(hosts: Sequence[tuple[str, int]], seconds: float) -> Unreachable | None:
+    """Connect to numeric addresses and ports, one after the other, and hang up.
+
+    Returns:
+        The first that can be reached, with the error 0; else the most telling failure; ``None`` if there are no hosts.
+    """
+    found: list[Unreachable] = []
+    until = time.monotonic() + seconds
+    for left, (host, port) in zip(range(len(hosts), 0, -1), hosts, strict=True):
+        number = _connect(host, port, max(0.05, (until - time.monotonic()) / left))
+        if number == 0:
+            return Unreachable(host, 0)
+        found.append(Unreachable(host, number))
+    return most_telling(found)
+
+
+def _connect(host: str, port: int, seconds: float) -> int:
+    """The error number of a connection attempt; 0: it was made."""
+    try:
+        family, kind, protocol, _, address = sockets.getaddrinfo(
+            host, port, type=sockets.SOCK_STREAM, flags=sockets.AI_NUMERICHOST
+        )[0]
+        with sockets.socket(family, kind, protocol) as socket:
+            socket.settimeout(seconds)
+            socket.connect(address)
+    except TimeoutError:
+        return errno.ETIMEDOUT
+    except OSError as problem:
+        return problem.errno or errno.EINVAL
+    return 0
