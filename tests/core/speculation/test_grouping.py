@@ -103,7 +103,7 @@ def test_the_objective_bounds_the_gap() -> None:
     free, tight = best(LARGE, [0.9] * 8), best(LARGE, [0.9] * 8, objective=125.0)
     assert free.gap <= LONGEST * without_drafts(LARGE, 8, 2)
     assert tight.gap <= 125.0 < free.gap
-    assert best(LARGE, [0.9] * 2, objective=400.0).gap > LONGEST * without_drafts(LARGE, 2, 2)
+    assert best(LARGE, [0.9] * 4, objective=400.0).gap > LONGEST * without_drafts(LARGE, 4, 2)
 
 
 def test_sizes_that_nobody_has_tried_are_tried_little_by_little() -> None:
