@@ -234,6 +234,24 @@ def test_drafts_that_do_not_pay_are_off() -> None:
     assert controller.probe_cost() > 1.0
 
 
+def test_a_host_that_is_held_up_now_and_then_changes_no_choice() -> None:
+    """The bound on gaps is near what one draft for each of 16 costs here, and a mean of the host's time is beyond it."""
+    controller, at = learned(*range(1, 17)), 0.0
+    controller.drafted(16, 1, 3.0)
+    choose(controller, [0.8] * 16)
+    assert controller.choice is not None
+    before = controller.choice
+    for number in range(65):
+        held_up = 20.0 if number % 4 == 0 else 0.5
+        plan, result = step(1000 + number, 8, at + held_up, (LARGE.at(0, 8), LARGE.at(1, 8)))
+        controller.planned(plan.step, at)
+        at += held_up + LARGE.at(0, 8) + LARGE.at(1, 8) + 0.6
+        controller.measured(plan, result, at)
+    choose(controller, [0.8] * 16)
+    assert before.has_drafts
+    assert controller.choice.drafts == before.drafts
+
+
 def test_steps_with_prompts_and_steps_that_an_emulation_could_not_keep_up_with_teach_nothing() -> None:
     controller = GroupController(2, 2)
     plan = StepPlan(0, slices=(Slice(0, 0, (1, 2, 3), 1),))
