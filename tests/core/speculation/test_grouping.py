@@ -235,7 +235,7 @@ def test_drafts_that_do_not_pay_are_off() -> None:
 
 
 def test_a_host_that_is_held_up_now_and_then_changes_no_choice() -> None:
-    """The bound on gaps is near what one draft for each of 16 costs here, and a mean of the host's time is beyond it."""
+    """The bound on gaps is near what one draft for each of 16 costs; with a mean of the host it is beyond."""
     controller, at = learned(*range(1, 17)), 0.0
     controller.drafted(16, 1, 3.0)
     choose(controller, [0.8] * 16)
