@@ -62,7 +62,7 @@ async def all_asked(
     handling = handling_of(request)
     if service.logs_prompts:
         log.info("request %s asks %r", request.state.request_id, [ask.prompt for ask in asks])
-    open_things.enter_context(service.admitted(key))
+    open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
     answer = await submit(service.llm, asks, handling)
     request.state.answer = answer
     service.register(request.state.request_id, key, answer)

@@ -18,6 +18,8 @@ from splitinfer.server.problem import Problem
 MAX_BYTES = 32 << 20  # a conversation that fills a context of a million tokens has about 5 MB
 READ_SECONDS = 30.0  # for a client to send it
 _MAX_DEPTH = 64  # of lists and objects in each other
+_MAX_COMMAS = 1 << 20  # each value but the first has one before it; a parser of 32 MB of them holds everybody up
+_SOON_PARSED = 1 << 17  # bytes that take about a millisecond
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -25,15 +27,17 @@ async def read_json(request: Request, max_bytes: int = MAX_BYTES, seconds: float
     """The body as a JSON object.
 
     Raises:
-        Problem: 400 if it is none, 408 if it came too slowly, 413 if it is too large.
+        Problem: 400 if it is none, 408 if it came too slowly, 413 if it is too large, 415 if it is compressed.
         ClientDisconnect: the client has gone.
     """
+    if (encoding := request.headers.get("content-encoding", "identity").strip().lower()) not in ("identity", ""):
+        raise Problem(415, f"the body must be sent as it is, not with Content-Encoding: {encoding:.40}")
     try:
         async with asyncio.timeout(seconds):
             raw = await _bounded(request, max_bytes)
     except TimeoutError:
         raise Problem(408, f"the body did not come within {seconds:g} s") from None
-    return parsed(raw)
+    return parsed(raw) if len(raw) < _SOON_PARSED else await asyncio.to_thread(parsed, raw)
 
 
 async def _bounded(request: Request, max_bytes: int) -> bytes:
@@ -56,6 +60,8 @@ def parsed(raw: bytes) -> Mapping[str, Any]:
     Raises:
         Problem: 400, it is something else.
     """
+    if raw.count(b",") > _MAX_COMMAS:
+        raise Problem(400, f"the body may have {_MAX_COMMAS:,} commas")
     try:
         text = raw.decode("utf-8")
         found = json.loads(text, parse_constant=_no_number, parse_float=_finite)

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_SECONDS = "600"
+_ONCE = ("host", "origin", "content-type", "content-encoding", "authorization", "x-api-key", "sec-fetch-site")
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -57,6 +58,7 @@ class Guard:
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:
+            check_headers(Headers(scope=scope))
             self._gate.check_site(facts)
             if facts.method == "OPTIONS" and "access-control-request-method" in facts.headers:
                 await Response(status_code=204)(scope, receive, answered)
@@ -113,6 +115,19 @@ class _Answered:
 def form_of(problem: Problem, path: str, request_id: str) -> dict[str, Any]:
     """A problem in the form of the API that a path belongs to."""
     return problem.anthropic(request_id) if path.startswith("/v1/messages") else problem.openai()
+
+
+def check_headers(headers: Headers) -> None:
+    """Refuse headers that contradict each other: a proxy in front may have gone by the other one.
+
+    Raises:
+        Problem: 400.
+    """
+    twice = next((name for name in _ONCE if len(headers.getlist(name)) > 1), None)
+    if twice is not None:
+        raise Problem(400, f"the header {twice} is there twice")
+    if "transfer-encoding" in headers and "content-length" in headers:  # RFC 9112, 6.3: it may be an attack
+        raise Problem(400, "a body has a Content-Length or a Transfer-Encoding, not both")
 
 
 def facts_of(scope: Scope) -> Facts:

@@ -9,6 +9,7 @@ from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.preparing import prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,7 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    prompt = await asyncio.to_thread(_prompt_tokens, llm, ask)
+    prompt = await asyncio.to_thread(prompt_tokens, llm, ask.prompt)
     room = llm.context_length - len(prompt)
     params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
     requests: list[AsyncRequest] = []
@@ -142,16 +143,6 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
         for request in requests:
             request.abort()
         raise
-
-
-def _prompt_tokens(llm: LLM, ask: Ask) -> list[int]:
-    match ask.prompt:
-        case Chat(messages, tools, options):
-            return llm.encode_chat(messages, tools=tools, options=options)
-        case str(text):
-            return llm.encode(text)
-        case tokens:
-            return list(tokens)
 
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> Parser:

@@ -45,8 +45,8 @@ class Service:
         return self._num_running
 
     @contextmanager
-    def admitted(self, key: ApiKey) -> Iterator[None]:
-        """Count a request while it is carried out.
+    def admitted(self, key: ApiKey, num_answers: int = 1) -> Iterator[None]:
+        """Count a request while it is carried out. ``num_answers``: that it asks for at once.
 
         Raises:
             Problem: 429 or 503, with the time after which to try again.
@@ -60,13 +60,13 @@ class Service:
                 code="queue_full",
                 retry_after=1.0,
             )
-        self.rates.begin(key, time.monotonic())
+        self.rates.begin(key, time.monotonic(), num_answers)
         self._num_running += 1
         try:
             yield
         finally:
             self._num_running -= 1
-            self.rates.end(key)
+            self.rates.end(key, num_answers)
 
     def register(self, request_id: str, key: ApiKey, answer: Answer) -> None:
         """An answer is under way, and may be cancelled by its id."""

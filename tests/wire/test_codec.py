@@ -517,5 +517,5 @@ def test_the_most_that_requests_can_say_fits_in_a_frame():
     )
     new = tuple(NewSequence(i, params.for_stages, 2**64 - 1) for i in range(8 * MAX_RUNNING))
     slices = tuple(Slice(i, 0, (2**31,), 1) for i in range(8 * MAX_RUNNING))
-    header = encode(messages.Step(StepPlan(1, new, slices), TensorSpec("bfloat16", (1, 8 * MAX_RUNNING, 4096))))
+    header = encode(messages.Step(StepPlan(1, new, slices), TensorSpec("bfloat16", (8 * MAX_RUNNING, 4096))))
     assert len(header) < LinkOptions().max_header_bytes
