@@ -17,6 +17,7 @@ from splitinfer.server.key_file import FollowedKeys
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
+from splitinfer.server.tls import check_tls
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,11 @@ class Access:
         """The rules.
 
         Raises:
-            ConfigError: they would open the server to more than was said, or the file of keys cannot be used.
+            ConfigError: they would open the server to more than was said, or the file of keys or the certificate
+                cannot be used.
         """
+        if self.certificate is not None and self.certificate_key is not None:
+            check_tls(self.certificate, self.certificate_key)
         keys = self._keys()
         check_exposure(self.host, has_keys=keys is not None, no_auth=self.no_auth, origins=self.origins)
         hosts = names_of(self.host, _own_names(), self.allowed_hosts)
