@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -120,8 +121,15 @@ def test_counting_and_tokenizing_count_as_requests(llm: LLM):
 
 def test_streams_go_on_while_a_long_text_is_tokenized(llm: LLM):
     """Each token of a stream is decoded by the tokenizer, which another thread uses for seconds."""
+    tokens, decoded = llm.encode("Once"), list[str]()
+
+    def decode() -> None:
+        detokenizer = llm._prompts.detokenizer()
+        assert detokenizer is not None
+        decoded.append("".join(map(detokenizer.add, tokens)) + detokenizer.flush() + llm.decode(tokens))
+
+    beside = threading.Thread(target=decode, daemon=True)
     with llm._prompts._lock:  # as encoding holds it
-        assert llm.decode(llm.tokenizer.encode("Once")) == "Once"  # type: ignore[union-attr]
-        decoded = llm._prompts.detokenizer()
-        assert decoded is not None
-        assert decoded.add(5) + decoded.flush()
+        beside.start()
+        beside.join(30)
+        assert decoded == ["OnceOnce"]
