@@ -65,8 +65,7 @@ async def all_asked(
     open_things.enter_context(service.admitted(key))
     answer = await submit(service.llm, asks, handling)
     request.state.answer = answer
-    service.register(request.state.request_id, key, answer)
-    open_things.callback(service.forget, request.state.request_id)
+    open_things.enter_context(service.cancellable(request.state.request_id, key, answer))
     return Asked(answer, open_things)
 
 

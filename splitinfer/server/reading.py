@@ -22,11 +22,12 @@ class Handling:
 @dataclass(slots=True)
 class Answer:
     """Answers under way: their choices, each a request to the engine and what reads it. ``num_choices``: to each
-    prompt; those to one prompt follow each other."""
+    prompt; those to one prompt follow each other. ``is_cancelled``: whether the client has asked for the end."""
 
     requests: Sequence[AsyncRequest]
     readers: Sequence[ChoiceReader]
     num_choices: int
+    is_cancelled: bool = False
 
     @property
     def usage(self) -> Usage:
@@ -43,6 +44,11 @@ class Answer:
         """End all choices."""
         for request in self.requests:
             request.abort()
+
+    def cancel(self) -> None:
+        """End all choices, as the client wants it."""
+        self.is_cancelled = True
+        self.abort()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The pieces of all choices as they come. Closing the generator aborts what has not ended."""

@@ -36,7 +36,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     logs_prompts: bool = False
-    _answers: dict[str, tuple[ApiKey, Answer]] = field(default_factory=dict)  # by request id
+    _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
 
     @property
@@ -68,22 +68,29 @@ class Service:
             self._num_running -= 1
             self.rates.end(key)
 
-    def register(self, request_id: str, key: ApiKey, answer: Answer) -> None:
-        """An answer is under way, and may be cancelled by its id."""
-        self._answers[request_id] = (key, answer)
+    @contextmanager
+    def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
+        """While an answer is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
 
-    def forget(self, request_id: str) -> None:
-        """An answer is over."""
-        if (found := self._answers.pop(request_id, None)) is not None:
-            found[1].abort()  # does nothing to one that has ended
+        Clients choose ids, so several requests may have one: a client that tries again under the same id is noticed to
+        have gone after its second request has begun.
+        """
+        under_way = self._answers.setdefault((key.name, request_id), [])
+        under_way.append(answer)
+        try:
+            yield
+        finally:
+            under_way[:] = [other for other in under_way if other is not answer]
+            if not under_way:
+                self._answers.pop((key.name, request_id), None)
+            answer.abort()  # does nothing to one that has ended
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
-        """End one of the key's own answers; false if it has none under way with this id."""
-        found = self._answers.get(request_id)
-        if found is None or found[0].name != key.name:
-            return False
-        found[1].abort()
-        return True
+        """End the key's own answers with this id; false if it has none under way."""
+        found = self._answers.get((key.name, request_id), ())
+        for answer in found:
+            answer.cancel()
+        return bool(found)
 
     def describe_model(self) -> dict[str, Any]:
         """The model as ``/v1/models`` lists it."""
