@@ -15,6 +15,7 @@ from splitinfer.server.exposure import check_exposure, names_of
 from splitinfer.server.gate import Gate
 from splitinfer.server.key_file import FollowedKeys
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.patience import Limits
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
@@ -76,7 +77,8 @@ def opened_server(
     """
     name = model_name or Path(llm.layout.model or "model").name
     service = Service(llm, name, gate, logs_prompts=logs_prompts)
-    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, max_connections))
+    limits = Limits(most=max_connections)
+    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
     servers.append(server)
     try:
         scheme = "http" if access.certificate is None else "https"
