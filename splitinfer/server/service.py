@@ -38,6 +38,7 @@ class Service:
     logs_prompts: bool = False
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
+    _num_turned_away: int = 0  # since the engine took a request
 
     @property
     def num_running(self) -> int:
@@ -54,12 +55,7 @@ class Service:
         if self.is_draining:
             raise Problem(503, "the server was told to end, and takes no new request", retry_after=10.0)
         if self._num_running >= self.max_running:
-            raise Problem(
-                429,
-                f"{self._num_running} requests are under way, and no more may be",
-                code="queue_full",
-                retry_after=1.0,
-            )
+            raise self.turned_away(f"{self._num_running:,} requests are under way, and no more may be")
         self.rates.begin(key, time.monotonic())
         self._num_running += 1
         try:
@@ -67,6 +63,15 @@ class Service:
         finally:
             self._num_running -= 1
             self.rates.end(key)
+
+    def turned_away(self, why: str) -> Problem:
+        """What a client is told for whose request there is no room, and when there will be."""
+        self._num_turned_away += 1
+        return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(self._num_turned_away))
+
+    def took_one(self) -> None:
+        """The engine has taken a request, so there was room."""
+        self._num_turned_away = 0
 
     @contextmanager
     def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:

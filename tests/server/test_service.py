@@ -28,8 +28,15 @@ class Aborts:
         self.abort()
 
 
+class Foretelling:
+    """A library whose queue has room for one request more every three seconds."""
+
+    def seconds_until_room(self, nth: int) -> float:
+        return 3.0 * nth
+
+
 def service() -> Service:
-    return Service(cast(LLM, None), "model", max_running=2)
+    return Service(cast(LLM, Foretelling()), "model", max_running=2)
 
 
 def as_answer(aborts: Aborts) -> Answer:
@@ -67,6 +74,21 @@ def test_all_answers_under_one_id_are_cancelled():
     ):
         assert running.cancel("one", LAPTOP)
     assert all(each.is_cancelled for each in answers)
+
+
+def test_each_that_is_turned_away_is_told_another_time():
+    running = service()
+    with running.admitted(NOBODY), running.admitted(NOBODY):
+        assert [retry_after(running) for _ in range(3)] == ["3", "6", "9"]
+    running.took_one()
+    with running.admitted(NOBODY), running.admitted(NOBODY):
+        assert retry_after(running) == "3"
+
+
+def retry_after(running: Service) -> str:
+    with pytest.raises(Problem) as refused, running.admitted(NOBODY):
+        pass
+    return refused.value.headers["Retry-After"]
 
 
 def test_who_is_admitted_is_counted_however_it_ends():
