@@ -40,9 +40,10 @@ class Server:
     def __init__(self, service: Service, listen: Listen) -> None:
         self.service = service
         self._socket = _bound(listen)
+        self._doors = Doors(listen.limits)
         config = uvicorn.Config(
             make_app(service),
-            http=Doors(listen.limits).protocol(),
+            http=self._doors.protocol(),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -67,6 +68,11 @@ class Server:
     def port(self) -> int:
         """The port, also where a free one was taken."""
         return int(self._socket.getsockname()[1])
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return self._doors.num_open
 
     def begin_draining(self) -> None:
         """Take no new request from now on; answers under way go on. From any thread."""
