@@ -6,7 +6,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,12 +119,11 @@ def serving(
     workers: Sequence[str] = (LOCAL,),
     model: str = "demo",
     layers: int = 12,
-    env: Mapping[str, str] = {},  # noqa: B006
 ) -> Iterator[Serving]:
     """A server with ``args``; its workers run where their addresses say. Whatever happens, no process of it stays."""
     with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
         layout = write_layout(Path(folder), list(workers), model, layers)
-        own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config", **env}
+        own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
         options = ("serve", "--layout", str(layout), "--port", "0", "--kv-dir", "none", *args)
         running = Running(*options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
         try:
