@@ -7,7 +7,7 @@ so that each answer that is read is compared, whatever becomes of its neighbours
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.core.sequence import SamplingParams
@@ -46,9 +46,9 @@ class Canary:
     chat: str = ""
     plain: str = ""
 
-    @property
-    def params(self) -> SamplingParams:
-        return SamplingParams(max_tokens=self.num_tokens, temperature=self.temperature, seed=self.seed)
+    def params(self, recommended: SamplingParams) -> SamplingParams:
+        """For the library; what requests do not say is what the model recommends."""
+        return replace(recommended, max_tokens=self.num_tokens, temperature=self.temperature, seed=self.seed)
 
     @property
     def temperature(self) -> float:
@@ -74,7 +74,7 @@ def canaries(count: int, most_words: int = 60) -> list[Canary]:
 def known(llm: LLM, unknown: Sequence[Canary]) -> list[Canary]:
     """The same with what the library says."""
     chats = [llm.encode_chat([{"role": "user", "content": each.prompt}]) for each in unknown]
-    params = [each.params for each in unknown]
+    params = [each.params(llm.default_sampling) for each in unknown]
     said = [output.text for output in llm.generate(chats, params)]
     plain = [output.text for output in llm.generate([each.prompt for each in unknown], params)]
     return [

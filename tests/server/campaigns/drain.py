@@ -16,12 +16,13 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from .asks import Ask, Canary, canaries, failure_of, has_error_form, known, text_of_document, text_of_events
+from .asks import Ask, canaries, failure_of, has_error_form, known, text_of_document, text_of_events
 from .client import Connection, Event, Gone, request
 from .kills import asks_of
-from .serving import END_SECONDS, Serving, are_gone, library, serving, until
+from .serving import END_SECONDS, are_gone, library, serving, until
 
 _LONG = 3000  # tokens, which nobody waits for
 _LAST = {"chat": ("[DONE]",), "completions": ("[DONE]",), "messages": ("message_stop", "error")}
@@ -65,21 +66,25 @@ def _streamed(ask: Ask, events: list[Event]) -> Ended:
         return Ended(ask, "open", f"the last event is {last}")
     text = text_of_events(ask.api, events)
     if failure := failure_of(events):
-        is_right = "told to end" in failure and (ask.expected or "").startswith(text)
+        known_part = (ask.expected or "")[: len(text)]  # of a long answer only its beginning is known
+        is_right = "told to end" in failure and text.startswith(known_part)
         return Ended(ask, "cut short", "" if is_right else f"{failure}: {text!r}")
     return Ended(ask, "whole", "" if text == ask.expected else f"said {text!r}, not {ask.expected!r}")
 
 
-async def under_load(server: Serving, asks: list[Ask], seed: int) -> tuple[list[Ended], list[Ended]]:
-    """The asks, a signal in their middle, and what was asked after it."""
-    asking = [asyncio.create_task(_ask(server.port, ask)) for ask in asks]
-    await asyncio.sleep(random.Random(seed).uniform(0.3, 1.0))
-    server.running.signal(signal.SIGTERM)
+async def under_load(
+    port: int, asks: list[Ask], moment: float, tell: Callable[[], object]
+) -> tuple[list[Ended], list[Ended]]:
+    """The asks, of whose answers the server is told to end in the middle, and what was asked after it. ``moment``: in
+    seconds. ``tell``: does it, and returns at once."""
+    asking = [asyncio.create_task(_ask(port, ask)) for ask in asks]
+    await asyncio.sleep(moment)
+    tell()
     late = list[Ended]()
     await asyncio.sleep(0.2)
     for ask in asks[:4]:
         try:
-            late.append(await _ask(server.port, ask))
+            late.append(await _ask(port, ask))
         except OSError:  # nobody listens any more
             break
     return list(await asyncio.gather(*asking)), late
@@ -89,30 +94,37 @@ def run(num_streams: int, drain_seconds: float, seed: int) -> int:
     """The campaign; the number of troubles."""
     with library() as llm:
         short = known(llm, [replace(each, num_tokens=10) for each in canaries(6)])
-        long = known(llm, [Canary(each.prompt, each.seed, _LONG) for each in canaries(3)])
+        long = [
+            replace(each, num_tokens=_LONG) for each in known(llm, [replace(c, num_tokens=300) for c in canaries(3)])
+        ]
     chance = random.Random(seed)
     all_asks = [ask for canary in (*short, *long) for ask in asks_of(canary)]
     asks = [_as_drawn(chance.choice(all_asks), chance) for _ in range(num_streams)]
     troubles = list[str]()
     with serving("--max-running", "8", "--drain-seconds", str(drain_seconds)) as server:
         workers = server.workers
-        ended, late = asyncio.run(under_load(server, asks, seed))
+        moment = random.Random(seed).uniform(0.3, 1.0)
+        ended, late = asyncio.run(under_load(server.port, asks, moment, lambda: server.running.signal(signal.SIGTERM)))
         began = time.monotonic()
         code = server.running.wait(END_SECONDS)
         until(lambda: are_gone(workers), "its workers are gone", 10.0)
         troubles += [] if code == 143 else [f"it ended with {code}"]
         troubles += [f"its log says: {line}" for line in server.failures[:5]]
-    troubles += [f"{each.ask.kind}: {each.how}: {each.wrong}" for each in (*ended, *late) if each.wrong]
-    troubles += [f"after the signal {each.ask.kind} was {each.how}" for each in late if each.how != "refused"]
+    troubles += wrong_with(ended, late)
     counts = Counter((each.ask.kind, each.how) for each in ended)
     for (kind, how), count in sorted(counts.items()):
         print(f"{kind:<24}{how:<12}{count}")
-    print(
-        f"{len(late)} more were refused; it was gone {time.monotonic() - began:.1f} s after the last answer, code {code}"
-    )
+    gone_after = time.monotonic() - began
+    print(f"{len(late)} more were refused; it was gone {gone_after:.1f} s after the last answer, code {code}")
     for trouble in troubles[:20]:
         print(f"WRONG: {trouble}")
     return len(troubles)
+
+
+def wrong_with(ended: Sequence[Ended], late: Sequence[Ended]) -> list[str]:
+    """What is not as it should be; ``late``: what was asked after the signal."""
+    found = [f"{each.ask.kind}: {each.how}: {each.wrong}" for each in (*ended, *late) if each.wrong]
+    return found + [f"after the signal {each.ask.kind} was {each.how}" for each in late if each.how != "refused"]
 
 
 def _as_drawn(ask: Ask, chance: random.Random) -> Ask:

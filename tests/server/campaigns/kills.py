@@ -21,7 +21,7 @@ from splitinfer.server.stream import PING_EVERY
 
 from .asks import Ask, Canary, canaries, complaint, known, streamed, text_of_events
 from .client import Connection, Event, Gone, request
-from .serving import RestartedWorker, Serving, library, restarted_worker, serving, settle
+from .serving import RestartedWorker, library, restarted_worker, serving, settle
 
 NUM_TOKENS = 160
 _SILENT = PING_EVERY + 4.0  # seconds; a ping is late on a machine that is busy with other things
@@ -76,13 +76,11 @@ async def read(port: int, ask: Ask, read_so_far: Read) -> Read:
     return read_so_far
 
 
-async def trial(
-    server: Serving, worker: RestartedWorker, asks: Sequence[Ask], moment: float, away: float
-) -> list[Read]:
+async def trial(port: int, worker: RestartedWorker, asks: Sequence[Ask], moment: float, away: float) -> list[Read]:
     """Streams, in whose middle the worker is killed; it is started again after ``away`` seconds. ``moment``: which part
     of the first stream's text was there, from 0 to 1."""
     reads = [Read(ask) for ask in asks]
-    reading = [asyncio.create_task(read(server.port, ask, each)) for ask, each in zip(asks, reads, strict=True)]
+    reading = [asyncio.create_task(read(port, ask, each)) for ask, each in zip(asks, reads, strict=True)]
     while len(text_of_events(asks[0].api, reads[0].events)) < moment * len(asks[0].expected or ""):
         if reading[0].done():
             break
@@ -104,7 +102,7 @@ def run(num_kills: int, num_streams: int, seed: int, away: float) -> int:
             chance = random.Random(f"{seed} {number}")
             asks = chance.sample(all_asks, num_streams)
             is_away = away if number % _EVERY_FOURTH == 0 else 0.0
-            reads = asyncio.run(trial(server, worker, asks, chance.uniform(0.05, 0.7), is_away))
+            reads = asyncio.run(trial(server.port, worker, asks, chance.uniform(0.05, 0.7), is_away))
             troubles += [f"kill {number}: {wrong}" for wrong in wrong_with(reads)]
             found = settle(server.look)
             troubles += [f"kill {number}: held by nobody: {found['held']}"] if any(found["held"].values()) else []

@@ -12,13 +12,14 @@ import argparse
 import asyncio
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from splitinfer.core.json_text import dumps
 
 from .asks import Ask, Canary, canaries, complaint, known, streamed, text_of_events
 from .client import Connection, Event, get, request
-from .serving import Held, Serving, library, megabytes, percentile, serving, settle
+from .serving import Held, library, megabytes, percentile, serving, settle
 
 SILENT = 10.0  # seconds
 _HEALTH_EVERY = 0.05
@@ -42,6 +43,13 @@ class Crowd:
     def most_out_of_order(self) -> int:
         """By how many places a first token came later than it was asked for."""
         return max((place - number for place, number in enumerate(self.firsts)), default=0)
+
+    def check(self, max_running: int) -> None:
+        """Nobody was starved."""
+        if max(self.silences) > SILENT:
+            self.troubles.append(f"a stream was silent for {max(self.silences):.1f} s")
+        if self.most_out_of_order > 2 * max_running:
+            self.troubles.append(f"a first token came {self.most_out_of_order} places too late")
 
 
 async def _read(ask: Ask, number: int, connection: Connection, crowd: Crowd) -> None:
@@ -78,18 +86,18 @@ async def _watch_health(port: int, crowd: Crowd) -> None:
         await asyncio.sleep(_HEALTH_EVERY)
 
 
-async def open_all(server: Serving, asks: list[Ask], crowd: Crowd) -> None:
-    """Open the streams one after the other, and read them all."""
+async def open_all(port: int, asks: list[Ask], crowd: Crowd, held: Callable[[], Held | None] = lambda: None) -> None:
+    """Open the streams one after the other, and read them all. ``held``: looks at what processes hold."""
     began = time.monotonic()
-    watching = asyncio.create_task(_watch_health(server.port, crowd))
+    watching = asyncio.create_task(_watch_health(port, crowd))
     reading = []
     for number, ask in enumerate(asks):
-        connection = await Connection(server.port).__aenter__()
+        connection = await Connection(port).__aenter__()
         await connection.send(request("POST", ask.path, ask.body))
         await connection.read()  # its head: the engine has it now, and not later than the next
         reading.append(asyncio.create_task(_read(ask, number, connection, crowd)))
     crowd.opened_in = time.monotonic() - began
-    crowd.while_open = server.held()
+    crowd.while_open = held()
     await asyncio.gather(*reading)
     crowd.is_over = True
     await watching
@@ -113,19 +121,16 @@ def run(num_streams: int, max_running: int, num_tokens: int) -> int:
         known_canaries = [each for each in known(llm, unknown) if each.chat]
     crowd = Crowd()
     with serving("--max-running", str(max_running)) as server:
-        asyncio.run(open_all(server, asks_for(known_canaries, max_running), Crowd()))
+        asyncio.run(open_all(server.port, asks_for(known_canaries, max_running), Crowd()))
         settle(server.look)
         before = server.held()
         began = time.monotonic()
-        asyncio.run(open_all(server, asks_for(known_canaries, num_streams), crowd))
+        asyncio.run(open_all(server.port, asks_for(known_canaries, num_streams), crowd, server.held))
         seconds, found, after = time.monotonic() - began, settle(server.look), server.held()
         crowd.troubles += [f"held by nobody: {found['held']}"] if any(found["held"].values()) else []
         crowd.troubles += [*(f"its log says: {line}" for line in server.failures[:5]), *server.end()]
     assert crowd.while_open is not None
-    if max(crowd.silences) > SILENT:
-        crowd.troubles.append(f"a stream was silent for {max(crowd.silences):.1f} s")
-    if crowd.most_out_of_order > 2 * max_running:
-        crowd.troubles.append(f"a first token came {crowd.most_out_of_order} places too late")
+    crowd.check(max_running)
     print(
         dumps(
             {
