@@ -1,5 +1,6 @@
 """Opens the HTTP server of a pipeline, for `serve` and for `coord --serve`."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,15 @@ from splitinfer.server.exposure import check_exposure, names_of
 from splitinfer.server.gate import Gate
 from splitinfer.server.key_file import FollowedKeys
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.patience import Limits
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 from splitinfer.server.tls import check_tls
+from splitinfer.system.open_files import make_room
+
+log = logging.getLogger(__name__)
+
+_OTHER_FILES = 256  # that are no connections: of links, models, KV on disk; and some of a client's, while it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +87,24 @@ def opened_server(
     """
     name = model_name or Path(llm.layout.model or "model").name
     service = Service(llm, name, gate, logs_prompts=logs_prompts)
-    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, max_connections))
+    limits = Limits(most=_room_for(max_connections))
+    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
     servers.append(server)
     try:
         scheme = "http" if access.certificate is None else "https"
         yield _sentence(llm, name, f"{scheme}://{_bracketed(access.host)}:{server.port}", gate)
     finally:
         server.close()
+
+
+def _room_for(num_connections: int) -> int:
+    """How many connections this process can have, at most ``num_connections``."""
+    room = make_room(num_connections + _OTHER_FILES)
+    if room >= num_connections + _OTHER_FILES:
+        return num_connections
+    most = max(1, room - _OTHER_FILES)
+    log.warning("%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}")
+    return most
 
 
 def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:

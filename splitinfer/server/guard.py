@@ -58,6 +58,8 @@ class Guard:
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:
+            if (turned_away := scope["state"].get("turned_away")) is not None:  # by the connection
+                raise turned_away
             check_headers(Headers(scope=scope))
             self._gate.check_site(facts)
             if facts.method == "OPTIONS" and "access-control-request-method" in facts.headers:

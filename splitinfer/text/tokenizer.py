@@ -24,10 +24,13 @@ _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What templates end with on values that they were not written for; they are programs of the model's authors."""
 _NOT_FOR_TEMPLATES = frozenset(
-    "self conversation chat_template add_generation_prompt continue_final_message tokenize sanitize_control_tokens "
-    "padding truncation max_length return_tensors return_dict return_assistant_tokens_mask tokenizer_kwargs".split()
-)
-"""Arguments of ``apply_chat_template`` (transformers, PreTrainedTokenizerBase) that change what it returns, or its cost."""
+    {
+        "self", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+        "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+        "return_assistant_tokens_mask", "tokenizer_kwargs",
+    }
+)  # fmt: skip
+"""Arguments of transformers' ``apply_chat_template`` that change what it returns, or its cost."""
 
 
 class Tokenizer:

@@ -1,6 +1,6 @@
 """Which request of whom gets which status, for every route of the real application: docs/server-access.md.
 
-    python -m tests.server.access_table --write
+python -m tests.server.access_table --write
 """
 
 import asyncio
@@ -31,7 +31,8 @@ _BEGIN, _END = "<!-- table: begin -->\n\n", "\n<!-- table: end -->"
 _KEY, _SESSION, _USER = ("X-Api-Key", "secret"), "{session}", ApiKey("laptop", digest("secret"))
 _COOKIE = ("Cookie", f"{SESSION_COOKIE}={_SESSION}")
 _TRICKS = ("localhost:80:80", "localhost@attacker.example", "localhost:80@attacker.example", "[::1]attacker.example",
-           "[::1", "localhost.attacker.example", "127.0.0.1.attacker.example", "0.0.0.0", "", "localhost:x")  # fmt: skip
+           "[::1", "localhost.attacker.example", "127.0.0.1.attacker.example", "0.0.0.0", "",
+           "localhost:x")  # fmt: skip
 
 Headers = tuple[tuple[str, str], ...]
 
@@ -52,8 +53,9 @@ def _with_key(*more: tuple[str, str]) -> Headers:
 
 WHO = (
     Who("no key", [()], without_keys=False),
-    Who("wrong key", [(("X-Api-Key", "wrong"),), (("Authorization", "Bearer wrong"),), (("X-Api-Key", "wrong"), _COOKIE)]
-        , without_keys=False),
+    Who("wrong key", [
+        (("X-Api-Key", "wrong"),), (("Authorization", "Bearer wrong"),), (("X-Api-Key", "wrong"), _COOKIE)
+        ], without_keys=False),
     Who("key", [_with_key(), (("Authorization", "Bearer secret"),)], without_keys=False),
     Who("session", [(_COOKIE,), (_COOKIE, ("Origin", "http://localhost"), ("Sec-Fetch-Site", "same-origin"))]
         , without_keys=False),

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from raw_http import Exchange, Said
-
 from mutating import Sent
+from raw_http import Exchange, Said
 
 UNAVAILABLE = 503  # documented; a healthy server with room never says it
 _OPENAI = {"message", "type", "param", "code"}

@@ -4,6 +4,7 @@ import json
 import select
 import socket
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +29,11 @@ class Said:
 
 
 class AnswerReader:
-    """Cuts a connection's bytes into answers. ``rest``: what is no whole answer yet."""
+    """Cuts a connection's bytes into answers. ``rest``: what is no whole answer yet. ``has_bodies``: false for answers to
+    HEAD, which have a length and no body."""
 
     def __init__(self) -> None:
-        self.rest = b""
+        self.rest, self.has_bodies = b"", True
 
     def feed(self, data: bytes) -> list[Said]:
         """The answers that are whole with the next bytes.
@@ -55,7 +57,13 @@ class AnswerReader:
         if version != "HTTP/1.1":
             raise ValueError(f"it answered {first!r:.80}")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        got = _chunks(body) if "chunked" in headers.get("transfer-encoding", "") else _counted(body, headers)
+        got = (
+            (b"", body)
+            if not self.has_bodies
+            else _chunks(body)
+            if "chunked" in headers.get("transfer-encoding", "")
+            else _counted(body, headers)
+        )
         if got is None:
             return None
         text, self.rest = got
@@ -114,6 +122,7 @@ class Connection:
         """Send bytes and read what comes. ``num_answers``: wait for so many; ``None``: for those that come, and after
         ``patience`` seconds without any the sending side is closed, upon which the server must end."""
         made, began, left = Exchange(), time.monotonic(), memoryview(raw)
+        self._reader.has_bodies = not raw.lstrip().startswith(b"HEAD ")
         last, is_shut = began, False
         while True:
             now = time.monotonic()
@@ -132,10 +141,8 @@ class Connection:
                 last = time.monotonic()
 
     def _shut(self) -> bool:
-        try:
+        with suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
         return True
 
     def _send(self, left: memoryview, made: Exchange) -> memoryview:

@@ -78,7 +78,7 @@ def test_a_file_that_others_can_write_admits_nobody(tmp_path: Path, mode: int, c
     path.chmod(mode)
     assert keys.find(laptop) is None
     assert "other users can write" in caplog.text
-    with pytest.raises(ConfigError, match="`chmod 600 .*` makes it its owner's"):
+    with pytest.raises(ConfigError, match=r"`chmod 600 .*` makes it its owner's"):
         FollowedKeys(path)
     path.chmod(0o644)
     assert keys.find(laptop) is not None

@@ -1,4 +1,4 @@
-"""Keys while requests are under way: changed under a stream, limits under many at once, sessions that strangers chose."""
+"""Keys while requests are under way: changed under a stream, limits under many at once, sessions."""
 
 import threading
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def shows(key: str) -> dict[str, str]:
 
 
 def test_a_key_that_is_changed_under_a_stream(client: httpx.Client, server: Server, keys: Path, laptop: str):
-    """What was admitted goes on to its end; nothing more is admitted; the new key is, at once, under the same limits."""
+    """What was admitted goes on to its end; nothing more is; the new key is at once, under the same limits."""
     with client.stream("POST", CHAT, json={**LONG, "max_tokens": 300}, headers=shows(laptop)) as response:
         lines = response.iter_lines()
         next(lines)

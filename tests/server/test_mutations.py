@@ -13,7 +13,7 @@ from effort import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judging import trouble_with
-from mutating import BODIES, SMALL, WITHOUT_BODY, Asked, damaged_head, mutated, valid
+from mutating import BODIES, WITHOUT_BODY, Asked, mutated, valid
 from stages import pipeline
 
 from splitinfer.demo import TARGET

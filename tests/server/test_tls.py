@@ -98,4 +98,6 @@ def test_files_that_are_something_else(tmp_path: Path, certificate: Path, key: P
 
 def test_a_key_with_a_password_is_not_asked_for_on_the_terminal(tmp_path: Path, certificate: Path, key: Path):
     openssl(tmp_path, "pkey", "-in", str(key), "-aes256", "-passout", "pass:sesame", "-out", "locked.pem")
-    assert sentence(certificate, tmp_path / "locked.pem").startswith(f"the key {tmp_path / 'locked.pem'} has a password")
+    assert sentence(certificate, tmp_path / "locked.pem").startswith(
+        f"the key {tmp_path / 'locked.pem'} has a password"
+    )

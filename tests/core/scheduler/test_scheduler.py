@@ -194,7 +194,7 @@ def test_first_come_first_served():
 
 
 def test_what_ends_an_answer_is_not_in_a_plan():
-    """A client's stop strings are as long as it likes, and a plan has a bound, beyond which a stage takes it for damaged."""
+    """A plan has a bound, beyond which a stage takes it for damaged, and stop strings are a client's."""
     house = House()
     seq = Sequence(1, [1, 2], SamplingParams(max_tokens=1, stop=("end",), stop_token_ids=(9,)), seed=0)
     house.scheduler.add(seq)

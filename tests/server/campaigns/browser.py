@@ -40,7 +40,7 @@ from stages import pipeline  # noqa: E402
 
 from splitinfer.demo import TARGET  # noqa: E402
 from splitinfer.llm import LLM  # noqa: E402
-from splitinfer.server.gate import SESSION_COOKIE, Gate  # noqa: E402
+from splitinfer.server.gate import Gate  # noqa: E402
 from splitinfer.server.keys import ApiKey, ApiKeys, digest  # noqa: E402
 from splitinfer.server.running import Listen, Server  # noqa: E402
 from splitinfer.server.service import Service  # noqa: E402
@@ -94,7 +94,7 @@ def counting(counts: Counts) -> Iterator[None]:
 
 
 class Site:
-    """Another site: serves the page, takes its report, and can set a cookie for this machine, as cookies know no port."""
+    """Another site: serves the page and takes its report. It can set a cookie for this machine: they know no port."""
 
     def __init__(self, set_cookie: str = "") -> None:
         self.page, self.reported = b"", threading.Event()
@@ -206,7 +206,9 @@ class Browser:
             running.communicate(timeout=30)
 
 
-def attack(name: str, browser: Browser, site: Site, url: str, targets: list[str], counts: Counts) -> tuple[list[str], list[str]]:
+def attack(
+    name: str, browser: Browser, site: Site, url: str, targets: list[str], counts: Counts
+) -> tuple[list[str], list[str]]:
     """Let the page try; what it read, and what reached the engine."""
     counts.reached.clear()
     counts.statuses.clear()
@@ -214,7 +216,7 @@ def attack(name: str, browser: Browser, site: Site, url: str, targets: list[str]
     browser.opens(url, site.reported)
     read = [f"{one['name']}: {one['read']!r}" for one in site.report if one["read"]]
     reached = [f"{what} {number} times" for what, number in counts.reached.items()]
-    print(f"{name}: {len(site.report)} attempts, {len(read)} read something, the engine was reached {sum(counts.reached.values())} "  # noqa: T201
+    print(f"{name}: {len(site.report)} attempts, {len(read)} read something, the engine was reached {sum(counts.reached.values())} "
           f"times; the server answered {dict(sorted(counts.statuses.items()))}")  # fmt: skip
     return read, reached
 
@@ -246,7 +248,12 @@ def run(chromium: str) -> int:
                 troubles.append(f"{name}: the server answered {good}")
 
         port = serve(Gate()).port
-        hosts = (f"http://localhost:{port}", f"http://127.0.0.1:{port}", f"http://0.0.0.0:{port}", f"http://{_REBOUND}:{port}")
+        hosts = (
+            f"http://localhost:{port}",
+            f"http://127.0.0.1:{port}",
+            f"http://0.0.0.0:{port}",
+            f"http://{_REBOUND}:{port}",
+        )
         refused("open", page, list(hosts))
 
         keyed = serve(Gate(keys=ApiKeys([_USER])))
@@ -259,7 +266,9 @@ def run(chromium: str) -> int:
             troubles.append(f"control: the browser has no session: {shown[:300]}")
         refused("session", page, [f"http://localhost:{keyed.port}", f"http://127.0.0.1:{keyed.port}"])
         setter.page = site.page
-        refused("session, other port of this machine", f"http://localhost:{site.port}/", [f"http://localhost:{keyed.port}"])
+        refused(
+            "session, other port of this machine", f"http://localhost:{site.port}/", [f"http://localhost:{keyed.port}"]
+        )
 
         rebinding = Rebinding(site, port)
         things.callback(rebinding.close)
@@ -270,8 +279,8 @@ def run(chromium: str) -> int:
         if not read or not reached:
             troubles.append(f"control: a page that may use the server read {read} and reached {reached}")
     for trouble in troubles:
-        print(trouble)  # noqa: T201
-    print(f"{len(troubles)} troubles")  # noqa: T201
+        print(trouble)
+    print(f"{len(troubles)} troubles")
     return int(bool(troubles))
 
 
@@ -280,7 +289,7 @@ def main() -> int:
     parser.add_argument("--chromium", default=next(filter(None, map(shutil.which, _NAMES)), None))
     options = parser.parse_args()
     if options.chromium is None:
-        print("there is no chromium here, so no page was tried; Debian's package chromium has one")  # noqa: T201
+        print("there is no chromium here, so no page was tried; Debian's package chromium has one")
         return 0
     return run(options.chromium)
 

@@ -59,7 +59,7 @@ class Tally:
             if wrong is not None:
                 self.troubles.append(f"{name}: {wrong} | {what.what:.300} | {what.raw[:120]!r}")
                 if len(self.troubles) <= _MOST_SHOWN:
-                    print(self.troubles[-1], flush=True)  # noqa: T201
+                    print(self.troubles[-1], flush=True)
 
 
 def sent_of(seed: int, thread: int, number: int) -> Sent:
@@ -148,7 +148,7 @@ def _one(port: int, seed: int, only: str, running: Running) -> int:
     thread, _, number = only.partition(":")
     what = sent_of(seed, int(thread), int(number))
     came, wrong = try_one(port, what)
-    print(f"{what.what}\n{what.raw[:2000]!r}\n{came}\n{wrong}\n{running.err[-3000:]}")  # noqa: T201
+    print(f"{what.what}\n{what.raw[:2000]!r}\n{came}\n{wrong}\n{running.err[-3000:]}")
     return int(wrong is not None)
 
 
@@ -167,23 +167,21 @@ def _all(port: int, requests: int, seed: int, num_threads: int, running: Running
     return _report(port, before, tally, memory, running, time.monotonic() - began)
 
 
-def _report(
-    port: int, before: list[Any], tally: Tally, memory: list[int], running: Running, seconds: float
-) -> int:
+def _report(port: int, before: list[Any], tally: Tally, memory: list[int], running: Running, seconds: float) -> int:
     troubles = list(tally.troubles)
-    print(f"{tally.done:,} in {seconds:.0f} s: {dict(sorted(tally.statuses.items()))}")  # noqa: T201
-    print(f"the slowest took {tally.slowest[0]:.2f} s: {tally.slowest[1]}")  # noqa: T201
+    print(f"{tally.done:,} in {seconds:.0f} s: {dict(sorted(tally.statuses.items()))}")
+    print(f"the slowest took {tally.slowest[0]:.2f} s: {tally.slowest[1]}")
     if not running.is_alive:
         troubles.append("the server has ended")
-        print(running.err[-4000:])  # noqa: T201
+        print(running.err[-4000:])
     else:
         troubles += _afterwards(port, before, memory, running)
     for line in running.err.splitlines():
         if _WRONG_IN_LOG.search(line):
             troubles.append(f"in the log: {line:.300}")
     for trouble in troubles[:_MOST_SHOWN]:
-        print(trouble)  # noqa: T201
-    print(f"{len(troubles)} troubles")  # noqa: T201
+        print(trouble)
+    print(f"{len(troubles)} troubles")
     return int(bool(troubles))
 
 
@@ -191,9 +189,9 @@ def _afterwards(port: int, before: list[Any], memory: list[int], running: Runnin
     after, found = valid_answers(port), []
     wrong = [(b, a) for b, a in zip(before, after, strict=True) if a != b]
     found += [f"answered {a!r:.400}, before {b!r:.400}" for b, a in wrong[:3]]
-    print(f"{len(before) - len(wrong)} of {len(before)} valid requests are answered as before")  # noqa: T201
+    print(f"{len(before) - len(wrong)} of {len(before)} valid requests are answered as before")
     memory.append(running.process.memory_info().rss)
-    print(f"memory in MiB: {[size >> 20 for size in memory]}")  # noqa: T201
+    print(f"memory in MiB: {[size >> 20 for size in memory]}")
     if len(memory) > 1 and memory[-1] - memory[0] > _MOST_GROWTH:
         found.append(f"memory grew from {memory[0] >> 20} to {memory[-1] >> 20} MiB")
     with Connection(port) as connection:
