@@ -179,6 +179,7 @@ class Connection(H11Protocol):
         """Answer what is no request; uvicorn calls it while it handles h11's error."""
         error = sys.exc_info()[1]
         status = error.error_status_hint if isinstance(error, h11.RemoteProtocolError) else 400
+        status = status if status < 500 else 400  # h11: 501 for a coding that is unknown, or there twice
         self._refuse(Problem(status, f"this is no request of HTTP/1.1: {error or msg}"))
 
     def _refuse(self, problem: Problem) -> None:

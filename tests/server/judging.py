@@ -39,6 +39,8 @@ def verdict(sent: Sent, came: Exchange) -> str | None:
     if came.trouble is not None:
         return came.trouble
     for i, said in enumerate(came.answers):
+        if sent.is_head and "x-request-id" in said.headers:
+            continue  # no body
         wrong = _judge(said, sent.paths_are_anthropic[min(i, len(sent.paths_are_anthropic) - 1)])
         if wrong is not None:
             return f"answer {i}: {wrong}"

@@ -115,6 +115,11 @@ class Sent:
     num_answers: int | None
     what: str
 
+    @property
+    def is_head(self) -> bool:
+        """Whether its answer has no body."""
+        return self.raw.lstrip().startswith(b"HEAD ")
+
 
 # -- values ----------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ class Said:
 
 
 class AnswerReader:
-    """Cuts a connection's bytes into answers. ``rest``: what is no whole answer yet. ``has_bodies``: false for answers to
-    HEAD, which have a length and no body."""
+    """Cuts a connection's bytes into answers. ``rest``: what is no whole answer yet. ``has_bodies``: false for answers
+    to HEAD, which have a length and no body."""
 
     def __init__(self) -> None:
         self.rest, self.has_bodies = b"", True
@@ -57,17 +57,17 @@ class AnswerReader:
         if version != "HTTP/1.1":
             raise ValueError(f"it answered {first!r:.80}")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        got = (
-            (b"", body)
-            if not self.has_bodies
-            else _chunks(body)
-            if "chunked" in headers.get("transfer-encoding", "")
-            else _counted(body, headers)
-        )
+        got = self._body(body, headers)
         if got is None:
             return None
         text, self.rest = got
         return Said(int(status), headers, text)
+
+    def _body(self, rest: bytes, headers: dict[str, str]) -> tuple[bytes, bytes] | None:
+        """An answer's body and what is behind it; ``None`` while it is not whole."""
+        if not self.has_bodies and "x-request-id" in headers:  # else it was not read as a request
+            return b"", rest
+        return _chunks(rest) if "chunked" in headers.get("transfer-encoding", "") else _counted(rest, headers)
 
 
 def _counted(body: bytes, headers: dict[str, str]) -> tuple[bytes, bytes] | None:

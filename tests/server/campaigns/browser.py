@@ -50,6 +50,7 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PAGE = Path(__file__).parent / "hostile.html"
 _ATTACKER, _REBOUND = "attacker.example", "rebound.example"
 _SECONDS = 180.0
+_REFUSAL = "this server is not called"  # what a page of a rebound name reads, as it is of the same origin
 _USER = ApiKey("laptop", digest("bought with this"))
 
 
@@ -214,10 +215,13 @@ def attack(
     counts.statuses.clear()
     site.tries(targets)
     browser.opens(url, site.reported)
-    read = [f"{one['name']}: {one['read']!r}" for one in site.report if one["read"]]
+    said = [one for one in site.report if one["read"] and _REFUSAL not in one["read"]]
+    read = [f"{one['name']}: {one['read']!r}" for one in said]
     reached = [f"{what} {number} times" for what, number in counts.reached.items()]
-    print(f"{name}: {len(site.report)} attempts, {len(read)} read something, the engine was reached {sum(counts.reached.values())} "
-          f"times; the server answered {dict(sorted(counts.statuses.items()))}")  # fmt: skip
+    print(
+        f"{name}: {len(site.report)} attempts, {len(read)} read something, the engine was reached "
+        f"{sum(counts.reached.values())} times; the server answered {dict(sorted(counts.statuses.items()))}"
+    )
     return read, reached
 
 

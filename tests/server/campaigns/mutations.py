@@ -118,8 +118,28 @@ def valid_answers(port: int) -> list[Any]:
             asked = Asked("POST", path, (JSON,), json.dumps(body).encode())
         with Connection(port, 60) as connection:
             said = connection.exchange(written(asked), 1).answers[0]
-        found.append((path, said.status, _same(said.body)))
+        streams = "event-stream" in said.headers.get("content-type", "")
+        found.append((path, said.status, _streamed(said.body) if streams else _same(said.body)))
     return found
+
+
+def _streamed(body: bytes) -> dict[str, str]:
+    """What a stream says in each of its choices or blocks. How many tokens came together differs from time to time."""
+    said: dict[str, str] = collections.defaultdict(str)
+    for line in body.decode().splitlines():
+        if not line.startswith("data: {"):
+            said["words"] += line.removeprefix("data: ") if line == "data: [DONE]" else ""
+            continue
+        data = json.loads(line[6:])
+        for choice in data.get("choices", ()):
+            delta = choice.get("delta", {})
+            said[f"choice {choice['index']}"] += choice.get("text", "") + (delta.get("content") or "")
+            said[f"choice {choice['index']}"] += choice["finish_reason"] or ""
+        delta = data.get("delta", "")
+        said[data.get("type", "")] += delta if isinstance(delta, str) else _same(json.dumps(delta).encode())
+        if data.get("type") in ("message_stop", "response.completed", "response.incomplete", "message_delta"):
+            said["end"] += data["type"]
+    return {name: text for name, text in said.items() if text and name not in ("content_block_delta",)}
 
 
 def _same(body: bytes) -> str:
