@@ -360,6 +360,7 @@ def chunked(body: bytes, sizes: Sequence[int]) -> bytes:
 
 _TE = "Transfer-Encoding: chunked"
 _WHOLE = "whole"
+_NO_REQUESTS = ("http2", "tls", "noise", "nothing")
 _NO_NUMBERS = ("x", "", "1 1", "0x10", "1,1", "\xd9\xa1")
 
 
@@ -421,7 +422,8 @@ def sent(rng: random.Random) -> Sent:
     kinds = _wire_kinds(rng, asked)
     name = rng.choice([*kinds])
     is_whole = name.startswith(_WHOLE) and _is_plain(asked)
-    return Sent(kinds[name](), (asked.is_anthropic,), 1 if is_whole else None, f"wire {name}: {asked.what}")
+    is_anthropic = asked.is_anthropic and name not in _NO_REQUESTS
+    return Sent(kinds[name](), (is_anthropic,), 1 if is_whole else None, f"wire {name}: {asked.what}")
 
 
 def _as_it_is(asked: Asked) -> Sent:
