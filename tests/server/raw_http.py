@@ -127,13 +127,15 @@ class Connection:
         while True:
             now = time.monotonic()
             made.seconds = now - began
+            if made.is_closed and self._reader.rest and not is_shut and made.trouble is None:
+                made.trouble = f"it closed in the middle of an answer: {self._reader.rest[:80]!r}"
             if made.is_closed or (num_answers is not None and len(made.answers) >= num_answers and not left):
                 return made
             if now - last > self.seconds:
                 made.trouble = f"nothing came for {self.seconds:g} s"
                 return made
-            if num_answers is None and not left and not is_shut and now - last > patience:
-                is_shut = self._shut()
+            if num_answers is None and not left and not self._reader.rest and now - last > patience:
+                is_shut = is_shut or self._shut()
             readable, writable, _ = select.select([self._socket], [self._socket] if left else [], [], 0.05)
             if writable:
                 left = self._send(left, made)
@@ -167,6 +169,4 @@ class Connection:
             made.answers += self._reader.feed(data)
         except ValueError as error:
             made.is_closed, made.trouble = True, f"no answer of HTTP: {error}"
-        if made.is_closed and self._reader.rest and made.trouble is None:
-            made.trouble = f"it closed in the middle of an answer: {self._reader.rest[:80]!r}"
         return True

@@ -105,6 +105,13 @@ def test_headers_that_contradict_each_other(
     assert (found, said[: len(sentence)]) == (status, sentence)
 
 
+@pytest.mark.timeout(15)
+def test_a_cookie_of_backslashes_holds_nobody_up(application: Guard):
+    """Python before 3.11.10 and 3.12.6 takes half a minute for one, on the event loop, and nobody has asked for a key."""
+    for value in ('a="' + "\\" * 60_000 + '"', 'a="' + '\\"' * 30_000 + '"'):
+        assert asked(application, CHAT, ASK, ("Cookie", value))[0] == 200
+
+
 def test_a_method_is_refused_with_those_that_are_taken(application: Guard):
     said = asyncio.run(answer(application, Asked("P" * 30_000, CHAT)))
     assert (said.status, said.headers["allow"], len(said.body) < 300) == (405, "POST", True)
