@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from splitinfer.errors import SplitinferError
 from splitinfer.server import access_log
 from splitinfer.server.access_log import CLIENT_GONE
+from splitinfer.server.body import Bodies, Held
 from splitinfer.server.gate import Facts, Gate
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem, problem_of
@@ -35,10 +36,11 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 class Guard:
-    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts`` and ``request_id``."""
+    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, and
+    what its ``body`` takes of ``bodies``."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, sessions: Mapping[str, ApiKey]) -> None:
-        self._app, self._gate, self._sessions = app, gate, sessions
+    def __init__(self, app: ASGIApp, gate: Gate, sessions: Mapping[str, ApiKey], bodies: Bodies | None = None) -> None:
+        self._app, self._gate, self._sessions, self._bodies = app, gate, sessions, bodies or Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request, or turn it away."""
@@ -46,11 +48,13 @@ class Guard:
             await self._app(scope, receive, send)
             return
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
-        scope.setdefault("state", {}).update(facts=facts, request_id=request_id)
+        body = Held(self._bodies)
+        scope.setdefault("state", {}).update(facts=facts, request_id=request_id, body=body)
         answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
         try:
             await self._carry_out(facts, scope, receive, answered)
         finally:
+            body.give_back()
             who = self._gate.name_of_caller(facts, self._sessions)
             seconds = time.monotonic() - began
             access_log.write(scope["state"], who, facts.method, facts.path, answered.status, seconds)

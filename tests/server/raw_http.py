@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-_INFORMATION = 100
+_INFORMATION, _NO_CONTENT = 100, 204
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,15 @@ class AnswerReader:
 
     def __init__(self) -> None:
         self.rest, self.has_bodies = b"", True
+        self._is_over = False
 
     def feed(self, data: bytes) -> list[Said]:
-        """The answers that are whole with the next bytes.
+        """The answers that are whole with the next bytes; without any, the connection is over.
 
         Raises:
             ValueError: that is no answer.
         """
-        self.rest += data
+        self.rest, self._is_over = self.rest + data, not data
         found = []
         while (one := self._next()) is not None:
             if one.status // 100 * 100 != _INFORMATION:
@@ -57,17 +58,21 @@ class AnswerReader:
         if version != "HTTP/1.1":
             raise ValueError(f"it answered {first!r:.80}")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        got = self._body(body, headers)
+        got = self._body(int(status), body, headers)
         if got is None:
             return None
         text, self.rest = got
         return Said(int(status), headers, text)
 
-    def _body(self, rest: bytes, headers: dict[str, str]) -> tuple[bytes, bytes] | None:
+    def _body(self, status: int, rest: bytes, headers: dict[str, str]) -> tuple[bytes, bytes] | None:
         """An answer's body and what is behind it; ``None`` while it is not whole."""
         if not self.has_bodies and "x-request-id" in headers:  # else it was not read as a request
             return b"", rest
-        return _chunks(rest) if "chunked" in headers.get("transfer-encoding", "") else _counted(rest, headers)
+        if "chunked" in headers.get("transfer-encoding", ""):
+            return _chunks(rest)
+        if "content-length" in headers or status // 100 * 100 == _INFORMATION or status == _NO_CONTENT:
+            return _counted(rest, headers)
+        return (rest, b"") if self._is_over else None  # to a client of HTTP/1.0
 
 
 def _counted(body: bytes, headers: dict[str, str]) -> tuple[bytes, bytes] | None:

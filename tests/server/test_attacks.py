@@ -3,17 +3,18 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import pytest
-from asgi import answer
+from asgi import answer, scope_of
 from mutating import JSON, TALE, Asked
 from stages import pipeline
 
 from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.app import make_app
+from splitinfer.server.body import Bodies
 from splitinfer.server.gate import Gate
 from splitinfer.server.guard import Guard
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
@@ -107,7 +108,7 @@ def test_headers_that_contradict_each_other(
 
 @pytest.mark.timeout(15)
 def test_a_cookie_of_backslashes_holds_nobody_up(application: Guard):
-    """Python before 3.11.10 and 3.12.6 takes half a minute for one, on the event loop, and nobody has asked for a key."""
+    """Python before 3.11.10 and 3.12.6 takes half a minute for one, on the event loop, whoever sends it."""
     for value in ('a="' + "\\" * 60_000 + '"', 'a="' + '\\"' * 30_000 + '"'):
         assert asked(application, CHAT, ASK, ("Cookie", value))[0] == 200
 
@@ -115,6 +116,39 @@ def test_a_cookie_of_backslashes_holds_nobody_up(application: Guard):
 def test_a_method_is_refused_with_those_that_are_taken(application: Guard):
     said = asyncio.run(answer(application, Asked("P" * 30_000, CHAT)))
     assert (said.status, said.headers["allow"], len(said.body) < 300) == (405, "POST", True)
+
+
+def test_bodies_are_bounded_together(llm: LLM):
+    inner, bodies = make_app(Service(llm, "demo")), Bodies(most=3000)
+    application = Guard(inner._app, Gate(), {}, bodies)
+    body = json.dumps({**ASK, "user": "u" * 2000}).encode()
+
+    async def both() -> list[int]:
+        stays, began = asyncio.Event(), asyncio.Event()
+
+        async def receive() -> dict[str, Any]:
+            if not began.is_set():
+                began.set()
+                return {"type": "http.request", "body": body, "more_body": True}
+            await stays.wait()
+            stays.clear()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            statuses.append(message.get("status", 0))
+
+        statuses = list[int]()
+        first = asyncio.create_task(application(scope_of(Asked("POST", CHAT, (JSON,), body)), receive, send))
+        await began.wait()
+        second = await answer(application, Asked("POST", CHAT, (JSON,), body))
+        assert (second.headers["retry-after"], second.json["error"]["type"]) == ("2", "rate_limit_error")
+        stays.set()
+        await first
+        third = await answer(application, Asked("POST", CHAT, (JSON,), body))
+        return [second.status, statuses[0], third.status]
+
+    assert asyncio.run(both()) == [429, 200, 200]
+    assert bodies.held == 0
 
 
 def test_counting_and_tokenizing_count_as_requests(llm: LLM):
