@@ -13,9 +13,9 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
 from splitinfer.server.exposure import check_exposure, names_of
-from splitinfer.server.gate import Gate
+from splitinfer.server.gate import Gate, is_loopback
 from splitinfer.server.key_file import FollowedKeys
-from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.patience import Limits
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
@@ -57,6 +57,10 @@ class Access:
     def _keys(self) -> ApiKeys | None:
         if not all(secret.strip() for secret in self.api_keys):
             raise ConfigError("an API key is empty")
+        if not is_loopback(self.host) and (short := min(map(len, self.api_keys), default=SHORT)) < SHORT:
+            log.warning(
+                "a key of %d characters can be found by trying; `splitinfer keys add` makes one that cannot", short
+            )
         given = [ApiKey(f"given-{i}", digest(secret)) for i, secret in enumerate(self.api_keys, 1)]
         if self.key_file is not None:
             return FollowedKeys(self.key_file, given)
