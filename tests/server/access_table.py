@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(_TESTS / "server"), str(_TESTS)]
@@ -97,10 +98,15 @@ def applications(llm: LLM) -> dict[str, Guard]:
     return {"with keys": make_app(keyed), "without keys": make_app(Service(llm, "demo", Gate(hosts, origins)))}
 
 
+def _short(body: dict[str, Any]) -> dict[str, Any]:
+    """The same request for one token, and no stream."""
+    changes = {"stream": False, "n": 1, "max_tokens": 1, "max_output_tokens": 1, "prompt": "x", "echo": False}
+    return body | {name: value for name, value in changes.items() if name in body}
+
+
 def _asked(path: str, method: str, headers: Headers) -> Asked:
     given = {name for name, _ in headers}
-    body = json.dumps({**BODIES[path], "stream": False} if "stream" in BODIES[path] else BODIES[path]).encode() \
-        if method == "POST" else b""  # fmt: skip
+    body = json.dumps(_short(BODIES[path])).encode() if method == "POST" else b""
     declared = () if not body or "Content-Type" in given else (JSON,)
     target = path.replace("{request_id}", "x").replace("{name:path}", "demo")
     return Asked(method, target, (*declared, *headers), body)

@@ -17,7 +17,7 @@ from splitinfer.server.key_file import FollowedKeys, add_key, remove_key
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
-LONG = {"messages": TALE, "max_tokens": 3000, "ignore_eos": True, "stream": True}
+LONG = {"messages": TALE, "max_tokens": 2000, "ignore_eos": True, "stream": True}
 CHAT, AT_MOST = "/v1/chat/completions", 60.0
 
 
