@@ -7,7 +7,7 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,23 +112,23 @@ def _asked(path: str, method: str, headers: Headers) -> Asked:
     return Asked(method, target, (*declared, *headers), body)
 
 
-def status_of(application: Guard, path: str, method: str, who: Who) -> str:
+async def status_of(application: Guard, path: str, method: str, who: Who) -> str:
     """The status that somebody gets; several, with a stroke between, where the ways differ."""
     found: list[str] = []
     for headers in who.headers:
         session = application._sessions.begin(_USER)  # type: ignore[attr-defined]
         named = tuple((name, value.replace(_SESSION, session)) for name, value in headers)
-        said = asyncio.run(answer(application, _asked(path, who.method or method, named)))
+        said = await answer(application, _asked(path, who.method or method, named))
         found.append(str(said.status))
     return "/".join(dict.fromkeys(found))
 
 
-def _rows(application: Guard, columns: Sequence[Who]) -> Iterator[list[str]]:
-    yield ["route", *(who.name for who in columns)]
-    yield ["---"] * (len(columns) + 1)
+async def _rows(application: Guard, columns: Sequence[Who]) -> list[list[str]]:
+    rows = [["route", *(who.name for who in columns)], ["---"] * (len(columns) + 1)]
     for path, method in routes_of(application):
         shown = path.replace("{request_id}", "ID").replace("{name:path}", "NAME")
-        yield [f"`{method} {shown}`", *(status_of(application, path, method, who) for who in columns)]
+        rows.append([f"`{method} {shown}`", *[await status_of(application, path, method, who) for who in columns]])
+    return rows
 
 
 def tables(llm: LLM) -> str:
@@ -136,7 +136,7 @@ def tables(llm: LLM) -> str:
     made = []
     for name, application in applications(llm).items():
         columns = [who for who in WHO if who.without_keys or name == "with keys"]
-        rows = ["| " + " | ".join(row) + " |" for row in _rows(application, columns)]
+        rows = ["| " + " | ".join(row) + " |" for row in asyncio.run(_rows(application, columns))]
         made.append(f"## A server {name}\n\n" + "\n".join(rows) + "\n")
     return "\n".join(made)
 
