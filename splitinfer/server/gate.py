@@ -74,7 +74,7 @@ class Gate:
         origin = facts.headers.get("origin")
         if origin is not None and not self._is_own(origin, host) and not self.allows(origin):
             raise Problem(403, f"pages of {origin!r:.60} may not use this server; see --cors")
-        if origin is None and facts.headers.get("sec-fetch-site") in _FOREIGN_SITES:
+        if origin is None and facts.headers.get("sec-fetch-site") in _FOREIGN_SITES and not _is_link(facts):
             raise Problem(403, "pages of other sites may not use this server; see --cors")
         if facts.method in _WITH_BODY and not _is_json(facts.headers.get("content-type", "")):
             raise Problem(415, "the body must be JSON, declared as Content-Type: application/json")
@@ -134,6 +134,12 @@ def name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].rstrip(".").lower()
+
+
+def _is_link(facts: Facts) -> bool:
+    """Whether somebody follows a link to this server: what comes is shown to them, and no page can read it."""
+    how = facts.headers.get("sec-fetch-mode"), facts.headers.get("sec-fetch-dest")
+    return facts.method == "GET" and how == ("navigate", "document")
 
 
 def _is_json(content_type: str) -> bool:

@@ -72,6 +72,21 @@ def test_pages_of_other_sites_get_nothing(given: dict[str, str], expected: int):
     assert status(gate.check_site, facts(**given)) == expected
 
 
+@pytest.mark.parametrize(
+    ("method", "mode", "destination", "expected"),
+    [
+        ("GET", "navigate", "document", 200),  # a link, which its reader follows
+        ("GET", "navigate", "iframe", 403),
+        ("GET", "no-cors", "image", 403),
+        ("GET", "no-cors", "document", 403),
+        ("DELETE", "navigate", "document", 403),
+    ],
+)
+def test_of_another_sites_pages_only_links_lead_here(method: str, mode: str, destination: str, expected: int):
+    sent = {"host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": mode, "sec-fetch-dest": destination}
+    assert status(Gate().check_site, Facts(method, "/health", sent)) == expected
+
+
 def test_reading_needs_no_content_type():
     assert status(Gate().check_site, Facts("GET", "/health", {"host": "localhost"})) == 200
 
