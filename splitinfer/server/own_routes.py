@@ -5,11 +5,11 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from splitinfer.server.ask import Chat
 from splitinfer.server.body import read_json
 from splitinfer.server.gate import SESSION_COOKIE
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY, ApiKey
+from splitinfer.server.preparing import check_size, prompt_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
@@ -35,7 +35,7 @@ def _state_routes(service: Service) -> list[ApiRoute]:
         return JSONResponse({"cancelled": True})
 
     async def session(request: Request) -> Response:
-        is_secure = request.url.scheme == "https"
+        is_secure = request.scope["scheme"] == "https"
         facts = request.state.facts
         if request.method == "DELETE":
             ended = service.sessions.end(facts.cookies.get(SESSION_COOKIE, ""))
@@ -58,29 +58,36 @@ def _text_routes(service: Service) -> list[ApiRoute]:
     llm = service.llm
 
     async def tokenize(request: Request) -> Response:
-        _caller(service, request)
+        key = _caller(service, request)
         asked, wants_texts = tokenize_ask(await read_json(request))
 
         def work() -> Response:
-            if isinstance(asked, Chat):
-                tokens = llm.encode_chat(asked.messages, tools=asked.tools, options=asked.options)
-            else:
-                tokens = llm.encode(asked)
+            tokens = prompt_tokens(llm, asked)
             texts = [llm.token_bytes(token) for token in tokens] if wants_texts else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
-        return await asyncio.to_thread(work)
+        with service.admitted(key):
+            return await asyncio.to_thread(work)
 
     async def detokenize(request: Request) -> Response:
-        _caller(service, request)
+        key = _caller(service, request)
         tokens = detokenize_ask(await read_json(request))
-        return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
+        if len(tokens) > llm.context_length:
+            sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
+            raise Problem(400, sentence, param="tokens")
+        with service.admitted(key):
+            return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
 
     async def apply_template(request: Request) -> Response:
-        _caller(service, request)
+        key = _caller(service, request)
         chat = template_ask(await read_json(request))
-        text = await asyncio.to_thread(llm.render_chat, chat.messages, tools=chat.tools, options=chat.options)
-        return JSONResponse({"prompt": text})
+
+        def work() -> Response:
+            check_size(llm, chat)
+            return JSONResponse({"prompt": llm.render_chat(chat.messages, tools=chat.tools, options=chat.options)})
+
+        with service.admitted(key):
+            return await asyncio.to_thread(work)
 
     return [
         ApiRoute("/tokenize", tokenize, methods=["POST"]),

@@ -28,6 +28,7 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
+_MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
 
 
 @dataclass(eq=False)  # not frozen: Python sets an exception's traceback
@@ -39,6 +40,9 @@ class Problem(Exception):
     param: the field that is wrong, if it is one.
     code: a word for programs, where OpenAI's API has one.
     retry_after: seconds after which it may succeed, if it may.
+    allow: the methods that would be taken, where this one is not.
+
+    What quotes a request is cut to a length, so that an answer is no larger than what was asked.
     """
 
     status: int
@@ -46,6 +50,10 @@ class Problem(Exception):
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None
+    allow: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.message, self.param = _cut(self.message, _MOST_MESSAGE), self.param and _cut(self.param, _MOST_PARAM)
 
     def __str__(self) -> str:
         return self.message
@@ -54,6 +62,8 @@ class Problem(Exception):
     def headers(self) -> dict[str, str]:
         """The headers that belong to it."""
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        if self.allow:
+            headers["Allow"] = ", ".join(self.allow)
         return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
     def openai(self) -> dict[str, Any]:
@@ -66,6 +76,10 @@ class Problem(Exception):
         kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         named = {"request_id": request_id} if request_id else {}
         return {"type": "error", "error": {"type": kind, "message": self.message}, **named}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def problem_of(error: SplitinferError, retry_after: float | None = None) -> Problem:

@@ -21,6 +21,16 @@ from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.token_bytes import bytes_of_tokens
 
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
+_OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What templates end with on values that they were not written for; they are programs of the model's authors."""
+_NOT_FOR_TEMPLATES = frozenset(
+    {
+        "self", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+        "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+        "return_assistant_tokens_mask", "tokenizer_kwargs",
+    }
+)  # fmt: skip
+"""Arguments of transformers' ``apply_chat_template`` that change what it returns, or its cost."""
 
 
 class Tokenizer:
@@ -106,7 +116,7 @@ class Tokenizer:
                 return self.encode(self._render(chat, add_generation_prompt, settings))
             write = self._wrapper.apply_chat_template
             return list(write(chat, add_generation_prompt=add_generation_prompt, **settings))
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
+        except (jinja2.TemplateError, *_OF_TEMPLATES) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
 
     def render_chat(
@@ -126,7 +136,7 @@ class Tokenizer:
 
         try:
             return self._render(chat, True, settings)
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
+        except (jinja2.TemplateError, *_OF_TEMPLATES) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
 
     def _checked(
@@ -140,7 +150,10 @@ class Tokenizer:
             raise RequestError("every chat message needs a 'content' that is text")
         if tools and not self._wrapper.has_chat_template:
             raise RequestError("this model has no chat template, so it cannot be told of tools")
-        return chat, {**(options or {}), **({"tools": list(tools)} if tools else {})}
+        settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
+        if not_its_own := sorted(settings.keys() & _NOT_FOR_TEMPLATES):
+            raise RequestError(f"{not_its_own[0]} is no value for a chat template")
+        return chat, settings
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
         """The ids without the end token, if they decode to ``content``; otherwise none."""

@@ -47,3 +47,9 @@ def test_what_is_wrong_is_named():
 
 def test_a_missing_key_names_the_scheme():
     assert Problem(401, "A key is needed.").headers == {"WWW-Authenticate": "Bearer"}
+
+
+def test_what_quotes_a_request_is_no_longer_than_it():
+    problem = Problem(400, "no " + "a" * 100_000, param="b" * 100_000)
+    assert len(str(problem.openai())) < 1500
+    assert len(str(problem.anthropic())) < 1500

@@ -13,6 +13,7 @@ from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.openai.responses import counted_input, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
+from splitinfer.server.preparing import prompt_tokens
 from splitinfer.server.reading import Answer
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
@@ -35,10 +36,10 @@ def responses_routes(service: Service) -> list[ApiRoute]:
             return JSONResponse(writer.document(pieces, under_way.answer.usage))
 
     async def input_tokens(request: Request) -> Response:
-        service.gate.caller(request.state.facts, service.sessions)
+        key = service.gate.caller(request.state.facts, service.sessions)
         chat = counted_input(await read_json(request))
-        encode = service.llm.encode_chat
-        tokens = await asyncio.to_thread(encode, chat.messages, tools=chat.tools, options=chat.options)
+        with service.admitted(key):
+            tokens = await asyncio.to_thread(prompt_tokens, service.llm, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     return [
