@@ -6,9 +6,10 @@ out, and the model is told of the functions.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import Ask, Chat
@@ -33,6 +34,8 @@ _OF_OTHER_TOOLS = (
 )
 _OF_REASONING = ("effort", "summary", "generate_summary", "context", "mode")
 _OF_TOOLS = ("name", "description", "parameters", "strict")
+_REPEATED = {"max_tool_calls": int, "prompt_cache_key": str, "safety_identifier": str, "user": str}  # though ignored
+_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 COUNTED: Mapping[str, Treatment] = {
     "model": HONOURED,
@@ -106,6 +109,12 @@ class Shape:
     num_top: int | None = None
     packs_reasoning: bool = False
 
+    def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
+        """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
+        request has none."""
+        values = {**_SAMPLING, **defaults.values, **ask.sampling}
+        return replace(self, said={**self.said, **{name: values[name] for name in _SAMPLING}})
+
 
 def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     """What a request asks, and in what shape.
@@ -122,7 +131,7 @@ def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
         values.whole("max_output_tokens", most, 1, _MOST_TOKENS)
     sampling = sampling_of(given) | ({} if num_top is None else {"logprobs": num_top})
     ask = Ask(_chat(given, tools), sampling, most, one_call=not parallel)
-    said = _said(given, tools, parallel=parallel, num_top=num_top)
+    said = _said(body, given, tools, parallel=parallel, num_top=num_top)
     model = values.text("model", given.get("model", ""))
     return ask, Shape(model, _streams(given), said, num_top, _PACKED_REASONING in included)
 
@@ -215,24 +224,28 @@ def _streams(given: Mapping[str, Any]) -> bool:
 
 
 def _said(
-    given: Mapping[str, Any], tools: list[Mapping[str, Any]], *, parallel: bool, num_top: int | None
+    body: Mapping[str, Any],
+    given: Mapping[str, Any],
+    tools: list[Mapping[str, Any]],
+    *,
+    parallel: bool,
+    num_top: int | None,
 ) -> dict[str, Any]:
-    """The fields of the request that an answer repeats. What a client left to the model's defaults is null."""
+    """The fields of the request that an answer repeats, also those that change nothing here."""
     metadata = values.mapping("metadata", given.get("metadata", {}))
     for name, value in metadata.items():
         values.text(f"metadata.{name:.64}", value)
     return {
+        **{name: body[name] if type(body.get(name)) is kind else None for name, kind in _REPEATED.items()},
         "instructions": given.get("instructions"),
         "max_output_tokens": given.get("max_output_tokens"),
         "metadata": metadata,
         "parallel_tool_calls": parallel,
         "reasoning": {"effort": _effort(given), "summary": None},
-        "temperature": given.get("temperature"),
         "text": {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [{"parameters": None, "strict": None, **tool} for tool in tools],
+        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in tools],
         "top_logprobs": num_top or 0,
-        "top_p": given.get("top_p"),
     }
 
 

@@ -19,6 +19,7 @@ is another ``response.in_progress``.
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,13 +52,15 @@ class _OpenItem:
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes one answer. ``created``: seconds since 1970. ``new_id`` makes an item's id that begins with a prefix."""
+    """Writes one answer. ``created``, ``clock``: seconds since 1970. ``new_id`` makes an item's id that begins with a
+    prefix."""
 
     response_id: str
     created: int
     shape: Shape
     token_text: TokenText
     new_id: Callable[[str], str] = _new_id
+    clock: Callable[[], float] = time.time
     _sequence: int = 0
     _items: list[dict[str, Any]] = field(default_factory=list)  # that have ended
     _open: _OpenItem | None = None
@@ -75,6 +78,8 @@ class ResponseWriter:
     def end(self, last: Piece, usage: Usage) -> Event:
         """The last event. ``last``: the last piece."""
         status, more = _ended(last)
+        if status == "completed":
+            more = {**more, "completed_at": int(self.clock())}
         response = {**self._response(status), **more, "output": list(self._items), "usage": usage_of(usage)}
         return self._event(_LAST[status], response=response)
 
@@ -90,6 +95,7 @@ class ResponseWriter:
             "id": self.response_id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": None,
             "status": status,
             "model": self.shape.model,
             "output": [],
@@ -99,6 +105,7 @@ class ResponseWriter:
             **self.shape.said,
             "background": False,
             "previous_response_id": None,
+            "service_tier": "default",
             "store": False,
             "truncation": "disabled",
         }
