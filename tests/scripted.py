@@ -92,18 +92,18 @@ def _chains(scripts: Scripts) -> dict[str, list[str]]:
 
 
 def _pieces(text: str, used: set[str]) -> list[str]:
+    """A text as pieces that are not ``used``, which they are then. One that is grows at its end, or, at the end of the
+    text, at its beginning."""
     pieces, at = list[str](), 0
     while at < len(text):
         end = at + _PIECE
         while end < len(text) and text[at:end] in used:
             end += 1
-        if len(text) - end < _PIECE:
-            end = len(text)
-        piece = text[at:end]
-        assert piece not in used, f"{piece!r} is the end of two answers"
-        used.add(piece)
+        piece, at = text[at:end], end
+        while piece in used:
+            piece = pieces.pop() + piece
         pieces.append(piece)
-        at = end
+        used.add(piece)
     return pieces
 
 

@@ -31,10 +31,12 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that is refused, and why. ``asks_nothing``: whether a value asks for nothing, so that it may be there."""
+    """A field that is refused, and why. ``asks_nothing``: whether a value asks for nothing, so that it may be there.
+    ``details``: by which a client finds out that it can do without (``Problem.details``)."""
 
     why: str
     asks_nothing: Callable[[Any], bool] = lambda value: value is None
+    details: Mapping[str, Any] | None = None
 
 
 HONOURED = Honoured()
@@ -62,8 +64,8 @@ def honoured(body: Mapping[str, Any], fields: Mapping[str, Treatment]) -> dict[s
         match fields.get(name):
             case None:
                 raise Problem(400, f"there is no field {name!r:.60} here", param=name, code="unknown_parameter")
-            case Refused(why, asks_nothing) if not asks_nothing(value):
-                raise unsupported(name, why)
+            case Refused(why, asks_nothing, details) if not asks_nothing(value):
+                raise unsupported(name, why, details=details)
             case Honoured() if value is not None:
                 kept[name] = value
     return kept

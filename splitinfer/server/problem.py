@@ -39,6 +39,7 @@ class Problem(Exception):
     param: the field that is wrong, if it is one.
     code: a word for programs, where OpenAI's API has one.
     retry_after: seconds after which it may succeed, if it may.
+    details: what Anthropic's clients decide by, where a word is not enough.
     """
 
     status: int
@@ -46,6 +47,7 @@ class Problem(Exception):
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None
+    details: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return self.message
@@ -65,7 +67,8 @@ class Problem(Exception):
         """As Anthropic's API says it."""
         kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         named = {"request_id": request_id} if request_id else {}
-        return {"type": "error", "error": {"type": kind, "message": self.message}, **named}
+        more = {} if self.details is None else {"details": dict(self.details)}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **more}, **named}
 
 
 def problem_of(error: SplitinferError, retry_after: float | None = None) -> Problem:
@@ -77,10 +80,11 @@ def problem_of(error: SplitinferError, retry_after: float | None = None) -> Prob
     return Problem(503, f"{error}", retry_after=retry_after)
 
 
-def unsupported(name: str, why: str, value: object = None) -> Problem:
+def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:
     """A field that is not honoured, named."""
     shown = "" if value is None else f" {value!r:.40}"
-    return Problem(400, f"{name}{shown} is not supported: {why}", param=name, code="unsupported_parameter")
+    sentence = f"{name}{shown} is not supported: {why}"
+    return Problem(400, sentence, param=name, code="unsupported_parameter", details=details)
 
 
 def malformed(errors: list[Mapping[str, Any]]) -> Problem:

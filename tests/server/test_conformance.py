@@ -31,6 +31,8 @@ OWN = {
     "response.store", "response.presence_penalty", "response.frequency_penalty",
     "logprobs.bytes", "logprobs.top_logprobs.bytes",  # of an event, as of the item that it belongs to
     "context_length", "max_model_len", "layout",  # of a model
+    "type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens",  # the same for Anthropic's
+    "object", "created", "owned_by",  # and for OpenAI's
 }  # fmt: skip
 """Fields that the official types lack."""
 
@@ -207,6 +209,7 @@ def test_what_is_counted_and_listed(server: Server):
     assert models["object"] == "list"
     for model in (*models["data"], send(server, "/v1/models/demo").json()):
         checked(Model, json.dumps(model))
+        checked(anthropic.types.ModelInfo, json.dumps(model))
     counted = send(server, "/v1/messages/count_tokens", {"model": "demo", "messages": ASKED})
     checked(MessageTokensCount, counted.content)
 

@@ -19,6 +19,10 @@ from splitinfer.server.problem import Problem, unsupported
 _MAX_STOPS = 16
 _MOST_TOKENS = 2**31 - 1
 _NO_SANDBOX = "nothing is run here"
+_NO_STORE = "nothing is stored here; give the whole conversation as messages"
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from)."""
+_NO_BILLS = Ignored("nothing is billed here")
 
 COUNTED: Mapping[str, Treatment] = {
     "model": HONOURED,
@@ -34,6 +38,10 @@ COUNTED: Mapping[str, Treatment] = {
     "workspace_id": Ignored("requests are told apart by their keys"),
     "context_management": Ignored("a conversation is taken as it is, and refused with the numbers if it is too long"),
     "mcp_servers": Refused(_NO_SANDBOX, is_empty),
+    "output_format": Refused("answers cannot be held to a format"),
+    "billing_policy": _NO_BILLS,
+    "compaction": Ignored("what is counted is the conversation as it was sent"),
+    "betas": Ignored("what a beta adds is treated field by field"),
 }
 FIELDS: Mapping[str, Treatment] = {
     **COUNTED,
@@ -48,6 +56,10 @@ FIELDS: Mapping[str, Treatment] = {
     "inference_geo": Ignored("answers come from this machine's pipeline"),
     "container": Refused(_NO_SANDBOX),
     "diagnostics": Ignored("it changes no answer"),
+    "thread": Refused(_NO_STORE, details=_NO_THREADS),
+    "compaction": Refused("a conversation is taken as it is, and not summarised"),
+    "fallbacks": Ignored("no question is declined here for another model to answer"),
+    "fallback_credit_token": _NO_BILLS,
 }
 
 

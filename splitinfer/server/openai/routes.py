@@ -52,7 +52,8 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def models(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
-        return JSONResponse({"object": "list", "data": [service.describe_model()]})
+        ends = {"has_more": False, "first_id": service.model, "last_id": service.model}  # Anthropic's page of a list
+        return JSONResponse({"object": "list", "data": [service.describe_model()], **ends})
 
     async def model(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
