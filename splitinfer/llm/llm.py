@@ -8,6 +8,7 @@ Requests may be submitted from any thread.
 """
 
 import asyncio
+import hashlib
 import itertools
 import secrets
 import time
@@ -31,6 +32,7 @@ from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.prompts import PromptEncoder
@@ -124,6 +126,14 @@ class LLM:
     def model_context_length(self) -> int:
         """The model's own bound of it."""
         return self._checkpoint.context_length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of what a seed's tokens depend on: the weights, the versions, and how layers and numbers are cut."""
+        own, layout = own_versions(), self.layout
+        cuts = [(stage.start, stage.end) for stage in layout.stages]
+        inputs = (self._checkpoint.fingerprint().digest(), layout.dtype, layout.kv_format, cuts, own)
+        return hashlib.blake2b(repr(inputs).encode(), digest_size=6).hexdigest()
 
     @cached_property
     def recommended_sampling(self) -> Recommended:

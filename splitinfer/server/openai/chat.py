@@ -1,7 +1,7 @@
 """`POST /v1/chat/completions`: a request as an `Ask`, and an answer as a document or as chunks of a stream."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.core.sequence import MAX_LOGPROBS
@@ -151,13 +151,14 @@ FIELDS: Mapping[str, Treatment] = {
 @dataclass(frozen=True, slots=True)
 class Shape:
     """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
-    ``pads``: chunks hide how long their text is."""
+    ``pads``: chunks hide how long their text is. ``names_tier``: the tier of service is said."""
 
     model: str
     streams: bool = False
     includes_usage: bool = False
     num_top: int | None = None
     pads: bool = False
+    names_tier: bool = False
 
 
 def chat_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
@@ -171,7 +172,7 @@ def chat_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     if "messages" not in given:
         raise Problem(400, "messages must be given", param="messages")
     chat = Chat(template_messages(given["messages"]), tools, options)
-    shape = shape_of(given, _num_top(given))
+    shape = replace(shape_of(given, _num_top(given)), names_tier=body.get("service_tier") is not None)
     sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})
     one_call = not values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
     return Ask(chat, sampling, _max_tokens(given), num_choices(given), one_call), shape

@@ -68,7 +68,7 @@ ITEMS = Kinds(
     {
         "message": Honoured(
             inside=Object(
-                "A message",
+                "An item with a message",
                 {
                     **_ITEM,
                     "role": Honoured("system, developer, user or assistant"),
@@ -79,7 +79,7 @@ ITEMS = Kinds(
         ),
         "reasoning": Honoured(
             inside=Object(
-                "Reasoning",
+                "An item with reasoning",
                 {
                     **_ITEM,
                     "content": _texts_of("A part of reasoning"),
@@ -93,13 +93,13 @@ ITEMS = Kinds(
         ),
         "function_call": Honoured(
             inside=Object(
-                "A call of a function",
+                "An item with a call",
                 {**_ITEM, "call_id": HONOURED, "name": HONOURED, "arguments": HONOURED, **_CALLED},
             )
         ),
         "function_call_output": Honoured(
             inside=Object(
-                "What came of a function",
+                "An item with a result",
                 {
                     **_ITEM,
                     "call_id": HONOURED,
@@ -112,13 +112,13 @@ ITEMS = Kinds(
         ),
         "custom_tool_call": Honoured(
             inside=Object(
-                "A call of a custom tool",
+                "An item with a custom call",
                 {**_ITEM, "call_id": HONOURED, "name": HONOURED, "input": HONOURED, **_CALLED},
             )
         ),
         "custom_tool_call_output": Honoured(
             inside=Object(
-                "What came of a custom tool",
+                "An item with a custom result",
                 {
                     **_ITEM,
                     "call_id": HONOURED,

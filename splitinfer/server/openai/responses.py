@@ -268,7 +268,8 @@ def _chat(given: Mapping[str, Any], tools: list[Mapping[str, Any]]) -> Chat:
     messages = conversation(given.get("instructions"), given["input"])
     told = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in tools]
     may = _callable(given, [tool["name"] for tool in tools])
-    return Chat(messages, tuple(one for one in told if one["function"]["name"] in may), _options(given))
+    may_be_told = tuple(one for tool, one in zip(tools, told, strict=True) if tool["name"] in may)
+    return Chat(messages, may_be_told, _options(given))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
