@@ -11,6 +11,7 @@ from splitinfer.server.gate import SESSION_COOKIE
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY, ApiKey
 from splitinfer.server.problem import Problem
+from splitinfer.server.reading import encoded
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.sessions import cookie
@@ -63,9 +64,9 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
         def work() -> Response:
             if isinstance(asked, Chat):
-                tokens = llm.encode_chat(asked.messages, tools=asked.tools, options=asked.options)
+                tokens = encoded(llm, asked)
             else:
-                tokens = llm.encode(asked)
+                tokens = llm.encode(asked.text, adds_special=asked.adds_special)
             texts = [llm.token_bytes(token) for token in tokens] if wants_texts else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
@@ -79,7 +80,12 @@ def _text_routes(service: Service) -> list[ApiRoute]:
     async def apply_template(request: Request) -> Response:
         _caller(service, request)
         chat = template_ask(await read_json(request))
-        text = await asyncio.to_thread(llm.render_chat, chat.messages, tools=chat.tools, options=chat.options)
+
+        def work() -> str:
+            opens = chat.opens_answer
+            return llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+
+        text = await asyncio.to_thread(work)
         return JSONResponse({"prompt": text})
 
     return [

@@ -144,10 +144,19 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
         raise
 
 
+def encoded(llm: LLM, chat: Chat) -> list[int]:
+    """A conversation as the model's tokens.
+
+    Raises:
+        SplitinferError: as ``LLM.encode_chat``.
+    """
+    return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=chat.opens_answer)
+
+
 def _prompt_tokens(llm: LLM, ask: Ask) -> list[int]:
     match ask.prompt:
-        case Chat(messages, tools, options):
-            return llm.encode_chat(messages, tools=tools, options=options)
+        case Chat():
+            return encoded(llm, ask.prompt)
         case str(text):
             return llm.encode(text)
         case tokens:

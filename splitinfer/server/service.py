@@ -26,6 +26,7 @@ class Service:
 
     model: the name under which the model is offered.
     logs_prompts: whether what is asked is written to the log.
+    fingerprint: while it is the same, a seed gives the same answer.
     """
 
     llm: LLM
@@ -37,8 +38,12 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     logs_prompts: bool = False
+    fingerprint: str = field(init=False)
     _answers: dict[str, tuple[ApiKey, Answer]] = field(default_factory=dict)  # by request id
     _num_running: int = 0
+
+    def __post_init__(self) -> None:
+        self.fingerprint = f"fp_{self.llm.fingerprint}"
 
     @property
     def num_running(self) -> int:

@@ -67,9 +67,11 @@ class Tokenizer:
         pairs = sorted(self._vocabulary().items())
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, with the special tokens that the tokenizer itself adds."""
-        return list(self._wrapper.encode(text))
+    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
+        """The ids of ``text``. ``adds_special``: with the special tokens that the tokenizer itself adds."""
+        return list(
+            self._wrapper.encode(text) if adds_special else self._wrapper.encode(text, add_special_tokens=False)
+        )
 
     def encode_chat(
         self,
@@ -115,6 +117,7 @@ class Tokenizer:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The text of a chat, as the model's chat template writes it, up to where the next answer begins.
 
@@ -125,7 +128,7 @@ class Tokenizer:
         import jinja2
 
         try:
-            return self._render(chat, True, settings)
+            return self._render(chat, add_generation_prompt, settings)
         except (jinja2.TemplateError, ValueError, TypeError) as error:
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
 

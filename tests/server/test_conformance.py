@@ -29,6 +29,7 @@ OWN = {
     "choices.delta.reasoning", "choices.delta.reasoning_content",
     "store", "presence_penalty", "frequency_penalty",  # of a response, as Open Responses wants it
     "response.store", "response.presence_penalty", "response.frequency_penalty",
+    "usage.service_tier",  # of the last event, as of a message
     "logprobs.bytes", "logprobs.top_logprobs.bytes",  # of an event, as of the item that it belongs to
     "context_length", "max_model_len", "layout",  # of a model
     "type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens",  # the same for Anthropic's

@@ -13,7 +13,7 @@ from splitinfer.server.anthropic.writer import Event, MessageWriter
 from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.problem import Problem
-from splitinfer.server.reading import Answer
+from splitinfer.server.reading import Answer, encoded
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.stream import EventStream, event
@@ -27,7 +27,12 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
     async def messages(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
         ask, shape = message_ask(await read_json(request))
-        writer = MessageWriter(f"msg_{request.state.request_id}", shape.model)
+        writer = MessageWriter(
+            f"msg_{request.state.request_id}",
+            shape.model,
+            hides_thinking=shape.hides_thinking,
+            manages_context=shape.manages_context,
+        )
         with ExitStack() as open_things:
             under_way = await asked(service, request, key, ask, open_things)
             if shape.streams:
@@ -38,8 +43,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
     async def count_tokens(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
         chat = counted_chat(await read_json(request))
-        encode = service.llm.encode_chat
-        tokens = await asyncio.to_thread(encode, chat.messages, tools=chat.tools, options=chat.options)
+        tokens = await asyncio.to_thread(encoded, service.llm, chat)
         return JSONResponse({"input_tokens": len(tokens)})
 
     return [

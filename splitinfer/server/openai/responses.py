@@ -5,7 +5,7 @@ Agents list tools of kinds that only OpenAI's servers run, beside the functions 
 out, and the model is told of the functions.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -13,15 +13,39 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
-from splitinfer.server.openai.chat import is_text_format, sampling_of, template_options
-from splitinfer.server.openai.response_items import conversation
+from splitinfer.server.fields import (
+    HONOURED,
+    LEFT_OUT,
+    Honoured,
+    Ignored,
+    Kinds,
+    Object,
+    Refused,
+    Treatment,
+    Values,
+    honoured,
+    is_empty,
+    is_one_of,
+)
+from splitinfer.server.openai.chat import (
+    BY_KEYS,
+    CACHE_ROOM,
+    NOT_HELD,
+    OF_OTHER_SERVERS,
+    ONE_TIER,
+    TEXT_FORMAT,
+    allowed,
+    may_call,
+    sampling_of,
+    template_options,
+)
+from splitinfer.server.openai.messages import CACHED, FOR_TEMPLATE
+from splitinfer.server.openai.response_items import ITEMS, conversation
 from splitinfer.server.problem import Problem, unsupported
 
 _MOST_TOKENS = 2**31 - 1
 _NO_STORE = "nothing is stored here; give the whole conversation as input"
-_BY_KEYS = Ignored("requests are told apart by their keys")
-_CACHED = Ignored("a prompt's beginning is found in the cache by its tokens")
+_NO_BACKGROUND = Refused("an answer belongs to its request, and ends with it", is_one_of(False))
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _OF_OTHER_TOOLS = (
@@ -32,27 +56,114 @@ _OF_OTHER_TOOLS = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_OF_REASONING = ("effort", "summary", "generate_summary", "context", "mode")
+_HOSTED = (
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+    "file_search",
+    "code_interpreter",
+    "image_generation",
+    "mcp",
+    "programmatic_tool_calling",
+)
+_RUN_BY_CLIENTS = (
+    "custom",
+    "namespace",
+    "tool_search",
+    "local_shell",
+    "shell",
+    "apply_patch",
+    "computer",
+    "computer_use",
+    "computer_use_preview",
+)
 _OF_TOOLS = ("name", "description", "parameters", "strict")
 _REPEATED = {"max_tool_calls": int, "prompt_cache_key": str, "safety_identifier": str, "user": str}  # though ignored
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
+_BY_SERVERS = Ignored("left out: OpenAI's servers run it, and the model is not told of it")
+_OTHER_TOOL = Ignored("left out: the model is told of functions only, and so never calls it")
+TOOLS = Kinds(
+    "Tools of responses",
+    "type",
+    {
+        "function": Honoured(
+            inside=Object(
+                "A function of responses",
+                {
+                    "type": HONOURED,
+                    "name": HONOURED,
+                    "description": HONOURED,
+                    "parameters": HONOURED,
+                    "strict": NOT_HELD,
+                    "defer_loading": Ignored("the model is told of all functions at once"),
+                    "output_schema": Ignored("what comes of a call is read as text"),
+                    "allowed_callers": Refused(
+                        "the model itself calls tools: nothing else runs here",
+                        Values((), "a list with `direct`", lambda given: isinstance(given, list) and "direct" in given),
+                    ),
+                    "async": Refused("an answer is made of finished calls", is_one_of(False)),
+                },
+            )
+        ),
+        **dict.fromkeys(_HOSTED, _BY_SERVERS),
+        **dict.fromkeys(_RUN_BY_CLIENTS, _OTHER_TOOL),
+    },
+    others=_OTHER_TOOL,
+)
+_NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
+_CHOICES = Kinds(
+    "Choice of tools in responses",
+    "type",
+    {
+        "allowed_tools": Honoured(
+            inside=Object(
+                "A choice of allowed functions",
+                {"type": HONOURED, "mode": Honoured("auto"), "tools": Honoured("the others are not told to the model")},
+            )
+        ),
+        "function": _NOT_FORCED,
+        "custom": _NOT_FORCED,
+        "mcp": _NOT_FORCED,
+        **dict.fromkeys(_HOSTED, _NOT_FORCED),
+        **dict.fromkeys(_RUN_BY_CLIENTS, _NOT_FORCED),
+    },
+)
+_REASONING = Object(
+    "Reasoning of responses",
+    {
+        "effort": FOR_TEMPLATE,
+        "summary": Ignored("reasoning is given whole"),
+        "generate_summary": Ignored("reasoning is given whole"),
+        "context": Ignored("the model's template decides which reasoning it keeps"),
+        "mode": Refused("there is one mode, standard", is_one_of("standard")),
+    },
+)
+_TEXT = Object(
+    "Text of responses",
+    {
+        "format": Refused("answers cannot be held to a format", TEXT_FORMAT),
+        "verbosity": FOR_TEMPLATE,
+    },
+)
+
 COUNTED: Mapping[str, Treatment] = {
-    "model": HONOURED,
-    "input": Honoured("text, or messages, reasoning, calls and their results; text only"),
+    "model": Honoured("any name; there is one model"),
+    "input": Honoured("text, or messages, reasoning, calls and their results; text only", each=ITEMS),
     "instructions": HONOURED,
-    "tools": Honoured("functions, not held to their schemas; other kinds are left out"),
-    "tool_choice": Honoured("auto and none"),
+    "tools": Honoured("functions; other kinds are left out", each=TOOLS),
+    "tool_choice": Honoured("auto and none, and which functions are allowed", _CHOICES),
     "parallel_tool_calls": HONOURED,
-    "reasoning": Honoured("effort, where the model's template knows it; reasoning is given whole, not as a summary"),
-    "text": Honoured("the format text only; verbosity is ignored, for the model is not told of it"),
+    "reasoning": Honoured(inside=_REASONING),
+    "text": Honoured(inside=_TEXT),
     "conversation": Refused(_NO_STORE),
     "previous_response_id": Refused(_NO_STORE),
     "personality": Refused("the model has none; give instructions"),
     "truncation": Refused("a conversation is taken as it is", is_one_of("disabled")),
     # not OpenAI's, but known by many servers and clients
     "chat_template_kwargs": HONOURED,
-    "enable_thinking": HONOURED,
+    "enable_thinking": FOR_TEMPLATE,
 }
 FIELDS: Mapping[str, Treatment] = {
     **{name: treatment for name, treatment in COUNTED.items() if name != "personality"},
@@ -62,35 +173,46 @@ FIELDS: Mapping[str, Treatment] = {
     "top_logprobs": Honoured(f"with {_PROBABILITIES} in include"),
     "include": Honoured(f"{_PROBABILITIES}; {_PACKED_REASONING}, which is readable and in no way secret"),
     "stream": HONOURED,
-    "stream_options": Honoured("include_obfuscation, which adds nothing here"),
+    "stream_options": Honoured(
+        inside=Object(
+            "Options of a stream of responses",
+            {"include_obfuscation": Honoured("where it is true; without it nothing is added")},
+        )
+    ),
     "metadata": Honoured("given back; nothing is stored"),
     "store": Refused(_NO_STORE, is_one_of(False)),
-    "background": Refused(_NO_STORE, is_one_of(False)),
-    "background_options": Refused(_NO_STORE, is_empty),
+    "background": _NO_BACKGROUND,
+    "background_options": Refused(_NO_BACKGROUND.why, is_empty),
     "prompt": Refused(_NO_STORE),
     "moderation": Refused("nothing is moderated here"),
     "access_programs": Refused("there are none here", is_empty),
     "image": Refused("the model is given text only", is_empty),
+    "context_management": Refused("a conversation is taken as it is", is_empty),
     "max_tool_calls": Ignored("it is for tools that OpenAI's servers run, of which there are none here"),
-    "context_management": Ignored("a conversation is taken as it is, and refused with the numbers if it is too long"),
-    "user": _BY_KEYS,
-    "safety_identifier": _BY_KEYS,
-    "client_metadata": _BY_KEYS,  # Codex sends it; no field of the official types
-    "service_tier": Ignored("there is one tier; priority is a header"),
-    "prompt_cache_key": _CACHED,
-    "prompt_cache_options": _CACHED,
-    "prompt_cache_retention": _CACHED,
+    "user": BY_KEYS,
+    "safety_identifier": BY_KEYS,
+    "client_metadata": BY_KEYS,  # Codex sends it (codex-rs, `ResponsesApiRequest`); no field of the official types
+    "service_tier": ONE_TIER,
+    "prompt_cache_key": CACHED,
+    "prompt_cache_options": Honoured(
+        inside=Object(
+            "Options of the prompt's cache",
+            {
+                "mode": CACHE_ROOM,
+                "ttl": CACHE_ROOM,
+                "comparison_response_id": Refused("nothing is stored here that could be compared"),
+                "prewarm": Refused("ask for one token instead: it leaves the prompt in the cache", is_one_of(False)),
+            },
+        )
+    ),
+    "prompt_cache_retention": CACHE_ROOM,
     # not OpenAI's, but known by many servers and clients
     "seed": HONOURED,
     "stop": HONOURED,
     "logit_bias": HONOURED,
     "presence_penalty": HONOURED,
     "frequency_penalty": HONOURED,
-    "top_k": HONOURED,
-    "min_p": HONOURED,
-    "repetition_penalty": HONOURED,
-    "stop_token_ids": HONOURED,
-    "ignore_eos": HONOURED,
+    **OF_OTHER_SERVERS,
 }
 
 
@@ -101,6 +223,7 @@ class Shape:
     said: fields of the request that the answer repeats, as the API has them.
     num_top: most likely tokens beside each; ``None``: no probabilities.
     packs_reasoning: reasoning is also given in the form that clients hand back unread.
+    pads: events hide how long their text is.
     """
 
     model: str
@@ -108,6 +231,7 @@ class Shape:
     said: Mapping[str, Any] = field(default_factory=dict)
     num_top: int | None = None
     packs_reasoning: bool = False
+    pads: bool = False
 
     def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
         """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
@@ -124,6 +248,7 @@ def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     """
     given = honoured(body, FIELDS)
     tools, parallel = _tools(given), values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
+    streams, pads = _streams(given)
     included = _included(given)
     num_top = _num_top(given, wanted=_PROBABILITIES in included)
     most = given.get("max_output_tokens")
@@ -133,7 +258,7 @@ def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     ask = Ask(_chat(given, tools), sampling, most, one_call=not parallel)
     said = _said(body, given, tools, parallel=parallel, num_top=num_top)
     model = values.text("model", given.get("model", ""))
-    return ask, Shape(model, _streams(given), said, num_top, _PACKED_REASONING in included)
+    return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads)
 
 
 def counted_input(body: Mapping[str, Any]) -> Chat:
@@ -150,52 +275,45 @@ def _chat(given: Mapping[str, Any], tools: list[Mapping[str, Any]]) -> Chat:
     if "input" not in given:
         raise Problem(400, "input must be given", param="input")
     messages = conversation(given.get("instructions"), given["input"])
-    _check_text(given)
     told = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in tools]
-    return Chat(messages, tuple(told) if _may_call(given) else (), _options(given))
-
-
-def _check_text(given: Mapping[str, Any]) -> None:
-    text = values.mapping("text", given.get("text", {}))
-    for name in text.keys() - {"format", "verbosity"}:
-        raise _no_field("text", name)
-    if not is_text_format(text.get("format")):
-        raise unsupported("text.format", "answers cannot be held to a format")
+    may = _callable(given, [tool["name"] for tool in tools])
+    may_be_told = tuple(one for tool, one in zip(tools, told, strict=True) if tool["name"] in may)
+    return Chat(messages, may_be_told, _options(given))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is told of reasoning."""
-    reasoning = values.mapping("reasoning", given.get("reasoning", {}))
-    for name in reasoning.keys() - {*_OF_REASONING}:
-        raise _no_field("reasoning", name)
-    if reasoning.get("mode") not in (None, "standard"):
-        raise unsupported("reasoning.mode", "there is one mode, standard", reasoning["mode"])
-    effort = reasoning.get("effort")
-    if effort is not None:
-        values.text("reasoning.effort", effort)
-    return template_options({**given, "reasoning_effort": effort})
+    """What the template is told of reasoning and of how much to say."""
+    told = {
+        "reasoning_effort": _text_in(given, "reasoning", "effort"),
+        "verbosity": _text_in(given, "text", "verbosity"),
+    }
+    return template_options({**given, **{name: value for name, value in told.items() if value is not None}})
+
+
+def _text_in(given: Mapping[str, Any], name: str, key: str) -> str | None:
+    value = values.mapping(name, given.get(name, {})).get(key)
+    return None if value is None else values.text(f"{name}.{key}", value)
 
 
 def _tools(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The functions, in this API's flat form."""
-    tools = [_tool(f"tools[{i}]", one) for i, one in enumerate(values.listing("tools", given.get("tools", [])))]
-    return [tool for tool in tools if tool is not None]
+    tools = values.listing("tools", given.get("tools", []))
+    return [_tool(f"tools[{i}]", one) for i, one in enumerate(tools) if one is not LEFT_OUT]
 
 
-def _tool(name: str, given: Any) -> Mapping[str, Any] | None:
+def _tool(name: str, given: Any) -> Mapping[str, Any]:
     tool = values.mapping(name, given)
-    if values.text(f"{name}.type", tool.get("type")) != "function":
-        return None
     values.text(f"{name}.name", tool.get("name"))
-    values.mapping(f"{name}.parameters", tool.get("parameters") or {})
-    return {"type": "function", **{key: tool[key] for key in _OF_TOOLS if tool.get(key) is not None}}
+    values.mapping(f"{name}.parameters", tool.get("parameters", {}))
+    return {"type": "function", **{key: tool[key] for key in _OF_TOOLS if key in tool}}
 
 
-def _may_call(given: Mapping[str, Any]) -> bool:
+def _callable(given: Mapping[str, Any], names: Sequence[str]) -> Collection[str]:
+    """The names of the functions that the model may call."""
     choice = given.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise unsupported("tool_choice", "a model cannot be made to call a tool; auto and none are", choice)
-    return bool(choice == "auto")
+    if isinstance(choice, dict):
+        return allowed("tool_choice", choice, names, lambda one: one)
+    return names if may_call(choice) else ()
 
 
 def _included(given: Mapping[str, Any]) -> frozenset[str]:
@@ -213,14 +331,13 @@ def _num_top(given: Mapping[str, Any], *, wanted: bool) -> int | None:
     return number if wanted else None
 
 
-def _streams(given: Mapping[str, Any]) -> bool:
+def _streams(given: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether the answer is a stream, and whether its events hide how long their text is."""
     streams = values.flag("stream", given.get("stream", False))
     options = values.mapping("stream_options", given.get("stream_options", {}))
-    for name in options.keys() - {"include_obfuscation"}:
-        raise _no_field("stream_options", name)
     if options and not streams:
         raise Problem(400, "stream_options is for streams only", param="stream_options")
-    return streams
+    return streams, values.flag("stream_options.include_obfuscation", options.get("include_obfuscation", False))
 
 
 def _said(
@@ -241,17 +358,9 @@ def _said(
         "max_output_tokens": given.get("max_output_tokens"),
         "metadata": metadata,
         "parallel_tool_calls": parallel,
-        "reasoning": {"effort": _effort(given), "summary": None},
+        "reasoning": {"effort": _text_in(given, "reasoning", "effort"), "summary": None},
         "text": {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in tools],
         "top_logprobs": num_top or 0,
     }
-
-
-def _effort(given: Mapping[str, Any]) -> Any:
-    return given["reasoning"].get("effort") if "reasoning" in given else None
-
-
-def _no_field(inside: str, name: str) -> Problem:
-    return Problem(400, f"there is no field '{inside}.{name:.40}' here", param=f"{inside}.{name}")

@@ -13,7 +13,7 @@ from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.openai.responses import counted_input, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
-from splitinfer.server.reading import Answer
+from splitinfer.server.reading import Answer, encoded
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.stream import EventStream, event
@@ -38,8 +38,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
     async def input_tokens(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
         chat = counted_input(await read_json(request))
-        encode = service.llm.encode_chat
-        tokens = await asyncio.to_thread(encode, chat.messages, tools=chat.tools, options=chat.options)
+        tokens = await asyncio.to_thread(encoded, service.llm, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     return [

@@ -26,9 +26,10 @@ from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
-from splitinfer.server.openai.chat_writer import TokenText
+from splitinfer.server.openai.chat_writer import ONLY_TIER, TokenText
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import Shape
+from splitinfer.server.padding import padded
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 Event = dict[str, Any]
@@ -105,9 +106,9 @@ class ResponseWriter:
             **self.shape.said,
             "background": False,
             "previous_response_id": None,
-            "service_tier": "default",
             "store": False,
             "truncation": "disabled",
+            "service_tier": ONLY_TIER,
         }
 
     # -- items ---------------------------------------------------------------------------------
@@ -223,7 +224,8 @@ class ResponseWriter:
 
     def _event(self, name: str, **data: Any) -> Event:
         number, self._sequence = self._sequence, self._sequence + 1
-        return {"type": name, "sequence_number": number, **data}
+        event = {"type": name, "sequence_number": number, **data}
+        return padded(event) if self.shape.pads and name.endswith(".delta") else event
 
 
 def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

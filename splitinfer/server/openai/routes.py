@@ -29,7 +29,13 @@ def openai_routes(service: Service) -> list[ApiRoute]:
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
         ask, shape = chat_ask(await read_json(request))
-        writer = ChatWriter(f"chatcmpl-{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
+        writer = ChatWriter(
+            f"chatcmpl-{request.state.request_id}",
+            int(time.time()),
+            shape,
+            service.llm.token_bytes,
+            fingerprint=service.fingerprint,
+        )
         with ExitStack() as open_things:
             under_way = await asked(service, request, key, ask, open_things)
             if shape.streams:
@@ -44,7 +50,9 @@ def openai_routes(service: Service) -> list[ApiRoute]:
         with ExitStack() as open_things:
             under_way = await all_asked(service, request, key, wanted.asks, open_things)
             echoes = echoed(wanted.asks, token_text) if wanted.echo else ()
-            writer = CompletionWriter(answer_id, int(time.time()), wanted.shape, token_text, echoes)
+            writer = CompletionWriter(
+                answer_id, int(time.time()), wanted.shape, token_text, echoes, service.fingerprint
+            )
             if wanted.shape.streams:
                 return under_way.streamed(_completion_events(under_way.answer, writer))
             pieces = await until_gone(request, all_pieces(under_way.answer))

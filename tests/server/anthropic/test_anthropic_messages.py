@@ -72,7 +72,7 @@ def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
         ({"stop_sequences": "a" * 3, "top_k": -1}, "top_k must be a whole number from 0"),
         ({"messages": []}, "messages must have at least one message"),
         ({"messages": None}, "messages must be a list, not None"),
-        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role must be user, assistant or system"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role must be one of user, assistant, system"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type 'image' is not",
@@ -128,7 +128,7 @@ def test_a_conversation_as_templates_take_it():
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "t1", "content": "sun"},
-        {"role": "tool", "tool_call_id": "t2", "content": ""},
+        {"role": "tool", "tool_call_id": "t2", "content": "error"},
         {"role": "user", "content": "And?"},
     ]
 

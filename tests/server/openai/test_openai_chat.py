@@ -14,7 +14,6 @@ from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import Refused
 from splitinfer.server.openai.chat import FIELDS, Shape, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
-from splitinfer.server.openai.messages import template_messages
 from splitinfer.server.problem import Problem
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
@@ -24,6 +23,12 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 
 def ask(**fields: Any) -> Ask:
     return chat_ask({"model": "m", "messages": HELLO, **fields})[0]
+
+
+def messages_of(given: list[dict[str, Any]]) -> Any:
+    prompt = ask(messages=given).prompt
+    assert isinstance(prompt, Chat)
+    return prompt.messages
 
 
 def refusal(**fields: Any) -> Problem:
@@ -92,7 +97,7 @@ def test_an_unknown_field_is_named():
         ({"stream": True, "stream_options": {"extra": 1}}, "there is no field 'stream_options.extra' here"),
         ({"stream": "yes"}, "stream must be true or false, not 'yes'"),
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
-        ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice {'type': 'function'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice.type 'function' is not"),
         ({"tools": [{"type": "custom"}]}, "tools[0].type 'custom' is not supported: tools are functions"),
         ({"tools": [{"type": "function"}]}, "tools[0].function must be an object, not None"),
         ({"tools": {}}, "tools must be a list, not {}"),
@@ -107,7 +112,7 @@ def test_an_unknown_field_is_named():
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type 'image_url'",
         ),
-        ({"messages": [{"role": "user", "content": "", "extra": 1}]}, "there is no field 'extra' in messages[0]"),
+        ({"messages": [{"role": "user", "content": "", "extra": 1}]}, "there is no field 'messages[0].extra' here"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "messages[0].tool_call_id must be text, not None"),
     ],
 )
@@ -194,9 +199,9 @@ def test_a_conversation_as_templates_take_it():
         {"role": "tool", "tool_call_id": "c1", "content": "sun"},
     ]
     call = {"id": "c1", "type": "function", "function": {"name": "w", "arguments": {"city": "Oslo"}}}
-    assert list(template_messages(given)) == [
+    assert list(messages_of(given)) == [
         {"role": "system", "content": "Be brief.\n\nBe kind."},
-        {"role": "user", "content": "Weather?"},
+        {"role": "user", "content": "Weather?", "name": "ann"},
         {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
         {"role": "tool", "content": "sun", "tool_call_id": "c1"},
     ]
@@ -204,7 +209,7 @@ def test_a_conversation_as_templates_take_it():
 
 def test_arguments_that_are_no_json_stay_as_the_model_wrote_them():
     call = {"id": "c", "type": "function", "function": {"name": "w", "arguments": "{oops"}}
-    (message,) = template_messages([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    (message,) = messages_of([{"role": "assistant", "content": "", "tool_calls": [call]}])
     assert message["tool_calls"][0]["function"]["arguments"] == "{oops"
 
 

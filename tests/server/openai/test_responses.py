@@ -10,7 +10,7 @@ from openai.types.responses.response_includable import ResponseIncludable
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import Refused
-from splitinfer.server.openai.response_items import conversation, packed
+from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import COUNTED, FIELDS, Shape, counted_input, response_ask
 from splitinfer.server.problem import Problem
 
@@ -61,7 +61,7 @@ def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
         {"store": False},
         {"background": False},
         {"truncation": "disabled"},
-        {"text": {"format": {"type": "text"}, "verbosity": "low"}},
+        {"text": {"format": {"type": "text"}}},
         {"reasoning": {"summary": "auto"}},
         {"include": ["web_search_call.action.sources"]},
         {"stream_options": {}},
@@ -87,13 +87,13 @@ def test_everything_that_may_be_included_is_known(included: str):
         ({"truncation": "auto"}, "truncation is not supported: a conversation is taken as it is"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format is not supported: answers cannot be held"),
         ({"text": {"form": 1}}, "there is no field 'text.form' here"),
-        ({"reasoning": {"mode": "pro"}}, "reasoning.mode 'pro' is not supported"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode is not supported: there is one mode"),
         ({"reasoning": {"effort": 1}}, "reasoning.effort must be text, not 1"),
         ({"reasoning": {"depth": 1}}, "there is no field 'reasoning.depth' here"),
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
-        ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice {'type': 'function'"),
+        ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice.type 'function' is not supported"),
         ({"tools": [{"type": "function"}]}, "tools[0].name must be text, not None"),
-        ({"tools": [{"name": "weather"}]}, "tools[0].type must be text, not None"),
+        ({"tools": [{"name": "weather"}]}, "tools[0].type must be one of function, not None"),
         ({"tools": [{**WEATHER, "parameters": [1]}]}, "tools[0].parameters must be an object, not [1]"),
         ({"max_output_tokens": 0}, "max_output_tokens must be a whole number from 1"),
         ({"top_logprobs": 2}, "top_logprobs needs message.output_text.logprobs in include"),
@@ -198,7 +198,7 @@ def test_items_as_templates_take_them():
     def call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
-    assert list(conversation("Be kind.", given)) == [
+    assert list(chat(instructions="Be kind.", input=given).messages) == [
         {"role": "system", "content": "Be kind.\n\nBe brief."},
         {"role": "user", "content": "Weather?"},
         {
@@ -217,7 +217,7 @@ def test_items_as_templates_take_them():
 
 
 def test_text_is_of_the_user():
-    assert conversation(None, "Hi") == ({"role": "user", "content": "Hi"},)
+    assert chat(input="Hi").messages == ({"role": "user", "content": "Hi"},)
 
 
 @pytest.mark.parametrize(
@@ -232,5 +232,5 @@ def test_text_is_of_the_user():
 )
 def test_reasoning_comes_back_in_either_form(fields: dict[str, Any], reasoning: str | None):
     items = [{"role": "user", "content": "?"}, {"type": "reasoning", "id": "rs", "summary": [], **fields}]
-    (_, turn) = conversation(None, items)
+    (_, turn) = chat(input=items).messages
     assert turn.get("reasoning_content") == reasoning
