@@ -10,6 +10,7 @@ from splitinfer.server.body import read_json
 from splitinfer.server.gate import SESSION_COOKIE
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY, ApiKey
+from splitinfer.server.late_systems import settled
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import encoded
 from splitinfer.server.route import ApiRoute
@@ -79,9 +80,10 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def apply_template(request: Request) -> Response:
         _caller(service, request)
-        chat = template_ask(await read_json(request))
+        asked = template_ask(await read_json(request))
 
         def work() -> str:
+            chat = settled(llm, asked)
             opens = chat.opens_answer
             return llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
 

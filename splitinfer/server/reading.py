@@ -9,6 +9,7 @@ from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.late_systems import settled
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +151,7 @@ def encoded(llm: LLM, chat: Chat) -> list[int]:
     Raises:
         SplitinferError: as ``LLM.encode_chat``.
     """
+    chat = settled(llm, chat)
     return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=chat.opens_answer)
 
 
