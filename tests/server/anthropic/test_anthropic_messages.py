@@ -206,6 +206,7 @@ def test_a_stream_is_of_the_official_types_and_tells_the_message():
     assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert sent[-2]["usage"] == {
         "input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8, "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 0}, "service_tier": "standard",
     }  # fmt: skip
     assert sent[-1] == {"type": "message_stop"}
 
