@@ -9,7 +9,7 @@ from typing import Any
 
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
-from splitinfer.server.health import layout_summary
+from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
@@ -92,15 +92,7 @@ class Service:
 
     def describe_model(self) -> dict[str, Any]:
         """The model as ``/v1/models`` lists it."""
-        return {
-            "id": self.model,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "splitinfer",
-            "context_length": self.llm.context_length,
-            "max_model_len": self.llm.context_length,
-            "layout": layout_summary(self.llm.layout),
-        }
+        return model_document(self.model, self.llm.context_length, self.started, self.llm.layout)
 
 
 def new_request_id() -> str:
