@@ -192,7 +192,7 @@ FIELDS: Mapping[str, Treatment] = {
     "prompt_cache_key": CACHED,
     "prompt_cache_options": Honoured(
         inside=Object(
-            "Options of the prompt's cache",
+            "Options of the cache",
             {
                 "mode": CACHE_ROOM,
                 "ttl": CACHE_ROOM,
