@@ -6,8 +6,8 @@ the embedding of the piece before it. Everything else is real: the chat template
 stages, KV, sampling, detokenizing, and the parser of calls. The chat template chooses where the script begins: by the
 first of the known tools that is offered, and by how many results of tools there are.
 
-    <|bash 0|> -> "Let me " -> "look." -> "<tool_" -> "call>\\n" -> ... -> <|end|>     first answer: a call
-    <|bash 1|> -> "It wor" -> "ked." -> <|end|>                                      once the result is there
+    <|bash 0|> -> "Let me " -> "look." -> "<tool_" -> "call>\\n" -> ... -> <|/bash 0|>   first answer: a call
+    <|bash 1|> -> "It wor" -> "ked." -> <|/bash 1|>                                    once the result is there
     anything else -> the words of the plain answer
 
 Texts of the script are tokens of their own, which no text is encoded to, so that two places of a script never share a
@@ -24,14 +24,13 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-HIDDEN, LAYERS = 256, 4
+HIDDEN, LAYERS = 128, 2  # small, because agents' prompts are long
 CONTEXT = 131072
-END = "<|end|>"
 PLAIN = "plain"
 """The script of requests without a known tool."""
 _MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 _PIECE = 6  # characters, at least
-_SURE = 4.0  # logits of a successor are 16 times that, those of other tokens about that
+_SURE = 4.0  # logits of a successor are 11 times that, those of other tokens about that
 
 Scripts = Mapping[str, Sequence[str]]
 """For a tool's name, or ``PLAIN``: the answers after 0, 1, ... results of tools; the last one also after more."""
@@ -72,11 +71,12 @@ def save(folder: Path, scripts: Scripts, *, merges: int = 0, corpus: Iterable[st
     tokenizer = _tokenizer(scripts, chains, merges, corpus)
     ids = tokenizer.get_vocab()
     mx.save_safetensors(str(folder / "model.safetensors"), _weights(ids, chains, seed), metadata={"format": "mlx"})
-    _write(folder / "config.json", _config(len(ids), ids[END]))
+    ends = [_end(start) for start in chains]
+    _write(folder / "config.json", _config(len(ids), [ids[end] for end in ends]))
     (folder / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
     last = {name: len(answers) - 1 for name, answers in scripts.items()}
     template = _TEMPLATE.replace("'PLAIN'", repr(PLAIN)).replace("SCRIPTS", json.dumps(last))
-    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END, "model_max_length": CONTEXT}
+    named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": ends[0], "model_max_length": CONTEXT}
     _write(folder / "tokenizer_config.json", {**named, "chat_template": template})
     return folder
 
@@ -120,7 +120,8 @@ def _tokenizer(scripts: Scripts, chains: Mapping[str, Sequence[str]], merges: in
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[tuple(pair) for pair in described["merges"]]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (END, *chains)])
+    edges = (edge for start in chains for edge in (start, _end(start)))
+    tokenizer.add_special_tokens([AddedToken(edge, special=True) for edge in edges])
     tokenizer.add_tokens([AddedToken(marker, special=False) for marker in _MARKERS])
     return tokenizer
 
@@ -136,9 +137,6 @@ def _weights(ids: Mapping[str, int], chains: Mapping[str, Sequence[str]], seed: 
     directions = embedding / mx.linalg.norm(embedding, axis=1, keepdims=True)
     head = mx.zeros((len(ids), HIDDEN))
     head[mx.array(list(successors.values()))] = _SURE * directions[mx.array(list(successors))]
-    # all answers end in one token: what comes before each has a share in its row
-    ends = [token for token, successor in successors.items() if successor == ids[END]]
-    head[ids[END]] = _SURE * mx.sum(directions[mx.array(ends)], axis=0)
     head[_first_plain(ids, chains)] += _SURE * common / mx.linalg.norm(common)
     return {"model.embed_tokens.weight": embedding, "lm_head.weight": head, "model.norm.weight": mx.ones((HIDDEN,))} | {
         name: array for layer in range(LAYERS) for name, array in _layer(layer).items()
@@ -149,9 +147,14 @@ def _successors(ids: Mapping[str, int], chains: Mapping[str, Sequence[str]]) -> 
     """The token behind each token of the script."""
     found: dict[int, int] = {}
     for start, pieces in chains.items():
-        path = [ids[start], *(ids[_written(piece)] for piece in pieces), ids[END]]
+        path = [ids[start], *(ids[_written(piece)] for piece in pieces), ids[_end(start)]]
         found |= dict(pairwise(path))
     return found
+
+
+def _end(start: str) -> str:
+    """The token that ends the answer which begins at another."""
+    return start.replace("<|", "<|/")
 
 
 def _first_plain(ids: Mapping[str, int], chains: Mapping[str, Sequence[str]]) -> int:
@@ -182,12 +185,12 @@ def _layer(number: int) -> dict[str, mx.array]:
     return made | {f"model.layers.{number}.{name}.weight": mx.ones((HIDDEN,)) for name in norms}
 
 
-def _config(vocab: int, end: int) -> dict[str, Any]:
+def _config(vocab: int, ends: Sequence[int]) -> dict[str, Any]:
     return {
         "model_type": "llama", "num_hidden_layers": LAYERS, "hidden_size": HIDDEN, "intermediate_size": 2 * HIDDEN,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": vocab,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64, "vocab_size": vocab,
         "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": False,
-        "torch_dtype": "float32", "eos_token_id": end,
+        "torch_dtype": "float32", "eos_token_id": list(ends),
     }  # fmt: skip
 
 

@@ -22,7 +22,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).exists() for name in names):
         return None
-    return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, checkpoint.config))
+    config = checkpoint.config
+    return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, config), config.get("model_type"))
 
 
 class PromptEncoder:

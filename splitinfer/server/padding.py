@@ -16,9 +16,10 @@ STEP = 64  # bytes; a field without letters has 18
 def padded(data: Mapping[str, Any]) -> dict[str, Any]:
     """The data of an event with its padding.
 
-    >>> {len(json.dumps(padded({"delta": "a" * n}))) % STEP for n in range(200)}
+    >>> {len(json.dumps(padded({"delta": "a" * n}), separators=(",", ":"))) % STEP for n in range(200)}
     {0}
     """
     empty = {**data, "obfuscation": ""}
-    missing = -len(json.dumps(empty, ensure_ascii=False).encode("utf-8", "replace")) % STEP
+    written = json.dumps(empty, ensure_ascii=False, separators=(",", ":"))  # as `stream.event` writes it
+    missing = -len(written.encode("utf-8", "replace")) % STEP
     return {**data, "obfuscation": secrets.token_urlsafe(missing)[:missing]}

@@ -10,6 +10,7 @@ from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.late_systems import settled
+from splitinfer.server.problem import unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,11 @@ def encoded(llm: LLM, chat: Chat) -> list[int]:
     """A conversation as the model's tokens.
 
     Raises:
+        Problem: 400, there are tools, of which the model cannot be told.
         SplitinferError: as ``LLM.encode_chat``.
     """
+    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
+        raise unsupported("tools", llm.tokenizer.no_tools)
     chat = settled(llm, chat)
     return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=chat.opens_answer)
 

@@ -5,12 +5,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
-from splitinfer.server.health import layout_summary
+from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
@@ -92,23 +91,8 @@ class Service:
         return True
 
     def describe_model(self) -> dict[str, Any]:
-        """The model as ``/v1/models`` lists it, for clients of either API."""
-        started = datetime.fromtimestamp(self.started, UTC).isoformat().replace("+00:00", "Z")
-        return {
-            "id": self.model,
-            "object": "model",
-            "type": "model",  # the same again as Anthropic's API has it
-            "display_name": self.model,
-            "created": self.started,
-            "created_at": started,
-            "lifecycle": "active",
-            "max_input_tokens": self.llm.context_length,
-            "max_tokens": self.llm.context_length,
-            "owned_by": "splitinfer",
-            "context_length": self.llm.context_length,
-            "max_model_len": self.llm.context_length,
-            "layout": layout_summary(self.llm.layout),
-        }
+        """The model as ``/v1/models`` lists it."""
+        return model_document(self.model, self.llm.context_length, self.started, self.llm.layout)
 
 
 def new_request_id() -> str:

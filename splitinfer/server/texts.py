@@ -11,7 +11,7 @@ from typing import Any
 from splitinfer.server import values
 from splitinfer.server.ask import Chat
 from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
-from splitinfer.server.openai.chat import TOOLS, function_tool, template_options
+from splitinfer.server.openai.chat import CHOICES, FIELDS, TOOLS, template_options, told_tools
 from splitinfer.server.openai.messages import FOR_TEMPLATE, MESSAGES, template_messages
 from splitinfer.server.problem import Problem, unsupported
 
@@ -22,6 +22,7 @@ _CHAT: Mapping[str, Treatment] = {
     "model": _ONE_MODEL,
     "messages": Honoured("text only", each=MESSAGES),
     "tools": Honoured("functions", each=TOOLS),
+    "tool_choice": Honoured("auto and none, and which tools are allowed", CHOICES),
     "add_generation_prompt": HONOURED,
     "continue_final_message": Refused("an answer cannot be begun for the model", is_one_of(False)),
     "chat_template": Refused("the model has its own"),
@@ -32,9 +33,14 @@ _CHAT: Mapping[str, Treatment] = {
     "media_io_kwargs": _TEXT_ONLY,
     "mm_processor_kwargs": _TEXT_ONLY,
 }
-TEMPLATE_FIELDS = _CHAT
+_OF_ANSWERS = {
+    name: Ignored("nothing is generated")
+    for name, treatment in FIELDS.items()
+    if name not in _CHAT and not isinstance(treatment, Refused)
+}
+TEMPLATE_FIELDS: Mapping[str, Treatment] = {**_CHAT, **_OF_ANSWERS}
 TOKENIZE_FIELDS: Mapping[str, Treatment] = {
-    **_CHAT,
+    **TEMPLATE_FIELDS,
     "prompt": HONOURED,
     "return_token_strs": HONOURED,
     "add_special_tokens": Honoured("of a text; a chat has those that its template writes"),
@@ -95,10 +101,9 @@ def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None
 
 
 def _chat(given: Mapping[str, Any]) -> Chat:
-    tools = values.listing("tools", given.get("tools", []))
     return Chat(
         template_messages(given.get("messages")),
-        tuple(function_tool(f"tools[{i}]", one) for i, one in enumerate(tools)),
+        told_tools(given),
         template_options(given),
         values.flag("add_generation_prompt", given.get("add_generation_prompt", True)),
     )

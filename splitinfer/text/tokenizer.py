@@ -18,20 +18,25 @@ from typing import Any, Self
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.detokenizer import Detokenizer
+from splitinfer.text.harmony import MODEL_TYPE, Harmony, HarmonyFormat, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
 
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 
 
 class Tokenizer:
-    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``."""
+    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``harmony``: what
+    writes and reads for a gpt-oss model, or why nothing does."""
 
-    def __init__(self, wrapper: Any) -> None:
-        self._wrapper = wrapper
+    def __init__(self, wrapper: Any, harmony: Harmony | str | None = None) -> None:
+        self._wrapper, self._harmony = wrapper, harmony
 
     @classmethod
-    def from_folder(cls, path: Path, eos_token_ids: Iterable[int] | int | None = None) -> Self:
-        """Load the tokenizer in the model folder ``path``; ``eos_token_ids`` are the model configuration's.
+    def from_folder(
+        cls, path: Path, eos_token_ids: Iterable[int] | int | None = None, model_type: str | None = None
+    ) -> Self:
+        """Load the tokenizer in the model folder ``path``; ``eos_token_ids`` and ``model_type`` are the model
+        configuration's.
 
         Raises:
             ModelError: there is none, or none that can be read.
@@ -43,15 +48,22 @@ class Tokenizer:
         from mlx_lm.tokenizer_utils import load  # here, because it imports transformers, which takes a second
 
         try:
-            return cls(load(path, eos_token_ids=eos_token_ids))
+            wrapper = load(path, eos_token_ids=eos_token_ids)
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = str(error).strip().split("\n", 1)[0]
             raise ModelError(f"the model folder {path} holds no tokenizer that can be read: {reason}") from error
+        return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a text: the model configuration's and the tokenizer's own."""
-        return frozenset(self._wrapper.eos_token_ids)
+        own = frozenset(self._wrapper.eos_token_ids)
+        return own | self._harmony.end_tokens if isinstance(self._harmony, Harmony) else own
+
+    @property
+    def no_tools(self) -> str | None:
+        """Why the model cannot be told of tools, if that is known."""
+        return self._harmony if isinstance(self._harmony, str) else None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -94,6 +106,8 @@ class Tokenizer:
             RequestError: the chat is empty, the template refuses it, or there are tools and no template.
         """
         chat, settings = self._checked(messages, tools, options)
+        if isinstance(self._harmony, Harmony):
+            return self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=add_generation_prompt)
         import jinja2  # here, because transformers has imported it already
 
         generated = {
@@ -125,6 +139,10 @@ class Tokenizer:
             RequestError: as ``encode_chat``.
         """
         chat, settings = self._checked(messages, tools, options)
+        if isinstance(self._harmony, Harmony):
+            opens = add_generation_prompt
+            ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens)
+            return self._harmony.decode(ids)
         import jinja2
 
         try:
@@ -141,7 +159,9 @@ class Tokenizer:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
             raise RequestError("every chat message needs a 'content' that is text")
-        if tools and not self._wrapper.has_chat_template:
+        if tools and self.no_tools is not None:
+            raise RequestError(f"tools are not supported: {self.no_tools}")
+        if tools and not self._wrapper.has_chat_template and self._harmony is None:
             raise RequestError("this model has no chat template, so it cannot be told of tools")
         return chat, {**(options or {}), **({"tools": list(tools)} if tools else {})}
 
@@ -194,9 +214,9 @@ class Tokenizer:
         return text
 
     @cached_property
-    def answer_format(self) -> AnswerFormat:
+    def answer_format(self) -> AnswerFormat | HarmonyFormat:
         """How the model marks its reasoning and its calls of tools."""
-        return AnswerFormat(self._wrapper)
+        return self._harmony.answer_format if isinstance(self._harmony, Harmony) else AnswerFormat(self._wrapper)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""

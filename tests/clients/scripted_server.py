@@ -61,7 +61,7 @@ def scripted_server(*options: str, context: int = 65536) -> Iterator[str]:
         corpus = [page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md"))]
         model = scripted.save(folder / "scripted", scripts(), merges=6000, corpus=corpus)
         env = {name: str(folder / name) for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME")}
-        stages = [{"name": "front", "layers": 2}, {"name": "back", "layers": 2, "address": "local"}]
+        stages = [{"name": "front", "layers": 1}, {"name": "back", "layers": 1, "address": "local"}]
         layout = folder / "layout.yaml"
         layout.write_text(yaml.safe_dump({"model": str(model), "stages": stages}), encoding="utf-8")
         wanted = ("--port", "0", "--context", str(context), "--model-name", "scripted")

@@ -31,7 +31,7 @@ OWN = {
     "response.store", "response.presence_penalty", "response.frequency_penalty",
     "usage.service_tier",  # of the last event, as of a message
     "logprobs.bytes", "logprobs.top_logprobs.bytes",  # of an event, as of the item that it belongs to
-    "context_length", "max_model_len", "layout",  # of a model
+    "context_length", "context_window", "max_model_len", "layout",  # of a model
     "type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens",  # the same for Anthropic's
     "object", "created", "owned_by",  # and for OpenAI's
 }  # fmt: skip
@@ -45,7 +45,7 @@ CALLED = [scripted.call("weather", "Hm, the weather.", "I look.", city="Oslo"), 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = scripted.save(tmp_path_factory.mktemp("scripted"), {"weather": CALLED})
-    with pipeline(folder, [2, 2]) as llm:
+    with pipeline(folder, [1, 1]) as llm:
         server = Server(Service(llm, "demo"), Listen(port=0))
         yield server
         server.close()

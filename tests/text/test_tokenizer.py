@@ -245,3 +245,18 @@ def test_tools_need_a_template(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=None)
     with pytest.raises(RequestError, match="no chat template, so it cannot be told of tools"):
         Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
+
+
+def test_special_tokens_may_be_left_out(tmp_path: Path):
+    shutil.copytree(TARGET, tmp_path, dirs_exist_ok=True)
+    written = json.loads((tmp_path / "tokenizer.json").read_text())
+    first = written["model"]["vocab"] and min(written["model"]["vocab"].values())
+    (name,) = [token for token, number in written["model"]["vocab"].items() if number == first]
+    written["post_processor"] = {
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {name: {"id": name, "ids": [first], "tokens": [name]}},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("Once") == [first, *tokenizer.encode("Once", adds_special=False)]

@@ -62,7 +62,7 @@ _NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are"
 _ALLOWED = Object(
     "Allowed tools", {"mode": Honoured("auto"), "tools": Honoured("the others are not told to the model")}
 )
-_CHOICES = Kinds(
+CHOICES = Kinds(
     "Choice of tools",
     "type",
     {
@@ -117,7 +117,7 @@ FIELDS: Mapping[str, Treatment] = {
     "presence_penalty": HONOURED,
     "frequency_penalty": HONOURED,
     "tools": Honoured("functions", each=TOOLS),
-    "tool_choice": Honoured("auto and none, and which tools are allowed", _CHOICES),
+    "tool_choice": Honoured("auto and none, and which tools are allowed", CHOICES),
     "parallel_tool_calls": HONOURED,
     "reasoning_effort": FOR_TEMPLATE,
     "verbosity": FOR_TEMPLATE,
@@ -168,7 +168,7 @@ def chat_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
         Problem: 400, in a sentence that names the field.
     """
     given = honoured(body, FIELDS)
-    tools, options = _tools(given), template_options(given)
+    tools, options = told_tools(given), template_options(given)
     if "messages" not in given:
         raise Problem(400, "messages must be given", param="messages")
     chat = Chat(template_messages(given["messages"]), tools, options)
@@ -231,8 +231,8 @@ def _num_top(given: Mapping[str, Any]) -> int | None:
     return number if wanted else None
 
 
-def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The functions that the model may call; none where it shall not."""
+def told_tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The functions that the model is told of: those that it may call, none where it shall not."""
     tools = [function_tool(f"tools[{i}]", one) for i, one in enumerate(values.listing("tools", given.get("tools", [])))]
     choice = given.get("tool_choice", "auto")
     if isinstance(choice, dict):

@@ -74,11 +74,16 @@ CALLS = Kinds(
     },
     default="function",
 )
+_NOTE = Ignored("a client's own note on a message")  # CodeCompanion sends id and opts (vllm-project/vllm #10463)
 _SYSTEM: Mapping[str, Treatment] = {
     "role": HONOURED,
     "content": _CONTENT,
     "name": FOR_TEMPLATE,
     "cache_control": CACHED,
+    "id": _NOTE,
+    "opts": _NOTE,
+    "metadata": _NOTE,
+    "timestamp": _NOTE,
 }
 _ASSISTANT: Mapping[str, Treatment] = {
     **_SYSTEM,

@@ -45,7 +45,6 @@ from splitinfer.server.problem import Problem, unsupported
 
 _MOST_TOKENS = 2**31 - 1
 _NO_STORE = "nothing is stored here; give the whole conversation as input"
-_NO_BACKGROUND = Refused("an answer belongs to its request, and ends with it", is_one_of(False))
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _OF_OTHER_TOOLS = (
@@ -181,8 +180,8 @@ FIELDS: Mapping[str, Treatment] = {
     ),
     "metadata": Honoured("given back; nothing is stored"),
     "store": Refused(_NO_STORE, is_one_of(False)),
-    "background": _NO_BACKGROUND,
-    "background_options": Refused(_NO_BACKGROUND.why, is_empty),
+    "background": Refused(_NO_STORE, is_one_of(False)),
+    "background_options": Refused(_NO_STORE, is_empty),
     "prompt": Refused(_NO_STORE),
     "moderation": Refused("nothing is moderated here"),
     "access_programs": Refused("there are none here", is_empty),
@@ -196,7 +195,7 @@ FIELDS: Mapping[str, Treatment] = {
     "prompt_cache_key": CACHED,
     "prompt_cache_options": Honoured(
         inside=Object(
-            "Options of the prompt's cache",
+            "Options of the cache",
             {
                 "mode": CACHE_ROOM,
                 "ttl": CACHE_ROOM,

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Piece
 from splitinfer.server.asking import all_asked, all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
+from splitinfer.server.health import models_document
 from splitinfer.server.openai.chat import chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import completions_of
@@ -60,8 +61,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def models(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
-        ends = {"has_more": False, "first_id": service.model, "last_id": service.model}  # Anthropic's page of a list
-        return JSONResponse({"object": "list", "data": [service.describe_model()], **ends})
+        return JSONResponse(models_document([service.describe_model()]))
 
     async def model(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)

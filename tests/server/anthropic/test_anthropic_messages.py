@@ -133,6 +133,30 @@ def test_a_conversation_as_templates_take_it():
     ]
 
 
+def test_text_in_documents_and_results_is_told():
+    (message,) = chat(
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "document", "title": "T", "source": {"type": "text", "data": "whole"}},
+                    {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "part"}]}},
+                    {
+                        "type": "search_result",
+                        "title": "S",
+                        "source": "u",
+                        "content": [{"type": "text", "text": "hit"}],
+                    },
+                ],
+            }
+        ]
+    ).messages
+    assert message["content"] == "T\nwhole\npart\nS\nu\nhit"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "w"}]}
+    (message,) = chat(messages=[{"role": "user", "content": [result]}]).messages
+    assert message == {"role": "tool", "tool_call_id": "t", "content": "w"}
+
+
 def test_tools_are_told_in_the_form_that_templates_know():
     theirs = {"type": "web_search_20250305", "name": "web_search"}
     function = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object"}}
@@ -219,6 +243,7 @@ def test_a_stream_is_of_the_official_types_and_tells_the_message():
     assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert sent[-2]["usage"] == {
         "input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8, "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 0}, "service_tier": "standard",
     }  # fmt: skip
     assert sent[-1] == {"type": "message_stop"}
 
@@ -241,3 +266,22 @@ def test_a_message_is_of_the_official_type():
 def test_reasons(last: Piece, reason: str, stop: str | None):
     message = writer().message([last], Usage(1))
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
+
+
+def test_thinking_may_be_left_out():
+    _, shape = message_ask(
+        {"model": "m", "max_tokens": 9, "messages": HELLO, "thinking": {"type": "adaptive", "display": "omitted"}}
+    )
+    message = MessageWriter("msg_1", "m", hides_thinking=shape.hides_thinking)
+    assert [block["type"] for block in message.message(PIECES, Usage(1))["content"]] == ["text", "tool_use", "tool_use"]
+    streamed = rebuilt([data for piece in PIECES for _, data in message.events(piece)])
+    assert [block["type"] for block in streamed] == ["text", "tool_use", "tool_use"]
+
+
+def test_who_asks_for_edits_is_told_that_there_were_none():
+    asked = {"model": "m", "max_tokens": 9, "messages": HELLO, "context_management": {"edits": []}}
+    _, shape = message_ask(asked)
+    message = MessageWriter("msg_1", "m", manages_context=shape.manages_context)
+    assert message.message(PIECES, Usage(1))["context_management"] == {"applied_edits": []}
+    assert message.end(PIECES[-1], Usage(1))[0][1]["context_management"] == {"applied_edits": []}
+    assert "context_management" not in writer().message(PIECES, Usage(1))

@@ -9,6 +9,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, completion_cr
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.server import stream
 from splitinfer.server.answer import ChoiceReader, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import Refused
@@ -213,6 +214,34 @@ def test_arguments_that_are_no_json_stay_as_the_model_wrote_them():
     assert message["tool_calls"][0]["function"]["arguments"] == "{oops"
 
 
+def told(**fields: Any) -> Chat:
+    prompt = ask(**fields).prompt
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+def test_a_choice_may_allow_some_of_the_tools():
+    news = {"type": "function", "function": {"name": "news"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [WEATHER]}}
+    assert told(tools=[news, WEATHER], tool_choice=choice).tools == (WEATHER,)
+    named = "tool_choice.allowed_tools.tools[0].name must be the name of one of the tools, not 'weather'"
+    assert str(refusal(tools=[news], tool_choice=choice)) == named
+
+
+def test_a_template_is_told_how_much_to_think_and_to_say():
+    assert told(reasoning_effort="low", verbosity="high").options == {
+        "reasoning_effort": "low", "enable_thinking": True, "verbosity": "high",
+    }  # fmt: skip
+    assert told(reasoning_effort="none").options["enable_thinking"] is False
+
+
+def test_a_refusal_is_what_was_said():
+    (message,) = messages_of([{"role": "assistant", "content": None, "refusal": "No."}])
+    assert message == {"role": "assistant", "content": "No."}
+    (message,) = messages_of([{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}])
+    assert message == {"role": "assistant", "content": "No."}
+
+
 # -- answers ---------------------------------------------------------------------------------------
 
 
@@ -381,3 +410,26 @@ def test_plain_text_is_passed_on():
     piece = reader.read(event(" ", "stop", "lost"))
     assert piece is not None
     assert (piece.choice, piece.parts, piece.finish_reason, piece.error) == (3, (TextPart(" "),), "stop", "lost")
+
+
+def test_the_tier_is_said_to_who_asks_for_one():
+    assert "service_tier" not in writer().document(PIECES, Usage(1))
+    _, shape = chat_ask({"messages": HELLO, "service_tier": "priority"})
+    document = ChatWriter("chatcmpl-1", 1_700_000_000, shape, {}.__getitem__, fingerprint="fp_1").document(
+        PIECES, Usage(1)
+    )
+    checked = ChatCompletion.model_validate(document, strict=True)
+    assert (checked.service_tier, checked.system_fingerprint) == ("default", "fp_1")
+
+
+def test_reasoning_is_counted():
+    usage = writer().document(PIECES, Usage(12, 8, 5, 3))["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_chunks_hide_how_long_their_text_is_where_that_is_asked_for():
+    _, shape = chat_ask({"messages": HELLO, "stream": True, "stream_options": {"include_obfuscation": True}})
+    chat = ChatWriter("chatcmpl-1", 1_700_000_000, shape, {}.__getitem__)
+    lengths = {len(stream.event(chat.chunks(Piece(0, (TextPart("é" * n),)))[0])) % 64 for n in range(100)}
+    assert len(lengths) == 1
+    assert "obfuscation" not in writer(streams=True).chunks(PIECES[0])[0]

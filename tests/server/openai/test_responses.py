@@ -74,6 +74,20 @@ def test_values_that_ask_for_nothing_may_be_there(harmless: dict[str, Any]):
     assert ask(**harmless) == ask()
 
 
+def test_a_choice_may_allow_some_of_the_functions():
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}
+    given = {"tools": [{"type": "function", "name": "news", "parameters": {}}, WEATHER], "tool_choice": choice}
+    assert chat(**given).tools == (TOLD,)
+    assert asked(**given)[1].said["tool_choice"] == choice
+    assert str(refusal(tools=[], tool_choice=choice)).startswith("tool_choice.tools[0].name must be the name of one")
+
+
+def test_a_template_is_told_how_much_to_think_and_to_say():
+    assert chat(reasoning={"effort": "high"}, text={"verbosity": "low"}).options == {
+        "reasoning_effort": "high", "enable_thinking": True, "verbosity": "low",
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("included", typing.get_args(ResponseIncludable))
 def test_everything_that_may_be_included_is_known(included: str):
     ask(include=[included])

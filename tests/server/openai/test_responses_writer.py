@@ -216,3 +216,15 @@ def test_a_ping_is_an_event_of_the_official_type_and_changes_nothing():
         state.handle_event(EVENT.validate_python(json.loads(json.dumps(event)), strict=True))
     assert state._completed_response is not None
     assert state._completed_response.output_text == "It is."
+
+
+def test_events_hide_how_long_their_text_is_where_that_is_asked_for():
+    padding = writer(stream=True, stream_options={"include_obfuscation": True})
+    deltas = [one for one in sent(padding, PIECES) if one["type"].endswith(".delta")]
+    assert all("obfuscation" in one for one in deltas)
+    assert {len(json.dumps(one, separators=(",", ":")).encode()) % 64 for one in deltas} == {0}
+    assert not any("obfuscation" in one for one in sent(writer(stream=True), PIECES))
+
+
+def test_the_tier_is_said():
+    assert writer(service_tier="flex").document(PIECES, ONE)["service_tier"] == "default"
