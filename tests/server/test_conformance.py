@@ -38,13 +38,17 @@ OWN = {
 """Fields that the official types lack."""
 
 WEATHER = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}}
+INSIDE = {**WEATHER, "name": "tell"}
 ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
 CALLED = [scripted.call("weather", "Hm, the weather.", "I look.", city="Oslo"), "It is sunny in Oslo: 21 °C. 🌞"]
 
 
+CALLED_INSIDE = [scripted.call("w__tell", text="One moment.", city="Oslo")]
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = scripted.save(tmp_path_factory.mktemp("scripted"), {"weather": CALLED})
+    folder = scripted.save(tmp_path_factory.mktemp("scripted"), {"weather": CALLED, "w__tell": CALLED_INSIDE})
     with pipeline(folder, [1, 1]) as llm:
         server = Server(Service(llm, "demo"), Listen(port=0))
         yield server
@@ -163,6 +167,10 @@ RESPONSES: dict[str, dict[str, Any]] = {
         "safety_identifier": "s", "prompt_cache_key": "k", "presence_penalty": 0.5, "max_tool_calls": 3, "user": "u",
     },
     "probabilities": {"input": ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    "call in a namespace": {
+        "input": ASKED,
+        "tools": [{"type": "namespace", "name": "w", "description": "", "tools": [{"type": "function", **INSIDE}]}],
+    },
     "call": {
         "input": ASKED, "tools": [{"type": "function", **WEATHER}], "include": ["reasoning.encrypted_content"],
     },
@@ -284,6 +292,7 @@ def test_a_response_has_all_that_open_responses_wants(server: Server, more: dict
     for response in (whole, *(one["response"] for one in sent if "response" in one)):
         assert [name for name, kind in RESOURCE.items() if not isinstance(response.get(name, ...), kind)] == []
         for tool in response["tools"]:
+            tool = tool["tools"][0] if tool["type"] == "namespace" else tool
             assert [name for name, kind in TOOL.items() if not isinstance(tool.get(name, ...), kind)] == []
     for name in ("temperature", "top_p", "presence_penalty", "max_tool_calls", "safety_identifier", "prompt_cache_key"):
         if name in more:

@@ -40,6 +40,7 @@ from splitinfer.server.openai.chat import (
     template_options,
 )
 from splitinfer.server.openai.messages import CACHED, FOR_TEMPLATE
+from splitinfer.server.openai.namespaces import apart, flattened
 from splitinfer.server.openai.response_items import ITEMS, conversation
 from splitinfer.server.problem import Problem, unsupported
 
@@ -68,7 +69,6 @@ _HOSTED = (
 )
 _RUN_BY_CLIENTS = (
     "custom",
-    "namespace",
     "tool_search",
     "local_shell",
     "shell",
@@ -83,29 +83,40 @@ _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequen
 
 _BY_SERVERS = Ignored("left out: OpenAI's servers run it, and the model is not told of it")
 _OTHER_TOOL = Ignored("left out: the model is told of functions only, and so never calls it")
+_FUNCTION = Honoured(
+    inside=Object(
+        "A function of responses",
+        {
+            "type": HONOURED,
+            "name": HONOURED,
+            "description": HONOURED,
+            "parameters": HONOURED,
+            "strict": NOT_HELD,
+            "defer_loading": Ignored("the model is told of all functions at once"),
+            "output_schema": Ignored("what comes of a call is read as text"),
+            "allowed_callers": Refused(
+                "the model itself calls tools: nothing else runs here",
+                Values((), "a list with `direct`", lambda given: isinstance(given, list) and "direct" in given),
+            ),
+            "async": Refused("an answer is made of finished calls", is_one_of(False)),
+        },
+    )
+)
+_NAMESPACE = Object(
+    "A namespace of responses",
+    {
+        "type": HONOURED,
+        "name": Honoured("a part of its functions' names"),
+        "description": Honoured("said with its first function"),
+        "tools": Honoured(each=Kinds("Tools of a namespace", "type", {"function": _FUNCTION, "custom": _OTHER_TOOL})),
+    },
+)
 TOOLS = Kinds(
     "Tools of responses",
     "type",
     {
-        "function": Honoured(
-            inside=Object(
-                "A function of responses",
-                {
-                    "type": HONOURED,
-                    "name": HONOURED,
-                    "description": HONOURED,
-                    "parameters": HONOURED,
-                    "strict": NOT_HELD,
-                    "defer_loading": Ignored("the model is told of all functions at once"),
-                    "output_schema": Ignored("what comes of a call is read as text"),
-                    "allowed_callers": Refused(
-                        "the model itself calls tools: nothing else runs here",
-                        Values((), "a list with `direct`", lambda given: isinstance(given, list) and "direct" in given),
-                    ),
-                    "async": Refused("an answer is made of finished calls", is_one_of(False)),
-                },
-            )
-        ),
+        "function": _FUNCTION,
+        "namespace": Honoured("its functions", _NAMESPACE),
         **dict.fromkeys(_HOSTED, _BY_SERVERS),
         **dict.fromkeys(_RUN_BY_CLIENTS, _OTHER_TOOL),
     },
@@ -126,7 +137,7 @@ _CHOICES = Kinds(
         "custom": _NOT_FORCED,
         "mcp": _NOT_FORCED,
         **dict.fromkeys(_HOSTED, _NOT_FORCED),
-        **dict.fromkeys(_RUN_BY_CLIENTS, _NOT_FORCED),
+        **dict.fromkeys(("namespace", *_RUN_BY_CLIENTS), _NOT_FORCED),
     },
 )
 _REASONING = Object(
@@ -151,7 +162,7 @@ COUNTED: Mapping[str, Treatment] = {
     "model": Honoured("any name; there is one model"),
     "input": Honoured("text, or messages, reasoning, calls and their results; text only", each=ITEMS),
     "instructions": HONOURED,
-    "tools": Honoured("functions; other kinds are left out", each=TOOLS),
+    "tools": Honoured("functions, also in namespaces; other kinds are left out", each=TOOLS),
     "tool_choice": Honoured("auto and none, and which functions are allowed", _CHOICES),
     "parallel_tool_calls": HONOURED,
     "reasoning": Honoured(inside=_REASONING),
@@ -223,6 +234,7 @@ class Shape:
     num_top: most likely tokens beside each; ``None``: no probabilities.
     packs_reasoning: reasoning is also given in the form that clients hand back unread.
     pads: events hide how long their text is.
+    apart: for a function's one name, its namespace and its name there.
     """
 
     model: str
@@ -231,6 +243,7 @@ class Shape:
     num_top: int | None = None
     packs_reasoning: bool = False
     pads: bool = False
+    apart: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
         """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
@@ -257,7 +270,7 @@ def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     ask = Ask(_chat(given, tools), sampling, most, one_call=not parallel)
     said = _said(body, given, tools, parallel=parallel, num_top=num_top)
     model = values.text("model", given.get("model", ""))
-    return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads)
+    return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads, apart(tools))
 
 
 def counted_input(body: Mapping[str, Any]) -> Chat:
@@ -274,10 +287,10 @@ def _chat(given: Mapping[str, Any], tools: list[Mapping[str, Any]]) -> Chat:
     if "input" not in given:
         raise Problem(400, "input must be given", param="input")
     messages = conversation(given.get("instructions"), given["input"])
-    told = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in tools]
-    may = _callable(given, [tool["name"] for tool in tools])
-    may_be_told = tuple(one for tool, one in zip(tools, told, strict=True) if tool["name"] in may)
-    return Chat(messages, may_be_told, _options(given))
+    functions = flattened(tools)
+    may = _callable(given, [function["name"] for function in functions])
+    told = [{k: v for k, v in function.items() if k != "type"} for function in functions if function["name"] in may]
+    return Chat(messages, tuple({"type": "function", "function": one} for one in told), _options(given))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -295,14 +308,22 @@ def _text_in(given: Mapping[str, Any], name: str, key: str) -> str | None:
 
 
 def _tools(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The functions, in this API's flat form."""
-    tools = values.listing("tools", given.get("tools", []))
-    return [_tool(f"tools[{i}]", one) for i, one in enumerate(tools) if one is not LEFT_OUT]
+    """The functions, in this API's flat form, and the namespaces."""
+    return _tools_in("tools", given.get("tools", []))
+
+
+def _tools_in(name: str, given: Any) -> list[Mapping[str, Any]]:
+    tools = enumerate(values.listing(name, given))
+    return [_tool(f"{name}[{i}]", one) for i, one in tools if one is not LEFT_OUT]
 
 
 def _tool(name: str, given: Any) -> Mapping[str, Any]:
     tool = values.mapping(name, given)
     values.text(f"{name}.name", tool.get("name"))
+    if tool["type"] == "namespace":
+        said = values.text(f"{name}.description", tool.get("description", ""))
+        tools = _tools_in(f"{name}.tools", tool.get("tools", []))
+        return {"type": "namespace", "name": tool["name"], "description": said, "tools": tools}
     values.mapping(f"{name}.parameters", tool.get("parameters", {}))
     return {"type": "function", **{key: tool[key] for key in _OF_TOOLS if key in tool}}
 
@@ -339,6 +360,13 @@ def _streams(given: Mapping[str, Any]) -> tuple[bool, bool]:
     return streams, values.flag("stream_options.include_obfuscation", options.get("include_obfuscation", False))
 
 
+def _repeated(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as an answer repeats it."""
+    if tool["type"] == "namespace":
+        return {**tool, "tools": [_repeated(one) for one in tool["tools"]]}
+    return {"description": None, "parameters": None, "strict": None, **tool}
+
+
 def _said(
     body: Mapping[str, Any],
     given: Mapping[str, Any],
@@ -360,6 +388,6 @@ def _said(
         "reasoning": {"effort": _text_in(given, "reasoning", "effort"), "summary": None},
         "text": {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [{"description": None, "parameters": None, "strict": None, **tool} for tool in tools],
+        "tools": [_repeated(tool) for tool in tools],
         "top_logprobs": num_top or 0,
     }

@@ -173,12 +173,14 @@ class ResponseWriter:
         return events
 
     def _call(self, part: ToolCallPart) -> list[Event]:
+        namespace, name = self.shape.apart.get(part.name, ("", part.name))
         item = {
             "id": self.new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": part.call_id or self.new_id("call"),
-            "name": part.name,
+            **({"namespace": namespace} if namespace else {}),
+            "name": name,
             "arguments": "",
         }
         whole = {**item, "status": "completed", "arguments": part.arguments}

@@ -107,7 +107,7 @@ def test_everything_that_may_be_included_is_known(included: str):
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
         ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice.type 'function' is not supported"),
         ({"tools": [{"type": "function"}]}, "tools[0].name must be text, not None"),
-        ({"tools": [{"name": "weather"}]}, "tools[0].type must be one of function, not None"),
+        ({"tools": [{"name": "weather"}]}, "tools[0].type must be one of function, namespace, not None"),
         ({"tools": [{**WEATHER, "parameters": [1]}]}, "tools[0].parameters must be an object, not [1]"),
         ({"max_output_tokens": 0}, "max_output_tokens must be a whole number from 1"),
         ({"top_logprobs": 2}, "top_logprobs needs message.output_text.logprobs in include"),
