@@ -1,9 +1,8 @@
-"""`llama-index` over OpenAI-like chat and Anthropic's messages."""
+"""`llama-index` over chat completions and completions."""
 
 from typing import Any
 
 from llama_index.core.agent.workflow import FunctionAgent
-from llama_index.llms.anthropic import Anthropic
 from llama_index.llms.openai_like import OpenAILike
 from probe import ANSWER, KEY, MODEL, QUESTION, TALE, URL, ability, run, same
 
@@ -36,12 +35,6 @@ def completions() -> None:
 @ability
 async def agent() -> None:
     same(str(await FunctionAgent(tools=[get_weather], llm=like).run(QUESTION)).endswith(ANSWER), True)
-
-
-@ability
-def anthropic() -> None:
-    claude = Anthropic(model="claude-sonnet-4-5", base_url=URL, api_key=KEY, max_tokens=500, max_retries=0)
-    same(str(claude.complete(QUESTION)), TALE)
 
 
 if __name__ == "__main__":
