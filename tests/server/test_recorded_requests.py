@@ -43,7 +43,9 @@ EXPECTED: dict[str, tuple[list[str], list[str]]] = {
         ["system", "user", "system", ASSISTANT, TOOL], ["Agent", "Bash", "DeferredToolPlaceholder"],
     ),
     "Qwen Code asks": (["system", "user"], ["agent", "get_goal", "run_shell_command"]),
-    "Qwen Code hands the outcome back": (["system", "user", ASSISTANT, TOOL], ["agent", "get_goal", "run_shell_command"]),
+    "Qwen Code hands the outcome back": (
+        ["system", "user", ASSISTANT, TOOL], ["agent", "get_goal", "run_shell_command"],
+    ),
 }  # fmt: skip
 
 
