@@ -27,6 +27,7 @@ from splitinfer.server.fields import (
     is_one_of,
 )
 from splitinfer.server.openai.chat import (
+    AT_MOST_THE_CONTEXT,
     BY_KEYS,
     CACHE_ROOM,
     NOT_HELD,
@@ -163,7 +164,7 @@ COUNTED: Mapping[str, Treatment] = {
 }
 FIELDS: Mapping[str, Treatment] = {
     **{name: treatment for name, treatment in COUNTED.items() if name != "personality"},
-    "max_output_tokens": HONOURED,
+    "max_output_tokens": AT_MOST_THE_CONTEXT,
     "temperature": HONOURED,
     "top_p": HONOURED,
     "top_logprobs": Honoured(f"with {_PROBABILITIES} in include"),
@@ -230,8 +231,8 @@ class Shape:
     pads: bool = False
 
 
-def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape.
+def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
+    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
         Problem: 400, in a sentence that names the field.
@@ -247,7 +248,7 @@ def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     sampling = sampling_of(given) | ({} if num_top is None else {"logprobs": num_top})
     ask = Ask(_chat(given, tools), sampling, most, one_call=not parallel)
     said = _said(given, tools, parallel=parallel, num_top=num_top)
-    model = values.text("model", given.get("model", ""))
+    model = values.text("model", given.get("model", model))
     return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads)
 
 
