@@ -1,16 +1,15 @@
-"""What the system says in the middle of a conversation, for templates that know it at the beginning only.
+"""What the system says in the middle of a conversation, for templates that leave it out in silence.
 
 Agents add to the system's words later: Claude Code tells of the machine behind the user's first message, and others
-remind. Some templates write such a message where it stands; some refuse it (Qwen3.5's: "System message must be at the
-beginning."); and some leave it out and say nothing (gpt-oss's knows no system but the first). So a conversation with
-one is written out, and where the words are not found they become the user's, in the place where they were.
+remind. Some templates write such a message where it stands; some refuse it, for which there are simpler forms
+(``text.turns``); and some know no system but the first, and write nothing. So a conversation with one is written out,
+and where the words are not found they become the user's, in the place where they were.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from splitinfer.errors import RequestError
 from splitinfer.server.ask import Chat
 
 Message = Mapping[str, Any]
@@ -26,19 +25,20 @@ class Writes(Protocol):
         tools: Sequence[Mapping[str, Any]] = (),
         options: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation; a ``RequestError`` if the template refuses it."""
+        """The text of a conversation."""
         ...
 
 
 def settled(llm: Writes, chat: Chat) -> Chat:
-    """The conversation as the model's template takes it without losing anything of the system's."""
+    """The conversation as the model's template takes it without losing anything of the system's.
+
+    Raises:
+        SplitinferError: as ``LLM.render_chat``.
+    """
     late = [message["content"].strip() for message in _late(chat.messages)]
     if not late:
         return chat
-    try:
-        text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options)
-    except RequestError:
-        text = ""
+    text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options)
     if all(words in text for words in late):
         return chat
     return replace(chat, messages=tuple(as_the_users(chat.messages)))

@@ -13,13 +13,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.harmony import MODEL_TYPE, Harmony, HarmonyFormat, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
+from splitinfer.text.turns import simpler_forms
+
+T = TypeVar("T")
 
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 
@@ -108,22 +111,22 @@ class Tokenizer:
         chat, settings = self._checked(messages, tools, options)
         if isinstance(self._harmony, Harmony):
             return self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=add_generation_prompt)
-        import jinja2  # here, because transformers has imported it already
-
         generated = {
             i: ids
             for i, message in enumerate(messages)
             if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
         }
-        try:
-            if generated:
+
+        def write(form: list[dict[str, Any]]) -> list[int]:
+            if generated and form is chat:
                 return self._encode_around(chat, generated, add_generation_prompt, settings)
             if not self._wrapper.has_chat_template:
-                return self.encode(self._render(chat, add_generation_prompt, settings))
-            write = self._wrapper.apply_chat_template
-            return list(write(chat, add_generation_prompt=add_generation_prompt, **settings))
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+                return self.encode(self._render(form, add_generation_prompt, settings))
+            return list(
+                self._wrapper.apply_chat_template(form, add_generation_prompt=add_generation_prompt, **settings)
+            )
+
+        return _first_taken(chat, write)
 
     def render_chat(
         self,
@@ -143,12 +146,7 @@ class Tokenizer:
             opens = add_generation_prompt
             ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens)
             return self._harmony.decode(ids)
-        import jinja2
-
-        try:
-            return self._render(chat, add_generation_prompt, settings)
-        except (jinja2.TemplateError, ValueError, TypeError) as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+        return _first_taken(chat, lambda form: self._render(form, add_generation_prompt, settings))
 
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
@@ -259,3 +257,21 @@ class Tokenizer:
         ):  # mistral-common lacks this list, and its ids are all among the candidates
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
         return frozenset(token_id for token_id in candidates if not self.decode([token_id]))
+
+
+def _first_taken(chat: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], T]) -> T:
+    """What a template writes for a chat, or for the first simpler form of it that it takes.
+
+    Raises:
+        RequestError: it takes none; with what it says of the chat itself.
+    """
+    import jinja2  # here, because transformers has imported it already
+
+    refusals = (jinja2.TemplateError, ValueError, TypeError)
+    try:
+        return write(chat)
+    except refusals as error:
+        for form in simpler_forms(chat):
+            with contextlib.suppress(*refusals):
+                return write(form)
+        raise RequestError(f"the model's chat template refuses these messages: {error}") from error

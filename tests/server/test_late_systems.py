@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from splitinfer.errors import RequestError
 from splitinfer.server.ask import Chat
 from splitinfer.server.late_systems import as_the_users, settled
 from splitinfer.server.reading import encoded
@@ -18,12 +17,6 @@ def said(*messages: str) -> tuple[dict[str, Any], ...]:
 
 def everything(messages: Any) -> str:
     return "".join(f"<{message['role']}>{message['content'].strip()}" for message in messages)
-
-
-def at_the_beginning_only(messages: Any) -> str:
-    if any(message["role"] == "system" for message in messages[1:]):
-        raise RequestError("System message must be at the beginning.")
-    return everything(messages)
 
 
 def without_later_ones(messages: Any) -> str:
@@ -51,11 +44,10 @@ def test_a_template_that_takes_them_gets_them():
     assert settled(Template(everything), LATE) is LATE
 
 
-@pytest.mark.parametrize("write", [at_the_beginning_only, without_later_ones])
-def test_for_others_they_are_the_users(write: Callable[[Any], str]):
-    found = settled(Template(write), LATE)
+def test_for_others_they_are_the_users():
+    found = settled(Template(without_later_ones), LATE)
     assert found.messages == said("system: Be kind.", "user: Hi\n\n It is May. ", "assistant: Hello", "user: Bye")
-    assert "It is May." in write(found.messages)
+    assert "It is May." in without_later_ones(found.messages)
 
 
 def test_what_is_computed_has_them():

@@ -196,7 +196,7 @@ COUNTED: Mapping[str, Treatment] = {
 }
 FIELDS: Mapping[str, Treatment] = {
     **COUNTED,
-    "max_tokens": HONOURED,
+    "max_tokens": Honoured("no more than the context has room for"),
     "stop_sequences": Honoured(f"at most {_MAX_STOPS}"),
     "stream": HONOURED,
     "temperature": HONOURED,
@@ -224,8 +224,8 @@ class Shape:
     manages_context: bool = False
 
 
-def message_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape.
+def message_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
+    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
         Problem: 400, in a sentence that names the field.
@@ -234,7 +234,7 @@ def message_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     if "max_tokens" not in given:
         raise Problem(400, "max_tokens must be given", param="max_tokens")
     shape = Shape(
-        values.text("model", given.get("model", "")),
+        values.text("model", given.get("model", model)),
         values.flag("stream", given.get("stream", False)),
         _hides_thinking(given),
         body.get("context_management") is not None,

@@ -26,7 +26,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
 
     async def messages(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = message_ask(await read_json(request))
+        ask, shape = message_ask(await read_json(request), service.model)
         writer = MessageWriter(
             f"msg_{request.state.request_id}",
             shape.model,

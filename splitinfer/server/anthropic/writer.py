@@ -13,7 +13,7 @@ from typing import Any
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 
-_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
 Event = tuple[str, dict[str, Any]]
 """An event's name and its data."""
 

@@ -34,6 +34,7 @@ def is_text_format(value: Any) -> bool:
 
 TEXT_FORMAT = Values(shown='`{"type": "text"}`', matches=is_text_format)
 _NO_STORE = "nothing is stored here"
+AT_MOST_THE_CONTEXT = Honoured("no more than the context has room for")
 BY_KEYS = Ignored("requests are told apart by their keys")
 ONE_TIER = Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority")
 CACHE_ROOM = Ignored("the cache keeps what it has room for")
@@ -102,8 +103,8 @@ OF_OTHER_SERVERS: Mapping[str, Treatment] = {
 FIELDS: Mapping[str, Treatment] = {
     "model": Honoured("any name; there is one model"),
     "messages": Honoured("text only", each=MESSAGES),
-    "max_tokens": HONOURED,
-    "max_completion_tokens": HONOURED,
+    "max_tokens": AT_MOST_THE_CONTEXT,
+    "max_completion_tokens": AT_MOST_THE_CONTEXT,
     "temperature": HONOURED,
     "top_p": HONOURED,
     "n": Honoured(f"at most {MAX_CHOICES}"),
@@ -161,8 +162,8 @@ class Shape:
     names_tier: bool = False
 
 
-def chat_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape.
+def chat_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
+    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
         Problem: 400, in a sentence that names the field.
@@ -172,21 +173,21 @@ def chat_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
     if "messages" not in given:
         raise Problem(400, "messages must be given", param="messages")
     chat = Chat(template_messages(given["messages"]), tools, options)
-    shape = replace(shape_of(given, _num_top(given)), names_tier=body.get("service_tier") is not None)
+    shape = replace(shape_of(given, _num_top(given), model), names_tier=body.get("service_tier") is not None)
     sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})
     one_call = not values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
     return Ask(chat, sampling, _max_tokens(given), num_choices(given), one_call), shape
 
 
-def shape_of(given: Mapping[str, Any], num_top: int | None) -> Shape:
-    """The shape of what is sent."""
+def shape_of(given: Mapping[str, Any], num_top: int | None, model: str) -> Shape:
+    """The shape of what is sent. ``model``: its name where the request has none."""
     streams = values.flag("stream", given.get("stream", False))
     options = values.mapping("stream_options", given.get("stream_options", {}))
     if options and not streams:
         raise Problem(400, "stream_options is for streams only", param="stream_options")
     usage = values.flag("stream_options.include_usage", options.get("include_usage", False))
     pads = values.flag("stream_options.include_obfuscation", options.get("include_obfuscation", False))
-    return Shape(values.text("model", given.get("model", "")), streams, usage, num_top, pads)
+    return Shape(values.text("model", given.get("model", model)), streams, usage, num_top, pads)
 
 
 def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,8 @@ TokenText = Callable[[int], bytes]
 """The bytes of one token id."""
 
 ONLY_TIER = "default"
-_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "stop", "error": "stop"}
+# A request that was ended, by its id or its deadline, has an answer that is cut off as at its length.
+_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
 
 
 @dataclass(slots=True)

@@ -63,8 +63,8 @@ class Completions:
         return sum(ask.num_choices for ask in self.asks)
 
 
-def completions_of(body: Mapping[str, Any]) -> Completions:
-    """What a request asks, and in what shape.
+def completions_of(body: Mapping[str, Any], model: str = "") -> Completions:
+    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
         Problem: 400, in a sentence that names the field.
@@ -75,7 +75,7 @@ def completions_of(body: Mapping[str, Any]) -> Completions:
         raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
     if "best_of" in given and values.whole("best_of", given["best_of"], 1, MAX_CHOICES) != number:
         raise unsupported("best_of", "answers are not ranked, so that it can be n only", given["best_of"])
-    shape, echo = shape_of(given, _num_top(given)), values.flag("echo", given.get("echo", False))
+    shape, echo = shape_of(given, _num_top(given), model), values.flag("echo", given.get("echo", False))
     if echo and shape.num_top is not None:
         raise unsupported("echo", "the log probabilities of a prompt are not computed; leave out logprobs")
     sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})

@@ -19,7 +19,7 @@ from splitinfer.server.openai.chat_writer import TokenText, usage_of
 from splitinfer.server.padding import padded
 from splitinfer.text.answer import TextPart
 
-_REASONS = {"stop": "stop", "length": "length", "abort": "stop", "error": "stop"}
+_REASONS = {"stop": "stop", "length": "length", "abort": "length"}
 
 
 @dataclass(slots=True)

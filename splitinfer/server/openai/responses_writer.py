@@ -173,15 +173,15 @@ class ResponseWriter:
         return events
 
     def _call(self, part: ToolCallPart) -> list[Event]:
-        namespace, name = self.shape.apart.get(part.name, ("", part.name))
+        namespace, name = self.shape.spaces.get(part.name, (None, part.name))
         item = {
             "id": self.new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": part.call_id or self.new_id("call"),
-            **({"namespace": namespace} if namespace else {}),
             "name": name,
             "arguments": "",
+            **({} if namespace is None else {"namespace": namespace}),
         }
         whole = {**item, "status": "completed", "arguments": part.arguments}
         where = {"item_id": item["id"], "output_index": len(self._items)}

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -29,7 +30,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = chat_ask(await read_json(request))
+        ask, shape = chat_ask(await read_json(request), service.model)
         writer = ChatWriter(
             f"chatcmpl-{request.state.request_id}",
             int(time.time()),
@@ -46,7 +47,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        wanted = completions_of(await read_json(request))
+        wanted = completions_of(await read_json(request), service.model)
         token_text, answer_id = service.llm.token_bytes, f"cmpl-{request.state.request_id}"
         with ExitStack() as open_things:
             under_way = await all_asked(service, request, key, wanted.asks, open_things)
@@ -84,7 +85,9 @@ async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> 
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
             if piece.finish_reason == "error":
-                yield _failed(piece)
+                last = writer.chunks(replace(piece, finish_reason=None))
+                yield b"".join(event(chunk) for chunk in last) + _failed(piece)
+                return
             yield b"".join(event(chunk) for chunk in writer.chunks(piece))
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
@@ -97,7 +100,8 @@ async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncG
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
             if piece.finish_reason == "error":
-                yield _failed(piece)
+                yield event(writer.chunk(replace(piece, finish_reason=None))) + _failed(piece)
+                return
             yield event(writer.chunk(piece))
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
@@ -105,4 +109,5 @@ async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncG
 
 
 def _failed(piece: Piece) -> bytes:
-    return event(Problem(503, piece.error or "the pipeline has failed").openai())
+    """The end of a stream whose answer has none: whoever looks for a reason to finish finds an error instead."""
+    return event(Problem(503, piece.error or "the pipeline has failed").openai()) + _DONE

@@ -260,7 +260,7 @@ def test_a_message_is_of_the_official_type():
         (Piece(0, finish_reason="stop"), "end_turn", None),
         (Piece(0, finish_reason="length"), "max_tokens", None),
         (Piece(0, finish_reason="stop", stop="END"), "stop_sequence", "END"),
-        (Piece(0, finish_reason="abort"), "end_turn", None),
+        (Piece(0, finish_reason="abort"), "max_tokens", None),
     ],
 )
 def test_reasons(last: Piece, reason: str, stop: str | None):

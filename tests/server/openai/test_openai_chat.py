@@ -1,7 +1,9 @@
 """Chat completions: every field's fate, conversations for templates, and documents that the official types accept."""
 
+import asyncio
 import json
 import typing
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -15,6 +17,8 @@ from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import Refused
 from splitinfer.server.openai.chat import FIELDS, Shape, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
+from splitinfer.server.openai.completions_writer import CompletionWriter
+from splitinfer.server.openai.routes import _chat_events, _completion_events
 from splitinfer.server.problem import Problem
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
@@ -433,3 +437,45 @@ def test_chunks_hide_how_long_their_text_is_where_that_is_asked_for():
     lengths = {len(stream.event(chat.chunks(Piece(0, (TextPart("é" * n),)))[0])) % 64 for n in range(100)}
     assert len(lengths) == 1
     assert "obfuscation" not in writer(streams=True).chunks(PIECES[0])[0]
+
+
+class Failing:
+    """An answer whose pipeline fails."""
+
+    usage = Usage(1)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        yield Piece(0, (TextPart("On"),))
+        yield Piece(0, (TextPart("ce"),), finish_reason="error", error="stage b is lost")
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_an_answer_that_fails_has_no_reason_to_finish(is_chat: bool):
+    async def read() -> bytes:
+        answer: Any = Failing()
+        shape = Shape("m", streams=True, includes_usage=True)
+        if is_chat:
+            events = _chat_events(answer, ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__), 1)
+        else:
+            events = _completion_events(answer, CompletionWriter("cmpl-1", 1, shape, {}.__getitem__))
+        return b"".join([part async for part in events])
+
+    sent = [line.removeprefix("data: ") for line in asyncio.run(read()).decode().splitlines() if line]
+    assert sent.pop() == "[DONE]"
+    *chunks, failed = [json.loads(line) for line in sent]
+    assert failed["error"] == {
+        "message": "stage b is lost", "type": "server_error", "param": None, "code": None,
+    }  # fmt: skip
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]] == [None] * len(chunks)
+    said = [c.get("text") or c.get("delta", {}).get("content") or "" for chunk in chunks for c in chunk["choices"]]
+    assert "".join(said) == "Once"
+
+
+def test_an_answer_that_was_ended_is_cut_off():
+    document = writer().document([Piece(0, (TextPart("a"),), finish_reason="abort")], Usage(1))
+    assert document["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_answer_names_the_model_also_where_the_request_does_not():
+    assert chat_ask({"messages": HELLO}, "demo")[1].model == "demo"
+    assert chat_ask({"messages": HELLO, "model": "m"}, "demo")[1].model == "m"
