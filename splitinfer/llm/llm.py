@@ -8,6 +8,7 @@ Requests may be submitted from any thread.
 """
 
 import asyncio
+import hashlib
 import itertools
 import secrets
 import time
@@ -31,6 +32,7 @@ from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
 from splitinfer.engine.coordinator.trace import Trace
+from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.prompts import PromptEncoder
@@ -124,6 +126,14 @@ class LLM:
     def model_context_length(self) -> int:
         """The model's own bound of it."""
         return self._checkpoint.context_length
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of what a seed's tokens depend on: the weights, the versions, and how layers and numbers are cut."""
+        own, layout = own_versions(), self.layout
+        cuts = [(stage.start, stage.end) for stage in layout.stages]
+        inputs = (self._checkpoint.fingerprint().digest(), layout.dtype, layout.kv_format, cuts, own)
+        return hashlib.blake2b(repr(inputs).encode(), digest_size=6).hexdigest()
 
     @cached_property
     def recommended_sampling(self) -> Recommended:
@@ -272,13 +282,13 @@ class LLM:
         self._engine.submit(state)
         return Request(state, self._engine)
 
-    def encode(self, text: str) -> list[int]:
-        """Text as token ids.
+    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
+        """Text as token ids. ``adds_special``: with the special tokens that the tokenizer itself adds.
 
         Raises:
             ModelError: the model's folder has no tokenizer, so only token ids can be given.
         """
-        return self._prompts.encode(text)
+        return self._prompts.encode(text, adds_special=adds_special)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; empty without a tokenizer."""
@@ -290,18 +300,20 @@ class LLM:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
     ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
 
         Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
         even if the tokenizer would split its text in another way. ``tools``: those that the model may call, as in
-        OpenAI's API. ``options``: further values for the template, such as ``enable_thinking``.
+        OpenAI's API. ``options``: further values for the template, such as ``enable_thinking``. ``opens_answer``: false
+        leaves out what opens the next answer.
 
         Raises:
             ModelError: the model's folder has no tokenizer.
             RequestError: the template refuses the messages, or there is none for the tools.
         """
-        return self._prompts.encode_chat(messages, tools=tools, options=options)
+        return self._prompts.encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
 
     def render_chat(
         self,
@@ -309,13 +321,14 @@ class LLM:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
     ) -> str:
         """The text that ``encode_chat`` encodes.
 
         Raises:
             ModelError, RequestError: as ``encode_chat``.
         """
-        return self._prompts.render_chat(messages, tools=tools, options=options)
+        return self._prompts.render_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out.

@@ -23,7 +23,8 @@ def tokenizer_of(checkpoint: Checkpoint) -> Tokenizer | None:
     names = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
     if not any((checkpoint.folder / name).exists() for name in names):
         return None
-    return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, checkpoint.config))
+    config = checkpoint.config
+    return Tokenizer.from_folder(checkpoint.folder, end_tokens(checkpoint.folder, config), config.get("model_type"))
 
 
 class PromptEncoder:
@@ -35,14 +36,14 @@ class PromptEncoder:
         if self.tokenizer is not None:
             self.tokenizer.encode("")  # changes what it has to change
 
-    def encode(self, text: str) -> list[int]:
-        """Text as token ids.
+    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
+        """Text as token ids. ``adds_special``: with the special tokens that the tokenizer itself adds.
 
         Raises:
             ModelError: the model's folder has no tokenizer, so only token ids can be given.
         """
         with self._lock:
-            return self._need_tokenizer().encode(text)
+            return self._need_tokenizer().encode(text, adds_special=adds_special)
 
     def encode_chat(
         self,
@@ -50,18 +51,22 @@ class PromptEncoder:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
     ) -> list[int]:
         """A chat as token ids, as the model's chat template writes it, up to where the next answer begins.
 
         Each message has ``role`` and ``content``. An answer may have its ``token_ids``, so that its cached KV is found
         even if the tokenizer would split its text in another way. ``tools`` and ``options`` go to the template.
+        ``opens_answer``: false leaves out what opens the next answer.
 
         Raises:
             ModelError: the model's folder has no tokenizer.
             RequestError: the template refuses the messages.
         """
         with self._lock:
-            return self._need_tokenizer().encode_chat(messages, tools=tools, options=options)
+            return self._need_tokenizer().encode_chat(
+                messages, tools=tools, options=options, add_generation_prompt=opens_answer
+            )
 
     def render_chat(
         self,
@@ -69,6 +74,7 @@ class PromptEncoder:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
     ) -> str:
         """The text that ``encode_chat`` encodes.
 
@@ -76,7 +82,9 @@ class PromptEncoder:
             ModelError, RequestError: as ``encode_chat``.
         """
         with self._lock:
-            return self._need_tokenizer().render_chat(messages, tools=tools, options=options)
+            return self._need_tokenizer().render_chat(
+                messages, tools=tools, options=options, add_generation_prompt=opens_answer
+            )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out.

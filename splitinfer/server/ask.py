@@ -14,11 +14,12 @@ MAX_CHOICES = 16  # answers to one prompt
 @dataclass(frozen=True, slots=True)
 class Chat:
     """A conversation for the model's template. ``tools``: those that may be called, as in OpenAI's API. ``options``:
-    further values for the template."""
+    further values for the template. ``opens_answer``: it is written up to where the next answer begins."""
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
+    opens_answer: bool = True
 
 
 Prompt = Chat | str | tuple[int, ...]

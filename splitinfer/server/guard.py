@@ -32,6 +32,7 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_SECONDS = "600"
 _ONCE = ("host", "origin", "content-type", "content-encoding", "authorization", "x-api-key", "sec-fetch-site")
+_ID_HEADERS = ("X-Request-Id", "Request-Id")  # as OpenAI's and as Anthropic's clients read it
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
@@ -87,7 +88,7 @@ class Guard:
             "Access-Control-Allow-Origin": origin,
             "Access-Control-Allow-Methods": _CORS_METHODS,
             "Access-Control-Allow-Headers": facts.headers.get("access-control-request-headers", "*"),
-            "Access-Control-Expose-Headers": "X-Request-Id, Retry-After",
+            "Access-Control-Expose-Headers": ", ".join((*_ID_HEADERS, "Retry-After")),
             "Access-Control-Max-Age": _CORS_SECONDS,
             "Vary": "Origin",
         }
@@ -98,7 +99,7 @@ class _Answered:
 
     def __init__(self, send: Send, request_id: str, headers: dict[str, str]) -> None:
         self._send, self._request_id = send, request_id
-        self._headers = {**_HEADERS, **headers, "X-Request-Id": request_id}
+        self._headers = {**_HEADERS, **headers, **dict.fromkeys(_ID_HEADERS, request_id)}
         self._has_begun = False
         self.status = CLIENT_GONE
         """What was answered, once that has begun."""

@@ -1,5 +1,7 @@
 """What `/health` and `/v1/models` say of the pipeline. Pure; nothing secret, as `/health` needs no key."""
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from splitinfer.core.layout import Layout
@@ -19,6 +21,37 @@ def health_document(health: PipelineHealth, num_running: int, *, is_draining: bo
     ]
     document = {"status": word, "running": num_running, "stages": stages, "waits_for": health.waits_for}
     return (200, document) if reason is None else (503, {**document, "reason": reason})
+
+
+def model_document(name: str, context: int, started: int, layout: Layout) -> dict[str, Any]:
+    """The model as both APIs list one. ``started``: seconds since 1970.
+
+    OpenAI's has no field for the context. Clients read that of OpenRouter (``context_length``), of vLLM
+    (``max_model_len``), or ``context_window`` (freellmapi #309, turnstone #252, Fastllm-proxy #24); Anthropic's is
+    ``max_input_tokens``. llama.cpp's ``meta.n_ctx_train`` is left out: it is the model's own, and may be more.
+    """
+    return {
+        "id": name,
+        "object": "model",
+        "created": started,
+        "owned_by": "splitinfer",
+        "type": "model",
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(started, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "context_length": context,
+        "context_window": context,
+        "max_model_len": context,
+        "max_input_tokens": context,
+        "max_tokens": context,
+        "layout": layout_summary(layout),
+    }
+
+
+def models_document(models: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The list of models, which is whole, as both APIs have it."""
+    ends = {"first_id": models[0]["id"], "last_id": models[-1]["id"]}
+    return {"object": "list", "data": list(models), "has_more": False, **ends}
 
 
 def layout_summary(layout: Layout) -> dict[str, Any]:

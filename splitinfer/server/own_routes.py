@@ -5,11 +5,12 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from splitinfer.server.ask import Chat
 from splitinfer.server.body import read_json
 from splitinfer.server.gate import SESSION_COOKIE
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY, ApiKey
-from splitinfer.server.preparing import check_size, prompt_tokens
+from splitinfer.server.preparing import check_size, prompt_tokens, settled_chat
 from splitinfer.server.problem import Problem
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
@@ -62,7 +63,11 @@ def _text_routes(service: Service) -> list[ApiRoute]:
         asked, wants_texts = tokenize_ask(await read_json(request))
 
         def work() -> Response:
-            tokens = prompt_tokens(llm, asked)
+            if isinstance(asked, Chat):
+                tokens = prompt_tokens(llm, asked)
+            else:
+                check_size(llm, asked.text)
+                tokens = llm.encode(asked.text, adds_special=asked.adds_special)
             texts = [llm.token_bytes(token) for token in tokens] if wants_texts else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
@@ -80,11 +85,14 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def apply_template(request: Request) -> Response:
         key = _caller(service, request)
-        chat = template_ask(await read_json(request))
+        asked = template_ask(await read_json(request))
 
         def work() -> Response:
-            check_size(llm, chat)
-            return JSONResponse({"prompt": llm.render_chat(chat.messages, tools=chat.tools, options=chat.options)})
+            check_size(llm, asked)
+            chat = settled_chat(llm, asked)
+            opens = chat.opens_answer
+            text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+            return JSONResponse({"prompt": text})
 
         with service.admitted(key):
             return await asyncio.to_thread(work)

@@ -14,7 +14,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from splitinfer.server.ask import Chat, Prompt
-from splitinfer.server.problem import Problem
+from splitinfer.server.late_systems import Writes, settled
+from splitinfer.server.problem import Problem, unsupported
+from splitinfer.text.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -22,7 +24,7 @@ _AT_ONCE, _AT_ONCE_FOR_EACH = 1 << 20, 16  # characters; characters for each tok
 _PIECE = 1 << 16  # characters
 
 
-class Encoding(Protocol):
+class Encoding(Writes, Protocol):
     """What of ``LLM`` is needed here."""
 
     @property
@@ -34,7 +36,14 @@ class Encoding(Protocol):
         """Text as token ids."""
         ...
 
-    def encode_chat(self, messages: Any, *, tools: Any = (), options: Any = None) -> list[int]:
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one."""
+        ...
+
+    def encode_chat(
+        self, messages: Any, *, tools: Any = (), options: Any = None, opens_answer: bool = True
+    ) -> list[int]:
         """A chat as token ids."""
         ...
 
@@ -48,12 +57,26 @@ def prompt_tokens(llm: Encoding, prompt: Prompt) -> list[int]:
     """
     check_size(llm, prompt)
     match prompt:
-        case Chat(messages, tools, options):
-            return llm.encode_chat(messages, tools=tools, options=options)
+        case Chat():
+            chat = settled_chat(llm, prompt)
+            opens = chat.opens_answer
+            return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
         case str(text):
             return llm.encode(text)
         case tokens:
             return list(tokens)
+
+
+def settled_chat(llm: Encoding, chat: Chat) -> Chat:
+    """The conversation as the model's template takes it.
+
+    Raises:
+        Problem: 400, there are tools, of which the model cannot be told.
+        SplitinferError: as ``LLM.render_chat``.
+    """
+    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
+        raise unsupported("tools", llm.tokenizer.no_tools)
+    return settled(llm, chat)
 
 
 def check_size(llm: Encoding, prompt: Prompt) -> None:

@@ -41,6 +41,7 @@ class Problem(Exception):
     code: a word for programs, where OpenAI's API has one.
     retry_after: seconds after which it may succeed, if it may.
     allow: the methods that would be taken, where this one is not.
+    details: what Anthropic's clients decide by, where a word is not enough.
 
     What quotes a request is cut to a length, so that an answer is no larger than what was asked.
     """
@@ -51,6 +52,7 @@ class Problem(Exception):
     code: str | None = None
     retry_after: float | None = None
     allow: tuple[str, ...] = ()
+    details: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         self.message, self.param = _cut(self.message, _MOST_MESSAGE), self.param and _cut(self.param, _MOST_PARAM)
@@ -75,7 +77,8 @@ class Problem(Exception):
         """As Anthropic's API says it."""
         kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         named = {"request_id": request_id} if request_id else {}
-        return {"type": "error", "error": {"type": kind, "message": self.message}, **named}
+        more = {} if self.details is None else {"details": dict(self.details)}
+        return {"type": "error", "error": {"type": kind, "message": self.message, **more}, **named}
 
 
 def _cut(text: str, most: int) -> str:
@@ -91,10 +94,11 @@ def problem_of(error: SplitinferError, retry_after: float | None = None) -> Prob
     return Problem(503, f"{error}", retry_after=retry_after)
 
 
-def unsupported(name: str, why: str, value: object = None) -> Problem:
+def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:
     """A field that is not honoured, named."""
     shown = "" if value is None else f" {value!r:.40}"
-    return Problem(400, f"{name}{shown} is not supported: {why}", param=name, code="unsupported_parameter")
+    sentence = f"{name}{shown} is not supported: {why}"
+    return Problem(400, sentence, param=name, code="unsupported_parameter", details=details)
 
 
 def malformed(errors: list[Mapping[str, Any]]) -> Problem:

@@ -9,7 +9,7 @@ from typing import Any
 
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
-from splitinfer.server.health import layout_summary
+from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
@@ -25,6 +25,7 @@ class Service:
 
     model: the name under which the model is offered.
     logs_prompts: whether what is asked is written to the log.
+    fingerprint: while it is the same, a seed gives the same answer.
     """
 
     llm: LLM
@@ -36,9 +37,13 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     logs_prompts: bool = False
+    fingerprint: str = field(init=False)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
     _num_turned_away: int = 0  # since the engine took a request
+
+    def __post_init__(self) -> None:
+        self.fingerprint = f"fp_{self.llm.fingerprint}"
 
     @property
     def num_running(self) -> int:
@@ -99,15 +104,7 @@ class Service:
 
     def describe_model(self) -> dict[str, Any]:
         """The model as ``/v1/models`` lists it."""
-        return {
-            "id": self.model,
-            "object": "model",
-            "created": self.started,
-            "owned_by": "splitinfer",
-            "context_length": self.llm.context_length,
-            "max_model_len": self.llm.context_length,
-            "layout": layout_summary(self.llm.layout),
-        }
+        return model_document(self.model, self.llm.context_length, self.started, self.llm.layout)
 
 
 def new_request_id() -> str:

@@ -5,35 +5,58 @@ vLLM's documentation ("OpenAI-Compatible Server", Tokenizer API) has the shapes 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server import values
 from splitinfer.server.ask import Chat
-from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_one_of
-from splitinfer.server.openai.messages import template_messages
-from splitinfer.server.problem import Problem
+from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
+from splitinfer.server.openai.chat import CHOICES, FIELDS, TOOLS, template_options, told_tools
+from splitinfer.server.openai.messages import FOR_TEMPLATE, MESSAGES, template_messages
+from splitinfer.server.problem import Problem, unsupported
 
 _MOST_TOKENS = 2**31 - 1
 _ONE_MODEL = Ignored("there is one model here")
+_TEXT_ONLY = Refused("the model is given text only", is_empty)
 _CHAT: Mapping[str, Treatment] = {
     "model": _ONE_MODEL,
-    "messages": Honoured("text only"),
-    "tools": HONOURED,
+    "messages": Honoured("text only", each=MESSAGES),
+    "tools": Honoured("functions", each=TOOLS),
+    "tool_choice": Honoured("auto and none, and which tools are allowed", CHOICES),
+    "add_generation_prompt": HONOURED,
+    "continue_final_message": Refused("an answer cannot be begun for the model", is_one_of(False)),
+    "chat_template": Refused("the model has its own"),
     "chat_template_kwargs": HONOURED,
-    "add_generation_prompt": Refused("a chat ends where its answer begins", is_one_of(True)),
-    "continue_final_message": Refused("a chat ends where its answer begins", is_one_of(False)),
+    "enable_thinking": FOR_TEMPLATE,
+    "reasoning_effort": FOR_TEMPLATE,
+    "verbosity": FOR_TEMPLATE,
+    "media_io_kwargs": _TEXT_ONLY,
+    "mm_processor_kwargs": _TEXT_ONLY,
 }
-TEMPLATE_FIELDS = _CHAT
+_OF_ANSWERS = {
+    name: Ignored("nothing is generated")
+    for name, treatment in FIELDS.items()
+    if name not in _CHAT and not isinstance(treatment, Refused)
+}
+TEMPLATE_FIELDS: Mapping[str, Treatment] = {**_CHAT, **_OF_ANSWERS}
 TOKENIZE_FIELDS: Mapping[str, Treatment] = {
-    **_CHAT,
+    **TEMPLATE_FIELDS,
     "prompt": HONOURED,
     "return_token_strs": HONOURED,
-    "add_special_tokens": Refused("the tokenizer adds those of its own", is_one_of(True)),
+    "add_special_tokens": Honoured("of a text; a chat has those that its template writes"),
 }
 DETOKENIZE_FIELDS: Mapping[str, Treatment] = {"model": _ONE_MODEL, "tokens": HONOURED}
 
 
-def tokenize_ask(body: Mapping[str, Any]) -> tuple[Chat | str, bool]:
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that is to be tokenized. ``adds_special``: with the special tokens that the tokenizer itself adds."""
+
+    text: str
+    adds_special: bool = True
+
+
+def tokenize_ask(body: Mapping[str, Any]) -> tuple[Chat | Text, bool]:
     """What is to be tokenized, a text or a chat, and whether each token's text is wanted.
 
     Raises:
@@ -43,7 +66,12 @@ def tokenize_ask(body: Mapping[str, Any]) -> tuple[Chat | str, bool]:
     if ("prompt" in given) == ("messages" in given):
         raise Problem(400, "give either prompt or messages", param="prompt")
     wants_texts = values.flag("return_token_strs", given.get("return_token_strs", False))
-    return values.text("prompt", given["prompt"]) if "prompt" in given else _chat(given), wants_texts
+    adds_special = values.flag("add_special_tokens", given.get("add_special_tokens", "prompt" in given))
+    if "prompt" in given:
+        return Text(values.text("prompt", given["prompt"]), adds_special), wants_texts
+    if adds_special:
+        raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
+    return _chat(given), wants_texts
 
 
 def template_ask(body: Mapping[str, Any]) -> Chat:
@@ -73,8 +101,9 @@ def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None
 
 
 def _chat(given: Mapping[str, Any]) -> Chat:
-    tools = tuple(values.mapping("tools", one) for one in values.listing("tools", given.get("tools", [])))
-    options = values.mapping("chat_template_kwargs", given.get("chat_template_kwargs", {}))
-    for name in options.keys() & {"messages", "tools", "tokenize", "add_generation_prompt", "chat_template"}:
-        raise Problem(400, f"chat_template_kwargs.{name} is set by the request itself", param="chat_template_kwargs")
-    return Chat(template_messages(given.get("messages")), tools, options)
+    return Chat(
+        template_messages(given.get("messages")),
+        told_tools(given),
+        template_options(given),
+        values.flag("add_generation_prompt", given.get("add_generation_prompt", True)),
+    )

@@ -122,7 +122,7 @@ class _CallFormat:
         """The calls in a text; the text itself, with its markers, where it is none."""
         try:
             found = self.parse(text)
-            return [_call(one) for one in (found if isinstance(found, list) else [found])]
+            return [call_of(one) for one in (found if isinstance(found, list) else [found])]
         except Exception:  # noqa: BLE001 - any error of a model's parser means that this is no call
             return [self.unparsed(text, self.end)]
 
@@ -131,7 +131,7 @@ class _CallFormat:
         return TextPart(self.start + text + end)
 
 
-def _call(found: Any) -> ToolCallPart:
+def call_of(found: Any) -> ToolCallPart:
     """A call as a parser returns it. Raises ValueError, TypeError or KeyError for anything else."""
     name, arguments = found["name"], found.get("arguments", {})
     if isinstance(arguments, str):

@@ -13,12 +13,16 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import AnswerFormat, Tool
 from splitinfer.text.detokenizer import Detokenizer
+from splitinfer.text.harmony import MODEL_TYPE, Harmony, HarmonyFormat, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
+from splitinfer.text.turns import simpler_forms
+
+T = TypeVar("T")
 
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
 _OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
@@ -34,14 +38,18 @@ _NOT_FOR_TEMPLATES = frozenset(
 
 
 class Tokenizer:
-    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``."""
+    """A model's tokenizer, made by ``from_folder``; ``wrapper`` is an mlx-lm ``TokenizerWrapper``. ``harmony``: what
+    writes and reads for a gpt-oss model, or why nothing does."""
 
-    def __init__(self, wrapper: Any) -> None:
-        self._wrapper = wrapper
+    def __init__(self, wrapper: Any, harmony: Harmony | str | None = None) -> None:
+        self._wrapper, self._harmony = wrapper, harmony
 
     @classmethod
-    def from_folder(cls, path: Path, eos_token_ids: Iterable[int] | int | None = None) -> Self:
-        """Load the tokenizer in the model folder ``path``; ``eos_token_ids`` are the model configuration's.
+    def from_folder(
+        cls, path: Path, eos_token_ids: Iterable[int] | int | None = None, model_type: str | None = None
+    ) -> Self:
+        """Load the tokenizer in the model folder ``path``; ``eos_token_ids`` and ``model_type`` are the model
+        configuration's.
 
         Raises:
             ModelError: there is none, or none that can be read.
@@ -53,15 +61,22 @@ class Tokenizer:
         from mlx_lm.tokenizer_utils import load  # here, because it imports transformers, which takes a second
 
         try:
-            return cls(load(path, eos_token_ids=eos_token_ids))
+            wrapper = load(path, eos_token_ids=eos_token_ids)
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = str(error).strip().split("\n", 1)[0]
             raise ModelError(f"the model folder {path} holds no tokenizer that can be read: {reason}") from error
+        return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
         """The ids that end a text: the model configuration's and the tokenizer's own."""
-        return frozenset(self._wrapper.eos_token_ids)
+        own = frozenset(self._wrapper.eos_token_ids)
+        return own | self._harmony.end_tokens if isinstance(self._harmony, Harmony) else own
+
+    @property
+    def no_tools(self) -> str | None:
+        """Why the model cannot be told of tools, if that is known."""
+        return self._harmony if isinstance(self._harmony, str) else None
 
     @cached_property
     def vocab_size(self) -> int:
@@ -77,9 +92,11 @@ class Tokenizer:
         pairs = sorted(self._vocabulary().items())
         return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of ``text``, with the special tokens that the tokenizer itself adds."""
-        return list(self._wrapper.encode(text))
+    def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
+        """The ids of ``text``. ``adds_special``: with the special tokens that the tokenizer itself adds."""
+        return list(
+            self._wrapper.encode(text) if adds_special else self._wrapper.encode(text, add_special_tokens=False)
+        )
 
     def encode_chat(
         self,
@@ -102,22 +119,24 @@ class Tokenizer:
             RequestError: the chat is empty, the template refuses it, or there are tools and no template.
         """
         chat, settings = self._checked(messages, tools, options)
-        import jinja2  # here, because transformers has imported it already
-
+        if isinstance(self._harmony, Harmony):
+            return self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=add_generation_prompt)
         generated = {
             i: ids
             for i, message in enumerate(messages)
             if (ids := self._generated(message.get("token_ids") or (), message.get("content") or ""))
         }
-        try:
-            if generated:
+
+        def write(form: list[dict[str, Any]]) -> list[int]:
+            if generated and form is chat:
                 return self._encode_around(chat, generated, add_generation_prompt, settings)
             if not self._wrapper.has_chat_template:
-                return self.encode(self._render(chat, add_generation_prompt, settings))
-            write = self._wrapper.apply_chat_template
-            return list(write(chat, add_generation_prompt=add_generation_prompt, **settings))
-        except (jinja2.TemplateError, *_OF_TEMPLATES) as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+                return self.encode(self._render(form, add_generation_prompt, settings))
+            return list(
+                self._wrapper.apply_chat_template(form, add_generation_prompt=add_generation_prompt, **settings)
+            )
+
+        return _first_taken(chat, write)
 
     def render_chat(
         self,
@@ -125,6 +144,7 @@ class Tokenizer:
         *,
         tools: Sequence[Tool] = (),
         options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
         """The text of a chat, as the model's chat template writes it, up to where the next answer begins.
 
@@ -132,12 +152,11 @@ class Tokenizer:
             RequestError: as ``encode_chat``.
         """
         chat, settings = self._checked(messages, tools, options)
-        import jinja2
-
-        try:
-            return self._render(chat, True, settings)
-        except (jinja2.TemplateError, *_OF_TEMPLATES) as error:
-            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+        if isinstance(self._harmony, Harmony):
+            opens = add_generation_prompt
+            ids = self._harmony.encode_chat(chat, tools=tools, options=options, opens_answer=opens)
+            return self._harmony.decode(ids)
+        return _first_taken(chat, lambda form: self._render(form, add_generation_prompt, settings))
 
     def _checked(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any] | None
@@ -148,7 +167,9 @@ class Tokenizer:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
             raise RequestError("every chat message needs a 'content' that is text")
-        if tools and not self._wrapper.has_chat_template:
+        if tools and self.no_tools is not None:
+            raise RequestError(f"tools are not supported: {self.no_tools}")
+        if tools and not self._wrapper.has_chat_template and self._harmony is None:
             raise RequestError("this model has no chat template, so it cannot be told of tools")
         settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
         if not_its_own := sorted(settings.keys() & _NOT_FOR_TEMPLATES):
@@ -204,9 +225,9 @@ class Tokenizer:
         return text
 
     @cached_property
-    def answer_format(self) -> AnswerFormat:
+    def answer_format(self) -> AnswerFormat | HarmonyFormat:
         """How the model marks its reasoning and its calls of tools."""
-        return AnswerFormat(self._wrapper)
+        return self._harmony.answer_format if isinstance(self._harmony, Harmony) else AnswerFormat(self._wrapper)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of one token, which may be a part of a character; of special tokens their names."""
@@ -249,3 +270,21 @@ class Tokenizer:
         ):  # mistral-common lacks this list, and its ids are all among the candidates
             candidates |= {token_id for token_id, token in self._wrapper.added_tokens_decoder.items() if token.special}
         return frozenset(token_id for token_id in candidates if not self.decode([token_id]))
+
+
+def _first_taken(chat: list[dict[str, Any]], write: Callable[[list[dict[str, Any]]], T]) -> T:
+    """What a template writes for a chat, or for the first simpler form of it that it takes.
+
+    Raises:
+        RequestError: it takes none; with what it says of the chat itself.
+    """
+    import jinja2  # here, because transformers has imported it already
+
+    refusals = (jinja2.TemplateError, *_OF_TEMPLATES)
+    try:
+        return write(chat)
+    except refusals as error:
+        for form in simpler_forms(chat):
+            with contextlib.suppress(*refusals):
+                return write(form)
+        raise RequestError(f"the model's chat template refuses these messages: {error}") from error

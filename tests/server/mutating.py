@@ -73,7 +73,12 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses/input_tokens": _COUNTED_RESPONSE,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": _COUNTED_MESSAGE,
-    "/tokenize": {"messages": TALE, "return_token_strs": True, "tools": [_FUNCTION], "chat_template_kwargs": {"x": 1}},
+    "/tokenize": {
+        "messages": TALE,
+        "return_token_strs": True,
+        "tools": [{"type": "function", "function": _FUNCTION}],
+        "chat_template_kwargs": {"x": 1},
+    },
     "/detokenize": {"tokens": [1, 2, 3]},
     "/apply-template": {"messages": TALE, "chat_template_kwargs": {"x": 1}},
     "/session": {},

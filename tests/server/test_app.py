@@ -98,6 +98,10 @@ def test_models(client: openai.OpenAI, llm: LLM):
     (model,) = client.models.list().data
     assert (model.id, model.model_extra and model.model_extra["context_length"]) == ("demo", llm.context_length)
     assert client.models.retrieve("demo").id == "demo"
+    with anthropic.Anthropic(base_url=str(client.base_url).removesuffix("v1/"), api_key="none") as theirs:
+        (same,) = theirs.models.list().data
+        assert (same.id, same.max_input_tokens, same.type) == ("demo", llm.context_length, "model")
+        assert theirs.models.retrieve("demo").display_name == "demo"
     with pytest.raises(openai.NotFoundError, match="there is no model 'other' here, but 'demo'"):
         client.models.retrieve("other")
 

@@ -130,10 +130,21 @@ def test_texts_chats_and_tokens(client: httpx.Client, llm: LLM):
     assert (found["count"], found["max_model_len"]) == (len(tokens), llm.context_length)
     assert "".join(found["token_strs"]) == "Once upon"
     assert client.post("/detokenize", headers=KEY, json={"tokens": tokens}).json() == {"prompt": "Once upon"}
+    bare = {"prompt": "Once upon", "add_special_tokens": False}
+    assert client.post("/tokenize", headers=KEY, json=bare).json()["tokens"] == llm.encode(
+        "Once upon", adds_special=False
+    )
     chat = client.post("/tokenize", headers=KEY, json={"messages": TALE}).json()
     assert chat["tokens"] == llm.encode_chat(TALE)
     written = client.post("/apply-template", headers=KEY, json={"messages": TALE}).json()["prompt"]
     assert llm.encode(written) == chat["tokens"]
+    closed = {"messages": TALE, "add_generation_prompt": False, "stream": True, "max_tokens": 5}
+    shorter = client.post("/apply-template", headers=KEY, json=closed).json()["prompt"]
+    assert written.startswith(shorter)
+    assert shorter == llm.render_chat(TALE, opens_answer=False)
+    assert client.post("/tokenize", headers=KEY, json=closed).json()["tokens"] == llm.encode_chat(
+        TALE, opens_answer=False
+    )
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/apply-template"])
@@ -148,8 +159,10 @@ def test_they_need_a_key_and_what_they_take(client: httpx.Client, path: str):
     [
         (tokenize_ask, {}, "prompt"),
         (tokenize_ask, {"prompt": "a", "messages": TALE}, "prompt"),
-        (tokenize_ask, {"prompt": "a", "add_special_tokens": False}, "add_special_tokens"),
-        (tokenize_ask, {"messages": TALE, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        (tokenize_ask, {"messages": TALE, "add_special_tokens": True}, "add_special_tokens"),
+        (tokenize_ask, {"messages": TALE, "chat_template": "x"}, "chat_template"),
+        (tokenize_ask, {"messages": TALE, "continue_final_message": True}, "continue_final_message"),
+        (tokenize_ask, {"messages": TALE, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
         (detokenize_ask, {}, "tokens"),
         (detokenize_ask, {"tokens": [1, "2"]}, "tokens"),
     ],
@@ -205,7 +218,7 @@ def test_a_line_for_each_request_and_nothing_of_a_prompt(
 def test_a_fault_is_logged_without_what_it_quotes(
     server: Server, client: httpx.Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    def faulty(_self: LLM, text: str) -> list[int]:
+    def faulty(_self: LLM, text: str, **_options: bool) -> list[int]:
         raise KeyError(text)
 
     monkeypatch.setattr(LLM, "encode", faulty)

@@ -15,6 +15,7 @@ class Letters:
     """A model whose tokens are runs of one letter; it counts what it tokenizes, in characters."""
 
     context_length = CONTEXT
+    tokenizer = None
 
     def __init__(self) -> None:
         self.total = self.most = 0
@@ -23,8 +24,14 @@ class Letters:
         self.total, self.most = self.total + len(text), max(self.most, len(text))
         return [1 for before, letter in zip(" " + text, text, strict=False) if before != letter]
 
-    def encode_chat(self, messages: Any, *, tools: Any = (), options: Any = None) -> list[int]:
+    def render_chat(self, messages: Any, *, tools: Any = (), options: Any = None) -> str:
         del tools, options
+        return "".join(message["content"] for message in messages)
+
+    def encode_chat(
+        self, messages: Any, *, tools: Any = (), options: Any = None, opens_answer: bool = True
+    ) -> list[int]:
+        del tools, options, opens_answer
         return [token for message in messages for token in self.encode(message["content"])]
 
 

@@ -245,3 +245,56 @@ def test_tools_need_a_template(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=None)
     with pytest.raises(RequestError, match="no chat template, so it cannot be told of tools"):
         Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
+
+
+def test_special_tokens_may_be_left_out(tmp_path: Path):
+    shutil.copytree(TARGET, tmp_path, dirs_exist_ok=True)
+    written = json.loads((tmp_path / "tokenizer.json").read_text())
+    first = written["model"]["vocab"] and min(written["model"]["vocab"].values())
+    (name,) = [token for token, number in written["model"]["vocab"].items() if number == first]
+    written["post_processor"] = {
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {name: {"id": name, "ids": [first], "tokens": [name]}},
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(written))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.encode("Once") == [first, *tokenizer.encode("Once", adds_special=False)]
+
+
+SYSTEM_ANYWHERE = [
+    {"role": "system", "content": "s"}, {"role": "user", "content": "u"}, {"role": "assistant", "content": "a"},
+    {"role": "system", "content": "t"}, {"role": "user", "content": "v"},
+]  # fmt: skip
+_LATER = "m.role == 'system' and not loop.first"
+_REFUSES = {
+    "no later system": _LATER,
+    "no system": "m.role == 'system'",
+    "no turns in a row": f"({_LATER}) or (not loop.first and m.role == loop.previtem.role)",
+    "nothing": "false",
+}
+
+
+@pytest.mark.parametrize(
+    ("refuses", "written"),
+    [
+        ("no later system", "(system:s)(user:u)(assistant:a)(user:t\n\nv)"),
+        ("no system", "(user:s\n\nu)(assistant:a)(user:t\n\nv)"),
+        ("no turns in a row", "(system:s)(user:u)(assistant:a)(user:t\n\nv)"),
+        ("nothing", "(system:s)(user:u)(assistant:a)(system:t)(user:v)"),
+    ],
+)
+def test_the_system_may_speak_where_a_template_does_not_know_it(tmp_path: Path, refuses: str, written: str):
+    check = "{% if " + _REFUSES[refuses] + " %}{{ raise_exception('not this') }}{% endif %}"
+    template = "{% for m in messages %}" + check + "({{ m.role }}:{{ m.content }}){% endfor %}"
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.render_chat(SYSTEM_ANYWHERE) == written
+    assert tokenizer.decode(tokenizer.encode_chat(SYSTEM_ANYWHERE)) == written
+
+
+def test_a_refusal_is_that_of_the_conversation_itself(tmp_path: Path):
+    template = "{{ raise_exception('not ' ~ messages[0].role) }}"
+    edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=template)
+    with pytest.raises(RequestError, match="refuses these messages: not system"):
+        Tokenizer.from_folder(tmp_path).encode_chat(SYSTEM_ANYWHERE)

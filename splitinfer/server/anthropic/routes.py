@@ -27,8 +27,13 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
 
     async def messages(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = message_ask(await read_json(request))
-        writer = MessageWriter(f"msg_{request.state.request_id}", shape.model)
+        ask, shape = message_ask(await read_json(request), service.model)
+        writer = MessageWriter(
+            f"msg_{request.state.request_id}",
+            shape.model,
+            hides_thinking=shape.hides_thinking,
+            manages_context=shape.manages_context,
+        )
         with ExitStack() as open_things:
             under_way = await asked(service, request, key, ask, open_things)
             if shape.streams:

@@ -6,25 +6,27 @@ a call of a tool is a block of its own, whose input comes as one piece of JSON.
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
 
-_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "end_turn"}
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "abort": "max_tokens"}
 Event = tuple[str, dict[str, Any]]
 """An event's name and its data."""
 
 
 @dataclass(slots=True)
 class MessageWriter:
-    """Writes one answer."""
+    """Writes one answer. The last two: as in ``Shape``."""
 
     message_id: str
     model: str
     new_id: Callable[[], str] = lambda: f"toolu_{secrets.token_hex(12)}"
+    hides_thinking: bool = False
+    manages_context: bool = False
     _index: int = -1  # of the block that is open, or was last
     _open: str | None = None  # the kind of block that is open
 
@@ -37,13 +39,13 @@ class MessageWriter:
 
     def events(self, piece: Piece) -> list[Event]:
         """The events of a piece's parts; at its end the open block is closed."""
-        events = [event for part in piece.parts for event in self._part(part)]
+        events = [event for part in self._shown(piece.parts) for event in self._part(part)]
         return events + (self._close() if piece.finish_reason is not None else [])
 
     def end(self, piece: Piece, usage: Usage) -> list[Event]:
         """The last events. ``piece``: the last one."""
         delta = {"stop_reason": _reason(piece), "stop_sequence": piece.stop}
-        return [_event("message_delta", delta=delta, usage=usage_of(usage)), _event("message_stop")]
+        return [_event("message_delta", delta=delta, usage=usage_of(usage), **self._edits()), _event("message_stop")]
 
     def _part(self, part: AnswerPart) -> list[Event]:
         match part:
@@ -79,9 +81,9 @@ class MessageWriter:
     def message(self, pieces: Sequence[Piece], usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         last = pieces[-1]
-        blocks = [self._block(part) for part in joined(part for piece in pieces for part in piece.parts)]
+        blocks = [self._block(part) for part in joined(self._shown(part for piece in pieces for part in piece.parts))]
         ended = {"stop_reason": _reason(last), "stop_sequence": last.stop}
-        return {**self._head(), "content": blocks, **ended, "usage": usage_of(usage)}
+        return {**self._head(), "content": blocks, **ended, "usage": usage_of(usage), **self._edits()}
 
     def _block(self, part: AnswerPart) -> dict[str, Any]:
         match part:
@@ -92,6 +94,15 @@ class MessageWriter:
             case ToolCallPart(name, arguments, call_id):
                 given = json.loads(arguments)
                 return {"type": "tool_use", "id": call_id or self.new_id(), "name": name, "input": given}
+
+    # -- both ----------------------------------------------------------------------------------
+
+    def _shown(self, parts: Iterable[AnswerPart]) -> list[AnswerPart]:
+        return [part for part in parts if not (self.hides_thinking and isinstance(part, ReasoningPart))]
+
+    def _edits(self) -> dict[str, Any]:
+        """What was edited of the conversation, for who asked for it: nothing."""
+        return {"context_management": {"applied_edits": []}} if self.manages_context else {}
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.message_id, "type": "message", "role": "assistant", "model": self.model}
@@ -112,4 +123,6 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached,
         "output_tokens": usage.generated,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning},
+        "service_tier": "standard",
     }

@@ -1,42 +1,128 @@
 """`POST /v1/chat/completions`: a request as an `Ask`, and an answer as a document or as chunks of a stream."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import MAX_CHOICES, Ask, Chat
-from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
-from splitinfer.server.openai.messages import template_messages
+from splitinfer.server.fields import (
+    HONOURED,
+    Honoured,
+    Ignored,
+    Kinds,
+    Object,
+    Refused,
+    Treatment,
+    Values,
+    honoured,
+    is_empty,
+    is_one_of,
+)
+from splitinfer.server.openai.messages import CACHED, FOR_TEMPLATE, MESSAGES, template_messages
 from splitinfer.server.problem import Problem, unsupported
 
 MAX_STOPS = 16  # OpenAI's own limit is 4
 _MOST_TOKENS = 2**31 - 1
 
+
+def is_text_format(value: Any) -> bool:
+    """Whether a response format asks for nothing but text."""
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+TEXT_FORMAT = Values(shown='`{"type": "text"}`', matches=is_text_format)
 _NO_STORE = "nothing is stored here"
+AT_MOST_THE_CONTEXT = Honoured("no more than the context has room for")
+BY_KEYS = Ignored("requests are told apart by their keys")
+ONE_TIER = Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority")
+CACHE_ROOM = Ignored("the cache keeps what it has room for")
+NOT_HELD = Honoured("told to the model as it is; calls are not held to the schema")
+_FUNCTION = Object(
+    "A function",
+    {
+        "name": HONOURED,
+        "description": HONOURED,
+        "parameters": HONOURED,
+        "strict": NOT_HELD,
+        "return": FOR_TEMPLATE,
+    },
+)
+TOOLS = Kinds(
+    "Tools",
+    "type",
+    {
+        "function": Honoured(
+            inside=Object("A tool", {"type": HONOURED, "function": Honoured(inside=_FUNCTION), "cache_control": CACHED})
+        ),
+        "custom": Refused("tools are functions"),
+    },
+)
+_NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
+_ALLOWED = Object(
+    "Allowed tools", {"mode": Honoured("auto"), "tools": Honoured("the others are not told to the model")}
+)
+CHOICES = Kinds(
+    "Choice of tools",
+    "type",
+    {
+        "allowed_tools": Honoured(
+            inside=Object("A choice of allowed tools", {"type": HONOURED, "allowed_tools": Honoured(inside=_ALLOWED)})
+        ),
+        "function": _NOT_FORCED,
+        "custom": _NOT_FORCED,
+    },
+)
+STREAM_OPTIONS = Object(
+    "Options of a stream",
+    {
+        "include_usage": HONOURED,
+        "include_obfuscation": Honoured("where it is true; without it nothing is added"),
+        "continuous_usage_stats": Refused("usage comes once, at the end", is_one_of(False)),  # vLLM's
+    },
+)
+# Not OpenAI's, but known by many servers and clients. These may have the values that they have there by default.
+OF_OTHER_SERVERS: Mapping[str, Treatment] = {
+    "top_k": HONOURED,
+    "min_p": HONOURED,
+    "repetition_penalty": HONOURED,
+    "stop_token_ids": HONOURED,
+    "ignore_eos": HONOURED,
+    "min_tokens": Refused(
+        "an answer ends where the model ends it, or with ignore_eos at its most tokens", is_one_of(0)
+    ),
+    "length_penalty": Refused("there is no search for answers", is_one_of(1, 1.0)),
+    "use_beam_search": Refused("there is no search for answers", is_one_of(False)),
+    "skip_special_tokens": Refused("special tokens are no text", is_one_of(True)),
+    "spaces_between_special_tokens": Refused("special tokens are no text", is_one_of(True)),
+    "include_stop_str_in_output": Refused("an answer ends before the text that stops it", is_one_of(False)),
+    "priority": Refused("it is the header X-Splitinfer-Priority", is_one_of(0)),
+    "cache_prompt": CACHED,
+}
 FIELDS: Mapping[str, Treatment] = {
-    "model": HONOURED,
-    "messages": Honoured("text only"),
-    "max_tokens": HONOURED,
-    "max_completion_tokens": HONOURED,
+    "model": Honoured("any name; there is one model"),
+    "messages": Honoured("text only", each=MESSAGES),
+    "max_tokens": AT_MOST_THE_CONTEXT,
+    "max_completion_tokens": AT_MOST_THE_CONTEXT,
     "temperature": HONOURED,
     "top_p": HONOURED,
     "n": Honoured(f"at most {MAX_CHOICES}"),
     "seed": HONOURED,
     "stop": Honoured(f"at most {MAX_STOPS}"),
     "stream": HONOURED,
-    "stream_options": HONOURED,
+    "stream_options": Honoured(inside=STREAM_OPTIONS),
     "logprobs": HONOURED,
     "top_logprobs": HONOURED,
     "logit_bias": HONOURED,
     "presence_penalty": HONOURED,
     "frequency_penalty": HONOURED,
-    "tools": Honoured("functions"),
-    "tool_choice": Honoured("auto and none"),
+    "tools": Honoured("functions", each=TOOLS),
+    "tool_choice": Honoured("auto and none, and which tools are allowed", CHOICES),
     "parallel_tool_calls": HONOURED,
-    "reasoning_effort": Honoured("as far as the model's template knows it"),
-    "response_format": Refused("answers cannot be held to a format", lambda value: is_text_format(value)),
+    "reasoning_effort": FOR_TEMPLATE,
+    "verbosity": FOR_TEMPLATE,
+    "response_format": Refused("answers cannot be held to a format", TEXT_FORMAT),
     "audio": Refused("answers are text"),
     "modalities": Refused("answers are text", is_one_of(["text"])),
     "prediction": Refused("drafts come from the layout's draft model"),
@@ -45,62 +131,63 @@ FIELDS: Mapping[str, Treatment] = {
     "functions": Refused("it is deprecated; give tools", is_empty),
     "function_call": Refused("it is deprecated; give tool_choice", is_one_of("none", "auto")),
     "store": Refused(_NO_STORE, is_one_of(False)),
-    "metadata": Ignored(f"{_NO_STORE}, so there is nothing to find again"),
-    "user": Ignored("requests are told apart by their keys"),
-    "safety_identifier": Ignored("requests are told apart by their keys"),
-    "service_tier": Ignored("there is one tier; priority is a header"),
-    "prompt_cache_key": Ignored("a prompt's beginning is found in the cache by its tokens"),
-    "prompt_cache_options": Ignored("the cache keeps what it has room for"),
-    "prompt_cache_retention": Ignored("the cache keeps what it has room for"),
-    "verbosity": Ignored("the model is not told of it"),
-    # not OpenAI's, but known by many servers and clients
-    "top_k": HONOURED,
-    "min_p": HONOURED,
-    "repetition_penalty": HONOURED,
-    "stop_token_ids": HONOURED,
-    "ignore_eos": HONOURED,
+    "metadata": Ignored(f"it is for finding what is stored, and {_NO_STORE}"),
+    "user": BY_KEYS,
+    "safety_identifier": BY_KEYS,
+    "service_tier": ONE_TIER,
+    "prompt_cache_key": CACHED,
+    "prompt_cache_options": CACHE_ROOM,
+    "prompt_cache_retention": CACHE_ROOM,
+    **OF_OTHER_SERVERS,
     "chat_template_kwargs": HONOURED,
-    "enable_thinking": HONOURED,
+    "enable_thinking": FOR_TEMPLATE,
+    "add_generation_prompt": Refused("a chat ends where its answer begins", is_one_of(True)),
+    "continue_final_message": Refused("a chat ends where its answer begins", is_one_of(False)),
+    "add_special_tokens": Refused("the model's template writes its own", is_one_of(False)),
+    "echo": Refused("a chat has no text that could be repeated", is_one_of(False)),
+    "best_of": Refused("answers are not ranked", is_one_of(1)),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities."""
+    """What a client is shown of an answer. ``num_top``: most likely tokens beside each; ``None``: no probabilities.
+    ``pads``: chunks hide how long their text is. ``names_tier``: the tier of service is said."""
 
     model: str
     streams: bool = False
     includes_usage: bool = False
     num_top: int | None = None
+    pads: bool = False
+    names_tier: bool = False
 
 
-def chat_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape.
+def chat_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
+    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
         Problem: 400, in a sentence that names the field.
     """
     given = honoured(body, FIELDS)
-    tools, options = _tools(given), template_options(given)
+    tools, options = told_tools(given), template_options(given)
     if "messages" not in given:
         raise Problem(400, "messages must be given", param="messages")
     chat = Chat(template_messages(given["messages"]), tools, options)
-    shape = shape_of(given, _num_top(given))
+    shape = replace(shape_of(given, _num_top(given), model), names_tier=body.get("service_tier") is not None)
     sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})
     one_call = not values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
     return Ask(chat, sampling, _max_tokens(given), num_choices(given), one_call), shape
 
 
-def shape_of(given: Mapping[str, Any], num_top: int | None) -> Shape:
-    """The shape of what is sent."""
+def shape_of(given: Mapping[str, Any], num_top: int | None, model: str) -> Shape:
+    """The shape of what is sent. ``model``: its name where the request has none."""
     streams = values.flag("stream", given.get("stream", False))
     options = values.mapping("stream_options", given.get("stream_options", {}))
-    for name in options.keys() - {"include_usage", "include_obfuscation"}:
-        raise Problem(400, f"there is no field 'stream_options.{name:.40}' here", param=f"stream_options.{name}")
     if options and not streams:
         raise Problem(400, "stream_options is for streams only", param="stream_options")
-    usage = values.flag("stream_options.include_usage", options.get("include_usage") or False)
-    return Shape(values.text("model", given.get("model", "")), streams, usage, num_top)
+    usage = values.flag("stream_options.include_usage", options.get("include_usage", False))
+    pads = values.flag("stream_options.include_obfuscation", options.get("include_obfuscation", False))
+    return Shape(values.text("model", given.get("model", model)), streams, usage, num_top, pads)
 
 
 def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,11 +217,6 @@ def num_choices(given: Mapping[str, Any]) -> int:
     return values.whole("n", given.get("n", 1), 1, MAX_CHOICES)
 
 
-def is_text_format(value: Any) -> bool:
-    """Whether a response format asks for nothing but text."""
-    return value is None or (isinstance(value, dict) and value.get("type") == "text")
-
-
 def _max_tokens(given: Mapping[str, Any]) -> int | None:
     name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
     return values.whole(name, given[name], 1, _MOST_TOKENS) if name in given else None
@@ -150,23 +232,54 @@ def _num_top(given: Mapping[str, Any]) -> int | None:
     return number if wanted else None
 
 
-def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The functions that the model may call; none where it shall not."""
-    tools = tuple(_tool(f"tools[{i}]", one) for i, one in enumerate(values.listing("tools", given.get("tools", []))))
+def told_tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    """The functions that the model is told of: those that it may call, none where it shall not."""
+    tools = [function_tool(f"tools[{i}]", one) for i, one in enumerate(values.listing("tools", given.get("tools", [])))]
     choice = given.get("tool_choice", "auto")
+    if isinstance(choice, dict):
+        name = "tool_choice.allowed_tools"
+        names = [one["function"]["name"] for one in tools]
+        may = allowed(name, values.mapping(name, choice.get("allowed_tools")), names, lambda one: one.get("function"))
+        return tuple(one for one in tools if one["function"]["name"] in may)
+    return tuple(tools) if may_call(choice) else ()
+
+
+def may_call(choice: Any) -> bool:
+    """Whether the model may call tools.
+
+    Raises:
+        Problem: 400, it shall have to.
+    """
     if choice not in ("auto", "none"):
-        raise unsupported("tool_choice", "a model cannot be made to call a tool; auto and none are", choice)
-    return tools if choice == "auto" else ()
+        raise unsupported("tool_choice", _NOT_FORCED.why, choice)
+    return bool(choice == "auto")
 
 
-def _tool(name: str, given: Any) -> Mapping[str, Any]:
-    tool = values.mapping(name, given)
-    if tool.get("type") != "function":
-        raise unsupported(f"{name}.type", "tools are functions", tool.get("type"))
-    function = values.mapping(f"{name}.function", tool.get("function"))
+def allowed(
+    name: str, given: Mapping[str, Any], known: Sequence[str], named: Callable[[Mapping[str, Any]], Any]
+) -> frozenset[str]:
+    """The names of the tools that a choice allows. ``named``: the object with the name in one of its entries.
+
+    Raises:
+        Problem: 400, the model shall have to call one of them, or there is none of a name.
+    """
+    if given.get("mode", "auto") != "auto":
+        raise unsupported(f"{name}.mode", _NOT_FORCED.why, given["mode"])
+    found = []
+    for i, one in enumerate(values.listing(f"{name}.tools", given.get("tools"))):
+        where = f"{name}.tools[{i}]"
+        found.append(values.text(f"{where}.name", values.mapping(where, named(values.mapping(where, one))).get("name")))
+        if found[-1] not in known:
+            raise values.wrong(f"{where}.name", "the name of one of the tools", found[-1])
+    return frozenset(found)
+
+
+def function_tool(name: str, given: Any) -> Mapping[str, Any]:
+    """A function that the model may call, as templates know it. ``given``: as ``TOOLS`` has left it."""
+    function = values.mapping(f"{name}.function", values.mapping(name, given).get("function"))
     values.text(f"{name}.function.name", function.get("name"))
-    values.mapping(f"{name}.function.parameters", function.get("parameters") or {})
-    return {"type": "function", "function": {key: one for key, one in function.items() if one is not None}}
+    values.mapping(f"{name}.function.parameters", function.get("parameters", {}))
+    return {"type": "function", "function": function}
 
 
 def template_options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,6 +289,8 @@ def template_options(given: Mapping[str, Any]) -> dict[str, Any]:
         raise unsupported(f"chat_template_kwargs.{name}", "it is set by the request itself")
     if "enable_thinking" in given:
         options["enable_thinking"] = values.flag("enable_thinking", given["enable_thinking"])
+    if "verbosity" in given:
+        options["verbosity"] = values.text("verbosity", given["verbosity"])
     return options | effort_options(given.get("reasoning_effort"), options)
 
 

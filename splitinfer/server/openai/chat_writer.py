@@ -12,23 +12,28 @@ from typing import Any
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.openai.chat import Shape
+from splitinfer.server.padding import padded
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 TokenText = Callable[[int], bytes]
 """The bytes of one token id."""
 
-_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "stop", "error": "stop"}
+ONLY_TIER = "default"
+# A request that was ended, by its id or its deadline, has an answer that is cut off as at its length.
+_REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abort": "length"}
 
 
 @dataclass(slots=True)
 class ChatWriter:
-    """Writes one answer. ``created``: seconds since 1970."""
+    """Writes one answer. ``created``: seconds since 1970. ``fingerprint``: while it is the same, a seed gives the same
+    answer."""
 
     answer_id: str
     created: int
     shape: Shape
     token_text: TokenText
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
+    fingerprint: str | None = None
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
 
     # -- a stream ------------------------------------------------------------------------------
@@ -54,7 +59,8 @@ class ChatWriter:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self.shape.includes_usage else {}
-        return {**self._head("chat.completion.chunk"), "choices": choices, **usage}
+        chunk = {**self._head("chat.completion.chunk"), "choices": choices, **usage}
+        return padded(chunk) if self.shape.pads else chunk
 
     # -- a document ----------------------------------------------------------------------------
 
@@ -88,7 +94,9 @@ class ChatWriter:
     # -- both ----------------------------------------------------------------------------------
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.answer_id, "object": kind, "created": self.created, "model": self.shape.model}
+        tier = {"service_tier": ONLY_TIER} if self.shape.names_tier else {}
+        head = {"id": self.answer_id, "object": kind, "created": self.created, "model": self.shape.model}
+        return {**head, "system_fingerprint": self.fingerprint, **tier}
 
     def _delta(self, choice: int, part: AnswerPart) -> dict[str, Any]:
         match part:
@@ -131,4 +139,5 @@ def usage_of(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.generated,
         "total_tokens": usage.prompt + usage.generated,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
     }

@@ -7,8 +7,17 @@ from typing import Any
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import MAX_CHOICES, Ask, Prompt
-from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty
-from splitinfer.server.openai.chat import MAX_STOPS, Shape, num_choices, sampling_of, shape_of
+from splitinfer.server.fields import HONOURED, Honoured, Refused, Treatment, honoured, is_empty, is_one_of
+from splitinfer.server.openai.chat import (
+    BY_KEYS,
+    MAX_STOPS,
+    OF_OTHER_SERVERS,
+    STREAM_OPTIONS,
+    Shape,
+    num_choices,
+    sampling_of,
+    shape_of,
+)
 from splitinfer.server.problem import Problem, unsupported
 
 MAX_ANSWERS = 128  # of one request: prompts by choices
@@ -26,20 +35,16 @@ FIELDS: Mapping[str, Treatment] = {
     "seed": HONOURED,
     "stop": Honoured(f"at most {MAX_STOPS}"),
     "stream": HONOURED,
-    "stream_options": HONOURED,
+    "stream_options": Honoured(inside=STREAM_OPTIONS),
     "logprobs": Honoured(f"at most {MAX_LOGPROBS}; offsets are those in the answer's own text"),
     "echo": Honoured("without logprobs"),
     "logit_bias": HONOURED,
     "presence_penalty": HONOURED,
     "frequency_penalty": HONOURED,
     "suffix": Refused("a model cannot be made to arrive at a text", is_empty),
-    "user": Ignored("requests are told apart by their keys"),
-    # not OpenAI's, but known by many servers and clients
-    "top_k": HONOURED,
-    "min_p": HONOURED,
-    "repetition_penalty": HONOURED,
-    "stop_token_ids": HONOURED,
-    "ignore_eos": HONOURED,
+    "user": BY_KEYS,
+    **OF_OTHER_SERVERS,
+    "add_special_tokens": Refused("the tokenizer adds those of its own", is_one_of(True)),
 }
 
 
@@ -58,8 +63,8 @@ class Completions:
         return sum(ask.num_choices for ask in self.asks)
 
 
-def completions_of(body: Mapping[str, Any]) -> Completions:
-    """What a request asks, and in what shape.
+def completions_of(body: Mapping[str, Any], model: str = "") -> Completions:
+    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
         Problem: 400, in a sentence that names the field.
@@ -70,7 +75,7 @@ def completions_of(body: Mapping[str, Any]) -> Completions:
         raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
     if "best_of" in given and values.whole("best_of", given["best_of"], 1, MAX_CHOICES) != number:
         raise unsupported("best_of", "answers are not ranked, so that it can be n only", given["best_of"])
-    shape, echo = shape_of(given, _num_top(given)), values.flag("echo", given.get("echo", False))
+    shape, echo = shape_of(given, _num_top(given), model), values.flag("echo", given.get("echo", False))
     if echo and shape.num_top is not None:
         raise unsupported("echo", "the log probabilities of a prompt are not computed; leave out logprobs")
     sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})

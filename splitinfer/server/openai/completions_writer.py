@@ -16,21 +16,23 @@ from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.openai.chat import Shape
 from splitinfer.server.openai.chat_writer import TokenText, usage_of
+from splitinfer.server.padding import padded
 from splitinfer.text.answer import TextPart
 
-_REASONS = {"stop": "stop", "length": "length", "abort": "stop", "error": "stop"}
+_REASONS = {"stop": "stop", "length": "length", "abort": "length"}
 
 
 @dataclass(slots=True)
 class CompletionWriter:
     """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``echoes``: what each choice's
-    text begins with; empty: nothing."""
+    text begins with; empty: nothing. ``fingerprint``: while it is the same, a seed gives the same answer."""
 
     answer_id: str
     created: int
     shape: Shape
     token_text: TokenText
     echoes: Sequence[str] = ()
+    fingerprint: str | None = None
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice
 
     # -- a stream ------------------------------------------------------------------------------
@@ -49,7 +51,8 @@ class CompletionWriter:
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": None} if self.shape.includes_usage else {}
-        return {**self._head(), "choices": choices, **usage}
+        chunk = {**self._head(), "choices": choices, **usage}
+        return padded(chunk) if self.shape.pads else chunk
 
     # -- a document ----------------------------------------------------------------------------
 
@@ -71,6 +74,7 @@ class CompletionWriter:
             "object": "text_completion",
             "created": self.created,
             "model": self.shape.model,
+            "system_fingerprint": self.fingerprint,
         }
 
     def _choice(self, pieces: Sequence[Piece]) -> dict[str, Any]:

@@ -11,19 +11,115 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitinfer.server import values
-from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.fields import HONOURED, Honoured, Ignored, Kinds, Object, Refused, Treatment, is_empty
+from splitinfer.server.problem import Problem
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal"}  # the part's field
 _REASONING = ("reasoning_content", "reasoning")
-_KNOWN = {"role", "content", "name", "tool_calls", "tool_call_id", "refusal", "annotations", "audio", "function_call"}
+
+CACHED = Ignored("a prompt's beginning is found in the cache by its tokens")
+FOR_TEMPLATE = Honoured("where the model's template knows it")
+_BY_OTHERS = Ignored("another server has written it for itself")
+_TEXT_ONLY = Refused("the model is given text only")
+_BREAKPOINTS: Mapping[str, Treatment] = {"prompt_cache_breakpoint": CACHED, "cache_control": CACHED}
+_TEXT_PART = Honoured(inside=Object("A part with text", {"type": HONOURED, "text": HONOURED, **_BREAKPOINTS}))
+_OUTPUT_PART = Honoured(
+    inside=Object(
+        "A part of an earlier answer",
+        {
+            "type": HONOURED,
+            "text": HONOURED,
+            "annotations": Ignored("they say where the text is from, and are for people"),
+            "logprobs": Ignored("they tell how the text was chosen, and the model is given the text"),
+            **_BREAKPOINTS,
+        },
+    )
+)
+PARTS = Kinds(
+    "Parts of a content",
+    "type",
+    {
+        "text": _TEXT_PART,
+        "input_text": _TEXT_PART,
+        "output_text": _OUTPUT_PART,
+        "refusal": Honoured("as text", Object("A refusal", {"type": HONOURED, "refusal": HONOURED, **_BREAKPOINTS})),
+        "image_url": _TEXT_ONLY,
+        "input_image": _TEXT_ONLY,
+        "input_audio": _TEXT_ONLY,
+        "file": _TEXT_ONLY,
+        "input_file": _TEXT_ONLY,
+    },
+)
+_CONTENT = Honoured("text, or parts", each=PARTS)
+CALLS = Kinds(
+    "Calls of tools in messages",
+    "type",
+    {
+        "function": Honoured(
+            inside=Object(
+                "A call of a function",
+                {
+                    "type": HONOURED,
+                    "id": HONOURED,
+                    "function": Honoured(
+                        inside=Object("The function of a call", {"name": HONOURED, "arguments": HONOURED})
+                    ),
+                    "index": Ignored("calls are in the order of the list"),
+                    "extra_content": _BY_OTHERS,
+                    "provider_specific_fields": _BY_OTHERS,
+                },
+            )
+        ),
+        "custom": Refused("tools are functions"),
+    },
+    default="function",
+)
+_NOTE = Ignored("a client's own note on a message")  # CodeCompanion sends id and opts (vllm-project/vllm #10463)
+_SYSTEM: Mapping[str, Treatment] = {
+    "role": HONOURED,
+    "content": _CONTENT,
+    "name": FOR_TEMPLATE,
+    "cache_control": CACHED,
+    "id": _NOTE,
+    "opts": _NOTE,
+    "metadata": _NOTE,
+    "timestamp": _NOTE,
+}
+_ASSISTANT: Mapping[str, Treatment] = {
+    **_SYSTEM,
+    "refusal": Honoured("it is the content, where there is none"),
+    "tool_calls": Honoured(each=CALLS),
+    "reasoning_content": FOR_TEMPLATE,
+    "reasoning": FOR_TEMPLATE,
+    "annotations": Ignored("they say where the text is from, and are for people"),
+    "audio": _TEXT_ONLY,
+    "function_call": Refused("it is deprecated; give tool_calls"),
+    "images": Refused("the model is given text only", is_empty),
+    "reasoning_details": _BY_OTHERS,
+    "thinking_blocks": _BY_OTHERS,
+    "provider_specific_fields": _BY_OTHERS,
+}
+MESSAGES = Kinds(
+    "Messages",
+    "role",
+    {
+        "system": Honoured("those at the beginning become one", Object("A message of the system", _SYSTEM)),
+        "developer": Honoured("as `system`", Object("A message of the developer", _SYSTEM)),
+        "user": Honoured(inside=Object("A message of the user", _SYSTEM)),
+        "assistant": Honoured(inside=Object("A message of the assistant", _ASSISTANT)),
+        "tool": Honoured(
+            inside=Object("What came of a call", {**_SYSTEM, "tool_call_id": HONOURED, "is_error": _BY_OTHERS})
+        ),
+        "function": Refused("it is deprecated; give the role tool"),
+    },
+)
 
 
 def template_messages(given: Any) -> tuple[Mapping[str, Any], ...]:
-    """The messages for a template.
+    """The messages for a template. ``given``: as ``MESSAGES`` has left them.
 
     Raises:
-        Problem: 400, a message is malformed, or has what the model cannot be given.
+        Problem: 400, a message is malformed.
     """
     messages = [_message(f"messages[{i}]", one) for i, one in enumerate(values.listing("messages", given))]
     if not messages:
@@ -42,18 +138,13 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
 
 def _message(name: str, given: Any) -> dict[str, Any]:
     message = values.mapping(name, given)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise values.wrong(f"{name}.role", f"one of {', '.join(_ROLES)}", role)
-    for field in message.keys() - _KNOWN - {*_REASONING}:
-        raise Problem(400, f"there is no field {field!r:.60} in {name}", param=f"{name}.{field}")
-    for field in ("audio", "function_call"):
-        if message.get(field) is not None:
-            raise unsupported(f"{name}.{field}", "only text and tool_calls are")
+    role = message["role"]
     made: dict[str, Any] = {"role": _ROLES[role], "content": content_text(f"{name}.content", message.get("content"))}
+    if "name" in message:
+        made["name"] = values.text(f"{name}.name", message["name"])
     if role == "assistant":
         made |= _of_assistant(name, message)
-    elif message.get("content") is None:
+    elif "content" not in message:
         raise values.wrong(f"{name}.content", "text", None)
     if role == "tool":
         made["tool_call_id"] = values.text(f"{name}.tool_call_id", message.get("tool_call_id"))
@@ -62,6 +153,8 @@ def _message(name: str, given: Any) -> dict[str, Any]:
 
 def _of_assistant(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
     made: dict[str, Any] = {}
+    if "refusal" in message and "content" not in message:
+        made["content"] = values.text(f"{name}.refusal", message["refusal"])
     reasoning = next((message[field] for field in _REASONING if message.get(field)), None)
     if reasoning is not None:
         made["reasoning_content"] = values.text(f"{name}.reasoning_content", reasoning)
@@ -94,10 +187,10 @@ def arguments_of(text: str) -> Any:
 
 
 def content_text(name: str, content: Any) -> str:
-    """A message's content as one text.
+    """A message's content as one text. ``content``: as ``PARTS`` has left it.
 
     Raises:
-        Problem: 400, a part is no text.
+        Problem: 400, a part is malformed.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -108,8 +201,5 @@ def _part_text(name: str, given: Any) -> str:
     if isinstance(given, str):
         return given
     part = values.mapping(name, given)
-    kind = values.text(f"{name}.type", part.get("type"))
-    if kind not in _TEXT_PARTS:
-        raise unsupported(f"{name}.type", "the model is given text only", kind)
-    field = _TEXT_PARTS[kind]
+    field = "refusal" if part["type"] == "refusal" else "text"
     return values.text(f"{name}.{field}", part.get(field))

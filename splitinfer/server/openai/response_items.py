@@ -16,30 +16,171 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.server import values
-from splitinfer.server.openai.messages import arguments_of, content_text, merged_systems
-from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.fields import (
+    HONOURED,
+    LEFT_OUT,
+    Honoured,
+    Ignored,
+    Kinds,
+    Object,
+    Refused,
+    Treatment,
+    Values,
+    is_one_of,
+)
+from splitinfer.server.openai.messages import PARTS, arguments_of, content_text, merged_systems
+from splitinfer.server.openai.response_tools import told_name
+from splitinfer.server.problem import Problem
 
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the item's field with what the tool gets
-_RESULTS = ("function_call_output", "custom_tool_call_output")
-_LEFT_OUT = ("web_search_call",)  # run by OpenAI's servers; what it brought is in the message behind it
+
+
+def _is_direct(caller: Any) -> bool:
+    return isinstance(caller, dict) and caller.get("type") == "direct"
+
+
+_NOT_STORED = Ignored("nothing is stored here")
+_WHOLE = Ignored("items are taken as they are")
+_BY_MODEL = Refused(
+    "the model itself calls tools: nothing else runs here", Values((), '`{"type": "direct"}`', _is_direct)
+)
+_BY_PROGRAMS = Refused("no programs of the model are run here")
+_BY_SERVERS = Refused("only OpenAI's servers can run it, or read what came of it")
+_OF_OTHER_TOOLS = Refused("the model was told of functions only")
+_NO_REFERENCE = Refused("nothing is stored here; give the item itself, as clients do that are told store: false")
+_BY_ID = Ignored("the call is found by its id")
+_CALLED: Mapping[str, Treatment] = {
+    "namespace": Honoured("a part of the function's name, as the model was told it"),
+    "caller": _BY_MODEL,
+    "async": Refused("an answer is made of finished calls", is_one_of(False)),
+}
+_ITEM: Mapping[str, Treatment] = {"type": HONOURED, "id": _NOT_STORED, "status": _WHOLE}
+_OUTPUT = Honoured("text, or parts", each=PARTS)
+
+
+def _texts_of(title: str) -> Honoured:
+    return Honoured(each=Object(title, {"type": HONOURED, "text": HONOURED}))
+
+
+ITEMS = Kinds(
+    "Items of the input",
+    "type",
+    {
+        "message": Honoured(
+            inside=Object(
+                "An item with a message",
+                {
+                    **_ITEM,
+                    "role": Honoured("system, developer, user or assistant"),
+                    "content": _OUTPUT,
+                    "phase": Ignored("an answer's items are one message for the model's template"),
+                },
+            )
+        ),
+        "reasoning": Honoured(
+            inside=Object(
+                "An item with reasoning",
+                {
+                    **_ITEM,
+                    "content": _texts_of("A part of reasoning"),
+                    "summary": Honoured(
+                        "where there is no content",
+                        each=Object("A part of a summary", {"type": HONOURED, "text": HONOURED}),
+                    ),
+                    "encrypted_content": Honoured("this server's own; of another's, the summary is taken"),
+                },
+            )
+        ),
+        "function_call": Honoured(
+            inside=Object(
+                "An item with a call",
+                {**_ITEM, "call_id": HONOURED, "name": HONOURED, "arguments": HONOURED, **_CALLED},
+            )
+        ),
+        "function_call_output": Honoured(
+            inside=Object(
+                "An item with a result",
+                {
+                    **_ITEM,
+                    "call_id": HONOURED,
+                    "output": _OUTPUT,
+                    "name": _BY_ID,
+                    "namespace": _BY_ID,
+                    "caller": _BY_MODEL,
+                },
+            )
+        ),
+        "custom_tool_call": Honoured(
+            inside=Object(
+                "An item with a custom call",
+                {**_ITEM, "call_id": HONOURED, "name": HONOURED, "input": HONOURED, **_CALLED},
+            )
+        ),
+        "custom_tool_call_output": Honoured(
+            inside=Object(
+                "An item with a custom result",
+                {
+                    **_ITEM,
+                    "call_id": HONOURED,
+                    "output": _OUTPUT,
+                    "name": _BY_ID,
+                    "namespace": _BY_ID,
+                    "caller": _BY_MODEL,
+                },
+            )
+        ),
+        "web_search_call": Ignored("OpenAI's servers ran it; what it brought is in the message behind it"),
+        "file_search_call": _BY_SERVERS,
+        "code_interpreter_call": _BY_SERVERS,
+        "image_generation_call": _BY_SERVERS,
+        "mcp_list_tools": _BY_SERVERS,
+        "mcp_approval_request": _BY_SERVERS,
+        "mcp_approval_response": _BY_SERVERS,
+        "mcp_call": _BY_SERVERS,
+        "compaction": Refused("nobody but its author can read it"),
+        "compaction_trigger": Refused("a conversation is taken as it is"),
+        "configuration_update": Refused("a request has one configuration"),
+        "additional_tools": Refused("give them as tools"),
+        "tool_search_call": _OF_OTHER_TOOLS,
+        "tool_search_output": _OF_OTHER_TOOLS,
+        "computer_call": _OF_OTHER_TOOLS,
+        "computer_call_output": _OF_OTHER_TOOLS,
+        "local_shell_call": _OF_OTHER_TOOLS,
+        "local_shell_call_output": _OF_OTHER_TOOLS,
+        "shell_call": _OF_OTHER_TOOLS,
+        "shell_call_output": _OF_OTHER_TOOLS,
+        "apply_patch_call": _OF_OTHER_TOOLS,
+        "apply_patch_call_output": _OF_OTHER_TOOLS,
+        "program": _BY_PROGRAMS,
+        "program_output": _BY_PROGRAMS,
+        "item_reference": _NO_REFERENCE,
+    },
+    default="message",
+)
 _PACKED = "splitinfer-1:"
 
 
 def conversation(instructions: Any, given: Any) -> tuple[Mapping[str, Any], ...]:
-    """The messages for a template. ``instructions``: the system's words, if any; ``given``: text of the user, or items.
+    """The messages for a template. ``instructions``: the system's words, if any; ``given``: text of the user, or items
+    as ``ITEMS`` has left them.
 
     Raises:
-        Problem: 400, an item is malformed, or has what the model cannot be given.
+        Problem: 400, an item is malformed.
     """
     made = _Messages()
     if instructions is not None:
         made.add({"role": "system", "content": values.text("instructions", instructions)})
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else values.listing("input", given)
+    items = (
+        [{"type": "message", "role": "user", "content": given}]
+        if isinstance(given, str)
+        else values.listing("input", given)
+    )
     if not items:
         raise Problem(400, "input must have at least one item", param="input")
     for i, item in enumerate(items):
-        _take(made, f"input[{i}]", values.mapping(f"input[{i}]", item))
+        if item is not LEFT_OUT:
+            _take(made, f"input[{i}]", values.mapping(f"input[{i}]", item))
     return tuple(merged_systems(made.all()))
 
 
@@ -92,20 +233,17 @@ class _Messages:
 
 def _take(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
     """Add one item to the messages."""
-    kind = values.text(f"{name}.type", item.get("type") or "message")
+    kind = item["type"]
     if kind == "message":
         _take_message(made, name, item)
     elif kind == "reasoning":
         made.add_reasoning(_reasoning_text(name, item))
     elif kind in _CALLS:
         made.add_call(_call(name, item, _CALLS[kind]))
-    elif kind in _RESULTS:
+    else:
         call_id = values.text(f"{name}.call_id", item.get("call_id"))
         output = content_text(f"{name}.output", item.get("output"))
         made.add({"role": "tool", "tool_call_id": call_id, "content": output})
-    elif kind not in _LEFT_OUT:
-        taken = ", ".join(("message", "reasoning", *_CALLS, *_RESULTS))
-        raise unsupported(f"{name}.type", f"items are {taken}", kind)
 
 
 def _take_message(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
@@ -124,8 +262,9 @@ def _take_message(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
 def _call(name: str, item: Mapping[str, Any], field_name: str) -> Mapping[str, Any]:
     """A call. What a tool gets that is no function is text, and templates know objects only."""
     given = values.text(f"{name}.{field_name}", item.get(field_name))
+    namespace = values.text(f"{name}.namespace", item["namespace"]) if "namespace" in item else None
     function = {
-        "name": values.text(f"{name}.name", item.get("name")),
+        "name": told_name(values.text(f"{name}.name", item.get("name")), namespace),
         "arguments": arguments_of(given) if field_name == "arguments" else {field_name: given},
     }
     return {"id": values.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}

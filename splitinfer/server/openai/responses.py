@@ -1,26 +1,43 @@
 """`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: the whole conversation comes
 with each request, and nothing is kept of it.
-
-Agents list tools of kinds that only OpenAI's servers run, beside the functions that they run themselves; these are left
-out, and the model is told of the functions.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
-from splitinfer.server.openai.chat import is_text_format, sampling_of, template_options
-from splitinfer.server.openai.response_items import conversation
+from splitinfer.server.fields import (
+    HONOURED,
+    Honoured,
+    Ignored,
+    Object,
+    Refused,
+    Treatment,
+    honoured,
+    is_empty,
+    is_one_of,
+)
+from splitinfer.server.openai.chat import (
+    AT_MOST_THE_CONTEXT,
+    BY_KEYS,
+    CACHE_ROOM,
+    OF_OTHER_SERVERS,
+    ONE_TIER,
+    TEXT_FORMAT,
+    sampling_of,
+    template_options,
+)
+from splitinfer.server.openai.messages import CACHED, FOR_TEMPLATE
+from splitinfer.server.openai.response_items import ITEMS, conversation
+from splitinfer.server.openai.response_tools import CHOICES, TOOLS, Function, callable_names, functions_of
 from splitinfer.server.problem import Problem, unsupported
 
 _MOST_TOKENS = 2**31 - 1
 _NO_STORE = "nothing is stored here; give the whole conversation as input"
-_BY_KEYS = Ignored("requests are told apart by their keys")
-_CACHED = Ignored("a prompt's beginning is found in the cache by its tokens")
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _OF_OTHER_TOOLS = (
@@ -31,35 +48,57 @@ _OF_OTHER_TOOLS = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
-_OF_REASONING = ("effort", "summary", "generate_summary", "context", "mode")
-_OF_TOOLS = ("name", "description", "parameters", "strict")
+_REPEATED = {"max_tool_calls": int, "prompt_cache_key": str, "safety_identifier": str, "user": str}  # though ignored
+_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+_REASONING = Object(
+    "Reasoning of responses",
+    {
+        "effort": FOR_TEMPLATE,
+        "summary": Ignored("reasoning is given whole"),
+        "generate_summary": Ignored("reasoning is given whole"),
+        "context": Ignored("the model's template decides which reasoning it keeps"),
+        "mode": Refused("there is one mode, standard", is_one_of("standard")),
+    },
+)
+_TEXT = Object(
+    "Text of responses",
+    {
+        "format": Refused("answers cannot be held to a format", TEXT_FORMAT),
+        "verbosity": FOR_TEMPLATE,
+    },
+)
 
 COUNTED: Mapping[str, Treatment] = {
-    "model": HONOURED,
-    "input": Honoured("text, or messages, reasoning, calls and their results; text only"),
+    "model": Honoured("any name; there is one model"),
+    "input": Honoured("text, or messages, reasoning, calls and their results; text only", each=ITEMS),
     "instructions": HONOURED,
-    "tools": Honoured("functions, not held to their schemas; other kinds are left out"),
-    "tool_choice": Honoured("auto and none"),
+    "tools": Honoured("functions, also in namespaces; other kinds are left out", each=TOOLS),
+    "tool_choice": Honoured("auto and none, and which functions are allowed", CHOICES),
     "parallel_tool_calls": HONOURED,
-    "reasoning": Honoured("effort, where the model's template knows it; reasoning is given whole, not as a summary"),
-    "text": Honoured("the format text only; verbosity is ignored, for the model is not told of it"),
+    "reasoning": Honoured(inside=_REASONING),
+    "text": Honoured(inside=_TEXT),
     "conversation": Refused(_NO_STORE),
     "previous_response_id": Refused(_NO_STORE),
     "personality": Refused("the model has none; give instructions"),
     "truncation": Refused("a conversation is taken as it is", is_one_of("disabled")),
     # not OpenAI's, but known by many servers and clients
     "chat_template_kwargs": HONOURED,
-    "enable_thinking": HONOURED,
+    "enable_thinking": FOR_TEMPLATE,
 }
 FIELDS: Mapping[str, Treatment] = {
     **{name: treatment for name, treatment in COUNTED.items() if name != "personality"},
-    "max_output_tokens": HONOURED,
+    "max_output_tokens": AT_MOST_THE_CONTEXT,
     "temperature": HONOURED,
     "top_p": HONOURED,
     "top_logprobs": Honoured(f"with {_PROBABILITIES} in include"),
     "include": Honoured(f"{_PROBABILITIES}; {_PACKED_REASONING}, which is readable and in no way secret"),
     "stream": HONOURED,
-    "stream_options": Honoured("include_obfuscation, which adds nothing here"),
+    "stream_options": Honoured(
+        inside=Object(
+            "Options of a stream of responses",
+            {"include_obfuscation": Honoured("where it is true; without it nothing is added")},
+        )
+    ),
     "metadata": Honoured("given back; nothing is stored"),
     "store": Refused(_NO_STORE, is_one_of(False)),
     "background": Refused(_NO_STORE, is_one_of(False)),
@@ -68,26 +107,32 @@ FIELDS: Mapping[str, Treatment] = {
     "moderation": Refused("nothing is moderated here"),
     "access_programs": Refused("there are none here", is_empty),
     "image": Refused("the model is given text only", is_empty),
+    "context_management": Refused("a conversation is taken as it is", is_empty),
     "max_tool_calls": Ignored("it is for tools that OpenAI's servers run, of which there are none here"),
-    "context_management": Ignored("a conversation is taken as it is, and refused with the numbers if it is too long"),
-    "user": _BY_KEYS,
-    "safety_identifier": _BY_KEYS,
-    "client_metadata": _BY_KEYS,  # Codex sends it; no field of the official types
-    "service_tier": Ignored("there is one tier; priority is a header"),
-    "prompt_cache_key": _CACHED,
-    "prompt_cache_options": _CACHED,
-    "prompt_cache_retention": _CACHED,
+    "user": BY_KEYS,
+    "safety_identifier": BY_KEYS,
+    "client_metadata": BY_KEYS,  # Codex sends it (codex-rs, `ResponsesApiRequest`); no field of the official types
+    "service_tier": ONE_TIER,
+    "prompt_cache_key": CACHED,
+    "prompt_cache_options": Honoured(
+        inside=Object(
+            "Options of the cache",
+            {
+                "mode": CACHE_ROOM,
+                "ttl": CACHE_ROOM,
+                "comparison_response_id": Refused("nothing is stored here that could be compared"),
+                "prewarm": Refused("ask for one token instead: it leaves the prompt in the cache", is_one_of(False)),
+            },
+        )
+    ),
+    "prompt_cache_retention": CACHE_ROOM,
     # not OpenAI's, but known by many servers and clients
     "seed": HONOURED,
     "stop": HONOURED,
     "logit_bias": HONOURED,
     "presence_penalty": HONOURED,
     "frequency_penalty": HONOURED,
-    "top_k": HONOURED,
-    "min_p": HONOURED,
-    "repetition_penalty": HONOURED,
-    "stop_token_ids": HONOURED,
-    "ignore_eos": HONOURED,
+    **OF_OTHER_SERVERS,
 }
 
 
@@ -98,6 +143,8 @@ class Shape:
     said: fields of the request that the answer repeats, as the API has them.
     num_top: most likely tokens beside each; ``None``: no probabilities.
     packs_reasoning: reasoning is also given in the form that clients hand back unread.
+    pads: events hide how long their text is.
+    spaces: of functions in a namespace, by the names that the model is told, the namespace and the name in it.
     """
 
     model: str
@@ -105,26 +152,37 @@ class Shape:
     said: Mapping[str, Any] = field(default_factory=dict)
     num_top: int | None = None
     packs_reasoning: bool = False
+    pads: bool = False
+    spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
+        """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
+        request has none."""
+        values = {**_SAMPLING, **defaults.values, **ask.sampling}
+        return replace(self, said={**self.said, **{name: values[name] for name in _SAMPLING}})
 
 
-def response_ask(body: Mapping[str, Any]) -> tuple[Ask, Shape]:
-    """What a request asks, and in what shape.
+def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
+    """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
         Problem: 400, in a sentence that names the field.
     """
     given = honoured(body, FIELDS)
-    tools, parallel = _tools(given), values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
+    functions = functions_of(given)
+    parallel = values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
+    streams, pads = _streams(given)
     included = _included(given)
     num_top = _num_top(given, wanted=_PROBABILITIES in included)
     most = given.get("max_output_tokens")
     if most is not None:
         values.whole("max_output_tokens", most, 1, _MOST_TOKENS)
     sampling = sampling_of(given) | ({} if num_top is None else {"logprobs": num_top})
-    ask = Ask(_chat(given, tools), sampling, most, one_call=not parallel)
-    said = _said(given, tools, parallel=parallel, num_top=num_top)
-    model = values.text("model", given.get("model", ""))
-    return ask, Shape(model, _streams(given), said, num_top, _PACKED_REASONING in included)
+    ask = Ask(_chat(given, functions), sampling, most, one_call=not parallel)
+    said = _said(body, given, functions, parallel=parallel, num_top=num_top)
+    spaces = {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None}
+    model = values.text("model", given.get("model", model))
+    return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads, spaces)
 
 
 def counted_input(body: Mapping[str, Any]) -> Chat:
@@ -134,59 +192,29 @@ def counted_input(body: Mapping[str, Any]) -> Chat:
         Problem: 400, in a sentence that names the field.
     """
     given = honoured(body, COUNTED)
-    return _chat(given, _tools(given))
+    return _chat(given, functions_of(given))
 
 
-def _chat(given: Mapping[str, Any], tools: list[Mapping[str, Any]]) -> Chat:
+def _chat(given: Mapping[str, Any], functions: list[Function]) -> Chat:
     if "input" not in given:
         raise Problem(400, "input must be given", param="input")
-    messages = conversation(given.get("instructions"), given["input"])
-    _check_text(given)
-    told = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in tools]
-    return Chat(messages, tuple(told) if _may_call(given) else (), _options(given))
-
-
-def _check_text(given: Mapping[str, Any]) -> None:
-    text = values.mapping("text", given.get("text", {}))
-    for name in text.keys() - {"format", "verbosity"}:
-        raise _no_field("text", name)
-    if not is_text_format(text.get("format")):
-        raise unsupported("text.format", "answers cannot be held to a format")
+    messages, may = conversation(given.get("instructions"), given["input"]), callable_names(given, functions)
+    told = [{"name": one.told_name, **one.told} for one in functions if one.told_name in may]
+    return Chat(messages, tuple({"type": "function", "function": one} for one in told), _options(given))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is told of reasoning."""
-    reasoning = values.mapping("reasoning", given.get("reasoning", {}))
-    for name in reasoning.keys() - {*_OF_REASONING}:
-        raise _no_field("reasoning", name)
-    if reasoning.get("mode") not in (None, "standard"):
-        raise unsupported("reasoning.mode", "there is one mode, standard", reasoning["mode"])
-    effort = reasoning.get("effort")
-    if effort is not None:
-        values.text("reasoning.effort", effort)
-    return template_options({**given, "reasoning_effort": effort})
+    """What the template is told of reasoning and of how much to say."""
+    told = {
+        "reasoning_effort": _text_in(given, "reasoning", "effort"),
+        "verbosity": _text_in(given, "text", "verbosity"),
+    }
+    return template_options({**given, **{name: value for name, value in told.items() if value is not None}})
 
 
-def _tools(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The functions, in this API's flat form."""
-    tools = [_tool(f"tools[{i}]", one) for i, one in enumerate(values.listing("tools", given.get("tools", [])))]
-    return [tool for tool in tools if tool is not None]
-
-
-def _tool(name: str, given: Any) -> Mapping[str, Any] | None:
-    tool = values.mapping(name, given)
-    if values.text(f"{name}.type", tool.get("type")) != "function":
-        return None
-    values.text(f"{name}.name", tool.get("name"))
-    values.mapping(f"{name}.parameters", tool.get("parameters") or {})
-    return {"type": "function", **{key: tool[key] for key in _OF_TOOLS if tool.get(key) is not None}}
-
-
-def _may_call(given: Mapping[str, Any]) -> bool:
-    choice = given.get("tool_choice", "auto")
-    if choice not in ("auto", "none"):
-        raise unsupported("tool_choice", "a model cannot be made to call a tool; auto and none are", choice)
-    return bool(choice == "auto")
+def _text_in(given: Mapping[str, Any], name: str, key: str) -> str | None:
+    value = values.mapping(name, given.get(name, {})).get(key)
+    return None if value is None else values.text(f"{name}.{key}", value)
 
 
 def _included(given: Mapping[str, Any]) -> frozenset[str]:
@@ -204,41 +232,36 @@ def _num_top(given: Mapping[str, Any], *, wanted: bool) -> int | None:
     return number if wanted else None
 
 
-def _streams(given: Mapping[str, Any]) -> bool:
+def _streams(given: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether the answer is a stream, and whether its events hide how long their text is."""
     streams = values.flag("stream", given.get("stream", False))
     options = values.mapping("stream_options", given.get("stream_options", {}))
-    for name in options.keys() - {"include_obfuscation"}:
-        raise _no_field("stream_options", name)
     if options and not streams:
         raise Problem(400, "stream_options is for streams only", param="stream_options")
-    return streams
+    return streams, values.flag("stream_options.include_obfuscation", options.get("include_obfuscation", False))
 
 
 def _said(
-    given: Mapping[str, Any], tools: list[Mapping[str, Any]], *, parallel: bool, num_top: int | None
+    body: Mapping[str, Any],
+    given: Mapping[str, Any],
+    functions: list[Function],
+    *,
+    parallel: bool,
+    num_top: int | None,
 ) -> dict[str, Any]:
-    """The fields of the request that an answer repeats. What a client left to the model's defaults is null."""
+    """The fields of the request that an answer repeats, also those that change nothing here."""
     metadata = values.mapping("metadata", given.get("metadata", {}))
     for name, value in metadata.items():
         values.text(f"metadata.{name:.64}", value)
     return {
+        **{name: body[name] if type(body.get(name)) is kind else None for name, kind in _REPEATED.items()},
         "instructions": given.get("instructions"),
         "max_output_tokens": given.get("max_output_tokens"),
         "metadata": metadata,
         "parallel_tool_calls": parallel,
-        "reasoning": {"effort": _effort(given), "summary": None},
-        "temperature": given.get("temperature"),
+        "reasoning": {"effort": _text_in(given, "reasoning", "effort"), "summary": None},
         "text": {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [{"parameters": None, "strict": None, **tool} for tool in tools],
+        "tools": [{"description": None, "parameters": None, "strict": None, **one.document} for one in functions],
         "top_logprobs": num_top or 0,
-        "top_p": given.get("top_p"),
     }
-
-
-def _effort(given: Mapping[str, Any]) -> Any:
-    return given["reasoning"].get("effort") if "reasoning" in given else None
-
-
-def _no_field(inside: str, name: str) -> Problem:
-    return Problem(400, f"there is no field '{inside}.{name:.40}' here", param=f"{inside}.{name}")

@@ -25,7 +25,8 @@ def responses_routes(service: Service) -> list[ApiRoute]:
 
     async def responses(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = response_ask(await read_json(request))
+        ask, shape = response_ask(await read_json(request), service.model)
+        shape = shape.with_sampling(ask, service.llm.recommended_sampling)
         writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
         with ExitStack() as open_things:
             under_way = await asked(service, request, key, ask, open_things)

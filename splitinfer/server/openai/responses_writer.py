@@ -19,15 +19,17 @@ is another ``response.in_progress``.
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
-from splitinfer.server.openai.chat_writer import TokenText
+from splitinfer.server.openai.chat_writer import ONLY_TIER, TokenText
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import Shape
+from splitinfer.server.padding import padded
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 Event = dict[str, Any]
@@ -51,13 +53,15 @@ class _OpenItem:
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes one answer. ``created``: seconds since 1970. ``new_id`` makes an item's id that begins with a prefix."""
+    """Writes one answer. ``created``, ``clock``: seconds since 1970. ``new_id`` makes an item's id that begins with a
+    prefix."""
 
     response_id: str
     created: int
     shape: Shape
     token_text: TokenText
     new_id: Callable[[str], str] = _new_id
+    clock: Callable[[], float] = time.time
     _sequence: int = 0
     _items: list[dict[str, Any]] = field(default_factory=list)  # that have ended
     _open: _OpenItem | None = None
@@ -75,6 +79,8 @@ class ResponseWriter:
     def end(self, last: Piece, usage: Usage) -> Event:
         """The last event. ``last``: the last piece."""
         status, more = _ended(last)
+        if status == "completed":
+            more = {**more, "completed_at": int(self.clock())}
         response = {**self._response(status), **more, "output": list(self._items), "usage": usage_of(usage)}
         return self._event(_LAST[status], response=response)
 
@@ -90,6 +96,7 @@ class ResponseWriter:
             "id": self.response_id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": None,
             "status": status,
             "model": self.shape.model,
             "output": [],
@@ -101,6 +108,7 @@ class ResponseWriter:
             "previous_response_id": None,
             "store": False,
             "truncation": "disabled",
+            "service_tier": ONLY_TIER,
         }
 
     # -- items ---------------------------------------------------------------------------------
@@ -165,13 +173,15 @@ class ResponseWriter:
         return events
 
     def _call(self, part: ToolCallPart) -> list[Event]:
+        namespace, name = self.shape.spaces.get(part.name, (None, part.name))
         item = {
             "id": self.new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": part.call_id or self.new_id("call"),
-            "name": part.name,
+            "name": name,
             "arguments": "",
+            **({} if namespace is None else {"namespace": namespace}),
         }
         whole = {**item, "status": "completed", "arguments": part.arguments}
         where = {"item_id": item["id"], "output_index": len(self._items)}
@@ -216,7 +226,8 @@ class ResponseWriter:
 
     def _event(self, name: str, **data: Any) -> Event:
         number, self._sequence = self._sequence, self._sequence + 1
-        return {"type": name, "sequence_number": number, **data}
+        event = {"type": name, "sequence_number": number, **data}
+        return padded(event) if self.shape.pads and name.endswith(".delta") else event
 
 
 def _text_part(text: str, logprobs: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator
 from contextlib import ExitStack, aclosing
+from dataclasses import replace
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Piece
 from splitinfer.server.asking import all_asked, all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
+from splitinfer.server.health import models_document
 from splitinfer.server.openai.chat import chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions import completions_of
@@ -28,8 +30,14 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = chat_ask(await read_json(request))
-        writer = ChatWriter(f"chatcmpl-{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
+        ask, shape = chat_ask(await read_json(request), service.model)
+        writer = ChatWriter(
+            f"chatcmpl-{request.state.request_id}",
+            int(time.time()),
+            shape,
+            service.llm.token_bytes,
+            fingerprint=service.fingerprint,
+        )
         with ExitStack() as open_things:
             under_way = await asked(service, request, key, ask, open_things)
             if shape.streams:
@@ -39,12 +47,14 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        wanted = completions_of(await read_json(request))
+        wanted = completions_of(await read_json(request), service.model)
         token_text, answer_id = service.llm.token_bytes, f"cmpl-{request.state.request_id}"
         with ExitStack() as open_things:
             under_way = await all_asked(service, request, key, wanted.asks, open_things)
             echoes = echoed(wanted.asks, token_text) if wanted.echo else ()
-            writer = CompletionWriter(answer_id, int(time.time()), wanted.shape, token_text, echoes)
+            writer = CompletionWriter(
+                answer_id, int(time.time()), wanted.shape, token_text, echoes, service.fingerprint
+            )
             if wanted.shape.streams:
                 return under_way.streamed(_completion_events(under_way.answer, writer))
             pieces = await until_gone(request, all_pieces(under_way.answer))
@@ -52,7 +62,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def models(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
-        return JSONResponse({"object": "list", "data": [service.describe_model()]})
+        return JSONResponse(models_document([service.describe_model()]))
 
     async def model(request: Request) -> Response:
         service.gate.caller(request.state.facts, service.sessions)
@@ -75,7 +85,9 @@ async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> 
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
             if piece.finish_reason == "error":
-                yield _failed(piece)
+                last = writer.chunks(replace(piece, finish_reason=None))
+                yield b"".join(event(chunk) for chunk in last) + _failed(piece)
+                return
             yield b"".join(event(chunk) for chunk in writer.chunks(piece))
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
@@ -88,7 +100,8 @@ async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncG
     async with aclosing(answer.pieces()) as pieces:
         async for piece in pieces:
             if piece.finish_reason == "error":
-                yield _failed(piece)
+                yield event(writer.chunk(replace(piece, finish_reason=None))) + _failed(piece)
+                return
             yield event(writer.chunk(piece))
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
@@ -96,4 +109,5 @@ async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncG
 
 
 def _failed(piece: Piece) -> bytes:
-    return event(Problem(503, piece.error or "the pipeline has failed").openai())
+    """The end of a stream whose answer has none: whoever looks for a reason to finish finds an error instead."""
+    return event(Problem(503, piece.error or "the pipeline has failed").openai()) + _DONE

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from anthropic.types import Message, MessageCountTokensParams, RawMessageStreamEvent, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_count_params
+from anthropic.types.beta import message_create_params as beta_create_params
 from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
@@ -43,6 +45,17 @@ def test_every_field_of_the_official_client_has_a_fate():
     known |= set(message_create_params.MessageCreateParamsStreaming.__annotations__)
     assert known - FIELDS.keys() == set()
     assert set(MessageCountTokensParams.__annotations__) - COUNTED.keys() == set()
+    known = set(beta_create_params.MessageCreateParamsBase.__annotations__)
+    assert known - FIELDS.keys() == set()
+    assert set(beta_count_params.MessageCountTokensParams.__annotations__) - COUNTED.keys() == set()
+
+
+def test_a_thread_is_refused_so_that_clients_do_without_one():
+    refused = refusal(thread={"type": "create"})
+    assert str(refused).startswith("thread is not supported: nothing is stored here")
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert refused.anthropic()["error"]["details"] == details
+    assert "details" not in refusal(container="c").anthropic()["error"]
 
 
 @pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])
@@ -59,7 +72,7 @@ def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
         ({"stop_sequences": "a" * 3, "top_k": -1}, "top_k must be a whole number from 0"),
         ({"messages": []}, "messages must have at least one message"),
         ({"messages": None}, "messages must be a list, not None"),
-        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role must be user, assistant or system"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role must be one of user, assistant, system"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type 'image' is not",
@@ -115,9 +128,33 @@ def test_a_conversation_as_templates_take_it():
         {"role": "user", "content": "Weather?"},
         {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": calls},
         {"role": "tool", "tool_call_id": "t1", "content": "sun"},
-        {"role": "tool", "tool_call_id": "t2", "content": ""},
+        {"role": "tool", "tool_call_id": "t2", "content": "error"},
         {"role": "user", "content": "And?"},
     ]
+
+
+def test_text_in_documents_and_results_is_told():
+    (message,) = chat(
+        messages=[
+            {
+                "role": "user",
+                "content": [
+                    {"type": "document", "title": "T", "source": {"type": "text", "data": "whole"}},
+                    {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "part"}]}},
+                    {
+                        "type": "search_result",
+                        "title": "S",
+                        "source": "u",
+                        "content": [{"type": "text", "text": "hit"}],
+                    },
+                ],
+            }
+        ]
+    ).messages
+    assert message["content"] == "T\nwhole\npart\nS\nu\nhit"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "tool_reference", "tool_name": "w"}]}
+    (message,) = chat(messages=[{"role": "user", "content": [result]}]).messages
+    assert message == {"role": "tool", "tool_call_id": "t", "content": "w"}
 
 
 def test_tools_are_told_in_the_form_that_templates_know():
@@ -206,6 +243,7 @@ def test_a_stream_is_of_the_official_types_and_tells_the_message():
     assert sent[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert sent[-2]["usage"] == {
         "input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 8, "output_tokens": 5,
+        "output_tokens_details": {"thinking_tokens": 0}, "service_tier": "standard",
     }  # fmt: skip
     assert sent[-1] == {"type": "message_stop"}
 
@@ -222,9 +260,28 @@ def test_a_message_is_of_the_official_type():
         (Piece(0, finish_reason="stop"), "end_turn", None),
         (Piece(0, finish_reason="length"), "max_tokens", None),
         (Piece(0, finish_reason="stop", stop="END"), "stop_sequence", "END"),
-        (Piece(0, finish_reason="abort"), "end_turn", None),
+        (Piece(0, finish_reason="abort"), "max_tokens", None),
     ],
 )
 def test_reasons(last: Piece, reason: str, stop: str | None):
     message = writer().message([last], Usage(1))
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, stop)
+
+
+def test_thinking_may_be_left_out():
+    _, shape = message_ask(
+        {"model": "m", "max_tokens": 9, "messages": HELLO, "thinking": {"type": "adaptive", "display": "omitted"}}
+    )
+    message = MessageWriter("msg_1", "m", hides_thinking=shape.hides_thinking)
+    assert [block["type"] for block in message.message(PIECES, Usage(1))["content"]] == ["text", "tool_use", "tool_use"]
+    streamed = rebuilt([data for piece in PIECES for _, data in message.events(piece)])
+    assert [block["type"] for block in streamed] == ["text", "tool_use", "tool_use"]
+
+
+def test_who_asks_for_edits_is_told_that_there_were_none():
+    asked = {"model": "m", "max_tokens": 9, "messages": HELLO, "context_management": {"edits": []}}
+    _, shape = message_ask(asked)
+    message = MessageWriter("msg_1", "m", manages_context=shape.manages_context)
+    assert message.message(PIECES, Usage(1))["context_management"] == {"applied_edits": []}
+    assert message.end(PIECES[-1], Usage(1))[0][1]["context_management"] == {"applied_edits": []}
+    assert "context_management" not in writer().message(PIECES, Usage(1))

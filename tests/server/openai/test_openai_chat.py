@@ -1,7 +1,9 @@
 """Chat completions: every field's fate, conversations for templates, and documents that the official types accept."""
 
+import asyncio
 import json
 import typing
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -9,12 +11,14 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, completion_cr
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import StreamEvent, TokenLogprobs
+from splitinfer.server import stream
 from splitinfer.server.answer import ChoiceReader, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import Refused
 from splitinfer.server.openai.chat import FIELDS, Shape, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
-from splitinfer.server.openai.messages import template_messages
+from splitinfer.server.openai.completions_writer import CompletionWriter
+from splitinfer.server.openai.routes import _chat_events, _completion_events
 from splitinfer.server.problem import Problem
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
@@ -24,6 +28,12 @@ WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"t
 
 def ask(**fields: Any) -> Ask:
     return chat_ask({"model": "m", "messages": HELLO, **fields})[0]
+
+
+def messages_of(given: list[dict[str, Any]]) -> Any:
+    prompt = ask(messages=given).prompt
+    assert isinstance(prompt, Chat)
+    return prompt.messages
 
 
 def refusal(**fields: Any) -> Problem:
@@ -92,7 +102,7 @@ def test_an_unknown_field_is_named():
         ({"stream": True, "stream_options": {"extra": 1}}, "there is no field 'stream_options.extra' here"),
         ({"stream": "yes"}, "stream must be true or false, not 'yes'"),
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
-        ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice {'type': 'function'"),
+        ({"tool_choice": {"type": "function", "function": {"name": "a"}}}, "tool_choice.type 'function' is not"),
         ({"tools": [{"type": "custom"}]}, "tools[0].type 'custom' is not supported: tools are functions"),
         ({"tools": [{"type": "function"}]}, "tools[0].function must be an object, not None"),
         ({"tools": {}}, "tools must be a list, not {}"),
@@ -107,7 +117,7 @@ def test_an_unknown_field_is_named():
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[0].content[0].type 'image_url'",
         ),
-        ({"messages": [{"role": "user", "content": "", "extra": 1}]}, "there is no field 'extra' in messages[0]"),
+        ({"messages": [{"role": "user", "content": "", "extra": 1}]}, "there is no field 'messages[0].extra' here"),
         ({"messages": [{"role": "tool", "content": "1"}]}, "messages[0].tool_call_id must be text, not None"),
     ],
 )
@@ -194,9 +204,9 @@ def test_a_conversation_as_templates_take_it():
         {"role": "tool", "tool_call_id": "c1", "content": "sun"},
     ]
     call = {"id": "c1", "type": "function", "function": {"name": "w", "arguments": {"city": "Oslo"}}}
-    assert list(template_messages(given)) == [
+    assert list(messages_of(given)) == [
         {"role": "system", "content": "Be brief.\n\nBe kind."},
-        {"role": "user", "content": "Weather?"},
+        {"role": "user", "content": "Weather?", "name": "ann"},
         {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call]},
         {"role": "tool", "content": "sun", "tool_call_id": "c1"},
     ]
@@ -204,8 +214,36 @@ def test_a_conversation_as_templates_take_it():
 
 def test_arguments_that_are_no_json_stay_as_the_model_wrote_them():
     call = {"id": "c", "type": "function", "function": {"name": "w", "arguments": "{oops"}}
-    (message,) = template_messages([{"role": "assistant", "content": "", "tool_calls": [call]}])
+    (message,) = messages_of([{"role": "assistant", "content": "", "tool_calls": [call]}])
     assert message["tool_calls"][0]["function"]["arguments"] == "{oops"
+
+
+def told(**fields: Any) -> Chat:
+    prompt = ask(**fields).prompt
+    assert isinstance(prompt, Chat)
+    return prompt
+
+
+def test_a_choice_may_allow_some_of_the_tools():
+    news = {"type": "function", "function": {"name": "news"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [WEATHER]}}
+    assert told(tools=[news, WEATHER], tool_choice=choice).tools == (WEATHER,)
+    named = "tool_choice.allowed_tools.tools[0].name must be the name of one of the tools, not 'weather'"
+    assert str(refusal(tools=[news], tool_choice=choice)) == named
+
+
+def test_a_template_is_told_how_much_to_think_and_to_say():
+    assert told(reasoning_effort="low", verbosity="high").options == {
+        "reasoning_effort": "low", "enable_thinking": True, "verbosity": "high",
+    }  # fmt: skip
+    assert told(reasoning_effort="none").options["enable_thinking"] is False
+
+
+def test_a_refusal_is_what_was_said():
+    (message,) = messages_of([{"role": "assistant", "content": None, "refusal": "No."}])
+    assert message == {"role": "assistant", "content": "No."}
+    (message,) = messages_of([{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}])
+    assert message == {"role": "assistant", "content": "No."}
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -376,3 +414,68 @@ def test_plain_text_is_passed_on():
     piece = reader.read(event(" ", "stop", "lost"))
     assert piece is not None
     assert (piece.choice, piece.parts, piece.finish_reason, piece.error) == (3, (TextPart(" "),), "stop", "lost")
+
+
+def test_the_tier_is_said_to_who_asks_for_one():
+    assert "service_tier" not in writer().document(PIECES, Usage(1))
+    _, shape = chat_ask({"messages": HELLO, "service_tier": "priority"})
+    document = ChatWriter("chatcmpl-1", 1_700_000_000, shape, {}.__getitem__, fingerprint="fp_1").document(
+        PIECES, Usage(1)
+    )
+    checked = ChatCompletion.model_validate(document, strict=True)
+    assert (checked.service_tier, checked.system_fingerprint) == ("default", "fp_1")
+
+
+def test_reasoning_is_counted():
+    usage = writer().document(PIECES, Usage(12, 8, 5, 3))["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
+
+
+def test_chunks_hide_how_long_their_text_is_where_that_is_asked_for():
+    _, shape = chat_ask({"messages": HELLO, "stream": True, "stream_options": {"include_obfuscation": True}})
+    chat = ChatWriter("chatcmpl-1", 1_700_000_000, shape, {}.__getitem__)
+    lengths = {len(stream.event(chat.chunks(Piece(0, (TextPart("é" * n),)))[0])) % 64 for n in range(100)}
+    assert len(lengths) == 1
+    assert "obfuscation" not in writer(streams=True).chunks(PIECES[0])[0]
+
+
+class Failing:
+    """An answer whose pipeline fails."""
+
+    usage = Usage(1)
+
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
+        yield Piece(0, (TextPart("On"),))
+        yield Piece(0, (TextPart("ce"),), finish_reason="error", error="stage b is lost")
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_an_answer_that_fails_has_no_reason_to_finish(is_chat: bool):
+    async def read() -> bytes:
+        answer: Any = Failing()
+        shape = Shape("m", streams=True, includes_usage=True)
+        if is_chat:
+            events = _chat_events(answer, ChatWriter("chatcmpl-1", 1, shape, {}.__getitem__), 1)
+        else:
+            events = _completion_events(answer, CompletionWriter("cmpl-1", 1, shape, {}.__getitem__))
+        return b"".join([part async for part in events])
+
+    sent = [line.removeprefix("data: ") for line in asyncio.run(read()).decode().splitlines() if line]
+    assert sent.pop() == "[DONE]"
+    *chunks, failed = [json.loads(line) for line in sent]
+    assert failed["error"] == {
+        "message": "stage b is lost", "type": "server_error", "param": None, "code": None,
+    }  # fmt: skip
+    assert [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]] == [None] * len(chunks)
+    said = [c.get("text") or c.get("delta", {}).get("content") or "" for chunk in chunks for c in chunk["choices"]]
+    assert "".join(said) == "Once"
+
+
+def test_an_answer_that_was_ended_is_cut_off():
+    document = writer().document([Piece(0, (TextPart("a"),), finish_reason="abort")], Usage(1))
+    assert document["choices"][0]["finish_reason"] == "length"
+
+
+def test_an_answer_names_the_model_also_where_the_request_does_not():
+    assert chat_ask({"messages": HELLO}, "demo")[1].model == "demo"
+    assert chat_ask({"messages": HELLO, "model": "m"}, "demo")[1].model == "m"

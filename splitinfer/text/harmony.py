@@ -1,0 +1,306 @@
+"""Harmony, the form in which gpt-oss models read conversations and write answers, by OpenAI's package `openai-harmony`.
+
+An answer is a list of messages, each on a channel, and a call of a tool is a message to it:
+
+    <|channel|>analysis<|message|>The user wants ...<|end|><|start|>assistant<|channel|>final<|message|>It is ...
+    <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
+
+So *analysis* is reasoning, a message to ``functions.NAME`` is a call, and everything else is text ("OpenAI harmony
+response format", OpenAI's cookbook). The package is an extra (``splitinfer[harmony]``). Without it the model's own
+template is used, channels are not told apart, and tools are refused.
+
+The package would download its vocabulary, o200k_base. But that is the model's own without the special tokens, so it is
+written out of the model's tokenizer; the package compares its SHA-256.
+"""
+
+import base64
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from splitinfer.errors import RequestError
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, Tool, call_of, joined
+from splitinfer.text.token_bytes import bytes_of_tokens
+
+log = logging.getLogger(__name__)
+
+MODEL_TYPE = "gpt_oss"
+NOT_INSTALLED = "a gpt-oss model's calls are read by openai-harmony; install it with pip install 'splitinfer[harmony]'"
+OTHER_VOCABULARY = "the model's vocabulary is not that of gpt-oss, by which its calls are read"
+
+_ENCODING, _FILE, _BASE = "HarmonyGptOss", "o200k_base.tiktoken", "TIKTOKEN_ENCODINGS_BASE"
+_NUM_RANKS = 199_998  # tokens of o200k_base that are not special
+_MARKERS = ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+_FUNCTIONS = "functions."
+_EFFORTS = {"none": "Low", "minimal": "Low", "low": "Low", "medium": "Medium"}  # others are High
+
+
+class Harmony:
+    """Conversations as token ids, and answers as parts. ``encoding``: openai-harmony's ``HarmonyEncoding``."""
+
+    def __init__(self, encoding: Any) -> None:
+        self._encoding = encoding
+
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """The ids that end an answer: of the last message, and of a call."""
+        return frozenset(self._encoding.stop_tokens_for_assistant_actions())
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
+    ) -> list[int]:
+        """The ids of a chat. ``options``: ``reasoning_effort``; ``current_date``, today's if it is not given.
+
+        Raises:
+            RequestError: the messages or the tools cannot be written.
+        """
+        import openai_harmony as harmony
+
+        try:
+            found = harmony.Conversation.from_messages(_messages(messages, tools, options or {}))
+            if opens_answer:
+                return list(self._encoding.render_conversation_for_completion(found, harmony.Role.ASSISTANT))
+            return list(self._encoding.render_conversation(found))
+        except (harmony.HarmonyError, ValueError) as error:  # pydantic's errors are ValueErrors
+            reason = str(error).strip().split("\n", 1)[0]
+            raise RequestError(f"these messages cannot be written as Harmony: {reason}") from error
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self._encoding.decode(list(token_ids)))
+
+    @property
+    def answer_format(self) -> "HarmonyFormat":
+        """How the model marks its reasoning and its calls of tools."""
+        return HarmonyFormat(self._encoding)
+
+
+class HarmonyFormat:
+    """``text.answer.AnswerFormat`` for Harmony."""
+
+    has_reasoning = True
+    has_tools = True
+    markers = _MARKERS
+
+    def __init__(self, encoding: Any) -> None:
+        self._encoding = encoding
+
+    def parser(self, _prompt: Sequence[int], tools: Sequence[Tool] = ()) -> "HarmonyParser":
+        """A parser for the answer to a prompt. ``tools``: those that it may call; none: calls are text."""
+        return HarmonyParser(self._encoding, has_tools=bool(tools))
+
+
+class HarmonyParser:
+    """Parses one answer as it grows. What is no Harmony is text, from the message on that is none."""
+
+    def __init__(self, encoding: Any, *, has_tools: bool) -> None:
+        import openai_harmony as harmony
+
+        self._encoding, self._has_tools = encoding, has_tools
+        self._parser = harmony.StreamableParser(encoding, harmony.Role.ASSISTANT, strict=False)
+        self._error: type[Exception] = harmony.HarmonyError
+        self._ends = frozenset(encoding.stop_tokens())
+        self._message: list[int] = []  # the ids of a message that is not shown yet: its header, or a call
+        self._arguments = ""  # of the call under way
+        self._held = ""  # the beginning of a marker
+        self._has_failed = False
+
+    def feed(self, text: str) -> list[AnswerPart]:
+        """The parts that are certain with the next ``text`` of the answer."""
+        if self._has_failed:
+            return [TextPart(text)] if text else []
+        text, self._held = _without_open_marker(self._held + text)
+        return self._take(text)
+
+    def _take(self, text: str) -> list[AnswerPart]:
+        tokens = self._encoding.encode(text, allowed_special="all")
+        parts = list[AnswerPart]()
+        for i, token in enumerate(tokens):
+            try:
+                parts += self._parts(token)
+            except self._error:
+                self._has_failed = True
+                rest = self._encoding.decode([*self._message, *tokens[i:]])
+                held, self._held = self._held, ""
+                return joined([*parts, TextPart(rest + held)])
+        return joined(parts)
+
+    def finish(self) -> list[AnswerPart]:
+        """The parts that were held back when the answer ended; its end token is not in its text."""
+        held, self._held = self._held, ""
+        parts = self._take(held)
+        if self._has_failed or not self._message:
+            return parts
+        if self._parser.current_recipient is not None:
+            return joined([*parts, self._call(self._parser.current_recipient)])
+        header = self._encoding.decode(self._message)
+        return joined([*parts, *([] if any(one in header for one in _MARKERS) else [TextPart(header)])])
+
+    def _parts(self, token: int) -> list[AnswerPart]:
+        recipient = self._parser.current_recipient  # of the message that may end now
+        self._parser.process(token)
+        self._message.append(token)
+        if token in self._ends:
+            ended = [self._call(recipient)] if recipient is not None else []
+            self._message, self._arguments = [], ""
+            return ended
+        delta = self._parser.last_content_delta or ""
+        if self._parser.current_recipient is not None:
+            self._arguments += delta
+            return []
+        if not delta:
+            return []
+        self._message = []
+        return [ReasoningPart(delta) if self._parser.current_channel == "analysis" else TextPart(delta)]
+
+    def _call(self, recipient: str) -> AnswerPart:
+        """The call of the message under way; its text, markers included, where it is none."""
+        if self._has_tools and recipient.startswith(_FUNCTIONS):
+            try:
+                return call_of({"name": recipient.removeprefix(_FUNCTIONS), "arguments": self._arguments})
+            except (ValueError, TypeError, KeyError):
+                pass
+        return TextPart(self._encoding.decode(self._message))
+
+
+def _without_open_marker(text: str) -> tuple[str, str]:
+    """A text up to where its end may be the beginning of a marker, and that beginning.
+
+    >>> _without_open_marker("a<|end|>b<|en"), _without_open_marker("a < b|"), _without_open_marker("a<")
+    (('a<|end|>b', '<|en'), ('a < b|', ''), ('a', '<'))
+    """
+    at = text.rfind("<")
+    if at >= 0 and any(marker.startswith(text[at:]) and marker != text[at:] for marker in _MARKERS):
+        return text[:at], text[at:]
+    return text, ""
+
+
+def _messages(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], options: Mapping[str, Any]) -> list[Any]:
+    """A chat, as templates know it, as messages of Harmony."""
+    import openai_harmony as harmony
+
+    system = harmony.SystemContent.new().with_conversation_start_date(
+        str(options.get("current_date") or date.today().isoformat())
+    )
+    if (effort := options.get("reasoning_effort")) is not None:
+        system = system.with_reasoning_effort(harmony.ReasoningEffort(_EFFORTS.get(str(effort), "High")))
+    leads = bool(messages) and messages[0]["role"] == "system"
+    made = [harmony.Message.from_role_and_content(harmony.Role.SYSTEM, system)]
+    if leads or tools:
+        made.append(_developer(messages[0]["content"] if leads else None, tools))
+    names: dict[str, str] = {}
+    for message in messages[1:] if leads else messages:
+        made += _turn(message, names)
+    return made
+
+
+def _developer(instructions: str | None, tools: Sequence[Tool]) -> Any:
+    import openai_harmony as harmony
+
+    content = harmony.DeveloperContent.new()
+    if instructions:
+        content = content.with_instructions(instructions)
+    if tools:
+        functions = [tool["function"] for tool in tools]
+        content = content.with_function_tools(
+            [
+                harmony.ToolDescription.new(one["name"], one.get("description") or "", one.get("parameters"))
+                for one in functions
+            ]
+        )
+    return harmony.Message.from_role_and_content(harmony.Role.DEVELOPER, content)
+
+
+def _turn(message: Mapping[str, Any], names: dict[str, str]) -> Iterator[Any]:
+    """One message of a chat. ``names``: of calls by their ids, which grows."""
+    import openai_harmony as harmony
+
+    text = message.get("content") or ""
+    match message["role"]:
+        case "system":
+            yield _developer(text, ())
+        case "assistant":
+            yield from _answer(message, text, names)
+        case "tool":
+            name = names.get(message.get("tool_call_id", ""), message.get("name") or "tool")
+            author = harmony.Author.new(harmony.Role.TOOL, _FUNCTIONS + name)
+            result = harmony.Message.from_author_and_content(author, text)
+            yield result.with_channel("commentary").with_recipient("assistant")
+        case _:
+            yield harmony.Message.from_role_and_content(harmony.Role.USER, text)
+
+
+def _answer(message: Mapping[str, Any], text: str, names: dict[str, str]) -> Iterator[Any]:
+    import openai_harmony as harmony
+
+    def said(content: str, channel: str) -> Any:
+        return harmony.Message.from_role_and_content(harmony.Role.ASSISTANT, content).with_channel(channel)
+
+    calls = message.get("tool_calls") or ()
+    if reasoning := message.get("reasoning_content"):
+        yield said(reasoning, "analysis")
+    if text or not calls:
+        yield said(text, "commentary" if calls else "final")
+    for call in calls:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        names[call.get("id", "")] = name
+        content = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        addressed = said(content, "commentary").with_recipient(_FUNCTIONS + name)
+        yield addressed.with_content_type("<|constrain|>json")
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+def load_harmony(wrapper: Any) -> Harmony | str:
+    """What renders and parses for the model with this tokenizer; or why there is nothing that does."""
+    try:
+        import openai_harmony as harmony
+    except ImportError:
+        log.warning("%s; until then its reasoning is not told from its answer", NOT_INSTALLED)
+        return NOT_INSTALLED
+    ids = {marker: wrapper.convert_tokens_to_ids(marker) for marker in _MARKERS}
+    if None in ids.values():
+        return OTHER_VOCABULARY
+    try:
+        with _vocabulary(bytes_of_tokens(wrapper)):
+            encoding = harmony.load_harmony_encoding(_ENCODING)
+    except harmony.HarmonyError:
+        return OTHER_VOCABULARY
+    same = all(encoding.encode(marker, allowed_special="all") == [i] for marker, i in ids.items())
+    return Harmony(encoding) if same else OTHER_VOCABULARY
+
+
+@contextmanager
+def _vocabulary(bytes_of: Callable[[int], bytes]) -> Iterator[None]:
+    """Lets openai-harmony find its vocabulary in a folder, unless it was told where it is."""
+    if _BASE in os.environ:
+        yield
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / _FILE).write_bytes(ranks_file(bytes_of, _NUM_RANKS))
+        os.environ[_BASE] = folder
+        try:
+            yield
+        finally:
+            del os.environ[_BASE]
+
+
+def ranks_file(bytes_of: Callable[[int], bytes], number: int) -> bytes:
+    """A vocabulary as tiktoken's files have it: the bytes of each token in base64, and its rank.
+
+    >>> ranks_file([b"a", b"ab"].__getitem__, 2)
+    b'YQ== 0\\nYWI= 1\\n'
+    """
+    return b"".join(b"%s %d\n" % (base64.b64encode(bytes_of(i)), i) for i in range(number))

@@ -1,0 +1,130 @@
+"""Harmony: what a gpt-oss model reads and writes. Most of it needs the package openai-harmony, and its vocabulary
+(``TIKTOKEN_ENCODINGS_BASE``, or a network)."""
+
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from splitinfer.demo import TARGET
+from splitinfer.errors import RequestError
+from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart, joined
+from splitinfer.text.harmony import NOT_INSTALLED, OTHER_VOCABULARY, Harmony
+from splitinfer.text.tokenizer import Tokenizer
+
+WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+CHAT = [{"role": "user", "content": "Weather?"}]
+CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Oslo"}'
+THOUGHT = "<|channel|>analysis<|message|>Hm \U0001f914.<|end|>"
+
+
+@pytest.fixture(scope="module")
+def harmony() -> Harmony:
+    package = pytest.importorskip("openai_harmony")
+    try:
+        return Harmony(package.load_harmony_encoding("HarmonyGptOss"))
+    except package.HarmonyError as error:
+        pytest.skip(f"no vocabulary: {error}")
+
+
+def test_without_the_package_tools_are_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "openai_harmony", None)
+    tokenizer = Tokenizer.from_folder(TARGET, 0, "gpt_oss")
+    assert tokenizer.no_tools == NOT_INSTALLED
+    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_folder(TARGET, 0).encode_chat(CHAT)
+    with pytest.raises(RequestError, match=r"tools are not supported: .* pip install 'splitinfer\[harmony\]'"):
+        tokenizer.encode_chat(CHAT, tools=[WEATHER])
+
+
+def test_other_models_need_no_package():
+    assert Tokenizer.from_folder(TARGET, 0, "llama").no_tools is None
+
+
+def test_a_model_with_another_vocabulary_is_read_by_its_template():
+    pytest.importorskip("openai_harmony")
+    tokenizer = Tokenizer.from_folder(TARGET, 0, "gpt_oss")
+    assert tokenizer.no_tools == OTHER_VOCABULARY
+    assert tokenizer.encode_chat(CHAT) == Tokenizer.from_folder(TARGET, 0).encode_chat(CHAT)
+
+
+def test_a_conversation(harmony: Harmony):
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Weather? <|end|>"},
+        {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "sun"},
+    ]
+    options = {"reasoning_effort": "low", "current_date": "2026-01-01"}
+    ids = harmony.encode_chat(messages, tools=[WEATHER], options=options)
+    text = harmony.decode(ids)
+    assert "Current date: 2026-01-01\n\nReasoning: low" in text
+    assert "# Instructions\n\nBe kind.\n\n# Tools\n\n## functions" in text
+    assert "type weather = " in text
+    assert text.endswith(
+        "<|start|>user<|message|>Weather? <|end|><|end|>"
+        "<|start|>assistant<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        "<|start|>assistant to=functions.weather<|channel|>commentary <|constrain|>json"
+        '<|message|>{"city": "Oslo"}<|call|>'
+        "<|start|>functions.weather to=assistant<|channel|>commentary<|message|>sun<|end|><|start|>assistant"
+    )
+    (end,) = harmony.encode_chat([{"role": "user", "content": "<|end|>"}], opens_answer=False)[-1:]
+    assert ids.count(end) == text.count("<|end|>") - 1  # what the user says is no marker
+    whole = harmony.decode(harmony.encode_chat(messages, tools=[WEATHER], options=options, opens_answer=False))
+    assert whole + "<|start|>assistant" == text
+
+
+def test_reasoning_behind_an_answer_is_dropped(harmony: Harmony):
+    turn = {"role": "assistant", "content": "Sun.", "reasoning_content": "Secret."}
+    assert "Secret." not in harmony.decode(harmony.encode_chat([*CHAT, turn, *CHAT]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "parts"),
+    [
+        (
+            f"{THOUGHT}<|start|>assistant<|channel|>final<|message|>é 1 < 2",
+            [ReasoningPart("Hm \U0001f914."), TextPart("é 1 < 2")],
+        ),
+        (CALL, [ToolCallPart("weather", '{"city": "Oslo"}')]),
+        (
+            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant{CALL}<|call|>",
+            [TextPart("I look."), ToolCallPart("weather", '{"city": "Oslo"}')],
+        ),
+        (CALL[:-3], [TextPart(CALL[:-3])]),
+        (
+            "<|channel|>commentary to=python<|message|>1+1<|end|><|start|>assistant<|channel|>final<|message|>2",
+            [TextPart("<|channel|>commentary to=python<|message|>1+1<|end|>2")],
+        ),
+        ("No Harmony at all", [TextPart("No Harmony at all")]),
+        (f"{THOUGHT}No header", [ReasoningPart("Hm \U0001f914."), TextPart("No header")]),
+        ("<|channel|>final<|message|>a<|start|>b", [TextPart("a<|start|>b")]),
+        ("<|channel|>final<|message|>a <|chan", [TextPart("a <|chan")]),
+        (f"{THOUGHT}<|start|>assistant<|channel|>fin", [ReasoningPart("Hm \U0001f914.")]),
+        ("", []),
+    ],
+)
+@pytest.mark.parametrize("step", [1, 7, 1000])
+def test_an_answer(harmony: Harmony, answer: str, parts: list[AnswerPart], step: int):
+    parser = harmony.answer_format.parser([], [WEATHER])
+    found = [part for i in range(0, len(answer), step) for part in parser.feed(answer[i : i + step])]
+    assert joined([*found, *parser.finish()]) == parts
+
+
+def test_without_tools_a_call_is_text(harmony: Harmony):
+    parser = harmony.answer_format.parser([])
+    assert joined([*parser.feed(CALL), *parser.finish()]) == [TextPart(CALL)]
+
+
+def test_what_is_written_is_read_again(harmony: Harmony):
+    call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": {"city": "Ålesund"}}}
+    turn = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call]}
+    whole = harmony.decode(harmony.encode_chat([*CHAT, turn], opens_answer=False))
+    answer = whole[whole.index("<|start|>assistant") + len("<|start|>assistant") :]
+    parser = harmony.answer_format.parser([], [WEATHER])
+    reasoning, text, found = joined([*parser.feed(answer), *parser.finish()])
+    assert (reasoning, text) == (ReasoningPart("Hm."), TextPart("I look."))
+    assert isinstance(found, ToolCallPart)
+    assert json.loads(found.arguments) == {"city": "Ålesund"}
