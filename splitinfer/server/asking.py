@@ -99,8 +99,8 @@ async def all_pieces(answer: Answer) -> list[Piece]:
     Raises:
         Problem: 503, the pipeline has failed.
     """
-    async with aclosing(answer.pieces()) as found:
-        pieces = [piece async for piece in found]
+    async with aclosing(answer.batches()) as batches:
+        pieces = [piece async for batch in batches for piece in batch]
     failed = next((piece for piece in pieces if piece.finish_reason == "error"), None)
     if failed is not None:
         raise Problem(503, failed.error or "the pipeline has failed", retry_after=5.0)

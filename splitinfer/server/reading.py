@@ -44,27 +44,26 @@ class Answer:
         for request in self.requests:
             request.abort()
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The pieces of all choices as they come. Closing the generator aborts what has not ended."""
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
+        """The pieces of all choices as they come, those together that came together. Closing the generator aborts what
+        has not ended."""
+        alone = len(self.requests) == 1
+        source = _batches_of(self.requests[0], self.readers[0]) if alone else self._merged()
         try:
-            if len(self.requests) == 1:
-                async with aclosing(_pieces_of(self.requests[0], self.readers[0])) as pieces:
-                    async for piece in pieces:
-                        yield piece
-            else:
-                async with aclosing(self._merged()) as merged:
-                    async for piece in merged:
-                        yield piece
+            async with aclosing(source) as batches:
+                async for batch in batches:
+                    yield batch
         finally:
             self.abort()
 
-    async def _merged(self) -> AsyncGenerator[Piece, None]:
-        ready: asyncio.Queue[Piece | None] = asyncio.Queue()
+    async def _merged(self) -> AsyncGenerator[list[Piece], None]:
+        ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
 
         async def read(request: AsyncRequest, reader: ChoiceReader) -> None:
             try:
-                async for piece in _pieces_of(request, reader):
-                    ready.put_nowait(piece)
+                async with aclosing(_batches_of(request, reader)) as batches:
+                    async for batch in batches:
+                        ready.put_nowait(batch)
             finally:
                 ready.put_nowait(None)
 
@@ -73,11 +72,12 @@ class Answer:
         try:
             left = len(tasks)
             while left:
-                piece = await ready.get()
-                if piece is None:
-                    left -= 1
-                else:
-                    yield piece
+                found = [await ready.get()]
+                while not ready.empty():
+                    found.append(ready.get_nowait())
+                left -= found.count(None)
+                if batch := [piece for each in found if each is not None for piece in each]:
+                    yield batch
             for task in tasks:
                 task.result()
         finally:
@@ -86,12 +86,11 @@ class Answer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _pieces_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[Piece, None]:
-    async with aclosing(request.__aiter__()) as events:
-        async for event in events:
-            piece = reader.read(event)
-            if piece is not None:
-                yield piece
+async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[list[Piece], None]:
+    async with aclosing(request.batches()) as batches:
+        async for events in batches:
+            if pieces := [piece for event in events if (piece := reader.read(event)) is not None]:
+                yield pieces
             if reader.has_ended:
                 return
 

@@ -12,6 +12,7 @@ from typing import Any
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.openai.chat import Shape
+from splitinfer.server.stream import event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 TokenText = Callable[[int], bytes]
@@ -30,8 +31,25 @@ class ChatWriter:
     token_text: TokenText
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
+    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what is around a choice's text
 
     # -- a stream ------------------------------------------------------------------------------
+
+    def written(self, piece: Piece) -> bytes:
+        """The chunks of a piece as events of a stream."""
+        if len(piece.parts) == 1 and isinstance(piece.parts[0], TextPart) and piece.finish_reason is None:
+            if not piece.logprobs or self.shape.num_top is None:
+                return self._text_event(piece.choice, piece.parts[0].text)
+        return b"".join(event(chunk) for chunk in self.chunks(piece))
+
+    def _text_event(self, choice: int, text: str) -> bytes:
+        """The event of nothing but text, which nearly every token is: all but the text is always the same."""
+        frame = self._frames.get(choice)
+        if frame is None:
+            # What else could hold these characters has its quotation marks escaped, or comes before them.
+            before, name, after = event(self._chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
+            frame = self._frames[choice] = before + name[:-2], after
+        return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
 
     def first(self, choice: int) -> dict[str, Any]:
         """The chunk with which a choice begins."""

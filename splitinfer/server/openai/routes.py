@@ -72,11 +72,9 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> AsyncGenerator[bytes, None]:
     for choice in range(num_choices):
         yield event(writer.first(choice))
-    async with aclosing(answer.pieces()) as pieces:
-        async for piece in pieces:
-            if piece.finish_reason == "error":
-                yield _failed(piece)
-            yield b"".join(event(chunk) for chunk in writer.chunks(piece))
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            yield b"".join(_failed(piece) + writer.written(piece) for piece in batch)
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
     yield _DONE
@@ -85,15 +83,16 @@ async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> 
 async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncGenerator[bytes, None]:
     for chunk in writer.first():
         yield event(chunk)
-    async with aclosing(answer.pieces()) as pieces:
-        async for piece in pieces:
-            if piece.finish_reason == "error":
-                yield _failed(piece)
-            yield event(writer.chunk(piece))
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            yield b"".join(_failed(piece) + event(writer.chunk(piece)) for piece in batch)
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
     yield _DONE
 
 
 def _failed(piece: Piece) -> bytes:
+    """The error before the last chunk of a choice that has failed."""
+    if piece.finish_reason != "error":
+        return b""
     return event(Problem(503, piece.error or "the pipeline has failed").openai())

@@ -2,6 +2,7 @@
 
 import json
 import typing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from splitinfer.server.openai.chat import FIELDS, Shape, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.messages import template_messages
 from splitinfer.server.problem import Problem
+from splitinfer.server.stream import event as sse
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -247,6 +249,18 @@ def test_chunks_are_those_of_the_official_type():
     assert checked[-1].usage.prompt_tokens_details is not None
     assert checked[-1].usage.prompt_tokens_details.cached_tokens == 8
     assert all(chunk.usage is None for chunk in checked[:-1])
+
+
+@pytest.mark.parametrize("shape", [{}, {"includes_usage": True}, {"num_top": 1}])
+def test_what_is_written_is_the_chunks_whatever_the_text(shape: dict[str, Any]):
+    """Text alone is written without building its chunk again."""
+    chat, plain = writer(streams=True, **shape), writer(streams=True, **shape)
+    chat.shape = plain.shape = replace(chat.shape, model='"content":"" {"content":""}')
+    texts = ['"content":""', "\\", '"\\"', "\n\x00\u2028 é 🙂", "\ud800", "Hi"]
+    pieces = [Piece(i % 2, (TextPart(text),)) for i, text in enumerate(texts)]
+    pieces += [Piece(0, (TextPart("x"),), (TokenLogprobs(1, -0.1),)), Piece(1, (TextPart("end"),), (), "stop"), *PIECES]
+    for piece in pieces:
+        assert chat.written(piece) == b"".join(sse(chunk) for chunk in plain.chunks(piece))
 
 
 def test_a_document_is_that_of_the_official_type():
