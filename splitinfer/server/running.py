@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,9 +58,10 @@ class Server:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             self._socket.close()
             raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
-        self._server = _InThread(config)
+        self._server, self._has_loop = _InThread(config), threading.Event()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._thread.start()
+        self._has_loop.wait()
 
     @property
     def port(self) -> int:
@@ -75,6 +77,10 @@ class Server:
         """Whether no answer is being made or sent."""
         return not self.service.num_running
 
+    def loop_seconds(self) -> float:
+        """Processor seconds that the event loop's thread has taken so far; for measurements. Not on that thread."""
+        return asyncio.run_coroutine_threadsafe(_thread_seconds(), self._loop).result()
+
     def close(self, timeout: float = 5.0) -> None:
         """Take no new connection, end those that are open, and stop."""
         self._server.should_exit = True
@@ -84,7 +90,14 @@ class Server:
         self._socket.close()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve([self._socket]))
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._has_loop.set()
+            runner.run(self._server.serve([self._socket]))
+
+
+async def _thread_seconds() -> float:
+    return time.thread_time()
 
 
 class _InThread(uvicorn.Server):

@@ -5,10 +5,10 @@ read. So whenever nothing was sent for ``PING_EVERY`` seconds a ping is, from th
 is queued or a lost worker is waited for. What a ping looks like is each API's matter: comments do not count for all.
 
 Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock: it
-pings, and gives up a client that does not read. Whichever ends first ends the others; the source of the events is closed
-in any case, so an answer that nobody reads is aborted at once. A write waits while the client does not read, and no
-longer than ``WRITE_SECONDS``; meanwhile events wait in their own queue. Most writes are of one token, so a write makes
-no task and sets no timer: the watch looks at what the writer notes.
+pings, and gives up a client that does not read. Whichever ends first ends the others; the source of the events is
+closed in any case, so an answer that nobody reads is aborted at once. A write waits while the client does not read, and
+no longer than ``WRITE_SECONDS``; meanwhile events wait in their own queue. Most writes are of one token, so a write
+makes no task and sets no timer: the watch looks at what the writer notes.
 """
 
 import asyncio

@@ -37,9 +37,10 @@ class ChatWriter:
 
     def written(self, piece: Piece) -> bytes:
         """The chunks of a piece as events of a stream."""
-        if len(piece.parts) == 1 and isinstance(piece.parts[0], TextPart) and piece.finish_reason is None:
-            if not piece.logprobs or self.shape.num_top is None:
-                return self._text_event(piece.choice, piece.parts[0].text)
+        has_logprobs = piece.logprobs and self.shape.num_top is not None
+        match piece.parts:
+            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs:
+                return self._text_event(piece.choice, text)
         return b"".join(event(chunk) for chunk in self.chunks(piece))
 
     def _text_event(self, choice: int, text: str) -> bytes:
