@@ -1,9 +1,9 @@
 """Admission: which waiting sequences start to run, in the order of the queue, and with which stored KV.
 
 A sequence is admitted when its whole prompt and the beginning of its answer fit beside what all others have or have
-reserved. It begins with the stored blocks that it matches, and where there is no room for both it takes them over: the
-plan that begins it drops them. A sequence whose prefix continues with blocks on disk waits until they are read, if reading is faster than
-computing; a sequence whose next block is just being computed by another waits for that.
+reserved. It begins with the stored blocks that it matches; where there is no room for both, it takes them over, that
+is, the plan that begins it drops them. A sequence whose prefix continues with blocks on disk waits until they are read,
+if reading is faster than computing; a sequence whose next block is just being computed by another waits for that.
 """
 
 from collections.abc import Iterable, Iterator
