@@ -175,7 +175,7 @@ def test_bytes_come_and_go_with_the_sequences():
 
 def test_a_sequence_that_is_freed_gives_way_to_its_blocks_layer_by_layer():
     """Else all of its KV would be there twice."""
-    pool, length, size = pool_of(*[KVCache] * 8), 2048, 1024
+    pool, length, size = pool_of(*[KVCache] * 24), 2048, 256
     pool.open(1)
     for cache in pool.at(1, 0).own:
         cache.update_and_fetch(*(mx.random.normal((1, 1, length, size // 8)) for _ in range(2)))
