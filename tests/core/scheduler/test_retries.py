@@ -85,6 +85,16 @@ def test_a_prompt_that_takes_most_of_the_memory_is_not_read_again_and_again(room
         house.check_kv()
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_states_are_taken_over_and_not_stored_where_they_have_gone_on(seed: int):
+    with small(block=4):
+        house, pick = House(token_budget=CHUNK, max_in_flight=2, kv=blocks(30), whole_blocks=True), Random(seed)
+        given_up(house, pick, [pick.randrange(VOCAB) for _ in range(PROMPT)], 8)
+        house.run()
+        house.check_answers()
+        house.check_kv()
+
+
 def test_others_with_its_beginning_begin_with_what_it_took_over_once_it_ends():
     with small(block=4):
         house = House(token_budget=CHUNK, kv=blocks(26), max_running=1)
