@@ -63,7 +63,7 @@ async def all_asked(
     if service.logs_prompts:
         log.info("request %s asks %r", request.state.request_id, [ask.prompt for ask in asks])
     open_things.enter_context(service.admitted(key))
-    answer = await submit(service.llm, asks, handling)
+    answer = await submit(service.llm, asks, handling, service.conversations)
     request.state.answer = answer
     service.register(request.state.request_id, key, answer)
     open_things.callback(service.forget, request.state.request_id)

@@ -1,7 +1,7 @@
 """Asks the engine for an answer and reads it, for an event loop: all choices of a request as one stream of pieces."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -9,6 +9,7 @@ from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
+from splitinfer.text.conversations import Conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Answer:
     requests: Sequence[AsyncRequest]
     readers: Sequence[ChoiceReader]
     num_choices: int
+    tell: Sequence[Callable[[list[int]], None]] = ()
+    """Called with each choice's tokens when they are over; none: nobody wants to know."""
 
     @property
     def usage(self) -> Usage:
@@ -55,6 +58,8 @@ class Answer:
                     yield batch
         finally:
             self.abort()
+            for tell, request in zip(self.tell, self.requests, strict=False):
+                tell(request.output.token_ids)
 
     async def _merged(self) -> AsyncGenerator[list[Piece], None]:
         ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
@@ -95,8 +100,9 @@ async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGener
                 return
 
 
-async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling) -> Answer:
-    """Ask the engine, for asks with as many choices each. Nothing is left running if one of them is refused.
+async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling, known: Conversations) -> Answer:
+    """Ask the engine, for asks with as many choices each. Nothing is left running if one of them is refused. ``known``:
+    the conversations so far, which this one becomes a part of.
 
     Raises:
         Problem: a value is out of its range.
@@ -105,16 +111,17 @@ async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling) -> Answer:
     answers: list[Answer] = []
     try:
         for i, ask in enumerate(asks):
-            answers.append(await _submit(llm, ask, handling, i * ask.num_choices))
+            answers.append(await _submit(llm, ask, handling, known, i * ask.num_choices))
     except BaseException:
         for answer in answers:
             answer.abort()
         raise
     requests = [request for answer in answers for request in answer.requests]
-    return Answer(requests, [reader for answer in answers for reader in answer.readers], asks[0].num_choices)
+    readers = [reader for answer in answers for reader in answer.readers]
+    return Answer(requests, readers, asks[0].num_choices, [tell for answer in answers for tell in answer.tell])
 
 
-async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
+async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, first: int) -> Answer:
     """Ask the engine, for one prompt; its first choice has the number ``first``. What takes time is done beside the
     event loop.
 
@@ -122,7 +129,7 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    prompt = await asyncio.to_thread(_prompt_tokens, llm, ask)
+    prompt, text = await asyncio.to_thread(_prompt_tokens, llm, ask, known)
     room = llm.context_length - len(prompt)
     params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
     requests: list[AsyncRequest] = []
@@ -134,23 +141,34 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
                 )
             )
         numbers = range(first, first + ask.num_choices)
-        return Answer(
-            requests, [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers], ask.num_choices
-        )
+        readers = [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers]
+        tell = () if text is None else [_teller(llm, known, text, prompt)] * ask.num_choices
+        return Answer(requests, readers, ask.num_choices, tell)
     except BaseException:
         for request in requests:
             request.abort()
         raise
 
 
-def _prompt_tokens(llm: LLM, ask: Ask) -> list[int]:
+def _prompt_tokens(llm: LLM, ask: Ask, known: Conversations) -> tuple[list[int], str | None]:
+    """A prompt's tokens; and the text that the template made, if it is a chat."""
     match ask.prompt:
         case Chat(messages, tools, options):
-            return llm.encode_chat(messages, tools=tools, options=options)
+            return llm.encode_known(messages, known, tools=tools, options=options)
         case str(text):
-            return llm.encode(text)
+            return llm.encode(text), None
         case tokens:
-            return list(tokens)
+            return list(tokens), None
+
+
+def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
+    """What makes an answer known, without its end token: templates write one of their own, or none."""
+    ends = frozenset() if llm.tokenizer is None else llm.tokenizer.eos_token_ids
+
+    def tell(answer: list[int]) -> None:
+        known.answered(text, prompt, answer[:-1] if answer and answer[-1] in ends else list(answer))
+
+    return tell
 
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> Parser:

@@ -15,6 +15,7 @@ from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
 from splitinfer.server.reading import Answer
 from splitinfer.server.sessions import Sessions
+from splitinfer.text.conversations import Conversations
 
 MAX_RUNNING = 1024  # requests at a time, waiting ones included
 
@@ -36,6 +37,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     logs_prompts: bool = False
+    conversations: Conversations = field(default_factory=Conversations)
     _answers: dict[str, tuple[ApiKey, Answer]] = field(default_factory=dict)  # by request id
     _num_running: int = 0
 
