@@ -87,7 +87,8 @@ def test_short_of_memory_the_tokens_stay_right(tiny_folder: Callable[..., Path])
 
 
 def test_short_of_memory_a_prompt_that_was_given_up_goes_on(tiny_folder: Callable[..., Path]):
-    """Its blocks take its place, and it takes theirs: there is no room for both."""
+    """Its blocks take its place, and it takes theirs: there is no room for both. (A stored block counts as four here,
+    because stages are surveyed with blocks of their usual size.)"""
     long = prompt(7 * BLOCK, seed=1)
     with served(tiny_folder("llama"), [2, 2], prefix_cache=False) as llm:
         alone = ask(llm, long).token_ids
@@ -98,7 +99,7 @@ def test_short_of_memory_a_prompt_that_was_given_up_goes_on(tiny_folder: Callabl
             next(iter(request))
             request.abort()
         again = ask(llm, long)
-        assert again.num_cached_tokens >= len(long) - 1
+        assert again.num_cached_tokens >= 2 * BLOCK
         assert again.token_ids == alone
 
 
