@@ -22,14 +22,16 @@ def main() -> int:
     with served(context=given.tokens + given.answer + 8) as here:
         began = time.monotonic()
         answer, usage = here.answer(text, given.answer)
-        seconds, again = time.monotonic() - began, time.monotonic()
+        seconds, began = time.monotonic() - began, time.monotonic()
         _, warm = here.answer(text, given.answer)
+        again = time.monotonic() - began
         folder, prompt = Path(str(here.llm.layout.model)), here.llm.encode_chat([{"role": "user", "content": text}])
         decode = here.llm.decode
-        again = time.monotonic() - again
     right = decode(by_mlx_lm(folder, prompt, given.answer))
     print(f"{usage['prompt_tokens']:,} tokens in {seconds:.1f} s, again in {again:.1f} s with")
-    print(f"{warm['prompt_tokens_details']['cached_tokens']:,} cached; {'as by mlx-lm' if answer == right else 'ANOTHER'}")
+    print(
+        f"{warm['prompt_tokens_details']['cached_tokens']:,} cached; {'as by mlx-lm' if answer == right else 'ANOTHER'}"
+    )
     return int(answer != right)
 
 

@@ -1,12 +1,13 @@
 """A client that gives up while its prompt is read, and sends it again: what is computed twice?
 
-    python tests/server/campaigns/retries.py                    # 20 times, 4,000 tokens, 8 other streams
-    python tests/server/campaigns/retries.py --kv-mb 20         # with little memory for KV
+    python tests/server/campaigns/retries.py                    # 20 prompts of 4,000 tokens, 8 other streams
+    python tests/server/campaigns/retries.py --tries 4          # each given up four times
+    python tests/server/campaigns/retries.py --kv-mb 6          # with little memory for KV
     python tests/server/campaigns/retries.py --accelerator two-small
 
-The prompt is given up at a random moment of its reading, by closing its connection, and sent again by a new one. In the
-end it is answered, and the answer is that of a server that was never disturbed. Exit code 1: more than one chunk was
-computed twice for one retry, or the answer is another.
+Each prompt is given up at a random moment of its reading, by closing its connection, and sent again by a new one, which
+is answered. Exit code 1: more than one chunk was computed twice, or an answer is another than that of a server that was
+never disturbed.
 """
 
 import argparse
@@ -18,12 +19,16 @@ from contextlib import suppress
 
 from served import Served, read, served, text_of
 
+from splitinfer.core.sequence import Sequence
+
 ANSWER = 16  # tokens
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--tries", type=int, default=1)
+    parser.add_argument("--compared", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
@@ -39,59 +44,44 @@ def main() -> int:
 
 
 def campaign(here: Served, given: argparse.Namespace) -> int:
-    others = [threading.Thread(target=keep_asking, args=(here, i), daemon=True) for i in range(given.streams)]
-    for thread in others:
-        thread.start()
-    chance, began = random.Random(given.seed), time.monotonic()
-    here.answer(text_of("another", given.tokens), 1)
-    patience = time.monotonic() - began
-    prompt = text_of(f"retried {given.seed}", given.tokens)
-    done, twice, moments = 0, [], []
-    for number in range(given.times):
-        before = find(here, len(here.sequences))
-        with here.ask(prompt, ANSWER):
-            sequence = wait_for(here, before, given.tokens)
-            # What is left of it takes its part of the time, so that every try is given up while it is read.
-            time.sleep(chance.random() * patience * max(0.0, 1 - done / given.tokens) * 0.8)
-        wait_until_over(sequence)
-        cached = sequence.num_cached or 0 if sequence.num_scheduled else done
+    for i in range(given.streams):
+        threading.Thread(target=keep_asking, args=(here, i), daemon=True).start()
+    chance, twice, answers = random.Random(given.seed), list[int](), dict[str, str]()
+    for number in range(given.prompts):
+        prompt, done, moments = text_of(f"prompt {given.seed} {number}", given.tokens), 0, list[int]()
+        for _ in range(given.tries):
+            sequence = given_up(here, prompt, given.tokens, chance.randint(done, given.tokens - 1))
+            done = max(done, sequence.num_scheduled)
+            moments.append(sequence.num_scheduled)
+        answers[prompt], usage = here.answer(prompt, ANSWER)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
         twice.append(max(0, done - cached))
-        done = max(done, sequence.num_scheduled)
-        moments.append(sequence.num_scheduled)
-        if sequence.num_generated:
-            print(f"try {number + 1} was answered before it was given up", flush=True)
-            break
-    answer, usage = here.answer(prompt, ANSWER)
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    twice.append(max(0, min(done, given.tokens - 1) - cached))
-    right, _ = alone(here, prompt)
-    print(f"given up after {moments} tokens; computed twice: {twice}, in all {sum(twice)} of {given.tokens}")
-    print(f"the last try began with {cached} tokens; its answer is {'right' if answer == right else 'ANOTHER'}")
-    return int(max(twice) > given.chunk or answer != right)
+        print(f"given up after {moments} tokens, begun again with {cached}: {twice[-1]} computed twice", flush=True)
+    wrong = sum(alone(here, prompt) != answer for prompt, answer in list(answers.items())[: given.compared])
+    print(f"computed twice: {sum(twice)} tokens in all, at most {max(twice)}; chunks are of {given.chunk}")
+    print(f"{wrong} of {min(given.compared, len(answers))} answers are others than undisturbed")
+    return int(max(twice) > given.chunk or wrong > 0)
 
 
-def find(here: Served, at: int) -> int:
-    return at
-
-
-def wait_for(here: Served, before: int, num_tokens: int):  # noqa: ANN201
-    """The sequence of the prompt that was just sent."""
-    while True:
-        for sequence in here.sequences[before:]:
-            if sequence.num_prompt_tokens >= num_tokens:
-                return sequence
-        time.sleep(0.001)
-
-
-def wait_until_over(sequence) -> None:  # noqa: ANN001
+def given_up(here: Served, prompt: str, num_tokens: int, moment: int) -> Sequence:
+    """Send a prompt and leave once so many of its tokens are planned; what became of it."""
+    before = len(here.sequences)
+    with here.ask(prompt, ANSWER):
+        while (sequence := _newest(here, before, num_tokens)) is None or sequence.num_scheduled < moment:
+            time.sleep(0.0005)
     while sequence.finish_reason is None:
         time.sleep(0.001)
+    return sequence
 
 
-def alone(here: Served, prompt: str) -> tuple[str, object]:
-    """The answer of the library, from tokens that were not in the cache."""
+def _newest(here: Served, before: int, num_tokens: int) -> Sequence | None:
+    return next((one for one in here.sequences[before:] if one.num_prompt_tokens >= num_tokens), None)
+
+
+def alone(here: Served, prompt: str) -> str:
+    """The answer to a prompt that nothing is known of."""
     with served(here.llm.context_length, prefix_cache=False) as other:
-        return other.answer(prompt, ANSWER)
+        return other.answer(prompt, ANSWER)[0]
 
 
 def keep_asking(here: Served, number: int) -> None:
