@@ -4,6 +4,7 @@ import asyncio
 import socket
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +85,8 @@ class Server:
     def close(self, timeout: float = 5.0) -> None:
         """Take no new connection, end those that are open, and stop."""
         self._server.should_exit = True
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._server.ends.set)
         self._thread.join(timeout / 2)
         self._server.force_exit = True
         self._thread.join(timeout / 2)
@@ -101,10 +104,20 @@ async def _thread_seconds() -> float:
 
 
 class _InThread(uvicorn.Server):
-    """Signals belong to the process's main thread, and are handled there."""
+    """Signals belong to the process's main thread, and are handled there. Nothing is done while nothing happens:
+    uvicorn's own loop looks ten times a second whether it should end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ends = asyncio.Event()
 
     def install_signal_handlers(self) -> None:
         pass
+
+    async def main_loop(self) -> None:
+        """Wait until it shall end."""
+        await self.on_tick(0)  # sets the headers that all answers have
+        await self.ends.wait()
 
 
 def _bound(listen: Listen) -> socket.socket:
