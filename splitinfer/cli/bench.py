@@ -36,6 +36,7 @@ class Mode(StrEnum):
     LINK = "link"
     DEVICE = "device"
     EXACT = "exact"
+    SERVER = "server"
 
 
 _OLD_MODES = {"kept": Mode.PREFIX, "spec": Mode.SPECULATION}  # accepted with a warning, for one release
@@ -51,7 +52,10 @@ def _known_mode(name: str) -> str:
 def bench(
     layout: Annotated[
         str | None,
-        typer.Option("--layout", help="A layout file, or the name of one; every mode but link and device needs one."),
+        typer.Option(
+            "--layout",
+            help="A layout file, or the name of one; link needs none, nor do device and server on an accelerator.",
+        ),
     ] = None,
     model: ModelOption = None,
     mode: Annotated[
@@ -64,7 +68,7 @@ def bench(
             help="speed: decode, prompts, many sequences at once. prefix: what the prefix cache is worth. "
             "speculation: drafts. serve: policies, while requests arrive. kv: quantised KV. wire: codecs for hidden "
             "states. link: round trips beside bare ZeroMQ. device: what the loops leave of a device's time. exact: the "
-            "first token at which other ways to compute part.",
+            "first token at which other ways to compute part. server: streams over HTTP beside the library's.",
         ),
     ] = Mode.SPEED.value,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the table.")] = False,
@@ -149,8 +153,8 @@ def bench(
     if chosen is Mode.LINK:
         _bench_links(as_json, trials, verbose)
     _emulate(accelerator)
-    if chosen is Mode.DEVICE:
-        _bench_device((layout, model, as_json, trials, seed, connect_timeout), verbose)
+    sizes = ((counts or (16,))[0] if streams else 16, stream_prompt_tokens, stream_tokens)
+    _bench_stand_ins(chosen, (layout, model, as_json, trials), sizes, (seed, connect_timeout), verbose)
     usual = (layout, model, as_json, trials, decode_tokens, seed, connect_timeout)
     _bench_several(chosen, streams, usual, _shares(acceptance), counts, come_and_go, verbose)
     if layout is None:
@@ -239,15 +243,27 @@ def _bench_exact(options: tuple[str, str | None, bool, int, int, int, int, Path 
     finish(lambda: measure_exact(ExactOptions(*options)), verbose)
 
 
-def _bench_device(options: tuple[str | None, str | None, bool, int, int, float], verbose: bool) -> NoReturn:
-    """Measure the loops on an emulated accelerator."""
+def _bench_stand_ins(
+    mode: Mode,
+    options: tuple[str | None, str | None, bool, int],
+    sizes: tuple[int, int, int],
+    more: tuple[int, float],
+    verbose: bool,
+) -> None:
+    """Measure the loops on an emulated accelerator, or streams over HTTP, where that is the mode."""
+    if mode not in (Mode.DEVICE, Mode.SERVER):
+        return
     from splitinfer.bench.shared.blas import prefer_openblas
 
     prefer_openblas()  # may start this program anew, so before anything else
     set_up(verbose)
-    from splitinfer.bench.device.run import DeviceOptions, measure_device
+    if mode is Mode.DEVICE:
+        from splitinfer.bench.device.run import DeviceOptions, measure_device
 
-    finish(lambda: measure_device(DeviceOptions(*options)), verbose)
+        finish(lambda: measure_device(DeviceOptions(*options, *more)), verbose)
+    from splitinfer.bench.server.run import ServerBenchOptions, measure_server
+
+    finish(lambda: measure_server(ServerBenchOptions(*options, *sizes, *more)), verbose)
 
 
 def _bench_several(

@@ -158,9 +158,9 @@ class Fetch:
 class StepPlan:
     """One micro-batch for all stages.
 
-    A stage first makes the ``saves``, then frees the ``freed`` sequences and ``dropped`` blocks, then adds ``fetches``
-    and ``new``, then runs the ``slices``, each of another sequence. ``erased``: keys of files that will not be read
-    again.
+    A stage first makes the ``saves``, then frees the ``freed`` sequences, then adds ``new`` ones, which may begin with
+    ``dropped`` blocks for the last time, then drops those and adds ``fetches``, then runs the ``slices``, each of
+    another sequence. ``erased``: keys of files that will not be read again.
 
     Raises:
         ValueError: two slices of one sequence.

@@ -7,9 +7,9 @@ until it runs again only mark their readers, and the loop then wakes them all.
 """
 
 import asyncio
-import queue
 import threading
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from weakref import WeakKeyDictionary
 
 from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
@@ -75,13 +75,19 @@ class AsyncRequest:
     async def __aiter__(self) -> AsyncGenerator[StreamEvent, None]:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early, or the cancellation of the
         task that reads, aborts the request."""
+        async with aclosing(self.batches()) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    async def batches(self) -> AsyncGenerator[list[StreamEvent], None]:
+        """The same, with all events together that have come: the tokens of a step, or what a reader is behind."""
         try:
             while self.output.finish_reason is None:
                 self._has_events.clear()  # before looking, so that nothing comes unseen
-                try:
-                    while self.output.finish_reason is None:
-                        yield self._request.next_nowait()
-                except queue.Empty:
+                if batch := self._request.all_nowait():
+                    yield batch
+                else:
                     await self._has_events.wait()
         finally:
             if self.output.finish_reason is None:

@@ -53,6 +53,7 @@ from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.text.answer import Tool
+from splitinfer.text.conversations import Conversations
 
 
 class LLM:
@@ -314,6 +315,23 @@ class LLM:
             RequestError: the template refuses the messages, or there is none for the tools.
         """
         return self._prompts.encode_chat(messages, tools=tools, options=options, opens_answer=opens_answer)
+
+    def encode_known(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        known: Conversations,
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
+    ) -> tuple[list[int], str]:
+        """``encode_chat`` for chats that come again as text alone, and the text. ``known``: the answers so far, each
+        told with ``answered``; a chat that begins with one gets the tokens that were computed, so that its KV is found.
+
+        Raises:
+            ModelError, RequestError: as ``encode_chat``.
+        """
+        return self._prompts.encode_known(messages, known, tools=tools, options=options, opens_answer=opens_answer)
 
     def render_chat(
         self,

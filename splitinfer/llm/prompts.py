@@ -15,6 +15,7 @@ from splitinfer.errors import ModelError, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.generation_config import end_tokens
 from splitinfer.text.answer import Tool
+from splitinfer.text.conversations import Conversations
 from splitinfer.text.tokenizer import Tokenizer
 
 
@@ -85,6 +86,26 @@ class PromptEncoder:
             return self._need_tokenizer().render_chat(
                 messages, tools=tools, options=options, add_generation_prompt=opens_answer
             )
+
+    def encode_known(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        known: Conversations,
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] | None = None,
+        opens_answer: bool = True,
+    ) -> tuple[list[int], str]:
+        """A chat as token ids, those of a known beginning as they were computed; and its text.
+
+        Raises:
+            ModelError, RequestError: as ``encode_chat``.
+        """
+        with self._lock:
+            tokenizer = self._need_tokenizer()
+            plain = tokenizer.encode_chat(messages, opens_answer, tools=tools, options=options)
+            text = tokenizer.render_chat(messages, tools=tools, options=options, add_generation_prompt=opens_answer)
+            return known.tokens(text, plain, tokenizer.codec), text
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids as text, special tokens left out.

@@ -30,13 +30,12 @@ class Request:
             if self.output.finish_reason is None:
                 self.abort()
 
-    def next_nowait(self) -> StreamEvent:
-        """The next event.
-
-        Raises:
-            queue.Empty: there is none now.
-        """
-        return self._read(self._state.events.get_nowait())
+    def all_nowait(self) -> list[StreamEvent]:
+        """The events that have come and are not read yet, up to the last one of all."""
+        found, events = list[StreamEvent](), self._state.events
+        while self.output.finish_reason is None and not events.is_empty:
+            found.append(self._read(events.get()))
+        return found
 
     def _read(self, event: StreamEvent) -> StreamEvent:
         self.output.add(event)

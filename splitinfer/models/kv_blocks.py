@@ -13,7 +13,7 @@ block share it; each copies it once more into arrays with room to grow.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,14 @@ class KVBlock:
 def cut(caches: SequenceCaches, places: Sequence[int], start: int, end: int) -> KVBlock:
     """The block of positions [start, end) of a sequence of at least ``end`` tokens. Computes nothing yet."""
     return KVBlock(tuple(_cut(caches.kv_cache(place), start, end) for place in places), start, end)
+
+
+def layer_by_layer(blocks: Iterable[KVBlock]) -> list[mx.array]:
+    """The arrays of several blocks in the order in which to compute them. Where a sequence is freed while all of it is
+    cut into blocks, each of its layers gives its memory back before the next is copied: a fifth of its KV is needed in
+    addition with 16 layers, and all of it block by block (measured on the CPU backend)."""
+    each = itertools.zip_longest(*[block.arrays() for block in blocks])
+    return [array for arrays in each for array in arrays if array is not None]
 
 
 def join(caches: SequenceCaches, places: Sequence[int], blocks: Sequence[KVBlock], length: int) -> list[mx.array]:

@@ -65,7 +65,7 @@ async def all_asked(
         log.info("request %s asks %r", request.state.request_id, [ask.prompt for ask in asks])
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
     try:
-        answer = await submit(service.llm, asks, handling)
+        answer = await submit(service.llm, asks, handling, service.conversations)
     except QueueFull as error:
         raise service.turned_away(f"{error}") from error
     service.took_one()
@@ -103,8 +103,8 @@ async def all_pieces(answer: Answer) -> list[Piece]:
     Raises:
         Problem: 503, the pipeline has failed.
     """
-    async with aclosing(answer.pieces()) as found:
-        pieces = [piece async for piece in found]
+    async with aclosing(answer.batches()) as batches:
+        pieces = [piece async for batch in batches for piece in batch]
     failed = next((piece for piece in pieces if piece.finish_reason == "error"), None)
     if failed is not None:
         raise Problem(503, failed.error or "the pipeline has failed", retry_after=5.0)

@@ -13,9 +13,11 @@ none is refused that would have fitted.
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from splitinfer.llm import LLM
 from splitinfer.server.ask import Chat, Prompt
 from splitinfer.server.late_systems import Writes, settled
 from splitinfer.server.problem import Problem, unsupported
+from splitinfer.text.conversations import Conversations
 from splitinfer.text.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
@@ -65,6 +67,21 @@ def prompt_tokens(llm: Encoding, prompt: Prompt) -> list[int]:
             return llm.encode(text)
         case tokens:
             return list(tokens)
+
+
+def known_tokens(llm: LLM, prompt: Prompt, known: Conversations) -> tuple[list[int], str | None]:
+    """A prompt's tokens, those of a known beginning as they were computed; and the text that the template made, if it
+    is a chat.
+
+    Raises:
+        Problem, SplitinferError: as ``prompt_tokens``.
+    """
+    if not isinstance(prompt, Chat):
+        return prompt_tokens(llm, prompt), None
+    check_size(llm, prompt)
+    chat = settled_chat(llm, prompt)
+    opens = chat.opens_answer
+    return llm.encode_known(chat.messages, known, tools=chat.tools, options=chat.options, opens_answer=opens)
 
 
 def settled_chat(llm: Encoding, chat: Chat) -> Chat:

@@ -1,7 +1,7 @@
 """Asks the engine for an answer and reads it, for an event loop: all choices of a request as one stream of pieces."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -9,7 +9,8 @@ from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.preparing import prompt_tokens
+from splitinfer.server.preparing import known_tokens
+from splitinfer.text.conversations import Conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Answer:
     requests: Sequence[AsyncRequest]
     readers: Sequence[ChoiceReader]
     num_choices: int
+    tell: Sequence[Callable[[list[int]], None]] = ()
+    """Called with each choice's tokens when they are over; none: nobody wants to know."""
     is_cancelled: bool = False
 
     @property
@@ -51,24 +54,28 @@ class Answer:
         self.is_cancelled = True
         self.abort()
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The pieces of all choices as they come. Closing the generator aborts what has not ended."""
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
+        """The pieces of all choices as they come, those together that came together. Closing the generator aborts what
+        has not ended."""
         alone = len(self.requests) == 1
-        source = _pieces_of(self.requests[0], self.readers[0]) if alone else self._merged()
+        source = _batches_of(self.requests[0], self.readers[0]) if alone else self._merged()
         try:
-            async with aclosing(source) as pieces:
-                async for piece in pieces:
-                    yield piece if self.is_cancelled else as_told(piece)
+            async with aclosing(source) as batches:
+                async for batch in batches:
+                    yield batch if self.is_cancelled else [as_told(piece) for piece in batch]
         finally:
             self.abort()
+            for tell, request in zip(self.tell, self.requests, strict=False):
+                tell(request.output.token_ids)
 
-    async def _merged(self) -> AsyncGenerator[Piece, None]:
-        ready: asyncio.Queue[Piece | None] = asyncio.Queue()
+    async def _merged(self) -> AsyncGenerator[list[Piece], None]:
+        ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
 
         async def read(request: AsyncRequest, reader: ChoiceReader) -> None:
             try:
-                async for piece in _pieces_of(request, reader):
-                    ready.put_nowait(piece)
+                async with aclosing(_batches_of(request, reader)) as batches:
+                    async for batch in batches:
+                        ready.put_nowait(batch)
             finally:
                 ready.put_nowait(None)
 
@@ -77,11 +84,12 @@ class Answer:
         try:
             left = len(tasks)
             while left:
-                piece = await ready.get()
-                if piece is None:
-                    left -= 1
-                else:
-                    yield piece
+                found = [await ready.get()]
+                while not ready.empty():
+                    found.append(ready.get_nowait())
+                left -= found.count(None)
+                if batch := [piece for each in found if each is not None for piece in each]:
+                    yield batch
             for task in tasks:
                 task.result()
         finally:
@@ -98,18 +106,18 @@ def as_told(piece: Piece) -> Piece:
     return replace(piece, finish_reason="error", error="the server was told to end before the answer was whole")
 
 
-async def _pieces_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[Piece, None]:
-    async with aclosing(request.__aiter__()) as events:
-        async for event in events:
-            piece = reader.read(event)
-            if piece is not None:
-                yield piece
+async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[list[Piece], None]:
+    async with aclosing(request.batches()) as batches:
+        async for events in batches:
+            if pieces := [piece for event in events if (piece := reader.read(event)) is not None]:
+                yield pieces
             if reader.has_ended:
                 return
 
 
-async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling) -> Answer:
-    """Ask the engine, for asks with as many choices each. Nothing is left running if one of them is refused.
+async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling, known: Conversations) -> Answer:
+    """Ask the engine, for asks with as many choices each. Nothing is left running if one of them is refused. ``known``:
+    the conversations so far, which this one becomes a part of.
 
     Raises:
         Problem: a value is out of its range.
@@ -118,16 +126,17 @@ async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling) -> Answer:
     answers: list[Answer] = []
     try:
         for i, ask in enumerate(asks):
-            answers.append(await _submit(llm, ask, handling, i * ask.num_choices))
+            answers.append(await _submit(llm, ask, handling, known, i * ask.num_choices))
     except BaseException:
         for answer in answers:
             answer.abort()
         raise
     requests = [request for answer in answers for request in answer.requests]
-    return Answer(requests, [reader for answer in answers for reader in answer.readers], asks[0].num_choices)
+    readers = [reader for answer in answers for reader in answer.readers]
+    return Answer(requests, readers, asks[0].num_choices, [tell for answer in answers for tell in answer.tell])
 
 
-async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
+async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, first: int) -> Answer:
     """Ask the engine, for one prompt; its first choice has the number ``first``. What takes time is done beside the
     event loop.
 
@@ -135,7 +144,7 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    prompt = await asyncio.to_thread(prompt_tokens, llm, ask.prompt)
+    prompt, text = await asyncio.to_thread(known_tokens, llm, ask.prompt, known)
     room = llm.context_length - len(prompt)
     params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
     requests: list[AsyncRequest] = []
@@ -147,13 +156,23 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
                 )
             )
         numbers = range(first, first + ask.num_choices)
-        return Answer(
-            requests, [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers], ask.num_choices
-        )
+        readers = [ChoiceReader(i, _parser(llm, ask, prompt), ask.one_call) for i in numbers]
+        tell = () if text is None else [_teller(llm, known, text, prompt)] * ask.num_choices
+        return Answer(requests, readers, ask.num_choices, tell)
     except BaseException:
         for request in requests:
             request.abort()
         raise
+
+
+def _teller(llm: LLM, known: Conversations, text: str, prompt: list[int]) -> Callable[[list[int]], None]:
+    """What makes an answer known, without its end token: templates write one of their own, or none."""
+    ends = frozenset() if llm.tokenizer is None else llm.tokenizer.eos_token_ids
+
+    def tell(answer: list[int]) -> None:
+        known.answered(text, prompt, answer[:-1] if answer and answer[-1] in ends else list(answer))
+
+    return tell
 
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> Parser:

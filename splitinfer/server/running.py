@@ -4,6 +4,8 @@ import asyncio
 import math
 import socket
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -60,9 +62,10 @@ class Server:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             self._socket.close()
             raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
-        self._server = _InThread(config)
+        self._server, self._has_loop = _InThread(config), threading.Event()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._thread.start()
+        self._has_loop.wait()
 
     @property
     def port(self) -> int:
@@ -83,23 +86,46 @@ class Server:
         """Whether no answer is being made or sent."""
         return not self.service.num_running
 
+    def loop_seconds(self) -> float:
+        """Processor seconds that the event loop's thread has taken so far; for measurements. Not on that thread."""
+        return asyncio.run_coroutine_threadsafe(_thread_seconds(), self._loop).result()
+
     def close(self, timeout: float = 5.0) -> None:
         """Take no new connection, end those that are open, and stop."""
         self._server.should_exit = True
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._server.ends.set)
         self._thread.join(timeout / 2)
         self._server.force_exit = True
         self._thread.join(timeout / 2)
         self._socket.close()
 
     def _run(self) -> None:
-        asyncio.run(self._server.serve([self._socket]))
+        with asyncio.Runner() as runner:
+            self._loop = runner.get_loop()
+            self._has_loop.set()
+            runner.run(self._server.serve([self._socket]))
+
+
+async def _thread_seconds() -> float:
+    return time.thread_time()
 
 
 class _InThread(uvicorn.Server):
-    """Signals belong to the process's main thread, and are handled there."""
+    """Signals belong to the process's main thread, and are handled there. Nothing is done while nothing happens:
+    uvicorn's own loop looks ten times a second whether it should end."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ends = asyncio.Event()
 
     def install_signal_handlers(self) -> None:
         pass
+
+    async def main_loop(self) -> None:
+        """Wait until it shall end."""
+        await self.on_tick(0)  # sets the headers that all answers have
+        await self.ends.wait()
 
 
 def _bound(listen: Listen) -> socket.socket:

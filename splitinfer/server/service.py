@@ -15,6 +15,7 @@ from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
 from splitinfer.server.reading import Answer
 from splitinfer.server.sessions import Sessions
+from splitinfer.text.conversations import Conversations
 
 MAX_RUNNING = 1024  # requests at a time, waiting ones included
 
@@ -38,6 +39,7 @@ class Service:
     is_draining: bool = False
     logs_prompts: bool = False
     fingerprint: str = field(init=False)
+    conversations: Conversations = field(default_factory=Conversations)
     _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
     _num_turned_away: int = 0  # since the engine took a request

@@ -4,21 +4,24 @@ Clients give up on silence: agents' watchdogs fire after 20 s without a byte, lo
 read. So whenever nothing was sent for ``PING_EVERY`` seconds a ping is, from the first second on, also while a request
 is queued or a lost worker is waited for. What a ping looks like is each API's matter: comments do not count for all.
 
-Two tasks of one response: one writes what comes, and one waits until the client has gone. Whichever ends first ends the
-other; the source of the events is closed in any case, so an answer that nobody reads is aborted at once. A write waits
-while the client does not read, and no longer than ``WRITE_SECONDS``; meanwhile events wait in their own queue.
+Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock: it
+pings, and gives up a client that does not read. Whichever ends first ends the others; the source of the events is
+closed in any case, so an answer that nobody reads is aborted at once. A write waits while the client does not read, and
+no longer than ``WRITE_SECONDS``; meanwhile events wait in their own queue. Most writes are of one token, so a write
+makes no task and sets no timer: the watch looks at what the writer notes.
 """
 
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
 WRITE_SECONDS = 60.0  # for a client to take what is sent
+_TURN = 16  # writes of one stream after which others have their turn
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -30,13 +33,17 @@ Ping = bytes | Callable[[], bytes]
 """What is sent in silence, or what makes it when it is sent."""
 
 
+json_line = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+"""A value as JSON on one line."""
+
+
 def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
     """One event. ``data``: an object, written as JSON on one line, or a word.
 
     >>> event({"a": "é"}, "message_stop"), event("[DONE]")
     (b'event: message_stop\\ndata: {"a":"\\xc3\\xa9"}\\n\\n', b'data: [DONE]\\n\\n')
     """
-    line = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    line = data if isinstance(data, str) else json_line(data)
     head = "" if name is None else f"event: {name}\n"
     return f"{head}data: {line}\n\n".encode("utf-8", "replace")
 
@@ -68,47 +75,68 @@ class EventStream:
 
     async def _serve(self, receive: Receive, send: Send) -> None:
         async with aclosing(self._source):
-            writing = asyncio.create_task(self._write_all(send))
-            leaving = asyncio.create_task(_left(receive))
+            writer = _Writer(send)
+            writing = asyncio.create_task(self._write_all(writer))
+            tasks = (writing, asyncio.create_task(_left(receive)), asyncio.create_task(self._watch(writer)))
             try:
-                await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                for task in (writing, leaving):
+                for task in tasks:
                     task.cancel()
-                await asyncio.gather(writing, leaving, return_exceptions=True)
-        problem = None if writing.cancelled() else writing.exception()
-        if problem is not None and not isinstance(problem, OSError):  # else the client has gone, or does not read
-            raise problem
+                await asyncio.gather(*tasks, return_exceptions=True)
+        for task in tasks:
+            problem = None if task.cancelled() else task.exception()
+            if problem is not None and not isinstance(problem, OSError):  # else the client has gone
+                raise problem
 
-    async def _write_all(self, send: Send) -> None:
+    async def _write_all(self, writer: "_Writer") -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
-        await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        coming, clock = asyncio.ensure_future(anext(self._source)), asyncio.get_running_loop().time
-        silent_since = clock()
-        try:
-            while True:
-                done, _ = await asyncio.wait((coming,), timeout=max(0.0, silent_since + self._ping_every - clock()))
-                try:
-                    written = coming.result() if done else b""
-                except StopAsyncIteration:
-                    break
-                if not written and clock() >= silent_since + self._ping_every:  # reasoning may come that is not shown
-                    written = self._ping() if callable(self._ping) else self._ping
-                if written:
-                    await self._write(send, _body(written))
-                    silent_since = clock()
-                if done:
-                    coming = asyncio.ensure_future(anext(self._source))
-        finally:
-            if not coming.done():
-                coming.cancel()
-                with suppress(asyncio.CancelledError, StopAsyncIteration):
-                    await coming
-        await self._write(send, {"type": "http.response.body", "body": b"", "more_body": False})
+        await writer.write({"type": "http.response.start", "status": 200, "headers": headers})
+        num_read = 0
+        async for data in self._source:
+            if data:  # reasoning may come that is not shown, and is silence
+                await writer.write(_body(data))
+            num_read += 1
+            if num_read % _TURN == 0:  # neither the source nor the client need ever have had to wait
+                await asyncio.sleep(0)
+        await writer.write({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _write(self, send: Send, message: dict[str, Any]) -> None:
-        async with asyncio.timeout(self._write_seconds):
-            await send(message)
+    async def _watch(self, writer: "_Writer") -> None:
+        """Ping in silence; ends when a write has taken too long."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            now, since = clock(), writer.writes_since
+            if since is not None and now >= since + self._write_seconds:
+                return
+            if since is None and now >= writer.wrote_at + self._ping_every:
+                await writer.write(_body(self._ping() if callable(self._ping) else self._ping), self._write_seconds)
+                continue
+            due = writer.wrote_at + self._ping_every if since is None else since + self._write_seconds
+            await asyncio.sleep(min(due - now, self._write_seconds))  # a write that begins meanwhile is seen in time
+
+
+class _Writer:
+    """Sends messages, and notes when: ``wrote_at`` is the end of the last write, ``writes_since`` the beginning of that
+    under way, in the loop's seconds."""
+
+    def __init__(self, send: Send) -> None:
+        self._send, self._clock = send, asyncio.get_running_loop().time
+        self.wrote_at = self._clock()
+        self.writes_since: float | None = None
+
+    async def write(self, message: dict[str, Any], seconds: float | None = None) -> None:
+        """Send a message, waiting at most ``seconds``, where that is not watched.
+
+        Raises:
+            TimeoutError: it took longer.
+        """
+        self.writes_since = self._clock()
+        if seconds is None:
+            await self._send(message)
+        else:
+            async with asyncio.timeout(seconds):
+                await self._send(message)
+        self.wrote_at, self.writes_since = self._clock(), None
 
 
 def _body(data: bytes) -> dict[str, Any]:

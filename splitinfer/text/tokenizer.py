@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 from splitinfer.errors import ModelError, RequestError
 from splitinfer.text.answer import AnswerFormat, Tool
+from splitinfer.text.conversations import Codec
 from splitinfer.text.detokenizer import Detokenizer
 from splitinfer.text.harmony import MODEL_TYPE, Harmony, HarmonyFormat, load_harmony
 from splitinfer.text.token_bytes import bytes_of_tokens
@@ -223,6 +224,15 @@ class Tokenizer:
         """The text of ``token_ids`` without special tokens; bytes that are no character become U+FFFD."""
         text: str = self._wrapper.decode(list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return text
+
+    @cached_property
+    def codec(self) -> Codec:
+        """Parts of rendered chats as ids, and ids as rendered text."""
+        wrapper = self._wrapper
+        return Codec(
+            lambda text: list(wrapper.encode(text, add_special_tokens=False)),
+            lambda ids: str(wrapper.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
+        )
 
     @cached_property
     def answer_format(self) -> AnswerFormat | HarmonyFormat:

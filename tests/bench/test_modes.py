@@ -65,7 +65,7 @@ def test_the_warning_comes_once_though_the_program_starts_anew_with_another_blas
 def test_help_lists_the_new_names_only():
     option = next(each for each in typer.main.get_command(app).commands["bench"].params if each.name == "mode")
     shown = f"{option.metavar} {option.help}"
-    assert option.metavar == "[speed|prefix|speculation|serve|kv|wire|link|device|exact]"
+    assert option.metavar == "[speed|prefix|speculation|serve|kv|wire|link|device|exact|server]"
     assert not {"kept", "spec"} & set(shown.replace(":", " ").replace("|", " ").split())
 
 

@@ -166,13 +166,6 @@ class ToyStage:
         for seq_id in plan.freed:
             assert seq_id in self.caches, f"freed {seq_id}, which is not here"
             del self.caches[seq_id]
-        for block_id in plan.dropped:
-            assert block_id in self.blocks, f"dropped {block_id}, which is not here"
-            del self.blocks[block_id]
-        lacking = [self._fetch(plan, disk) for disk in self.disks]
-        for disk in self.disks:
-            for key in plan.erased:
-                disk.files.pop(key, None)
         for new in plan.new:
             assert new.seq_id not in self.caches, "opened twice"
             self.ever.add(new.seq_id)
@@ -182,6 +175,13 @@ class ToyStage:
             first = next(part for part in plan.slices if part.seq_id == new.seq_id)
             assert tuple(cache.tokens) == new.prefix, "the KV it begins with is of other tokens"
             assert first.start == len(new.prefix)
+        for block_id in plan.dropped:
+            assert block_id in self.blocks, f"dropped {block_id}, which is not here"
+            del self.blocks[block_id]
+        lacking = [self._fetch(plan, disk) for disk in self.disks]
+        for disk in self.disks:
+            for key in plan.erased:
+                disk.files.pop(key, None)
         figures = (
             StageFigures(i, 0.0, 0.0, lacking=tuple(lacking[i]), written=disk.told())
             for i, disk in enumerate(self.disks)

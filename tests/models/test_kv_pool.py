@@ -11,6 +11,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache
 from splitinfer.errors import ProtocolError
 from splitinfer.models.caches import Place, WindowKVCache
 from splitinfer.models.cut import SequenceCaches
+from splitinfer.models.kv_blocks import layer_by_layer
 from splitinfer.models.kv_pool import KVPool
 
 
@@ -170,3 +171,19 @@ def test_bytes_come_and_go_with_the_sequences():
     assert (pool.nbytes, len(pool)) == (one, 1)
     pool.clear()
     assert (pool.nbytes, len(pool)) == (0, 0)
+
+
+def test_a_sequence_that_is_freed_gives_way_to_its_blocks_layer_by_layer():
+    """Else all of its KV would be there twice."""
+    pool, length, size = pool_of(*[KVCache] * 24), 2048, 256
+    pool.open(1)
+    for cache in pool.at(1, 0).own:
+        cache.update_and_fetch(*(mx.random.normal((1, 1, length, size // 8)) for _ in range(2)))
+    pool.at(1, 0).place.position = length
+    mx.eval([[cache.keys, cache.values] for cache in pool.at(1, length).own])
+    held, beginning = pool.nbytes, mx.get_active_memory()
+    blocks = [pool.save(start // 256, 1, start, start + 256) for start in range(0, length, 256)]
+    pool.free(1)
+    mx.reset_peak_memory()
+    mx.eval(layer_by_layer(blocks))
+    assert mx.get_peak_memory() - beginning < held / 2

@@ -86,6 +86,26 @@ def test_a_stream_is_the_same_answer(client: openai.OpenAI, llm: LLM):
     assert chunks[-1].usage.completion_tokens == len(tokens) == 20
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_conversation_sent_back_as_text_is_not_computed_again(client: openai.OpenAI, llm: LLM, stream: bool):
+    """The answer is cut into letters, as its tokenizer would never do it."""
+    letters = {str(token): 100 for word in ("t", "h", "e") for token in llm.encode(word)[-1:]}
+    asked: list[Any] = [{"role": "user", "content": "Once upon a time" + "!" * stream}]
+    sampling = {"max_tokens": 30, "seed": 5, "logit_bias": letters}
+    if stream:
+        chunks = client.chat.completions.create(model="demo", messages=asked, stream=True, **sampling)
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    else:
+        said = client.chat.completions.create(model="demo", messages=asked, **sampling).choices[0].message.content
+    assert len(llm.encode(said)) < len(said) == 30
+    turn = [*asked, {"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+    usage = client.chat.completions.create(model="demo", messages=turn, max_tokens=1).usage
+    assert usage.prompt_tokens_details.cached_tokens == len(llm.encode_chat(asked)) + 29
+    edited = [*asked, {"role": "assistant", "content": said[:20]}, {"role": "user", "content": "And then?"}]
+    usage = client.chat.completions.create(model="demo", messages=edited, max_tokens=1).usage
+    assert usage.prompt_tokens == len(llm.encode_chat(edited))
+
+
 def test_several_choices(client: openai.OpenAI):
     answer = client.chat.completions.create(model="demo", messages=TALE, max_tokens=8, n=3, seed=1, temperature=1.2)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]

@@ -1,7 +1,8 @@
-"""Answers under way: who ended them decides what their clients are told."""
+"""Answers under way: who ended them decides what their clients are told, and what is known of them afterwards."""
 
 import asyncio
 from collections.abc import AsyncGenerator
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -9,7 +10,11 @@ import pytest
 from splitinfer.engine.coordinator.requests import StreamEvent
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import ChoiceReader, Piece, PlainText
-from splitinfer.server.reading import Answer
+from splitinfer.server.reading import Answer, _teller
+from splitinfer.text.conversations import Codec, Conversations
+
+CODEC = Codec(lambda text: [ord(letter) for letter in text], lambda ids: "".join(map(chr, ids)))
+END = ord("$")
 
 
 class Asked:
@@ -18,9 +23,9 @@ class Asked:
     def __init__(self, *events: StreamEvent) -> None:
         self.events, self.num_aborts = events, 0
 
-    async def __aiter__(self) -> AsyncGenerator[StreamEvent, None]:
+    async def batches(self) -> AsyncGenerator[list[StreamEvent], None]:
         for event in self.events:
-            yield event
+            yield [event]
 
     def abort(self) -> None:
         self.num_aborts += 1
@@ -37,7 +42,7 @@ def pieces_of(*requests: Asked, cancels: bool = False) -> list[Piece]:
     async def read() -> list[Piece]:
         if cancels:
             answer.cancel()
-        return [piece async for piece in answer.pieces()]
+        return [piece async for batch in answer.batches() for piece in batch]
 
     return asyncio.run(read())
 
@@ -58,3 +63,14 @@ def test_other_ends_are_told_as_they_are():
         (piece,) = pieces_of(asked)
         assert (piece.finish_reason, piece.error) == (reason, error)
         assert asked.num_aborts == 1, "whatever the end, nothing goes on behind it"
+
+
+def test_an_answer_is_known_without_its_end_token():
+    llm, known = SimpleNamespace(tokenizer=SimpleNamespace(eos_token_ids=frozenset([END]))), Conversations()
+    for answer in ([500, END], [500, 600], []):
+        _teller(llm, known, "ab", [1000])(answer)  # type: ignore[arg-type]
+    assert known.tokens("ab", [97, 98], CODEC) == [97, 98]
+    assert len(known) == 2
+    lenient = Codec(CODEC.encode, lambda _: "")
+    assert known.tokens(f"ab{chr(500)}!", [0], lenient) == [1000, 500, ord("!")]
+    assert known.tokens(f"ab{chr(500)}{chr(600)}!", [0], lenient) == [1000, 500, 600, ord("!")]

@@ -195,8 +195,13 @@ class PrefixCache:
             if not self._store(seq, end, used):
                 return
 
-    def store_rest(self, seq: Sequence, used: KVUse) -> None:
-        """Store a sequence's last block, though it is not full: a conversation continues from here."""
+    def store_rest(self, seq: Sequence, used: KVUse, *, again: bool = False) -> None:
+        """Store what is left of a sequence that ends, also its last block, though it is not full: a conversation
+        continues from here, and so does a prompt that was given up and comes again. ``used``: the KV of the others.
+        ``again``: store, too, what found no room while the sequence ran; the caches must be able to copy any positions.
+        """
+        if again and not seq.is_stored and not self._config.whole_blocks:
+            seq.blocks, seq.is_stored = self._stored_of(seq), True
         self.store_full_blocks(seq, used)  # a result may have many tokens
         end = min(seq.num_sure, self._reach(seq))
         is_past_end = self._config.whole_blocks and end < seq.num_sure  # a state stands for all tokens so far
@@ -207,6 +212,16 @@ class PrefixCache:
             self.sessions.move_to_end(seq.session)
             while len(self.sessions) > self._config.max_sessions:
                 self.sessions.popitem(last=False)
+
+    def _stored_of(self, seq: Sequence) -> list[Block]:
+        """The full blocks in memory with the first tokens of a sequence."""
+        blocks, end = list[Block](), min(seq.num_sure, self._reach(seq))
+        for start in range(0, end - BLOCK + 1, BLOCK):
+            block = self.tree.child(blocks[-1] if blocks else None, seq.tokens[start : start + BLOCK])
+            if block is None or block.is_coming:
+                break
+            blocks.append(block)
+        return blocks
 
     def swap_out(self, seq: Sequence) -> None:
         """Write the blocks of a sequence that is being preempted to disk, unless they are there; the next plan saves

@@ -1,8 +1,9 @@
 """Admission: which waiting sequences start to run, in the order of the queue, and with which stored KV.
 
 A sequence is admitted when its whole prompt and the beginning of its answer fit beside what all others have or have
-reserved. A sequence whose prefix continues with blocks on disk waits until they are read, if reading is faster than
-computing; a sequence whose next block is just being computed by another waits for that.
+reserved. It begins with the stored blocks that it matches; where there is no room for both, it takes them over, that
+is, the plan that begins it drops them. A sequence whose prefix continues with blocks on disk waits until they are read,
+if reading is faster than computing; a sequence whose next block is just being computed by another waits for that.
 """
 
 from collections.abc import Iterable, Iterator
@@ -46,10 +47,9 @@ class AdmissionControl:
             if self._fetches_first(decision, seq, match, reserved):
                 coming.update(block.key for _, ahead in decision.fetching[-1:] for block in ahead)
                 continue
-            if not allocation.admit(reserved, match.blocks):
-                match = Match()  # memory is so short that its own blocks must be evicted, too
-                if not allocation.admit(reserved, ()):
-                    return
+            # Where memory is so short that its own blocks must be evicted, too, it takes them over.
+            if not allocation.admit(reserved, match.blocks) and not allocation.admit(reserved, ()):
+                return
             coming.update(self._keys_to_store(seq, match.num_tokens // BLOCK))
             yield Admission(seq, match)
 

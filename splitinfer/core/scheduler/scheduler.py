@@ -463,8 +463,10 @@ class Scheduler:
         self.running[seq.seq_id] = seq
         seq.num_reused = seq.num_scheduled = match.num_tokens
         seq.num_cached = match.num_tokens if seq.num_cached is None else seq.num_cached
-        seq.blocks = list(match.blocks[: match.num_tokens // BLOCK])
-        self.prefix_cache.tree.use(match.blocks)
+        here = [block for block in match.blocks if block.is_here]  # the others it takes over
+        seq.blocks = here[: match.num_tokens // BLOCK]
+        seq.is_stored = len(here) == len(match.blocks)
+        self.prefix_cache.tree.use(here)
         self.state.used += use_of(match.num_tokens)
 
     def _slice(self, seq: Sequence, size: int, num_drafts: int) -> Slice:
@@ -537,7 +539,10 @@ class Scheduler:
         if self.speculation is not None and self.speculation.has_states and seq.has_drafted:
             seq.is_stored = False  # its state may be one behind its last token
         if reason is not FinishReason.ERROR:
-            self.prefix_cache.store_rest(seq, self.state.used)
+            # Its KV is freed by the plan that stores it, so the blocks may take its place.
+            self.prefix_cache.store_rest(
+                seq, self.state.used - use_of(seq.kv_tokens), again=self.config.rewind is UNLIMITED
+            )
         self._release(seq)
 
     def _forget_drafts(self, seq: Sequence) -> None:

@@ -111,13 +111,10 @@ class EventQueue:
         """Wait for the next event."""
         return self._decoded(self._queue.get())
 
-    def get_nowait(self) -> StreamEvent:
-        """The next event.
-
-        Raises:
-            queue.Empty: there is none now.
-        """
-        return self._decoded(self._queue.get_nowait())
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no event now; for the one reader, it stays as it is while there is one."""
+        return self._queue.empty()
 
     def _decoded(self, item: StreamEvent | _Taken) -> StreamEvent:
         return self._decode(item) if isinstance(item, _Taken) else item

@@ -33,7 +33,7 @@ from splitinfer.engine.stage.step_graph import StepGraph
 from splitinfer.errors import ProtocolError
 from splitinfer.models.cut import StageModel
 from splitinfer.models.hidden_states import PackedRows, ReceivedRows, blank_rows
-from splitinfer.models.kv_blocks import KVBlock
+from splitinfer.models.kv_blocks import KVBlock, layer_by_layer
 from splitinfer.models.kv_pool import KVPool
 from splitinfer.models.rows import Part
 from splitinfer.models.snapshot import Snapshot
@@ -351,28 +351,29 @@ class StageRunner:
             raise ProtocolError(f"step {plan.step} has token id {unknown}, and the model has {len(known):,}")
 
     def _apply(self, plan: StepPlan) -> _Applied:
-        """Carry out a plan's commands other than its slices: save, free, drop, fetch, open, erase."""
+        """Carry out a plan's commands other than its slices: save, free, open, drop, fetch, erase."""
         saved = [(save, self._pool.save(save.block_id, save.seq_id, save.start, save.end)) for save in plan.saves]
         for seq_id in plan.freed:
             self._pool.free(seq_id)
             self._histories.pop(seq_id, None)
+        copied: list[mx.array] = []
+        for new in plan.new:
+            copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
+            self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
+        begun = {block_id for new in plan.new for block_id in new.blocks}
+        touched = [self._keys[block_id] for block_id in begun if block_id in self._keys]
         for block_id in plan.dropped:
             self._pool.drop(block_id)
             self._keys.pop(block_id, None)
         began = time.monotonic()
         lacking = tuple(fetch.block_id for fetch in plan.fetches if not self._fetch(fetch))
         fetching = time.monotonic() - began if plan.fetches else 0.0
-        copied: list[mx.array] = []
-        for new in plan.new:
-            copied += self._pool.open(new.seq_id, new.blocks, len(new.prefix))
-            self._histories[new.seq_id] = History(new.params, new.seed, list(new.prefix), new.num_prompt)
         for_disk = [(save, block) for save, block in saved if save.is_for_disk and self._disk is not None]
         self._keys |= {save.block_id: chained(save.parent, save.tokens) for save, _ in for_disk}
         if self._disk is not None:
             self._disk.erase(plan.erased)
-            begun = {block_id for new in plan.new for block_id in new.blocks}
-            self._disk.touch([self._keys[block_id] for block_id in begun if block_id in self._keys])
-        pending = [array for _, block in saved for array in block.arrays()]
+            self._disk.touch(touched)
+        pending = layer_by_layer([block for _, block in saved])
         if self.device.computes_at_launch:
             return _Applied(pending, _Copied.now(copied), for_disk, fetching, lacking)
         return _Applied([*pending, *copied], _Copied.with_step(copied), for_disk, fetching, lacking)

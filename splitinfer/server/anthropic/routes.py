@@ -57,15 +57,15 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
 async def _events(answer: Answer, writer: MessageWriter) -> AsyncGenerator[bytes, None]:
     yield _written([writer.start(answer.usage)]) + _PING
     last = Piece(0)
-    async with aclosing(answer.pieces()) as pieces:
-        async for piece in pieces:
-            last = piece
-            if piece.finish_reason == "error":
-                problem = Problem(503, piece.error or "the pipeline has failed")
-                yield _written(writer.events(piece)) + event(problem.anthropic(), "error")
-                return
-            yield _written(writer.events(piece))
-    yield _written(writer.end(last, answer.usage))
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            last = batch[-1]
+            if written := _written([one for piece in batch for one in writer.events(piece)]):
+                yield written
+    if last.finish_reason == "error":
+        yield event(Problem(503, last.error or "the pipeline has failed").anthropic(), "error")
+    else:
+        yield _written(writer.end(last, answer.usage))
 
 
 def _written(events: list[Event]) -> bytes:

@@ -13,6 +13,7 @@ from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.openai.chat import Shape
 from splitinfer.server.padding import padded
+from splitinfer.server.stream import event, json_line
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 TokenText = Callable[[int], bytes]
@@ -35,8 +36,26 @@ class ChatWriter:
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     fingerprint: str | None = None
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
+    _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what is around a choice's text
 
     # -- a stream ------------------------------------------------------------------------------
+
+    def written(self, piece: Piece) -> bytes:
+        """The chunks of a piece as events of a stream."""
+        has_logprobs = piece.logprobs and self.shape.num_top is not None
+        match piece.parts:
+            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.shape.pads:
+                return self._text_event(piece.choice, text)
+        return b"".join(event(chunk) for chunk in self.chunks(piece))
+
+    def _text_event(self, choice: int, text: str) -> bytes:
+        """The event of nothing but text, which nearly every token is: all but the text is always the same."""
+        frame = self._frames.get(choice)
+        if frame is None:
+            # What else could hold these characters has its quotation marks escaped, or comes before them.
+            before, name, after = event(self._chunk([_choice(choice, {"content": ""})])).rpartition(b'"content":""')
+            frame = self._frames[choice] = before + name[:-2], after
+        return frame[0] + json_line(text).encode("utf-8", "replace") + frame[1]
 
     def first(self, choice: int) -> dict[str, Any]:
         """The chunk with which a choice begins."""

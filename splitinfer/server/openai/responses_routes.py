@@ -52,9 +52,10 @@ def responses_routes(service: Service) -> list[ApiRoute]:
 async def _response_events(answer: Answer, writer: ResponseWriter) -> AsyncGenerator[bytes, None]:
     yield _named(*writer.start())
     last = Piece(0)
-    async with aclosing(answer.pieces()) as pieces:
-        async for last in pieces:
-            if events := writer.events(last):
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            last = batch[-1]
+            if events := [one for piece in batch for one in writer.events(piece)]:
                 yield _named(*events)
     yield _named(writer.end(last, answer.usage))
 

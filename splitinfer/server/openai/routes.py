@@ -1,7 +1,7 @@
 """OpenAI's routes: each reads a request, asks for an answer, and writes it."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 
@@ -82,13 +82,12 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> AsyncGenerator[bytes, None]:
     for choice in range(num_choices):
         yield event(writer.first(choice))
-    async with aclosing(answer.pieces()) as pieces:
-        async for piece in pieces:
-            if piece.finish_reason == "error":
-                last = writer.chunks(replace(piece, finish_reason=None))
-                yield b"".join(event(chunk) for chunk in last) + _failed(piece)
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            written, has_failed = _up_to_failure(batch, writer.written)
+            yield written
+            if has_failed:
                 return
-            yield b"".join(event(chunk) for chunk in writer.chunks(piece))
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
     yield _DONE
@@ -97,12 +96,12 @@ async def _chat_events(answer: Answer, writer: ChatWriter, num_choices: int) -> 
 async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncGenerator[bytes, None]:
     for chunk in writer.first():
         yield event(chunk)
-    async with aclosing(answer.pieces()) as pieces:
-        async for piece in pieces:
-            if piece.finish_reason == "error":
-                yield event(writer.chunk(replace(piece, finish_reason=None))) + _failed(piece)
+    async with aclosing(answer.batches()) as batches:
+        async for batch in batches:
+            written, has_failed = _up_to_failure(batch, lambda piece: event(writer.chunk(piece)))
+            yield written
+            if has_failed:
                 return
-            yield event(writer.chunk(piece))
     if (usage := writer.usage_chunk(answer.usage)) is not None:
         yield event(usage)
     yield _DONE
@@ -111,3 +110,13 @@ async def _completion_events(answer: Answer, writer: CompletionWriter) -> AsyncG
 def _failed(piece: Piece) -> bytes:
     """The end of a stream whose answer has none: whoever looks for a reason to finish finds an error instead."""
     return event(Problem(503, piece.error or "the pipeline has failed").openai()) + _DONE
+
+
+def _up_to_failure(batch: Sequence[Piece], write: Callable[[Piece], bytes]) -> tuple[bytes, bool]:
+    """The events of pieces, up to the one that has failed if one has; and whether one has."""
+    written = b""
+    for piece in batch:
+        if piece.finish_reason == "error":
+            return written + write(replace(piece, finish_reason=None)) + _failed(piece), True
+        written += write(piece)
+    return written, False

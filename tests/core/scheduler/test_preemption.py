@@ -59,7 +59,7 @@ def test_stored_blocks_go_first_the_least_recently_used_of_them():
         for token in (1, 3):
             house.add([token] * 7, max_tokens=2)
             house.run()
-        house.add([2] * 7, max_tokens=12)
+        house.add([2] * 7, max_tokens=14)
         house.run()
         assert [tokens[0] for tokens in stored(house)] == [2, 3]
         assert preempted(house) == set()

@@ -1,7 +1,5 @@
 """What a reader sees of a request: text over token borders, stop strings, ends, times."""
 
-import queue
-
 import pytest
 
 from splitinfer.core.plan import SampledToken
@@ -63,9 +61,8 @@ class Reader:
         self._read()
 
     def _read(self) -> None:
-        event = self.state.events.get_nowait()
-        with pytest.raises(queue.Empty):
-            self.state.events.get_nowait()
+        event = self.state.events.get()
+        assert self.state.events.is_empty
         self.events.append(event)
         self.output.add(event)
         # What the events say and what the output says is always the same.

@@ -86,6 +86,23 @@ def test_short_of_memory_the_tokens_stay_right(tiny_folder: Callable[..., Path])
                 assert [out.token_ids for out in llm.generate(prompts, params)] == alone
 
 
+def test_short_of_memory_a_prompt_that_was_given_up_goes_on(tiny_folder: Callable[..., Path]):
+    """Its blocks take its place, and it takes theirs: there is no room for both. (A stored block counts as four here,
+    because stages are surveyed with blocks of their usual size.)"""
+    long = prompt(7 * BLOCK, seed=1)
+    with served(tiny_folder("llama"), [2, 2], prefix_cache=False) as llm:
+        alone = ask(llm, long).token_ids
+        per_token = max(stage["kv_bytes_per_token"] for stage in llm.stats()["stages"])
+    with served(tiny_folder("llama"), [2, 2], kv_bytes=9 * BLOCK * per_token) as llm:
+        for _ in range(3):
+            request = llm.submit(long, SamplingParams(max_tokens=8, ignore_eos=True))
+            next(iter(request))
+            request.abort()
+        again = ask(llm, long)
+        assert again.num_cached_tokens >= 2 * BLOCK
+        assert again.token_ids == alone
+
+
 def test_where_buffers_are_few_fewer_blocks_are_kept(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     """As on a GPU, where their number is limited: here to four blocks of two layers, and as many again for the rest."""
     monkeypatch.setattr(stage_loader, "resource_limit", lambda: 2 * 4 * 2)

@@ -36,15 +36,15 @@ from typing import Any
 _TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_TESTS / "cluster"), str(_TESTS)]
 
-from stages import pipeline  # noqa: E402
+from stages import pipeline
 
-from splitinfer.demo import TARGET  # noqa: E402
-from splitinfer.llm import LLM  # noqa: E402
-from splitinfer.server.gate import Gate  # noqa: E402
-from splitinfer.server.keys import ApiKey, ApiKeys, digest  # noqa: E402
-from splitinfer.server.running import Listen, Server  # noqa: E402
-from splitinfer.server.service import Service  # noqa: E402
-from splitinfer.server.sessions import cookie  # noqa: E402
+from splitinfer.demo import TARGET
+from splitinfer.llm import LLM
+from splitinfer.server.gate import Gate
+from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+from splitinfer.server.sessions import cookie
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _PAGE = Path(__file__).parent / "hostile.html"

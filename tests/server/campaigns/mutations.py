@@ -25,10 +25,10 @@ from typing import Any
 _TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(_TESTS / "server"), str(_TESTS / "cluster"), str(_TESTS)]
 
-from judging import verdict  # noqa: E402
-from mutating import BODIES, JSON, WITHOUT_BODY, Asked, Sent, sent, written  # noqa: E402
-from processes import Running, write_layout  # noqa: E402
-from raw_http import Connection, Exchange  # noqa: E402
+from judging import verdict
+from mutating import BODIES, JSON, WITHOUT_BODY, Asked, Sent, sent, written
+from processes import Running, write_layout
+from raw_http import Connection, Exchange
 
 _SECONDS = 10.0  # for an answer
 _TIMEOUT = b"X-Splitinfer-Timeout: 3\r\n"  # a request that lost its max_tokens ends

@@ -4,6 +4,7 @@ import asyncio
 import json
 import typing
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from splitinfer.server.openai.chat_writer import ChatWriter
 from splitinfer.server.openai.completions_writer import CompletionWriter
 from splitinfer.server.openai.routes import _chat_events, _completion_events
 from splitinfer.server.problem import Problem
+from splitinfer.server.stream import event as sse
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -287,6 +289,18 @@ def test_chunks_are_those_of_the_official_type():
     assert all(chunk.usage is None for chunk in checked[:-1])
 
 
+@pytest.mark.parametrize("shape", [{}, {"includes_usage": True}, {"num_top": 1}])
+def test_what_is_written_is_the_chunks_whatever_the_text(shape: dict[str, Any]):
+    """Text alone is written without building its chunk again."""
+    chat, plain = writer(streams=True, **shape), writer(streams=True, **shape)
+    chat.shape = plain.shape = replace(chat.shape, model='"content":"" {"content":""}')
+    texts = ['"content":""', "\\", '"\\"', "\n\x00\u2028 é 🙂", "\ud800", "Hi"]
+    pieces = [Piece(i % 2, (TextPart(text),)) for i, text in enumerate(texts)]
+    pieces += [Piece(0, (TextPart("x"),), (TokenLogprobs(1, -0.1),)), Piece(1, (TextPart("end"),), (), "stop"), *PIECES]
+    for piece in pieces:
+        assert chat.written(piece) == b"".join(sse(chunk) for chunk in plain.chunks(piece))
+
+
 def test_a_document_is_that_of_the_official_type():
     whole = ChatCompletion.model_validate(
         json.loads(json.dumps(writer().document(PIECES, Usage(3, 0, 4)))), strict=True
@@ -444,9 +458,9 @@ class Failing:
 
     usage = Usage(1)
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
-        yield Piece(0, (TextPart("On"),))
-        yield Piece(0, (TextPart("ce"),), finish_reason="error", error="stage b is lost")
+    async def batches(self) -> AsyncGenerator[list[Piece], None]:
+        failed = Piece(0, (TextPart("ce"),), finish_reason="error", error="stage b is lost")
+        yield [Piece(0, (TextPart("On"),)), failed]
 
 
 @pytest.mark.parametrize("is_chat", [True, False])

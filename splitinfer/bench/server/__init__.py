@@ -1,0 +1,1 @@
+"""``--mode server``: what a client over HTTP loses to one of the library."""

@@ -1,0 +1,305 @@
+"""``splitinfer bench --mode server``: what a client over HTTP loses to one of the library.
+
+    streams     many streams at once on one pipeline: by ``LLM``, as chat completions, and as messages; in turns, the
+                same tokens, by a client that reads raw sockets in a process of its own. Tokens a second, and processor
+                seconds a token: of the server's event loop, and of the whole process beyond what it takes without HTTP
+    alone       one request at a time, by ``LLM`` and as a chat completion in turns: seconds to the first token
+
+On an emulated accelerator it needs no layout: a stand-in model is cut as the machine is.
+"""
+
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+
+from splitinfer.bench.server.arrivals import Arrival, arrivals_of, chat_text, message_text, token_times
+from splitinfer.bench.shared import machine
+from splitinfer.bench.shared.child_process import ChildProcess
+from splitinfer.bench.shared.inputs import check_context
+from splitinfer.bench.shared.printing import print_found
+from splitinfer.bench.shared.stand_in import stand_in_layout
+from splitinfer.bench.shared.throughput import BatchRun, quantile
+from splitinfer.config import find_layout
+from splitinfer.console import errors
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.errors import ConfigError, ModelError, WorkerLost
+from splitinfer.llm import LLM, Settings
+from splitinfer.machine.files import read_machine_file
+from splitinfer.machine.selection import emulated_machine
+from splitinfer.models.hub import open_model
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+
+_LIBRARY, _CHAT, _MESSAGES = "LLM", "chat completions", "messages"
+_PATHS = {_CHAT: "/v1/chat/completions", _MESSAGES: "/v1/messages"}
+_TEXT_OF = {_CHAT: chat_text, _MESSAGES: message_text}
+_ALONE = 10  # requests alone of each kind in a trial
+_ALONE_TOKENS = 4
+_MORE = 2  # times as many prompts are tried as are needed: messages cannot be told to go on behind an end token
+_LETTERS = "etaoinshrdlu "
+_VOCABULARY = 2048  # of the stand-in, so that few tokens are a part of a character
+_WIDTH = 130
+
+
+@dataclass(frozen=True, slots=True)
+class ServerBenchOptions:
+    """The command line's options. ``layout``: ``None`` for a stand-in model, cut as the machine is."""
+
+    layout: str | None
+    model: str | None
+    as_json: bool
+    trials: int
+    streams: int
+    prompt_tokens: int
+    stream_tokens: int
+    seed: int
+    connect_timeout: float
+
+
+def measure_server(options: ServerBenchOptions) -> int:
+    """Measure, print a table and, as the last line, the document; return the exit code.
+
+    Raises:
+        SplitinferError: something cannot be measured.
+    """
+    found = _measure(options)
+    print_found(found, [_table(found)], as_json=options.as_json, least_width=_WIDTH)
+    return 0
+
+
+def _measure(options: ServerBenchOptions) -> dict[str, Any]:
+    name = options.layout or _stand_in()
+    checkpoint = open_model(options.model or find_layout(name).model or "demo")
+    context = options.prompt_tokens + options.stream_tokens + 64
+    check_context(checkpoint, context, f"a prompt of {options.prompt_tokens:,} tokens and its answer")
+    settings = Settings(
+        context=context, prefix_cache=False, draft="none", connect_timeout=options.connect_timeout, rejoin_timeout=0.0
+    )
+    on, processors = machine.describe(), machine.free_processors()
+    with ExitStack() as stack:
+        errors.print("loading the stages", soft_wrap=True)
+        llm = stack.enter_context(LLM(name, model=options.model, settings=settings))
+        if llm.tokenizer is None:
+            raise ConfigError("--mode server needs a model with a tokenizer")
+        server = stack.enter_context(closing(Server(Service(llm, "bench"), Listen(port=0))))
+        client = stack.enter_context(closing(ChildProcess("splitinfer.bench.server.client_process")))
+        pinned = machine.pin_stages(llm.layout.stages, None, processors)
+        trials = _Trials(options, llm, server, client)
+        trials.prepare()
+        streams, alone = [], []
+        for number in range(options.trials):
+            errors.print(f"trial {number + 1} of {options.trials}", soft_wrap=True)
+            streams.append(trials.streams())
+            alone.append(trials.alone())
+        layers = [stage.num_layers for stage in llm.layout.stages]
+        return {
+            "measured_on": {**on, "pinned": pinned},
+            "layout": {"name": llm.layout.name, "layers": layers},
+            "streams": options.streams,
+            "prompt_tokens": [len(llm.encode_chat(each)) for each in trials.prompts],
+            "answer_tokens": options.stream_tokens,
+            "trials": streams,
+            "alone": alone,
+            "medians": _medians(streams, alone),
+        }
+
+
+def _stand_in() -> str:
+    file = emulated_machine()
+    if file is None:
+        raise ConfigError("--mode server needs a layout (--layout FILE), or a machine to emulate (--accelerator FILE)")
+    return str(stand_in_layout(read_machine_file(file).machine().num_stages, vocab=_VOCABULARY))
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """Streams that were read: what each gave when, and what it took. ``loop``, ``process``: processor seconds of the
+    server's event loop, and of this process."""
+
+    sent: list[float]
+    arrivals: list[list[Arrival]]
+    loop: float
+    process: float
+
+
+@dataclass(slots=True)
+class _Trials:
+    options: ServerBenchOptions
+    llm: LLM
+    server: Server
+    client: ChildProcess
+    prompts: list[list[dict[str, str]]] = field(default_factory=list)
+    _answers: list[tuple[str, list[int]]] = field(default_factory=list)  # text, and its length at each token
+    _systems: list[str] = field(default_factory=lambda: [_LIBRARY, _CHAT])
+
+    def prepare(self) -> None:
+        """Choose prompts whose answers do not end early, and warm up."""
+        errors.print("warming up", soft_wrap=True)
+        every = [_prompt(self.options, i) for i in range(_MORE * self.options.streams)]
+        params = SamplingParams(max_tokens=self.options.stream_tokens)
+        answers = self.llm.generate([self.llm.encode_chat(prompt) for prompt in every], params)
+        whole = [p for p, answer in zip(every, answers, strict=True) if answer.finish_reason == "length"]
+        if len(whole) >= self.options.streams:
+            self._systems.append(_MESSAGES)
+        else:
+            errors.print("messages are left out: too many answers of this model end early", soft_wrap=True)
+        self.prompts = (whole if len(whole) >= self.options.streams else every)[: self.options.streams]
+        self._answers = [self._lengths(prompt) for prompt in self.prompts]
+        for system in self._systems:
+            self._run(system, self.prompts, self.options.stream_tokens)
+
+    def streams(self) -> dict[str, Any]:
+        """Every system once, with all streams at once."""
+        return {system: self._figures(system) for system in self._systems}
+
+    def _figures(self, system: str) -> dict[str, Any]:
+        outcome = self._run(system, self.prompts, self.options.stream_tokens)
+        texts = ["".join(text for _, text in arrivals) for arrivals in outcome.arrivals]
+        if texts != [text for text, _ in self._answers]:
+            raise ModelError(f"the same requests gave other texts as {system} than before")
+        pairs = zip(outcome.arrivals, self._answers, strict=True)
+        times = tuple(token_times(arrivals, lengths) for arrivals, (_, lengths) in pairs)
+        start, num_tokens = min(outcome.sent), sum(map(len, times))
+        run = BatchRun(tuple(() for _ in times), tuple(tuple(at - start for at in each) for each in times))
+        run.check()
+        ttft = sorted(each[0] - sent for each, sent in zip(times, outcome.sent, strict=True))
+        return {
+            "tokens_per_second": run.tokens_per_second,
+            "ttft_p50": quantile(ttft, 0.5),
+            "itl_p50": quantile(run.itl, 0.5),
+            "itl_p99": quantile(run.itl, 0.99),
+            "seconds": run.seconds,
+            "loop_seconds_per_token": outcome.loop / num_tokens,
+            "process_seconds_per_token": outcome.process / num_tokens,
+        }
+
+    def alone(self) -> dict[str, list[float]]:
+        """Requests one after the other, by each system in turn: seconds to the first text of each."""
+        found: dict[str, list[float]] = {system: [] for system in self._systems}
+        for i in range(_ALONE):
+            for system, seconds in found.items():
+                outcome = self._run(system, [self.prompts[i % len(self.prompts)]], _ALONE_TOKENS)
+                if not outcome.arrivals[0]:
+                    raise ModelError(f"the first {_ALONE_TOKENS} tokens of an answer have no text")
+                seconds.append(outcome.arrivals[0][0][0] - outcome.sent[0])
+        return found
+
+    def _run(self, system: str, prompts: Sequence[list[dict[str, str]]], num_tokens: int) -> _Outcome:
+        loop, process = self.server.loop_seconds(), time.process_time()
+        read = self._by_library if system == _LIBRARY else self._by_http
+        sent, arrivals = read(system, prompts, num_tokens)
+        return _Outcome(sent, arrivals, self.server.loop_seconds() - loop, time.process_time() - process)
+
+    def _by_library(
+        self, _system: str, prompts: Sequence[list[dict[str, str]]], num_tokens: int
+    ) -> tuple[list[float], list[list[Arrival]]]:
+        params, sent = SamplingParams(max_tokens=num_tokens, ignore_eos=True), list[float]()
+        encoded, requests = [self.llm.encode_chat(prompt) for prompt in prompts], []
+        for tokens in encoded:
+            sent.append(time.monotonic())
+            requests.append(self.llm.submit(tokens, params))
+
+        def read(request: Any) -> list[Arrival]:
+            found = [(time.monotonic(), event.text) for event in request if event.text]
+            if request.output.error is not None:
+                raise WorkerLost(request.output.error)
+            return found
+
+        with ThreadPoolExecutor(len(requests)) as readers:
+            try:
+                return sent, list(readers.map(read, requests))
+            except BaseException:
+                for request in requests:
+                    request.abort()
+                raise
+
+    def _by_http(
+        self, system: str, prompts: Sequence[list[dict[str, str]]], num_tokens: int
+    ) -> tuple[list[float], list[list[Arrival]]]:
+        more = {"ignore_eos": True} if system == _CHAT else {}
+        bodies = [
+            {"model": "bench", "messages": prompt, "max_tokens": num_tokens, "temperature": 0, "stream": True, **more}
+            for prompt in prompts
+        ]
+        self.client.send({"port": self.server.port, "requests": [_request(_PATHS[system], body) for body in bodies]})
+        answer = self.client.receive()
+        reads = [[(at, text.encode("utf-8", "surrogateescape")) for at, text in each] for each in answer["reads"]]
+        return answer["sent"], [arrivals_of(each, _TEXT_OF[system]) for each in reads]
+
+    def _lengths(self, prompt: list[dict[str, str]]) -> tuple[str, list[int]]:
+        """The library's answer to a prompt, and the length of its text at each token."""
+        params = SamplingParams(max_tokens=self.options.stream_tokens, ignore_eos=True)
+        text, lengths = "", list[int]()
+        for event in self.llm.submit(self.llm.encode_chat(prompt), params):
+            text += event.text
+            lengths += [len(text)] * len(event.token_ids)
+        return text, [min(length, len(text)) for length in lengths]
+
+
+def _prompt(options: ServerBenchOptions, number: int) -> list[dict[str, str]]:
+    """A conversation of one message, of about so many tokens: letters, of which a tokenizer makes one each or fewer."""
+    rng = random.Random(f"{options.seed} server {number}")
+    return [{"role": "user", "content": "".join(rng.choice(_LETTERS) for _ in range(options.prompt_tokens))}]
+
+
+def _request(path: str, body: Mapping[str, Any]) -> str:
+    content = json.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n{content}"
+
+
+def _medians(streams: Sequence[Mapping[str, Any]], alone: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+    """Each system's figures, and how they compare with the library's, trial by trial."""
+    found: dict[str, Any] = {}
+    for system in streams[0]:
+        figures = {name: statistics.median(trial[system][name] for trial in streams) for name in streams[0][system]}
+        figures["ttft_alone_p50"] = statistics.median(each for trial in alone for each in trial[system])
+        if system != _LIBRARY:
+            figures |= _compared(system, streams, alone)
+        found[system] = figures
+    return found
+
+
+def _compared(
+    system: str, streams: Sequence[Mapping[str, Any]], alone: Sequence[Mapping[str, Sequence[float]]]
+) -> dict[str, float]:
+    def of(make: Callable[[Mapping[str, Any], Mapping[str, Any]], float]) -> float:
+        return statistics.median(make(trial[system], trial[_LIBRARY]) for trial in streams)
+
+    return {
+        "rate_to_library": of(lambda ours, theirs: ours["tokens_per_second"] / theirs["tokens_per_second"]),
+        "ttft_p50_more": of(lambda ours, theirs: ours["ttft_p50"] - theirs["ttft_p50"]),
+        "ttft_alone_p50_more": statistics.median(
+            statistics.median(trial[system]) - statistics.median(trial[_LIBRARY]) for trial in alone
+        ),
+        "process_seconds_per_token_more": of(
+            lambda ours, theirs: ours["process_seconds_per_token"] - theirs["process_seconds_per_token"]
+        ),
+    }
+
+
+def _table(found: Mapping[str, Any]) -> Table:
+    title = f"{found['streams']} streams over HTTP, {found['layout']['name']}, medians of {len(found['trials'])} trials"
+    columns = ("tokens/s", "of LLM", "TTFT p50, ms", "more", "alone, ms", "more", "loop, µs a token", "process", "more")
+    table = Table("", *columns, title=title, title_justify="left")
+    for system, one in found["medians"].items():
+        table.add_row(
+            system, f"{one['tokens_per_second']:.1f}", _or_dash(one, "rate_to_library", 1, ".3f"),
+            f"{1e3 * one['ttft_p50']:.1f}", _or_dash(one, "ttft_p50_more", 1e3, "+.1f"),
+            f"{1e3 * one['ttft_alone_p50']:.1f}", _or_dash(one, "ttft_alone_p50_more", 1e3, "+.1f"),
+            f"{1e6 * one['loop_seconds_per_token']:.0f}", f"{1e6 * one['process_seconds_per_token']:.0f}",
+            _or_dash(one, "process_seconds_per_token_more", 1e6, "+.0f"),
+        )  # fmt: skip
+    return table
+
+
+def _or_dash(figures: Mapping[str, float], name: str, factor: float, form: str) -> str:
+    return format(factor * figures[name], form) if name in figures else "-"

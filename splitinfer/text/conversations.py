@@ -1,0 +1,111 @@
+"""Conversations that come back as text, and the tokens that they were computed as.
+
+A client sends a conversation again with every turn, as text. A tokenizer may cut an answer elsewhere than the model did
+when it wrote it, and from there on no cached KV fits: all that follows is computed again. So for each answer the text
+up to its end, as the template wrote it, is remembered with its tokens, and a conversation that begins with such a text
+begins with those tokens. It is the text that decides, so it holds for reasoning, calls of tools and any template, as
+far as the template writes again what the model wrote; and what is given out must decode to the same text as what the
+tokenizer makes of it, or that is used.
+
+Of a text only a hash is kept.
+"""
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+MOST_TOKENS = 1 << 20  # in all, of 4 bytes each
+_MOST_PENDING = 64
+_BROKEN = "\ufffd"
+_Digest = bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """A tokenizer's functions. ``encode``: a part of a text, with no tokens of its own before it. ``decode``: with
+    special tokens."""
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[Sequence[int]], str]
+
+
+class Conversations:
+    """A bounded memory of texts' tokens; those not used for longest go first.
+
+    ``answered`` may be called on any thread, the rest by one thread at a time.
+    """
+
+    def __init__(self, most_tokens: int = MOST_TOKENS) -> None:
+        self._most_tokens = most_tokens
+        self._known: OrderedDict[_Digest, tuple[int, array[int]]] = OrderedDict()  # characters, tokens
+        self._lengths: Counter[int] = Counter()
+        self._num_tokens = 0
+        self._pending: deque[tuple[str, Sequence[int], Sequence[int]]] = deque(maxlen=_MOST_PENDING)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that are kept."""
+        return self._num_tokens
+
+    def answered(self, text: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """An answer has ended. ``text``: what the template wrote, of which ``prompt`` are the tokens. ``answer``: its
+        tokens, without an end token. It is taken in later: decoding takes time."""
+        if answer:
+            self._pending.append((text, prompt, answer))
+
+    def tokens(self, text: str, plain: list[int], codec: Codec) -> list[int]:
+        """The tokens of a conversation. ``plain``: what the tokenizer makes of its text."""
+        self._take_in(codec)
+        length, known = self._longest(text)
+        if not known or plain[: len(known)] == known:
+            return plain
+        found = [*known, *codec.encode(text[length:])]
+        return found if codec.decode(found) == codec.decode(plain) else plain
+
+    def _take_in(self, codec: Codec) -> None:
+        while self._pending:
+            text, prompt, answer = self._pending.popleft()
+            if _BROKEN not in (said := codec.decode(answer)):  # else the text says less than the tokens
+                self.remember(text + said, [*prompt, *answer])
+
+    def remember(self, text: str, tokens: Sequence[int]) -> None:
+        """Remember the tokens of a text."""
+        (digest,) = _digests(text, [len(text)])
+        self._forget(digest)
+        self._known[digest] = len(text), array("I", tokens)
+        self._lengths[len(text)] += 1
+        self._num_tokens += len(tokens)
+        while self._num_tokens > self._most_tokens:
+            self._forget(next(iter(self._known)))
+
+    def _forget(self, digest: _Digest) -> None:
+        length, tokens = self._known.pop(digest, (0, ()))
+        self._num_tokens -= len(tokens)
+        if length:
+            self._lengths[length] -= 1
+            if not self._lengths[length]:
+                del self._lengths[length]
+
+    def _longest(self, text: str) -> tuple[int, list[int]]:
+        """The longest beginning of a text that is known: its characters, and its tokens; none: 0."""
+        lengths = sorted(length for length in self._lengths if length <= len(text))
+        for digest in reversed(list(_digests(text, lengths))):
+            if digest in self._known:
+                self._known.move_to_end(digest)
+                length, tokens = self._known[digest]
+                return length, list(tokens)
+        return 0, []
+
+
+def _digests(text: str, lengths: Iterable[int]) -> Iterator[_Digest]:
+    """The hashes of a text's first characters, for ascending numbers of them, in one pass over the text."""
+    so_far, at = hashlib.blake2b(digest_size=16), 0
+    for length in lengths:
+        so_far.update(text[at:length].encode("utf-8", "surrogatepass"))
+        at = length
+        yield so_far.copy().digest()

@@ -1,0 +1,123 @@
+"""A client that gives up while its prompt is read, and sends it again, goes on where it was.
+
+Clients give up after a time without a token, and send the same prompt again. A server that throws away what it has read
+by then never finishes a prompt that takes longer than their patience.
+"""
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import VOCAB, House, blocks, drain, small
+
+from splitinfer.core.sequence import FinishReason
+
+CHUNK = 8  # tokens
+PROMPT = 80  # tokens: 20 blocks
+
+
+def some_steps(house: House, pick: Random, most: int) -> None:
+    """Steps and results, as they come."""
+    for _ in range(pick.randint(0, most)):
+        if house.step() is None and not house.toy.under_way:
+            return
+        while house.toy.under_way and pick.random() < 0.6:
+            house.deliver()
+
+
+def computed_for(house: House, prompt: list[int]) -> int:
+    return sum(house.toy.num_computed.get(i, 0) for i, each in house.prompts.items() if each == prompt)
+
+
+def given_up(house: House, pick: Random, prompt: list[int], times: int) -> int:
+    """Send a prompt again and again, give it up at some moment of its reading each time, and read it in the end; the
+    tokens of it that were computed twice."""
+    seq_id = 0
+    for _ in range(times):
+        seq_id = house.add(prompt, max_tokens=3)
+        some_steps(house, pick, 8)
+        if house.sequences[seq_id].num_generated:
+            break
+        house.finish(seq_id)
+        some_steps(house, pick, 1)
+    if seq_id in house.cancelled or not times:
+        seq_id = house.add(prompt, max_tokens=3)
+    while seq_id not in house.reasons:
+        house.step() or house.deliver()
+    return computed_for(house, prompt) - len(prompt) - len(house.generated[seq_id]) + 1
+
+
+@given(
+    st.randoms(use_true_random=False),
+    st.booleans(),
+    st.integers(0, 4),
+    st.integers(1, 3),
+    st.sampled_from([None, 150]),
+)
+@settings(max_examples=30, deadline=None)
+def test_no_token_is_computed_twice_but_where_a_state_cannot_be_cut(
+    pick: Random, whole_blocks: bool, others: int, in_flight: int, room: int | None
+):
+    with small(block=4):
+        kv = None if room is None else blocks(room)
+        house = House(token_budget=CHUNK, max_running=6, max_in_flight=in_flight, whole_blocks=whole_blocks, kv=kv)
+        for _ in range(others):
+            house.add([pick.randrange(VOCAB) for _ in range(5)], max_tokens=40)
+        prompt, times = [pick.randrange(VOCAB) for _ in range(PROMPT)], 6
+        assert given_up(house, pick, prompt, times) <= (times if not whole_blocks else CHUNK)
+        house.run()
+        house.check_answers()
+        house.check_kv()
+
+
+@pytest.mark.parametrize("room", [22, 26, 30, 41])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_prompt_that_takes_most_of_the_memory_is_not_read_again_and_again(room: int, seed: int):
+    """There is no room for its stored blocks beside itself: these take its place when it is given up, and it takes
+    theirs when it comes again."""
+    with small(block=4):
+        house, pick = House(token_budget=CHUNK, max_in_flight=2, kv=blocks(room)), Random(seed)
+        prompt = [pick.randrange(VOCAB) for _ in range(PROMPT)]
+        assert given_up(house, pick, prompt, 8) <= 8
+        house.run()
+        house.check_answers()
+        house.check_kv()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_states_are_taken_over_and_not_stored_where_they_have_gone_on(seed: int):
+    with small(block=4):
+        house, pick = House(token_budget=CHUNK, max_in_flight=2, kv=blocks(30), whole_blocks=True), Random(seed)
+        given_up(house, pick, [pick.randrange(VOCAB) for _ in range(PROMPT)], 8)
+        house.run()
+        house.check_answers()
+        house.check_kv()
+
+
+def test_others_with_its_beginning_begin_with_what_it_took_over_once_it_ends():
+    with small(block=4):
+        house = House(token_budget=CHUNK, kv=blocks(26), max_running=1)
+        prompt = [1, 2, 3] * 26
+        for _ in range(2):
+            first = house.add(prompt, max_tokens=2)
+            drain(house)
+        assert house.sequences[first].num_reused == len(prompt) - 1
+        other = house.add([*prompt[:40], 4, 4], max_tokens=2)
+        drain(house)
+        assert house.sequences[other].num_reused == 40
+        house.check_answers()
+        house.check_kv()
+
+
+def test_a_request_that_failed_takes_nothing_over():
+    """What a device computed before it failed is not to be trusted further than the blocks stored before."""
+    with small(block=4):
+        house = House(token_budget=CHUNK, kv=blocks(24))
+        seq_id = house.add([1, 2, 3, 4] * 20, max_tokens=2)
+        for _ in range(12):
+            house.step() or house.deliver()
+        stored = len(house.scheduler.prefix_cache.tree)
+        house.finish(seq_id, FinishReason.ERROR)
+        house.run()
+        assert len(house.scheduler.prefix_cache.tree) <= stored

@@ -1,0 +1,91 @@
+"""Tokens that a conversation was computed as: found again by its text, and never those of another text."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from splitinfer.text.conversations import Codec, Conversations
+
+# A tokenizer that prefers "ab" to "a" and "b", as a byte-pair tokenizer does, and a special token.
+WORDS = {1: "a", 2: "b", 3: "ab", 4: "c", 9: "<end>"}
+
+
+def encode(text: str) -> list[int]:
+    found = []
+    while text:
+        word = max((i for i in WORDS if text.startswith(WORDS[i])), key=lambda i: len(WORDS[i]))
+        found.append(word)
+        text = text[len(WORDS[word]) :]
+    return found
+
+
+def decode(ids: list[int]) -> str:
+    return "".join(WORDS[i] for i in ids)
+
+
+CODEC = Codec(encode, decode)  # type: ignore[arg-type]
+
+
+def tokens(known: Conversations, text: str) -> list[int]:
+    return known.tokens(text, encode(text), CODEC)
+
+
+def test_an_answer_keeps_its_tokens_in_the_next_turn():
+    known = Conversations()
+    known.answered("c", [4], [1, 2, 1])
+    assert tokens(known, "caba<end>ab") == [4, 1, 2, 1, 9, 3]
+    assert tokens(known, "cab") == [4, 3], "another conversation"
+    assert tokens(known, "aba") == [3, 1], "the same answer in another place"
+
+
+def test_the_longest_beginning_counts_and_earlier_turns_stay():
+    known = Conversations()
+    known.answered("c", [4], [1, 2])
+    first = tokens(known, "cab<end>c")
+    known.answered("cab<end>c", first, [1, 2])
+    assert tokens(known, "cab<end>cab<end>") == [4, 1, 2, 9, 4, 1, 2, 9]
+    assert tokens(known, "cab<end>cc") == [4, 1, 2, 9, 4, 4], "the last message was edited"
+
+
+def test_what_would_read_otherwise_is_left():
+    known = Conversations()
+    known.remember("ca", [4, 1])
+    wrong = Codec(lambda text: encode(text)[:-1], decode)  # type: ignore[arg-type]
+    assert known.tokens("caab", encode("caab"), wrong) == encode("caab")
+    assert known.tokens("cab", encode("cab"), Codec(encode, lambda ids: str(ids))) == [4, 3]  # type: ignore[arg-type]
+
+
+def test_memory_is_bounded_and_what_is_used_stays():
+    known = Conversations(most_tokens=10)
+    for i in range(5):
+        known.remember("c" * (i + 1) + "ab", [4] * (i + 1) + [1, 2])
+        assert known.num_tokens <= 10
+    assert tokens(known, "cccccab") == [4] * 5 + [1, 2]
+    assert len(known) == 1
+    known.remember("a", [1])
+    known.remember("b", [2])
+    tokens(known, "cccccab")
+    known.remember("c", [4, 4])
+    assert tokens(known, "cccccab") == [4] * 5 + [1, 2]
+    assert known.num_tokens <= 10
+
+
+def test_a_conversation_that_is_too_long_is_not_kept():
+    known = Conversations(most_tokens=3)
+    known.remember("cccab", [4, 4, 4, 1, 2])
+    assert (len(known), known.num_tokens) == (0, 0)
+    assert tokens(known, "cccab") == [4, 4, 4, 3]
+
+
+@given(st.lists(st.tuples(st.text("abc", max_size=3), st.lists(st.sampled_from([1, 2, 3, 4]), max_size=4)), max_size=8))
+def test_the_text_is_always_that_of_the_conversation(turns: list[tuple[str, list[int]]]):
+    known, text, computed = Conversations(most_tokens=40), "", list[int]()
+    for asked, answer in turns:
+        text += asked
+        found = tokens(known, text)
+        assert decode(found) == text
+        if known.num_tokens and len(computed) < 40:
+            assert found[: len(computed)] == computed, "all that was computed is found"
+        known.answered(text, found, answer)
+        text += decode(answer)
+        computed = [*found, *answer] if answer else computed
+        tokens(known, "")
