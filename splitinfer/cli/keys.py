@@ -26,7 +26,7 @@ def add(
         float | None, typer.Option("--requests-per-minute", help="Any number if not given.")
     ] = None,
     concurrent: Annotated[
-        int | None, typer.Option("--concurrent", help="Requests at a time; any number if not given.")
+        int | None, typer.Option("--concurrent", help="Answers at a time; any number if not given.")
     ] = None,
 ) -> None:
     """Make a key and print it, once: the file keeps its digest only."""

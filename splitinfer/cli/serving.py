@@ -1,5 +1,6 @@
 """Opens the HTTP server of a pipeline, for `serve` and for `coord --serve`."""
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,11 +13,18 @@ from splitinfer.engine.versions import machine_name
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
 from splitinfer.server.exposure import check_exposure, names_of
-from splitinfer.server.gate import Gate
+from splitinfer.server.gate import Gate, is_loopback
 from splitinfer.server.key_file import FollowedKeys
-from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
+from splitinfer.server.patience import Limits
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
+from splitinfer.server.tls import check_tls
+from splitinfer.system.open_files import make_room
+
+log = logging.getLogger(__name__)
+
+_OTHER_FILES = 256  # that are no connections: of links, models, KV on disk; and some of a client's, while it is refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +44,11 @@ class Access:
         """The rules.
 
         Raises:
-            ConfigError: they would open the server to more than was said, or the file of keys cannot be used.
+            ConfigError: they would open the server to more than was said, or the file of keys or the certificate
+                cannot be used.
         """
+        if self.certificate is not None and self.certificate_key is not None:
+            check_tls(self.certificate, self.certificate_key)
         keys = self._keys()
         check_exposure(self.host, has_keys=keys is not None, no_auth=self.no_auth, origins=self.origins)
         hosts = names_of(self.host, _own_names(), self.allowed_hosts)
@@ -46,6 +57,10 @@ class Access:
     def _keys(self) -> ApiKeys | None:
         if not all(secret.strip() for secret in self.api_keys):
             raise ConfigError("an API key is empty")
+        if not is_loopback(self.host) and (short := min(map(len, self.api_keys), default=SHORT)) < SHORT:
+            log.warning(
+                "a key of %d characters can be found by trying; `splitinfer keys add` makes one that cannot", short
+            )
         given = [ApiKey(f"given-{i}", digest(secret)) for i, secret in enumerate(self.api_keys, 1)]
         if self.key_file is not None:
             return FollowedKeys(self.key_file, given)
@@ -76,13 +91,24 @@ def opened_server(
     """
     name = model_name or Path(llm.layout.model or "model").name
     service = Service(llm, name, gate, logs_prompts=logs_prompts)
-    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, max_connections))
+    limits = Limits(most=_room_for(max_connections))
+    server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
     servers.append(server)
     try:
         scheme = "http" if access.certificate is None else "https"
         yield _sentence(llm, name, f"{scheme}://{_bracketed(access.host)}:{server.port}", gate)
     finally:
         server.close()
+
+
+def _room_for(num_connections: int) -> int:
+    """How many connections this process can have, at most ``num_connections``."""
+    room = make_room(num_connections + _OTHER_FILES)
+    if room >= num_connections + _OTHER_FILES:
+        return num_connections
+    most = max(1, room - _OTHER_FILES)
+    log.warning("%s connections at a time: this process may have %s open files (ulimit -n)", f"{most:,}", f"{room:,}")
+    return most
 
 
 def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:

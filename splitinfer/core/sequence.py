@@ -21,7 +21,7 @@ computed again like a prompt.
 import math
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from splitinfer.core.kv.block_tree import Block, Key
@@ -33,6 +33,8 @@ REPETITION_CONTEXT = 20  # last tokens that a repetition penalty applies to, as 
 MAX_PENALTY = 2.0  # of presence and frequency, either way, as in OpenAI's API
 MAX_BIAS = 100.0  # of a token's logit, either way, as in OpenAI's API
 MAX_BIASED = 1024  # tokens with a bias; plans hold them
+MAX_STOP_LENGTH = 4096  # characters of a stop string; as many may be held back
+MAX_STOPS = 1024  # stop strings, and stop token ids
 
 
 class FinishReason(StrEnum):
@@ -116,6 +118,7 @@ class SamplingParams:
             ),
             (self.seed is None or 0 <= self.seed < 2**64, f"seed must be in [0, 2**64), not {self.seed}"),
             (all(self.stop), "a stop string must not be empty"),
+            *_stop_checks(self.stop, self.stop_token_ids),
             (all(t >= 0 for t in self.stop_token_ids), "stop_token_ids must not be negative"),
             (all(t <= MAX_WHOLE for t in self.stop_token_ids), "stop_token_ids must be below 2**63"),
             (top is None or 0 <= top <= MAX_LOGPROBS, f"logprobs must be between 0 and {MAX_LOGPROBS}, not {top}"),
@@ -128,6 +131,11 @@ class SamplingParams:
             ),
             *_bias_checks(self.logit_bias),
         ]
+
+    @property
+    def for_stages(self) -> "SamplingParams":
+        """The parameters without those that end an answer, which is decided where its text is."""
+        return replace(self, stop=(), stop_token_ids=()) if self.stop or self.stop_token_ids else self
 
     @property
     def depends_on_tokens(self) -> bool:
@@ -174,6 +182,15 @@ def _bias_checks(biases: tuple[tuple[int, float], ...]) -> list[tuple[bool, str]
         (len(set(tokens)) == len(tokens), "logit_bias must not have a token twice"),
         (all(0 <= token <= MAX_WHOLE for token in tokens), "the tokens of logit_bias must be from 0 to below 2**63"),
         (wrong is None, f"a bias must be between {-MAX_BIAS:g} and {MAX_BIAS:g}, not {wrong}"),
+    ]
+
+
+def _stop_checks(stops: tuple[str, ...], token_ids: tuple[int, ...]) -> list[tuple[bool, str]]:
+    longest = max(map(len, stops), default=0)
+    return [
+        (longest <= MAX_STOP_LENGTH, f"a stop string may have {MAX_STOP_LENGTH} characters, not {longest}"),
+        (len(stops) <= MAX_STOPS, f"stop may have {MAX_STOPS} strings, not {len(stops)}"),
+        (len(token_ids) <= MAX_STOPS, f"stop_token_ids may have {MAX_STOPS} ids, not {len(token_ids)}"),
     ]
 
 

@@ -379,6 +379,11 @@ class LLM:
         """The state of each stage, and what is waited for, if a worker is lost."""
         return self._engine.health()
 
+    def seconds_until_room(self, nth: int = 1) -> float:
+        """When to try again after ``QueueFull``: seconds until ``nth`` requests more could be queued, from what steps
+        have cost and answers have lasted so far; between 1 and 60. From any thread."""
+        return self._engine.seconds_until_room(nth)
+
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted."""
         self._engine.drain(seconds)

@@ -1,7 +1,8 @@
 """Prompts as token ids, and token ids as text, for one model.
 
-A Hugging Face tokenizer must not be used by several threads at once, but callers use any thread. So every use holds a
-lock, detokenizing included.
+A Hugging Face tokenizer must not be changed by one thread while another uses it (tokenizers' "Already borrowed"), and
+encoding may change it, the first time: to the settings that it is used with from then on. So encoding holds one lock
+and decoding another: a long text that is encoded for seconds stops no stream, whose every token is decoded.
 """
 
 import threading
@@ -30,8 +31,10 @@ class PromptEncoder:
     """Encodes and checks prompts. ``tokenizer``: the model's; ``None`` where its folder has none."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._lock = checkpoint, threading.Lock()
+        self._checkpoint, self._lock, self._decode_lock = checkpoint, threading.Lock(), threading.Lock()
         self.tokenizer = tokenizer_of(checkpoint)
+        if self.tokenizer is not None:
+            self.tokenizer.encode("")  # changes what it has to change
 
     def encode(self, text: str, *, adds_special: bool = True) -> list[int]:
         """Text as token ids. ``adds_special``: with the special tokens that the tokenizer itself adds.
@@ -91,7 +94,7 @@ class PromptEncoder:
             RequestError: an id is outside the vocabulary.
         """
         self._check_ids(token_ids)
-        with self._lock:
+        with self._decode_lock:
             return self._need_tokenizer().decode(token_ids)
 
     @property
@@ -152,7 +155,7 @@ class PromptEncoder:
         what marks reasoning and calls of tools."""
         if self.tokenizer is None:
             return None
-        return _Locked(self.tokenizer.detokenizer(shows_markers=shows_markers), self._lock)
+        return _Locked(self.tokenizer.detokenizer(shows_markers=shows_markers), self._decode_lock)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -161,7 +164,7 @@ class PromptEncoder:
 
 
 class _Locked:
-    """A detokenizer that holds the tokenizer's lock while it decodes."""
+    """A detokenizer that holds a lock of the tokenizer's while it decodes."""
 
     def __init__(self, inner: Detokenizing, lock: threading.Lock) -> None:
         self._inner, self._lock = inner, lock

@@ -16,7 +16,7 @@ from splitinfer.server.reading import Answer
 log = logging.getLogger(__name__)
 
 CLIENT_GONE = 499  # nginx's word for an answer that nobody waited for
-_MOST_PATH = 80  # characters
+_MOST_METHOD, _MOST_PATH = 20, 80  # characters
 
 
 def line(request_id: str, key: str, method: str, path: str, status: int, usage: Usage | None, seconds: float) -> str:
@@ -29,7 +29,7 @@ def line(request_id: str, key: str, method: str, path: str, status: int, usage: 
         f", {usage.cached:,} of {usage.prompt:,} prompt tokens cached, {usage.generated:,} generated"
     )  # fmt: skip
     where = quote(path, safe="/:._-")[:_MOST_PATH]  # a path may hold anything, ends of lines included
-    return f"request {request_id} {key} {method} {where} {status}{tokens}, {seconds:.1f} s"
+    return f"request {request_id} {key} {method[:_MOST_METHOD]} {where} {status}{tokens}, {seconds:.1f} s"
 
 
 def write(state: MutableMapping[str, Any], key: str, method: str, path: str, status: int, seconds: float) -> None:

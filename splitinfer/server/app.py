@@ -19,4 +19,4 @@ def make_app(service: Service) -> Guard:
 
 
 async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise Problem(404, f"there is no {scope['method']} {scope['path']:.80} here")
+    raise Problem(404, f"there is no {scope['method']:.20} {scope['path']:.80} here")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from splitinfer.errors import QueueFull
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
@@ -62,11 +63,14 @@ async def all_asked(
     handling = handling_of(request)
     if service.logs_prompts:
         log.info("request %s asks %r", request.state.request_id, [ask.prompt for ask in asks])
-    open_things.enter_context(service.admitted(key))
-    answer = await submit(service.llm, asks, handling)
+    open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
+    try:
+        answer = await submit(service.llm, asks, handling)
+    except QueueFull as error:
+        raise service.turned_away(f"{error}") from error
+    service.took_one()
     request.state.answer = answer
-    service.register(request.state.request_id, key, answer)
-    open_things.callback(service.forget, request.state.request_id)
+    open_things.enter_context(service.cancellable(request.state.request_id, key, answer))
     return Asked(answer, open_things)
 
 

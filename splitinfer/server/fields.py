@@ -82,10 +82,12 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A field that is refused, and why. ``asks_nothing``: values that ask for nothing, so that they may be there."""
+    """A field that is refused, and why. ``asks_nothing``: values that ask for nothing, so that they may be there.
+    ``details``: by which a client finds out that it can do without (``Problem.details``)."""
 
     why: str
     asks_nothing: Values = Values()
+    details: Mapping[str, Any] | None = None
 
 
 HONOURED = Honoured()
@@ -120,8 +122,8 @@ def honoured(body: Mapping[str, Any], fields: Mapping[str, Treatment], inside: s
         match fields.get(key):
             case None:
                 raise Problem(400, f"there is no field {name!r:.120} here", param=name, code="unknown_parameter")
-            case Refused(why, asks_nothing) if not asks_nothing(value):
-                raise unsupported(name, why)
+            case Refused(why, asks_nothing, details) if not asks_nothing(value):
+                raise unsupported(name, why, details=details)
             case Honoured(inside=form, each=each):
                 found = _honoured_inside(name, value, form, each)
                 if found is not LEFT_OUT:
@@ -132,13 +134,18 @@ def honoured(body: Mapping[str, Any], fields: Mapping[str, Treatment], inside: s
 def _honoured_inside(name: str, value: Any, form: Form | None, each: Form | None) -> Any:
     """What is honoured of an object, or of the objects of a list."""
     if form is not None and isinstance(value, dict):
-        return _honoured_object(name, value, form)
+        return honoured_object(name, value, form)
     if each is None or not isinstance(value, list):
         return value
-    return [_honoured_object(f"{name}[{i}]", v, each) if isinstance(v, dict) else v for i, v in enumerate(value)]
+    return [honoured_object(f"{name}[{i}]", v, each) if isinstance(v, dict) else v for i, v in enumerate(value)]
 
 
-def _honoured_object(name: str, given: dict[str, Any], form: Form) -> Any:
+def honoured_object(name: str, given: Mapping[str, Any], form: Form) -> Any:
+    """What is honoured of one object; ``LEFT_OUT`` if it is of a kind that is.
+
+    Raises:
+        Problem: 400, as ``honoured``.
+    """
     if isinstance(form, Object):
         return honoured(given, form.fields, name)
     kind = given.get(form.key)
@@ -146,7 +153,7 @@ def _honoured_object(name: str, given: dict[str, Any], form: Form) -> Any:
     match form.members.get(kind, form.others) if isinstance(kind, str) else None:
         case Honoured(inside=inner):
             found = {**given, form.key: kind}
-            return found if inner is None else _honoured_object(name, found, inner)
+            return found if inner is None else honoured_object(name, found, inner)
         case Ignored():
             return LEFT_OUT
         case Refused(why):

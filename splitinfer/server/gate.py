@@ -7,11 +7,14 @@ Three kinds of caller have to be told apart:
   sites' requests do not carry (SameSite=Strict);
 - **a page of another site** in the browser of somebody who can reach this server. It can send requests here, and by DNS
   rebinding even make its own name point here. It gets nothing: the `Host` must be one of this server's names, an
-  `Origin` must be this server's own or allowed by name, and a body must be declared as JSON, which no form can do.
+  `Origin` must be this server's own or allowed by name, what a browser says of where a request comes from
+  (`Sec-Fetch-Site`, in W3C's Fetch Metadata) must not be another site, and a body must be declared as JSON, which no
+  form can do.
 
 Without keys, on this machine only, the first two need none, and the third still gets nothing.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -22,6 +25,8 @@ from splitinfer.server.problem import Problem
 SESSION_COOKIE = "splitinfer_session"
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _WITH_BODY = ("POST", "PUT", "PATCH")
+_HOST = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^][:@/\\\s]+)(:[0-9]*)?")  # a name or an address, and a port
+_FOREIGN_SITES = ("cross-site", "same-site")  # same-site: another server on this machine, among others
 
 
 def is_loopback(host: str) -> bool:
@@ -64,11 +69,13 @@ class Gate:
             Problem: 403 or 415.
         """
         host = facts.headers.get("host", "")
-        if name_of(host) not in (*_LOCAL_NAMES, *self.hosts):
+        if name_of(host) not in (*_LOCAL_NAMES, *self.hosts) or _HOST.fullmatch(host) is None:
             raise Problem(403, f"this server is not called {host!r:.60}; names are given with --allow-host")
         origin = facts.headers.get("origin")
         if origin is not None and not self._is_own(origin, host) and not self.allows(origin):
             raise Problem(403, f"pages of {origin!r:.60} may not use this server; see --cors")
+        if origin is None and facts.headers.get("sec-fetch-site") in _FOREIGN_SITES and not _is_link(facts):
+            raise Problem(403, "pages of other sites may not use this server; see --cors")
         if facts.method in _WITH_BODY and not _is_json(facts.headers.get("content-type", "")):
             raise Problem(415, "the body must be JSON, declared as Content-Type: application/json")
 
@@ -127,6 +134,12 @@ def name_of(host: str) -> str:
     if host.startswith("["):
         return host[1:].partition("]")[0].lower()
     return host.partition(":")[0].rstrip(".").lower()
+
+
+def _is_link(facts: Facts) -> bool:
+    """Whether somebody follows a link to this server: what comes is shown to them, and no page can read it."""
+    how = facts.headers.get("sec-fetch-mode"), facts.headers.get("sec-fetch-dest")
+    return facts.method == "GET" and how == ("navigate", "document")
 
 
 def _is_json(content_type: str) -> bool:

@@ -10,7 +10,6 @@ import re
 import time
 import traceback
 from collections.abc import Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from splitinfer.errors import SplitinferError
 from splitinfer.server import access_log
 from splitinfer.server.access_log import CLIENT_GONE
+from splitinfer.server.body import Bodies, Held
 from splitinfer.server.gate import Facts, Gate
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem, problem_of
@@ -31,15 +31,17 @@ log = logging.getLogger(__name__)
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_SECONDS = "600"
+_ONCE = ("host", "origin", "content-type", "content-encoding", "authorization", "x-api-key", "sec-fetch-site")
 _ID_HEADERS = ("X-Request-Id", "Request-Id")  # as OpenAI's and as Anthropic's clients read it
 _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 class Guard:
-    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts`` and ``request_id``."""
+    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, and
+    what its ``body`` takes of ``bodies``."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, sessions: Mapping[str, ApiKey]) -> None:
-        self._app, self._gate, self._sessions = app, gate, sessions
+    def __init__(self, app: ASGIApp, gate: Gate, sessions: Mapping[str, ApiKey], bodies: Bodies | None = None) -> None:
+        self._app, self._gate, self._sessions, self._bodies = app, gate, sessions, bodies or Bodies()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request, or turn it away."""
@@ -47,17 +49,22 @@ class Guard:
             await self._app(scope, receive, send)
             return
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
-        scope.setdefault("state", {}).update(facts=facts, request_id=request_id)
+        body = Held(self._bodies)
+        scope.setdefault("state", {}).update(facts=facts, request_id=request_id, body=body)
         answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
         try:
             await self._carry_out(facts, scope, receive, answered)
         finally:
+            body.give_back()
             who = self._gate.name_of_caller(facts, self._sessions)
             seconds = time.monotonic() - began
             access_log.write(scope["state"], who, facts.method, facts.path, answered.status, seconds)
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:
+            if (turned_away := scope["state"].get("turned_away")) is not None:  # by the connection
+                raise turned_away
+            check_headers(Headers(scope=scope))
             self._gate.check_site(facts)
             if facts.method == "OPTIONS" and "access-control-request-method" in facts.headers:
                 await Response(status_code=204)(scope, receive, answered)
@@ -116,14 +123,34 @@ def form_of(problem: Problem, path: str, request_id: str) -> dict[str, Any]:
     return problem.anthropic(request_id) if path.startswith("/v1/messages") else problem.openai()
 
 
+def check_headers(headers: Headers) -> None:
+    """Refuse headers that contradict each other: a proxy in front may have gone by the other one.
+
+    Raises:
+        Problem: 400.
+    """
+    twice = next((name for name in _ONCE if len(headers.getlist(name)) > 1), None)
+    if twice is not None:
+        raise Problem(400, f"the header {twice} is there twice")
+    if "transfer-encoding" in headers and "content-length" in headers:  # RFC 9112, 6.3: it may be an attack
+        raise Problem(400, "a body has a Content-Length or a Transfer-Encoding, not both")
+
+
 def facts_of(scope: Scope) -> Facts:
     """What is known of a request before its body is read."""
     headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-    try:
-        cookies = {name: morsel.value for name, morsel in SimpleCookie(headers.get("cookie", "")).items()}
-    except CookieError:
-        cookies = {}
-    return Facts(scope["method"], scope["path"], headers, cookies)
+    return Facts(scope["method"], scope["path"], headers, cookies_in(headers.get("cookie", "")))
+
+
+def cookies_in(header: str) -> dict[str, str]:
+    """The cookies of a header, quotes left as they are: this server's own have none. `http.cookies` would take their
+    backslashes out, for half a minute where a header of 64 KB has nothing else (CVE-2024-7592).
+
+    >>> cookies_in('a=b; splitinfer_session=x-1;; ="')
+    {'a': 'b', 'splitinfer_session': 'x-1', '': '"'}
+    """
+    pairs = (part.strip().partition("=") for part in header.split(";"))
+    return {name: value for name, separator, value in pairs if separator}
 
 
 def _id_of(headers: Headers) -> str:

@@ -2,11 +2,13 @@
 
 A change replaces the file as a whole, readable by its owner only, so a reader never finds half of it. A server looks at
 the file's identity, time and size whenever a key is shown, so a key that is removed is refused at once, and so are the
-sessions that it bought. A file that cannot be read any more admits nobody but those given on the command line.
+sessions that it bought. A file that cannot be read any more, or that other users may write, who could add keys of
+their own, admits nobody but those given on the command line.
 """
 
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +18,8 @@ from splitinfer.server.keys import ApiKey, ApiKeys, Scope, as_yaml, digest, new_
 
 log = logging.getLogger(__name__)
 
-_Version = tuple[int, int, int]
+_Version = tuple[int, int, int, int]
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def add_key(
@@ -73,17 +76,29 @@ def _replace(path: Path, keys: Sequence[ApiKey]) -> None:
         raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def _admitted(path: Path) -> list[ApiKey]:
+    """The keys of a file that only its owner can write.
+
+    Raises:
+        ConfigError: others can, or it cannot be read, or holds something else.
+    """
+    keys = read_keys(path, may_be_empty=True)
+    if path.stat().st_mode & _OTHERS_WRITE:
+        raise ConfigError(f"other users can write {path}, and so add keys; `chmod 600 {path}` makes it its owner's")
+    return keys
+
+
 class FollowedKeys(ApiKeys):
     """The keys of a file as it is now, and ``further`` ones.
 
     Raises:
-        ConfigError: the file cannot be read, or holds something else.
+        ConfigError: the file cannot be read, or holds something else, or others than its owner can write it.
     """
 
     def __init__(self, path: Path, further: Iterable[ApiKey] = ()) -> None:
         self._path, self._further = path, tuple(further)
         self._version = self._version_now()
-        super().__init__([*read_keys(path, may_be_empty=True), *self._further])
+        super().__init__([*_admitted(path), *self._further])
 
     def find(self, secret: str) -> ApiKey | None:
         """The key that a client has shown."""
@@ -105,8 +120,8 @@ class FollowedKeys(ApiKeys):
             return
         self._version = version
         try:
-            self._set([*read_keys(self._path, may_be_empty=True), *self._further])
-        except ConfigError as error:
+            self._set([*_admitted(self._path), *self._further])
+        except (ConfigError, OSError) as error:
             log.warning("no key of the file is admitted: %s", error)
             self._set(self._further)
 
@@ -115,4 +130,4 @@ class FollowedKeys(ApiKeys):
             status = self._path.stat()
         except OSError:
             return None
-        return status.st_ino, status.st_mtime_ns, status.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode

@@ -1,13 +1,14 @@
 """API keys: who may use the server, for what, and how much.
 
 A key is 32 random bytes behind a prefix; it is shown once, when it is made. The file holds its SHA-256 only: a random
-key of this length cannot be guessed from it, so it needs no slow hash. A file is YAML, a list:
+key of this length cannot be guessed from it, so it needs no slow hash. What a client shows is looked up by its digest,
+which it cannot steer, so the time of that tells nothing of the keys. A file is YAML, a list:
 
     - name: laptop
       sha256: 9f86d081884c7d65...     # of the whole key
       scopes: [use]                   # use: requests; admin: also the serving options
       requests_per_minute: 600        # left out: any number
-      concurrent: 8                   # requests at a time; left out: any number
+      concurrent: 8                   # answers at a time; left out: any number
 """
 
 import hashlib
@@ -24,6 +25,7 @@ import yaml
 from splitinfer.errors import ConfigError
 
 _PREFIX = "sk-splitinfer-"
+SHORT = 16  # characters: a key that somebody chose, and another can find by trying
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NEEDED, _FURTHER = ("name", "sha256"), ("scopes", "requests_per_minute", "concurrent")
 

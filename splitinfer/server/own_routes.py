@@ -10,8 +10,8 @@ from splitinfer.server.body import read_json
 from splitinfer.server.gate import SESSION_COOKIE
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY, ApiKey
+from splitinfer.server.preparing import check_size, prompt_tokens, settled_chat
 from splitinfer.server.problem import Problem
-from splitinfer.server.reading import encoded
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.sessions import cookie
@@ -36,7 +36,7 @@ def _state_routes(service: Service) -> list[ApiRoute]:
         return JSONResponse({"cancelled": True})
 
     async def session(request: Request) -> Response:
-        is_secure = request.url.scheme == "https"
+        is_secure = request.scope["scheme"] == "https"
         facts = request.state.facts
         if request.method == "DELETE":
             ended = service.sessions.end(facts.cookies.get(SESSION_COOKIE, ""))
@@ -59,34 +59,43 @@ def _text_routes(service: Service) -> list[ApiRoute]:
     llm = service.llm
 
     async def tokenize(request: Request) -> Response:
-        _caller(service, request)
+        key = _caller(service, request)
         asked, wants_texts = tokenize_ask(await read_json(request))
 
         def work() -> Response:
             if isinstance(asked, Chat):
-                tokens = encoded(llm, asked)
+                tokens = prompt_tokens(llm, asked)
             else:
+                check_size(llm, asked.text)
                 tokens = llm.encode(asked.text, adds_special=asked.adds_special)
             texts = [llm.token_bytes(token) for token in tokens] if wants_texts else None
             return JSONResponse(tokenized(tokens, llm.context_length, texts))
 
-        return await asyncio.to_thread(work)
+        with service.admitted(key):
+            return await asyncio.to_thread(work)
 
     async def detokenize(request: Request) -> Response:
-        _caller(service, request)
+        key = _caller(service, request)
         tokens = detokenize_ask(await read_json(request))
-        return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
+        if len(tokens) > llm.context_length:
+            sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
+            raise Problem(400, sentence, param="tokens")
+        with service.admitted(key):
+            return JSONResponse({"prompt": await asyncio.to_thread(llm.decode, tokens)})
 
     async def apply_template(request: Request) -> Response:
-        _caller(service, request)
-        chat = template_ask(await read_json(request))
+        key = _caller(service, request)
+        asked = template_ask(await read_json(request))
 
-        def work() -> str:
+        def work() -> Response:
+            check_size(llm, asked)
+            chat = settled_chat(llm, asked)
             opens = chat.opens_answer
-            return llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+            text = llm.render_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+            return JSONResponse({"prompt": text})
 
-        text = await asyncio.to_thread(work)
-        return JSONResponse({"prompt": text})
+        with service.admitted(key):
+            return await asyncio.to_thread(work)
 
     return [
         ApiRoute("/tokenize", tokenize, methods=["POST"]),

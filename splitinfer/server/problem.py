@@ -32,6 +32,7 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
+_MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
 
 
 @dataclass(eq=False)  # not frozen: Python sets an exception's traceback
@@ -43,6 +44,10 @@ class Problem(Exception):
     param: the field that is wrong, if it is one.
     code: a word for programs, where OpenAI's API has one.
     retry_after: seconds after which it may succeed, if it may.
+    allow: the methods that would be taken, where this one is not.
+    details: what Anthropic's clients decide by, where a word is not enough.
+
+    What quotes a request is cut to a length, so that an answer is no larger than what was asked.
     """
 
     status: int
@@ -50,6 +55,11 @@ class Problem(Exception):
     param: str | None = None
     code: str | None = None
     retry_after: float | None = None
+    allow: tuple[str, ...] = ()
+    details: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.message, self.param = _cut(self.message, _MOST_MESSAGE), self.param and _cut(self.param, _MOST_PARAM)
 
     def __str__(self) -> str:
         return self.message
@@ -58,6 +68,8 @@ class Problem(Exception):
     def headers(self) -> dict[str, str]:
         """The headers that belong to it."""
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
+        if self.allow:
+            headers["Allow"] = ", ".join(self.allow)
         return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
     def openai(self) -> dict[str, Any]:
@@ -69,8 +81,13 @@ class Problem(Exception):
         """As Anthropic's API says it."""
         kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         named = {"request_id": request_id} if request_id else {}
+        more = {} if self.details is None else {"details": dict(self.details)}
         message = f"prompt is too long: {self.message}" if self.code == _TOO_LONG else self.message
-        return {"type": "error", "error": {"type": kind, "message": message}, **named}
+        return {"type": "error", "error": {"type": kind, "message": message, **more}, **named}
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def problem_of(error: SplitinferError, retry_after: float | None = None) -> Problem:
@@ -84,10 +101,11 @@ def problem_of(error: SplitinferError, retry_after: float | None = None) -> Prob
     return Problem(503, f"{error}", retry_after=retry_after)
 
 
-def unsupported(name: str, why: str, value: object = None) -> Problem:
+def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:
     """A field that is not honoured, named."""
     shown = "" if value is None else f" {value!r:.40}"
-    return Problem(400, f"{name}{shown} is not supported: {why}", param=name, code="unsupported_parameter")
+    sentence = f"{name}{shown} is not supported: {why}"
+    return Problem(400, sentence, param=name, code="unsupported_parameter", details=details)
 
 
 def malformed(errors: list[Mapping[str, Any]]) -> Problem:

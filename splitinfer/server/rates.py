@@ -25,29 +25,25 @@ class Rates:
 
     _accounts: dict[str, _Account] = field(default_factory=dict)  # by the key's name
 
-    def begin(self, key: ApiKey, now: float) -> None:
-        """Count a request that begins. ``now``: seconds of any steady clock.
+    def begin(self, key: ApiKey, now: float, num_answers: int = 1) -> None:
+        """Count a request that begins. ``now``: seconds of any steady clock. ``num_answers``: that it asks for, all at
+        once; each takes a place.
 
         Raises:
-            Problem: 429, as the key has too many under way or asks too often.
+            Problem: 429, as the key has too many under way or asks too often; 400, as it may never have so many.
         """
         account = self._accounts.setdefault(key.name, _Account())
-        if key.concurrent is not None and account.running >= key.concurrent:
-            raise Problem(
-                429,
-                f"key {key.name!r} has {account.running} requests under way, and may have {key.concurrent}",
-                code="concurrency_exceeded",
-                retry_after=1.0,
-            )
+        if key.concurrent is not None:
+            _check_places(key, account.running, num_answers, key.concurrent)
         self._take_token(account, key, now)
-        account.running += 1
+        account.running += num_answers
 
-    def end(self, key: ApiKey) -> None:
+    def end(self, key: ApiKey, num_answers: int = 1) -> None:
         """A request that had begun is over."""
-        self._accounts[key.name].running -= 1
+        self._accounts[key.name].running -= num_answers
 
     def running(self, key: ApiKey) -> int:
-        """Requests of a key that are under way."""
+        """Answers to a key that are under way."""
         account = self._accounts.get(key.name)
         return 0 if account is None else account.running
 
@@ -65,3 +61,15 @@ class Rates:
                 retry_after=(1.0 - held) * each,
             )
         account.tokens = held - 1.0
+
+
+def _check_places(key: ApiKey, running: int, wanted: int, most: int) -> None:
+    if wanted > most:
+        raise Problem(400, f"{wanted} answers are asked for at once, and key {key.name!r} may have {most}")
+    if running + wanted > most:
+        raise Problem(
+            429,
+            f"key {key.name!r} has {running} answers under way, and may have {most}",
+            code="concurrency_exceeded",
+            retry_after=1.0,
+        )

@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.problem import unsupported
+from splitinfer.server.preparing import prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +23,12 @@ class Handling:
 @dataclass(slots=True)
 class Answer:
     """Answers under way: their choices, each a request to the engine and what reads it. ``num_choices``: to each
-    prompt; those to one prompt follow each other."""
+    prompt; those to one prompt follow each other. ``is_cancelled``: whether the client has asked for the end."""
 
     requests: Sequence[AsyncRequest]
     readers: Sequence[ChoiceReader]
     num_choices: int
+    is_cancelled: bool = False
 
     @property
     def usage(self) -> Usage:
@@ -45,17 +46,19 @@ class Answer:
         for request in self.requests:
             request.abort()
 
+    def cancel(self) -> None:
+        """End all choices, as the client wants it."""
+        self.is_cancelled = True
+        self.abort()
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The pieces of all choices as they come. Closing the generator aborts what has not ended."""
+        alone = len(self.requests) == 1
+        source = _pieces_of(self.requests[0], self.readers[0]) if alone else self._merged()
         try:
-            if len(self.requests) == 1:
-                async with aclosing(_pieces_of(self.requests[0], self.readers[0])) as pieces:
-                    async for piece in pieces:
-                        yield piece
-            else:
-                async with aclosing(self._merged()) as merged:
-                    async for piece in merged:
-                        yield piece
+            async with aclosing(source) as pieces:
+                async for piece in pieces:
+                    yield piece if self.is_cancelled else as_told(piece)
         finally:
             self.abort()
 
@@ -85,6 +88,14 @@ class Answer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def as_told(piece: Piece) -> Piece:
+    """A piece as a client is told of it that has not cancelled its request: an answer that the server itself has cut
+    short has failed. Else it would look whole."""
+    if piece.finish_reason != "abort" or piece.error is not None:  # an error says why, as for a deadline
+        return piece
+    return replace(piece, finish_reason="error", error="the server was told to end before the answer was whole")
 
 
 async def _pieces_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[Piece, None]:
@@ -124,7 +135,7 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
         Problem: a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
-    prompt = await asyncio.to_thread(_prompt_tokens, llm, ask)
+    prompt = await asyncio.to_thread(prompt_tokens, llm, ask.prompt)
     room = llm.context_length - len(prompt)
     params = [ask.params(llm.recommended_sampling, room, choice) for choice in range(ask.num_choices)]
     requests: list[AsyncRequest] = []
@@ -143,28 +154,6 @@ async def _submit(llm: LLM, ask: Ask, handling: Handling, first: int) -> Answer:
         for request in requests:
             request.abort()
         raise
-
-
-def encoded(llm: LLM, chat: Chat) -> list[int]:
-    """A conversation as the model's tokens.
-
-    Raises:
-        Problem: 400, there are tools, of which the model cannot be told.
-        SplitinferError: as ``LLM.encode_chat``.
-    """
-    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
-        raise unsupported("tools", llm.tokenizer.no_tools)
-    return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=chat.opens_answer)
-
-
-def _prompt_tokens(llm: LLM, ask: Ask) -> list[int]:
-    match ask.prompt:
-        case Chat():
-            return encoded(llm, ask.prompt)
-        case str(text):
-            return llm.encode(text)
-        case tokens:
-            return list(tokens)
 
 
 def _parser(llm: LLM, ask: Ask, prompt: Sequence[int]) -> Parser:

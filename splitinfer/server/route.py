@@ -16,5 +16,7 @@ class ApiRoute(Route):
             Problem: 405, the method is another.
         """
         if self.methods and scope["method"] not in self.methods:
-            raise Problem(405, f"{scope['path']:.80} takes {' and '.join(sorted(self.methods))}, not {scope['method']}")
+            takes = tuple(sorted(self.methods))
+            sentence = f"{scope['path']:.80} takes {' and '.join(takes)}, not {scope['method']:.20}"
+            raise Problem(405, sentence, allow=takes)
         await self.app(scope, receive, send)

@@ -1,31 +1,33 @@
 """Runs the server: uvicorn's event loop in a thread of the coordinator's process."""
 
 import asyncio
+import math
 import socket
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvicorn
 
 from splitinfer.errors import ConfigError
 from splitinfer.server.app import make_app
+from splitinfer.server.connection import Doors
+from splitinfer.server.patience import Limits
 from splitinfer.server.service import Service
 
 _MAX_HEADER_BYTES = 64 << 10
-_KEEP_ALIVE = 75  # seconds that an idle connection is kept
 _BACKLOG = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Listen:
-    """Where to listen. ``certificate`` and ``key``: files for TLS. ``max_connections``: at a time."""
+    """Where to listen. ``certificate`` and ``key``: files for TLS. ``limits``: of connections."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     certificate: Path | None = None
     key: Path | None = None
-    max_connections: int = 4096
+    limits: Limits = field(default_factory=Limits)
 
 
 class Server:
@@ -38,17 +40,18 @@ class Server:
     def __init__(self, service: Service, listen: Listen) -> None:
         self.service = service
         self._socket = _bound(listen)
+        self._doors = Doors(listen.limits)
         config = uvicorn.Config(
             make_app(service),
-            http="h11",
+            http=self._doors.protocol(),
+            ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             date_header=False,
             h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
-            limit_concurrency=listen.max_connections,
-            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_keep_alive=math.ceil(listen.limits.idle),
             ssl_certfile=listen.certificate,
             ssl_keyfile=listen.key,
         )
@@ -65,6 +68,11 @@ class Server:
     def port(self) -> int:
         """The port, also where a free one was taken."""
         return int(self._socket.getsockname()[1])
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open."""
+        return self._doors.num_open
 
     def begin_draining(self) -> None:
         """Take no new request from now on; answers under way go on. From any thread."""

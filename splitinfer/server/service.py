@@ -38,8 +38,9 @@ class Service:
     is_draining: bool = False
     logs_prompts: bool = False
     fingerprint: str = field(init=False)
-    _answers: dict[str, tuple[ApiKey, Answer]] = field(default_factory=dict)  # by request id
+    _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
+    _num_turned_away: int = 0  # since the engine took a request
 
     def __post_init__(self) -> None:
         self.fingerprint = f"fp_{self.llm.fingerprint}"
@@ -50,8 +51,8 @@ class Service:
         return self._num_running
 
     @contextmanager
-    def admitted(self, key: ApiKey) -> Iterator[None]:
-        """Count a request while it is carried out.
+    def admitted(self, key: ApiKey, num_answers: int = 1) -> Iterator[None]:
+        """Count a request while it is carried out. ``num_answers``: that it asks for at once.
 
         Raises:
             Problem: 429 or 503, with the time after which to try again.
@@ -59,36 +60,47 @@ class Service:
         if self.is_draining:
             raise Problem(503, "the server was told to end, and takes no new request", retry_after=10.0)
         if self._num_running >= self.max_running:
-            raise Problem(
-                429,
-                f"{self._num_running} requests are under way, and no more may be",
-                code="queue_full",
-                retry_after=1.0,
-            )
-        self.rates.begin(key, time.monotonic())
+            raise self.turned_away(f"{self._num_running:,} requests are under way, and no more may be")
+        self.rates.begin(key, time.monotonic(), num_answers)
         self._num_running += 1
         try:
             yield
         finally:
             self._num_running -= 1
-            self.rates.end(key)
+            self.rates.end(key, num_answers)
 
-    def register(self, request_id: str, key: ApiKey, answer: Answer) -> None:
-        """An answer is under way, and may be cancelled by its id."""
-        self._answers[request_id] = (key, answer)
+    def turned_away(self, why: str) -> Problem:
+        """What a client is told for whose request there is no room, and when there will be."""
+        self._num_turned_away += 1
+        return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(self._num_turned_away))
 
-    def forget(self, request_id: str) -> None:
-        """An answer is over."""
-        if (found := self._answers.pop(request_id, None)) is not None:
-            found[1].abort()  # does nothing to one that has ended
+    def took_one(self) -> None:
+        """The engine has taken a request, so there was room."""
+        self._num_turned_away = 0
+
+    @contextmanager
+    def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
+        """While an answer is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
+
+        Clients choose ids, so several requests may have one: a client that tries again under the same id is noticed to
+        have gone after its second request has begun.
+        """
+        under_way = self._answers.setdefault((key.name, request_id), [])
+        under_way.append(answer)
+        try:
+            yield
+        finally:
+            under_way[:] = [other for other in under_way if other is not answer]
+            if not under_way:
+                self._answers.pop((key.name, request_id), None)
+            answer.abort()  # does nothing to one that has ended
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
-        """End one of the key's own answers; false if it has none under way with this id."""
-        found = self._answers.get(request_id)
-        if found is None or found[0].name != key.name:
-            return False
-        found[1].abort()
-        return True
+        """End the key's own answers with this id; false if it has none under way."""
+        found = self._answers.get((key.name, request_id), ())
+        for answer in found:
+            answer.cancel()
+        return bool(found)
 
     def describe_model(self) -> dict[str, Any]:
         """The model as ``/v1/models`` lists it."""

@@ -1,7 +1,8 @@
 """Sessions: what a page of this server has in place of a key, so that no script ever holds one.
 
 A key buys a session, whose name is a random cookie. The server keeps its digest, for a day, and only in memory: it ends
-with the process. There are at most ``MAX_SESSIONS``; the oldest makes room, so nobody can fill memory with them.
+with the process. There are at most ``MAX_SESSIONS``, and ``MAX_OF_KEY`` of one key; the oldest makes room, of the same
+key first, so nobody can fill memory with them, or end those of others.
 """
 
 import secrets
@@ -15,6 +16,7 @@ from splitinfer.server.keys import ApiKey, digest
 
 SESSION_SECONDS = 24 * 3600
 MAX_SESSIONS = 256
+MAX_OF_KEY = 64
 
 
 class Sessions(Mapping[str, ApiKey]):
@@ -26,6 +28,9 @@ class Sessions(Mapping[str, ApiKey]):
 
     def begin(self, key: ApiKey) -> str:
         """A new session's name."""
+        own = [name for name, (by, _) in self._held.items() if by.name == key.name]
+        for oldest in own[: max(0, len(own) - MAX_OF_KEY + 1)]:
+            del self._held[oldest]
         while len(self._held) >= self._most:
             self._held.popitem(last=False)
         name = secrets.token_urlsafe(32)

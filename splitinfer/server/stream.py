@@ -83,19 +83,22 @@ class EventStream:
     async def _write_all(self, send: Send) -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
         await self._write(send, {"type": "http.response.start", "status": 200, "headers": headers})
-        coming = asyncio.ensure_future(anext(self._source))
+        coming, clock = asyncio.ensure_future(anext(self._source)), asyncio.get_running_loop().time
+        silent_since = clock()
         try:
             while True:
-                done, _ = await asyncio.wait((coming,), timeout=self._ping_every)
-                if not done:
-                    await self._write(send, _body(self._ping() if callable(self._ping) else self._ping))
-                    continue
+                done, _ = await asyncio.wait((coming,), timeout=max(0.0, silent_since + self._ping_every - clock()))
                 try:
-                    written = coming.result()
+                    written = coming.result() if done else b""
                 except StopAsyncIteration:
                     break
-                await self._write(send, _body(written))
-                coming = asyncio.ensure_future(anext(self._source))
+                if not written and clock() >= silent_since + self._ping_every:  # reasoning may come that is not shown
+                    written = self._ping() if callable(self._ping) else self._ping
+                if written:
+                    await self._write(send, _body(written))
+                    silent_since = clock()
+                if done:
+                    coming = asyncio.ensure_future(anext(self._source))
         finally:
             if not coming.done():
                 coming.cancel()

@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from splitinfer.core.sequence import MAX_BIASED
 from splitinfer.server.problem import Problem
+
+_MOST_DIGITS = 19  # of a token id; Python reads no more than 4,300 at once
 
 
 def wrong(name: str, wanted: str, value: Any) -> Problem:
@@ -63,9 +66,11 @@ def texts(name: str, value: Any, most: int) -> tuple[str, ...]:
 
 def biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     """Token ids, which JSON has as texts, and their biases."""
-    pairs = []
-    for token, bias in mapping(name, value).items():
-        if not token.isascii() or not token.isdigit():
+    pairs, given = [], mapping(name, value)
+    if len(given) > MAX_BIASED:
+        raise wrong(name, f"an object with at most {MAX_BIASED:,} token ids", f"one with {len(given):,}")
+    for token, bias in given.items():
+        if not token.isascii() or not token.isdigit() or len(token) > _MOST_DIGITS:
             raise wrong(name, "an object whose keys are token ids", token)
         pairs.append((int(token), number(f"{name}.{token}", bias)))
     return tuple(pairs)

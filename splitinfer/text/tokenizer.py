@@ -25,6 +25,16 @@ from splitinfer.text.turns import simpler_forms
 T = TypeVar("T")
 
 _SEPARATOR = "\n\n"  # between contents, where there is no chat template
+_OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What templates end with on values that they were not written for; they are programs of the model's authors."""
+_NOT_FOR_TEMPLATES = frozenset(
+    {
+        "self", "conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize",
+        "sanitize_control_tokens", "padding", "truncation", "max_length", "return_tensors", "return_dict",
+        "return_assistant_tokens_mask", "tokenizer_kwargs",
+    }
+)  # fmt: skip
+"""Arguments of transformers' ``apply_chat_template`` that change what it returns, or its cost."""
 
 
 class Tokenizer:
@@ -161,7 +171,10 @@ class Tokenizer:
             raise RequestError(f"tools are not supported: {self.no_tools}")
         if tools and not self._wrapper.has_chat_template and self._harmony is None:
             raise RequestError("this model has no chat template, so it cannot be told of tools")
-        return chat, {**(options or {}), **({"tools": list(tools)} if tools else {})}
+        settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
+        if not_its_own := sorted(settings.keys() & _NOT_FOR_TEMPLATES):
+            raise RequestError(f"{not_its_own[0]} is no value for a chat template")
+        return chat, settings
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:
         """The ids without the end token, if they decode to ``content``; otherwise none."""
@@ -267,7 +280,7 @@ def _first_taken(chat: list[dict[str, Any]], write: Callable[[list[dict[str, Any
     """
     import jinja2  # here, because transformers has imported it already
 
-    refusals = (jinja2.TemplateError, ValueError, TypeError)
+    refusals = (jinja2.TemplateError, *_OF_TEMPLATES)
     try:
         return write(chat)
     except refusals as error:

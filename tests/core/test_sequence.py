@@ -35,6 +35,9 @@ from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence, com
         ({"stop": ""}, "a stop string must not be empty"),
         ({"stop": ("a", "b\ud800")}, "a stop string must be text that UTF-8 can hold, not 'b\\ud800'"),
         ({"stop": ("a", 5)}, "a stop string must be text that UTF-8 can hold, not 5"),
+        ({"stop": "a" * 4097}, "a stop string may have 4096 characters, not 4097"),
+        ({"stop": ("a",) * 1025}, "stop may have 1024 strings, not 1025"),
+        ({"stop_token_ids": tuple(range(1025))}, "stop_token_ids may have 1024 ids, not 1025"),
         ({"stop_token_ids": (3, -1)}, "stop_token_ids must not be negative"),
         ({"logprobs": -1}, "logprobs must be between 0 and 20, not -1"),
         ({"logprobs": 21}, "logprobs must be between 0 and 20, not 21"),
@@ -99,6 +102,11 @@ def test_equal_biases_are_equal_values():
 )
 def test_what_depends_on_earlier_tokens(given: dict[str, Any], depends: bool):
     assert SamplingParams(**given).depends_on_tokens == depends
+
+
+def test_stages_are_not_told_what_ends_an_answer():
+    params = SamplingParams(temperature=0.5, stop=("a" * 4096,), stop_token_ids=(7,), logit_bias={3: 1.0})
+    assert params.for_stages == SamplingParams(temperature=0.5, logit_bias={3: 1.0})
 
 
 def test_lists_become_tuples():

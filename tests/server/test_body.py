@@ -32,6 +32,7 @@ def test_an_object(raw: bytes, found: dict[str, Any]):
         (b'{"a": "\xed\xa0\x80"}', "the body is not JSON"),
         (b'{"a": "\xff"}', "the body is not JSON"),
         ('{"a": 1}'.encode("utf-16"), "the body is not JSON"),
+        (b'{"a": [' + b"[]," * (1 << 20) + b"[], 1]}", "the body may have 1,048,576 commas"),
     ],
 )
 def test_what_is_none_is_refused(raw: bytes, sentence: str):

@@ -7,6 +7,7 @@ import pytest
 from splitinfer.cli.serving import Access
 from splitinfer.errors import ConfigError
 from splitinfer.server.exposure import check_exposure, names_of
+from splitinfer.server.keys import new_secret
 
 HERE, NETWORK, ALL = "127.0.0.1", "192.168.0.2", "0.0.0.0"
 
@@ -41,6 +42,14 @@ def test_names():
     own = ["Mini", "mini.local", "192.168.0.2"]
     assert names_of(ALL, own, ["AI.example:443"]) == {"mini", "mini.local", "192.168.0.2", "ai.example"}
     assert names_of(HERE, own, []) == {HERE}
+
+
+def test_a_key_that_can_be_guessed_is_said(caplog: pytest.LogCaptureFixture):
+    assert Access(HERE, api_keys=("1234",)).gate()
+    assert Access(NETWORK, api_keys=(new_secret(),)).gate()
+    assert not caplog.text
+    assert Access(NETWORK, api_keys=(new_secret(), "1234")).gate()
+    assert "a key of 4 characters can be found by trying" in caplog.text
 
 
 def test_what_the_command_line_gives_makes_the_rules(tmp_path: Path):

@@ -41,11 +41,26 @@ def status(call: Any, *args: Any) -> int:
         ({"host": "attacker.example"}, 403),  # a name that was made to point here
         ({"host": "localhost.attacker.example"}, 403),
         ({"host": ""}, 403),
+        ({"host": "localhost:"}, 200),
+        ({"host": "localhost:80:80"}, 403),
+        ({"host": "localhost:x"}, 403),
+        ({"host": "localhost@attacker.example"}, 403),
+        ({"host": "localhost:80@attacker.example"}, 403),
+        ({"host": "localhost/x"}, 403),
+        ({"host": "[::1"}, 403),
+        ({"host": "[::1]attacker.example"}, 403),
+        ({"host": "[::1]:"}, 200),
+        ({"host": "0.0.0.0:8080"}, 403),
         ({"origin": "http://localhost:8080"}, 200),  # this server's own page
         ({"origin": "http://localhost:9999"}, 403),  # another server on this machine
         ({"origin": "https://attacker.example"}, 403),
         ({"origin": "null"}, 403),  # a sandboxed frame, or a file
         ({"origin": "https://chat.example"}, 200),
+        ({"sec_fetch_site": "cross-site"}, 403),  # an image, a script or a style of another site
+        ({"sec_fetch_site": "same-site"}, 403),  # of another server on this machine
+        ({"sec_fetch_site": "same-origin"}, 200),
+        ({"sec_fetch_site": "none"}, 200),  # the address bar
+        ({"sec_fetch_site": "cross-site", "origin": "https://chat.example"}, 200),
         ({"content_type": "application/json; charset=utf-8"}, 200),
         ({"content_type": "text/plain"}, 415),  # what a form of another site can send
         ({"content_type": "application/x-www-form-urlencoded"}, 415),
@@ -55,6 +70,21 @@ def status(call: Any, *args: Any) -> int:
 def test_pages_of_other_sites_get_nothing(given: dict[str, str], expected: int):
     gate = Gate(frozenset({"mini.local"}), frozenset({"https://chat.example"}))
     assert status(gate.check_site, facts(**given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("method", "mode", "destination", "expected"),
+    [
+        ("GET", "navigate", "document", 200),  # a link, which its reader follows
+        ("GET", "navigate", "iframe", 403),
+        ("GET", "no-cors", "image", 403),
+        ("GET", "no-cors", "document", 403),
+        ("DELETE", "navigate", "document", 403),
+    ],
+)
+def test_of_another_sites_pages_only_links_lead_here(method: str, mode: str, destination: str, expected: int):
+    sent = {"host": "localhost", "sec-fetch-site": "cross-site", "sec-fetch-mode": mode, "sec-fetch-dest": destination}
+    assert status(Gate().check_site, Facts(method, "/health", sent)) == expected
 
 
 def test_reading_needs_no_content_type():

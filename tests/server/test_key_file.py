@@ -70,6 +70,20 @@ def test_a_running_server_follows_the_file(tmp_path: Path, caplog: pytest.LogCap
     assert keys.find(again) is not None
 
 
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_a_file_that_others_can_write_admits_nobody(tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture):
+    path = tmp_path / "keys.yaml"
+    laptop = add_key(path, "laptop")
+    keys = FollowedKeys(path)
+    path.chmod(mode)
+    assert keys.find(laptop) is None
+    assert "other users can write" in caplog.text
+    with pytest.raises(ConfigError, match=r"`chmod 600 .*` makes it its owner's"):
+        FollowedKeys(path)
+    path.chmod(0o644)
+    assert keys.find(laptop) is not None
+
+
 def test_the_command_shows_a_key_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from splitinfer.cli import app, keys
 

@@ -54,3 +54,9 @@ def test_a_prompt_that_is_too_long_is_said_so_that_clients_shorten_it():
     assert (problem.status, problem.openai()["error"]["code"]) == (400, "context_length_exceeded")
     said = problem.anthropic()["error"]["message"]
     assert said == "prompt is too long: the prompt has 9 tokens, but the context is 8"
+
+
+def test_what_quotes_a_request_is_no_longer_than_it():
+    problem = Problem(400, "no " + "a" * 100_000, param="b" * 100_000)
+    assert len(str(problem.openai())) < 1500
+    assert len(str(problem.anthropic())) < 1500

@@ -27,10 +27,23 @@ def test_requests_at_a_time():
     assert refusal(rates, one, 0) is None
     refused = refusal(rates, one, 0)
     assert refused is not None
-    assert (refused.status, str(refused)) == (429, "key 'one' has 2 requests under way, and may have 2")
+    assert (refused.status, str(refused)) == (429, "key 'one' has 2 answers under way, and may have 2")
     rates.end(one)
     assert refusal(rates, one, 0) is None
     assert rates.running(one) == 2
+
+
+def test_each_answer_takes_a_place():
+    rates, one = Rates(), key(concurrent=4)
+    rates.begin(one, 0, 3)
+    with pytest.raises(Problem, match="has 3 answers under way, and may have 4") as full:
+        rates.begin(one, 0, 2)
+    with pytest.raises(Problem, match="16 answers are asked for at once, and key 'one' may have 4") as never:
+        rates.begin(one, 0, 16)
+    assert (full.value.status, never.value.status) == (429, 400)
+    rates.end(one, 3)
+    rates.begin(one, 0, 4)
+    assert rates.running(one) == 4
 
 
 def test_a_refusal_says_when_the_next_is_taken_and_costs_nothing():

@@ -5,7 +5,7 @@ import pytest
 from splitinfer.server.gate import SESSION_COOKIE, Facts, Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.problem import Problem
-from splitinfer.server.sessions import SESSION_SECONDS, Sessions, cookie
+from splitinfer.server.sessions import MAX_OF_KEY, SESSION_SECONDS, Sessions, cookie
 
 KEY = ApiKey("laptop", digest("secret"))
 
@@ -35,6 +35,13 @@ def test_the_oldest_makes_room():
     sessions = Sessions(most=2)
     names = [sessions.begin(KEY) for _ in range(3)]
     assert [sessions.get(name) for name in names] == [None, KEY, KEY]
+
+
+def test_a_key_makes_room_among_its_own():
+    sessions, other = Sessions(most=100), ApiKey("phone", digest("other"))
+    theirs, names = sessions.begin(other), [sessions.begin(KEY) for _ in range(300)]
+    assert sessions.get(theirs) is other
+    assert [name for name in names if name in sessions] == names[-MAX_OF_KEY:]
 
 
 def test_what_is_held_is_no_name():

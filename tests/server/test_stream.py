@@ -69,6 +69,23 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
+def test_what_is_empty_is_silence():
+    """Reasoning that is not shown comes all the time, and a client sees nothing of it."""
+
+    async def main() -> None:
+        async def hidden() -> AsyncGenerator[bytes, None]:
+            while client.sent.count(COMMENT_PING) < 3:
+                await asyncio.sleep(0.004)
+                yield b""
+            yield b"a"
+
+        client = Client()
+        await client.get(hidden(), ping_every=0.02)
+        assert client.sent == [COMMENT_PING] * 3 + [b"a"]
+
+    run(main)
+
+
 def test_events_in_order_then_the_end():
     async def main() -> None:
         client, source = Client(), Source(b"a", b"b")

@@ -168,6 +168,26 @@ def test_an_idle_link_costs_nothing() -> None:
         assert time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children) - before < 0.15
 
 
+@both_ends
+def test_who_closes_a_link_that_failed_does_not_hide_why(end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an application does that hears of the end before the peer has been told."""
+    with pair(RING) as links:
+        one = links[end]
+        assert isinstance(one, link.RdmaLink)
+        own, close = one._thread, one._control.close
+
+        def late(reason: str = "") -> None:
+            if threading.current_thread() is own:
+                time.sleep(0.2)
+            close(reason)
+
+        monkeypatch.setattr(one._control, "close", late)
+        child_of(one).kill()
+        assert "signal 9" in reason_at(one)
+        one.close()
+        assert "signal 9" in reason_at(links[1 - end])
+
+
 # -- groups ------------------------------------------------------------------------------------------------------------
 
 

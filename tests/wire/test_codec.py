@@ -28,12 +28,14 @@ from splitinfer.core.plan import (
     StepResult,
     TensorSpec,
 )
-from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.sequence import MAX_BIASED, MAX_STOP_LENGTH, MAX_STOPS, SamplingParams
+from splitinfer.core.serving_options import MAX_RUNNING
 from splitinfer.core.wire_codec import CODECS, Packing, runs_of
 from splitinfer.errors import ProtocolError
 from splitinfer.wire import messages
 from splitinfer.wire.codec import decode, encode, kind_of
 from splitinfer.wire.messages import Message
+from transports import LinkOptions
 
 KINDS: tuple[type[Message], ...] = typing.get_args(Message)
 
@@ -504,3 +506,16 @@ def test_a_plan_that_only_frees_has_no_tensor():
     assert decode(encode(message)) == message
     with pytest.raises(ValueError, match="0 tokens and 3 hidden states"):
         replace(message, tensor=TensorSpec("float32", (3, 8)))
+
+
+def test_the_most_that_requests_can_say_fits_in_a_frame():
+    """A worker takes a longer header for damage, and the link ends: no client may be able to make one."""
+    params = SamplingParams(
+        logit_bias={2**40 + i: 0.1 for i in range(MAX_BIASED)},
+        stop=("\U0001f600" * MAX_STOP_LENGTH,) * 16,
+        stop_token_ids=range(2**40, 2**40 + MAX_STOPS),  # type: ignore[arg-type]
+    )
+    new = tuple(NewSequence(i, params.for_stages, 2**64 - 1) for i in range(8 * MAX_RUNNING))
+    slices = tuple(Slice(i, 0, (2**31,), 1) for i in range(8 * MAX_RUNNING))
+    header = encode(messages.Step(StepPlan(1, new, slices), TensorSpec("bfloat16", (8 * MAX_RUNNING, 4096))))
+    assert len(header) < LinkOptions().max_header_bytes

@@ -295,6 +295,8 @@ class RdmaLink(Link):
     # -- the end -----------------------------------------------------------------------------------------------------
 
     def close(self, reason: str = "") -> None:
+        if (ending := self._inbox.ended) is not None:
+            reason = ending.reason  # the peer may not know it yet, and would take this one for it
         with self._state:
             is_first = self._close_reason is None and not self._over.is_set()
             if is_first:
@@ -329,6 +331,8 @@ class RdmaLink(Link):
         self._finish(reason)
 
     def abort(self, reason: str = "") -> None:
+        if (ending := self._inbox.ended) is not None:
+            reason = ending.reason
         self._inbox.end(reason, drop=True)
         self._control.abort(reason)
         self._finish(reason)

@@ -487,7 +487,7 @@ class Scheduler:
         seq.is_known = True
         blocks = tuple(block.block_id for block in new.match.blocks)
         prefix = tuple(seq.tokens[: seq.num_reused])
-        return NewSequence(seq.seq_id, seq.params, seq.seed, blocks, prefix, seq.num_prompt_tokens)
+        return NewSequence(seq.seq_id, seq.params.for_stages, seq.seed, blocks, prefix, seq.num_prompt_tokens)
 
     # -- taking in results -------------------------------------------------------------------
 

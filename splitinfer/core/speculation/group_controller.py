@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from splitinfer.core.metrics.usual import Usual
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult
 from splitinfer.core.speculation.flight import OFF, Flight, RowTimes
 from splitinfer.core.speculation.grouping import Costs, Grouping, Member, best_grouping
@@ -18,7 +19,6 @@ _BETTER = 1.05  # factor by which another number of groups has to be faster
 _DWELL = 128  # steps for which their number stays while nobody comes or goes; fewer while little is known
 _MARGIN = 1.03  # factor by which drafts have to be faster than none
 _EVERY = 16  # steps after which the choice is made again
-_SMOOTHING = 0.2  # weight of a round trip
 _MOST_HOST = 0.5  # of a step: what took longer was something else
 _PROBES_DEARER = 2.0  # factor on the cost of a probe that delays others
 _FIRST = 1  # drafts of each member while nothing is known of their cost
@@ -33,8 +33,8 @@ class GroupController:
     fixed: bool = False
     stages: list[StepTimes] = field(init=False)
     drafts: RowTimes = field(default_factory=RowTimes)  # seconds of a round, by the number of sequences
-    link: float = 0.0  # seconds one way
-    host: float = 0.0  # seconds that a step takes beside drafts, computing and links
+    link: Usual = field(default_factory=Usual)  # one way
+    host: Usual = field(default_factory=Usual)  # what a step takes beside drafts, computing and links
     last: Grouping | None = None  # the latest choice
     _returned_at: float = 0.0  # when the last result came
     choice: Grouping | None = None
@@ -73,8 +73,7 @@ class GroupController:
         self._learn_host(plan, figures[0], planned, before)
         if len(figures) > 1 and all(each.rows for each in figures) and returned_at:
             beyond = returned_at - figures[0].ended - sum(each.ended - each.received for each in figures[1:])
-            one_way = max(0.0, beyond) / self.num_stages
-            self.link = one_way if self.link == 0.0 else self.link + _SMOOTHING * (one_way - self.link)
+            self.link.took(max(0.0, beyond) / self.num_stages)
 
     def _learn_host(self, plan: StepPlan, first: StageFigures, planned: float | None, before: float) -> None:
         """Learn what a step took beside drafts and computing, where that can be told: in one group all the time since
@@ -86,8 +85,7 @@ class GroupController:
             host = first.started - planned
         else:
             return
-        host = min(max(0.0, host), _MOST_HOST * (first.ended - first.started))
-        self.host = host if self.host == 0.0 else self.host + _SMOOTHING * (host - self.host)
+        self.host.took(min(max(0.0, host), _MOST_HOST * (first.ended - first.started)))
 
     def drafted(self, sequences: int, rounds: float, seconds: float) -> None:
         """Learn from ``rounds`` of drafts for so many sequences at a time."""
@@ -102,7 +100,7 @@ class GroupController:
         most = min(stage.trusted_rows for stage in self.stages)
         tables = tuple(stage.table(min(MOST, most), partial(like, i)) for i, stage in enumerate(self.stages))
         rounds = tuple(self.drafts.at(n) for n in range(65)) if self.drafts else ()
-        return Costs(tables, rounds, self.link, self.host, most)
+        return Costs(tables, rounds, self.link.seconds, self.host.seconds, most)
 
     # -- what to choose ------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from itertools import product
 
 from splitinfer.core.speculation.flight import MAX_ROWS
 
-LONGEST = 1.55  # the longest gap without an objective, in gaps without drafts
+LONGEST = 1.58  # the longest gap without an objective, in gaps without drafts
 MOST_ROWS = 256  # of a step of blocks
 _CERTAIN = 0.995  # bound on acceptance
 _SLOWER = 0.98  # of the time without drafts: what a token of a member may take, a little less for what is not foreseen

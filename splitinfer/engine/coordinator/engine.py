@@ -32,6 +32,7 @@ from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
+from splitinfer.core.scheduler.room import seconds_until_room
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import FinishReason
 from splitinfer.engine.coordinator.drafting import Drafting
@@ -191,6 +192,12 @@ class Engine:
         return stats_of(
             self.pipeline, self._scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
         )
+
+    def seconds_until_room(self, nth: int) -> float:
+        """Seconds until ``nth`` requests more could be queued, if the queue is full."""
+        scheduler = self.scheduler
+        running = list(scheduler.running.values())  # at once, as the engine's thread changes it
+        return seconds_until_room(running, scheduler.config, scheduler.costs, self.totals.usual_request, nth)
 
     def health(self) -> PipelineHealth:
         """How the pipeline is now."""

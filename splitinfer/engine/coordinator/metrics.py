@@ -19,6 +19,7 @@ from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Visit
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
 
 _FAR = 1e12  # seconds; no clock reads more
@@ -76,6 +77,14 @@ class Totals:
         if self._active_since is not None:
             self.active += now - self._active_since
         self._active_since = now if active else None
+
+    @property
+    def usual_request(self) -> UsualRequest:
+        """The means of the requests that have ended."""
+        count = sum(list(self.finished.values()))
+        if not count:
+            return UsualRequest()
+        return UsualRequest(self.generated_tokens / count, (self.prompt_tokens - self.cached_tokens) / count)
 
     def as_dict(self, names: Sequence[str], now: float) -> dict[str, Any]:
         """The counters as plain numbers, for ``LLM.stats``."""

@@ -41,6 +41,34 @@ _TEXT = Honoured(
     )
 )
 TEXTS = Kinds("Blocks of text", "type", {"text": _TEXT, "image": _TEXT_ONLY})
+_CHANGED_TOOL = Kinds(
+    "What a change of tools names",
+    "type",
+    {
+        "tool_reference": Honoured(inside=Object("A tool by its name", {"type": HONOURED, "name": HONOURED})),
+        "tool_definition": Honoured(
+            inside=Object("A tool that is defined", {"type": HONOURED, "definition": Honoured("as one of `tools`")})
+        ),
+        "mcp_tool_reference": Refused("nothing is run here"),
+        "mcp_toolset_reference": Refused("nothing is run here"),
+    },
+)
+SYSTEM_BLOCKS = Kinds(
+    "Blocks of the system",
+    "type",
+    {
+        "text": _TEXT,
+        "image": _TEXT_ONLY,
+        "tool_addition": Honoured(
+            "the model is told of the tool",
+            Object("A block that adds a tool", {**_BLOCK, "tool": Honoured(inside=_CHANGED_TOOL)}),
+        ),
+        "tool_removal": Honoured(
+            "the model is no longer told of the tool",
+            Object("A block that removes a tool", {**_BLOCK, "tool": Honoured(inside=_CHANGED_TOOL)}),
+        ),
+    },
+)
 _SOURCES = Kinds(
     "Sources of a document",
     "type",

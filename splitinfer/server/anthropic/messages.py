@@ -6,12 +6,13 @@ text, its thinking and its calls. The system's words stand beside the messages, 
 also put them among the messages; those at the beginning become one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server import values
-from splitinfer.server.anthropic.blocks import BLOCKS, CACHED, TEXTS, block_text, text_of
+from splitinfer.server.anthropic.blocks import BLOCKS, CACHED, SYSTEM_BLOCKS, TEXTS, block_text, text_of
+from splitinfer.server.anthropic.system_turns import changed_tools, effort_of, words_of
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import (
     HONOURED,
@@ -24,6 +25,7 @@ from splitinfer.server.fields import (
     Treatment,
     Values,
     honoured,
+    honoured_object,
     is_empty,
     is_one_of,
 )
@@ -63,6 +65,9 @@ _KNOWN_TO_ANTHROPICS = (
     "computer_toolset_20260801",
     "browser_toolset_20260801",
 )
+_NO_STORE = "nothing is stored here; give the whole conversation as messages"
+_NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+"""What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from)."""
 _OF_ANSWERS = ("id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container")
 _TOOLS = Kinds(
     "Tools of Anthropic",
@@ -149,7 +154,13 @@ _MESSAGES = Kinds(
         ),
         "system": Honoured(
             inside=Object(
-                "A turn of the system", {"role": HONOURED, "content": Honoured("text, or blocks", each=TEXTS)}
+                "A turn of the system",
+                {
+                    "role": HONOURED,
+                    "content": Honoured("text, or blocks", each=SYSTEM_BLOCKS),
+                    "clear_at": Honoured("`next_user_message` leaves it out once there is one"),
+                    "output_config": Honoured(inside=Object("Configuration from a turn on", {"effort": _FOR_TEMPLATE})),
+                },
             )
         ),
     },
@@ -179,6 +190,7 @@ COUNTED: Mapping[str, Treatment] = {
     "betas": Ignored("what a beta adds has fields of its own"),
     "context_management": Ignored("no edit is applied, as the answer says; too long a prompt is refused with numbers"),
     "mcp_servers": Refused(_NO_SANDBOX, is_empty),
+    "output_format": Refused("answers cannot be held to a format"),
     "compaction": Refused("a conversation is taken as it is", is_empty),
     "billing_policy": Ignored("nothing is paid for here"),
 }
@@ -197,7 +209,7 @@ FIELDS: Mapping[str, Treatment] = {
     "diagnostics": Ignored("it asks why a cache of Anthropic's was missed, and may stay without an answer"),
     "fallbacks": Refused("there is one model", is_empty),
     "fallback_credit_token": Ignored("nothing is paid for here"),
-    "thread": Refused("nothing is stored here; give the whole conversation as messages"),
+    "thread": Refused(_NO_STORE, details=_NO_THREADS),
 }
 
 
@@ -251,8 +263,9 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _chat(given: Mapping[str, Any]) -> Chat:
     messages = [{"role": "system", "content": text}] if (text := _system(given.get("system"))) else []
-    for i, one in enumerate(values.listing("messages", given.get("messages"))):
-        messages += _turn(f"messages[{i}]", one)
+    turns = [values.mapping(f"messages[{i}]", one) for i, one in enumerate(_listed(given))]
+    for i, turn in enumerate(turns):
+        messages += _turn(f"messages[{i}]", turn, turns[i + 1 :])
     if all(message["role"] == "system" for message in messages):
         raise Problem(400, "messages must have at least one message", param="messages")
     if messages[-1]["role"] == "assistant":
@@ -260,17 +273,21 @@ def _chat(given: Mapping[str, Any]) -> Chat:
     return Chat(tuple(merged_systems(messages)), _tools(given), _options(given))
 
 
+def _listed(given: Mapping[str, Any]) -> list[Any]:
+    return values.listing("messages", given.get("messages"))
+
+
 def _system(given: Any) -> str:
     """The system's words, in blocks or as they are."""
     return "" if given is None else text_of("system", given)
 
 
-def _turn(name: str, given: Any) -> list[dict[str, Any]]:
-    turn = values.mapping(name, given)
+def _turn(name: str, turn: Mapping[str, Any], behind: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     content = turn.get("content")
     match turn["role"]:
         case "system":
-            return [{"role": "system", "content": text_of(f"{name}.content", content)}]
+            text = words_of(name, turn, behind)
+            return [] if text is None else [{"role": "system", "content": text}]
         case "user":
             return _user(f"{name}.content", content)
         case _:
@@ -342,8 +359,15 @@ def _call(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
 def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """The functions that the model may call, in OpenAI's form, which templates know; none where it shall not."""
     tools = enumerate(values.listing("tools", given.get("tools", [])))
-    told = tuple(_tool(f"tools[{i}]", one) for i, one in tools if one is not LEFT_OUT)
-    return told if _choice(given).get("type", "auto") == "auto" else ()
+    told = [_tool(f"tools[{i}]", one) for i, one in tools if one is not LEFT_OUT]
+    told = changed_tools(told, _listed(given), _defined)
+    return tuple(told) if _choice(given).get("type", "auto") == "auto" else ()
+
+
+def _defined(name: str, given: Any) -> Mapping[str, Any] | None:
+    """A tool that is defined among the messages; ``None``: one of a kind that is left out."""
+    found = honoured_object(name, values.mapping(name, given), _TOOLS)
+    return None if found is LEFT_OUT else _tool(name, found)
 
 
 def _tool(name: str, given: Any) -> Mapping[str, Any]:
@@ -375,6 +399,7 @@ def _hides_thinking(given: Mapping[str, Any]) -> bool:
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the template is told of thinking."""
     effort = values.mapping("output_config", given.get("output_config", {})).get("effort")
+    effort = effort_of(_listed(given), effort)
     options: dict[str, Any] = (
         {} if effort is None else {"reasoning_effort": values.text("output_config.effort", effort)}
     )

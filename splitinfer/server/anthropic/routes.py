@@ -12,8 +12,9 @@ from splitinfer.server.anthropic.messages import counted_chat, message_ask
 from splitinfer.server.anthropic.writer import Event, MessageWriter
 from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
+from splitinfer.server.preparing import prompt_tokens
 from splitinfer.server.problem import Problem
-from splitinfer.server.reading import Answer, encoded
+from splitinfer.server.reading import Answer
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.stream import EventStream, event
@@ -41,9 +42,10 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
             return JSONResponse(writer.message(pieces, under_way.answer.usage))
 
     async def count_tokens(request: Request) -> Response:
-        service.gate.caller(request.state.facts, service.sessions)
+        key = service.gate.caller(request.state.facts, service.sessions)
         chat = counted_chat(await read_json(request))
-        tokens = await asyncio.to_thread(encoded, service.llm, chat)
+        with service.admitted(key):
+            tokens = await asyncio.to_thread(prompt_tokens, service.llm, chat)
         return JSONResponse({"input_tokens": len(tokens)})
 
     return [

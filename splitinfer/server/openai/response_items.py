@@ -48,7 +48,7 @@ _BY_MODEL = Refused(
 _BY_PROGRAMS = Refused("no programs of the model are run here")
 _BY_SERVERS = Refused("only OpenAI's servers can run it, or read what came of it")
 _OF_OTHER_TOOLS = Refused("the model was told of functions only")
-_NO_REFERENCE = Refused("nothing is stored here; give the item itself")
+_NO_REFERENCE = Refused("nothing is stored here; give the item itself, as clients do that are told store: false")
 _BY_ID = Ignored("the call is found by its id")
 _CALLED: Mapping[str, Treatment] = {
     "namespace": Honoured("a part of the function's name, as the model was told it"),

@@ -3,9 +3,10 @@ with each request, and nothing is kept of it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import Ask, Chat
@@ -47,6 +48,8 @@ _OF_OTHER_TOOLS = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
+_REPEATED = {"max_tool_calls": int, "prompt_cache_key": str, "safety_identifier": str, "user": str}  # though ignored
+_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 _REASONING = Object(
     "Reasoning of responses",
     {
@@ -152,6 +155,12 @@ class Shape:
     pads: bool = False
     spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
+    def with_sampling(self, ask: Ask, defaults: Recommended) -> Self:
+        """The shape of an answer that also says how its tokens were chosen, with the model's own values where the
+        request has none."""
+        values = {**_SAMPLING, **defaults.values, **ask.sampling}
+        return replace(self, said={**self.said, **{name: values[name] for name in _SAMPLING}})
+
 
 def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
     """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
@@ -170,7 +179,7 @@ def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
         values.whole("max_output_tokens", most, 1, _MOST_TOKENS)
     sampling = sampling_of(given) | ({} if num_top is None else {"logprobs": num_top})
     ask = Ask(_chat(given, functions), sampling, most, one_call=not parallel)
-    said = _said(given, functions, parallel=parallel, num_top=num_top)
+    said = _said(body, given, functions, parallel=parallel, num_top=num_top)
     spaces = {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None}
     model = values.text("model", given.get("model", model))
     return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads, spaces)
@@ -233,22 +242,26 @@ def _streams(given: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _said(
-    given: Mapping[str, Any], functions: list[Function], *, parallel: bool, num_top: int | None
+    body: Mapping[str, Any],
+    given: Mapping[str, Any],
+    functions: list[Function],
+    *,
+    parallel: bool,
+    num_top: int | None,
 ) -> dict[str, Any]:
-    """The fields of the request that an answer repeats. What a client left to the model's defaults is null."""
+    """The fields of the request that an answer repeats, also those that change nothing here."""
     metadata = values.mapping("metadata", given.get("metadata", {}))
     for name, value in metadata.items():
         values.text(f"metadata.{name:.64}", value)
     return {
+        **{name: body[name] if type(body.get(name)) is kind else None for name, kind in _REPEATED.items()},
         "instructions": given.get("instructions"),
         "max_output_tokens": given.get("max_output_tokens"),
         "metadata": metadata,
         "parallel_tool_calls": parallel,
         "reasoning": {"effort": _text_in(given, "reasoning", "effort"), "summary": None},
-        "temperature": given.get("temperature"),
         "text": {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [{"parameters": None, "strict": None, **one.document} for one in functions],
+        "tools": [{"description": None, "parameters": None, "strict": None, **one.document} for one in functions],
         "top_logprobs": num_top or 0,
-        "top_p": given.get("top_p"),
     }

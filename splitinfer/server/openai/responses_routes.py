@@ -13,7 +13,8 @@ from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.openai.responses import counted_input, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
-from splitinfer.server.reading import Answer, encoded
+from splitinfer.server.preparing import prompt_tokens
+from splitinfer.server.reading import Answer
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.stream import EventStream, event
@@ -25,6 +26,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
     async def responses(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
         ask, shape = response_ask(await read_json(request), service.model)
+        shape = shape.with_sampling(ask, service.llm.recommended_sampling)
         writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
         with ExitStack() as open_things:
             under_way = await asked(service, request, key, ask, open_things)
@@ -35,9 +37,10 @@ def responses_routes(service: Service) -> list[ApiRoute]:
             return JSONResponse(writer.document(pieces, under_way.answer.usage))
 
     async def input_tokens(request: Request) -> Response:
-        service.gate.caller(request.state.facts, service.sessions)
+        key = service.gate.caller(request.state.facts, service.sessions)
         chat = counted_input(await read_json(request))
-        tokens = await asyncio.to_thread(encoded, service.llm, chat)
+        with service.admitted(key):
+            tokens = await asyncio.to_thread(prompt_tokens, service.llm, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
 
     return [

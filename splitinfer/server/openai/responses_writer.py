@@ -19,6 +19,7 @@ is another ``response.in_progress``.
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,13 +53,15 @@ class _OpenItem:
 
 @dataclass(slots=True)
 class ResponseWriter:
-    """Writes one answer. ``created``: seconds since 1970. ``new_id`` makes an item's id that begins with a prefix."""
+    """Writes one answer. ``created``, ``clock``: seconds since 1970. ``new_id`` makes an item's id that begins with a
+    prefix."""
 
     response_id: str
     created: int
     shape: Shape
     token_text: TokenText
     new_id: Callable[[str], str] = _new_id
+    clock: Callable[[], float] = time.time
     _sequence: int = 0
     _items: list[dict[str, Any]] = field(default_factory=list)  # that have ended
     _open: _OpenItem | None = None
@@ -76,6 +79,8 @@ class ResponseWriter:
     def end(self, last: Piece, usage: Usage) -> Event:
         """The last event. ``last``: the last piece."""
         status, more = _ended(last)
+        if status == "completed":
+            more = {**more, "completed_at": int(self.clock())}
         response = {**self._response(status), **more, "output": list(self._items), "usage": usage_of(usage)}
         return self._event(_LAST[status], response=response)
 
@@ -91,6 +96,7 @@ class ResponseWriter:
             "id": self.response_id,
             "object": "response",
             "created_at": self.created,
+            "completed_at": None,
             "status": status,
             "model": self.shape.model,
             "output": [],

@@ -10,7 +10,7 @@ from splitinfer.core.plan import SampledSlice, SampledToken, StepResult
 from splitinfer.core.scheduler import invariants
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.scheduler.waiting_queue import QueueFull
-from splitinfer.core.sequence import FinishReason
+from splitinfer.core.sequence import FinishReason, SamplingParams, Sequence
 from splitinfer.core.speculation.flight import Flight
 
 # -- anything, in any order ------------------------------------------------------------------------
@@ -191,6 +191,17 @@ def test_first_come_first_served():
         house.add([token] * 5, max_tokens=2)
     order = [part.seq_id for part in drain(house)]
     assert order == sorted(order)
+
+
+def test_what_ends_an_answer_is_not_in_a_plan():
+    """A plan has a bound, beyond which a stage takes it for damaged, and stop strings are a client's."""
+    house = House()
+    seq = Sequence(1, [1, 2], SamplingParams(max_tokens=1, stop=("end",), stop_token_ids=(9,)), seed=0)
+    house.scheduler.add(seq)
+    plan = house.scheduler.schedule(0.0)
+    assert plan is not None
+    assert [new.params for new in plan.new] == [SamplingParams(max_tokens=1)]
+    assert seq.params.stop == ("end",)
 
 
 def test_an_unknown_sequence_cannot_be_ended():

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from anthropic.types import Message, MessageCountTokensParams, RawMessageStreamEvent, message_create_params
+from anthropic.types.beta import message_count_tokens_params as beta_count_params
+from anthropic.types.beta import message_create_params as beta_create_params
 from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
@@ -43,6 +45,17 @@ def test_every_field_of_the_official_client_has_a_fate():
     known |= set(message_create_params.MessageCreateParamsStreaming.__annotations__)
     assert known - FIELDS.keys() == set()
     assert set(MessageCountTokensParams.__annotations__) - COUNTED.keys() == set()
+    known = set(beta_create_params.MessageCreateParamsBase.__annotations__)
+    assert known - FIELDS.keys() == set()
+    assert set(beta_count_params.MessageCountTokensParams.__annotations__) - COUNTED.keys() == set()
+
+
+def test_a_thread_is_refused_so_that_clients_do_without_one():
+    refused = refusal(thread={"type": "create"})
+    assert str(refused).startswith("thread is not supported: nothing is stored here")
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert refused.anthropic()["error"]["details"] == details
+    assert "details" not in refusal(container="c").anthropic()["error"]
 
 
 @pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])

@@ -79,7 +79,7 @@ def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
     ],
 )
 def test_values_that_ask_for_nothing_may_be_there(harmless: dict[str, Any]):
-    assert asked(**harmless) == asked()
+    assert ask(**harmless) == ask()
 
 
 def test_a_choice_may_allow_some_of_the_functions():

@@ -9,6 +9,7 @@ from openai.lib.streaming.responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from splitinfer.core.sampling_defaults import NOTHING, Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.openai.response_items import packed
@@ -40,8 +41,8 @@ OUTPUT = [
 
 def writer(**fields: Any) -> ResponseWriter:
     numbers = iter(range(99))
-    _, shape = response_ask({"model": "m", "input": "Hello", **fields})
-    return _writer(shape, lambda prefix: f"{prefix}_{next(numbers)}")
+    ask, shape = response_ask({"model": "m", "input": "Hello", **fields})
+    return _writer(shape.with_sampling(ask, NOTHING), lambda prefix: f"{prefix}_{next(numbers)}")
 
 
 def _writer(shape: Shape, new_id: Any) -> ResponseWriter:
@@ -55,6 +56,14 @@ def sent(response: ResponseWriter, pieces: list[Piece], usage: Usage = ONE) -> l
     for event in read:
         assert EVENT.validate_python(event, strict=True).type == event["type"]
     return read
+
+
+def test_an_answer_says_how_its_tokens_were_chosen():
+    ask, shape = response_ask({"model": "m", "input": "Hello", "temperature": 0.5, "presence_penalty": None})
+    said = shape.with_sampling(ask, Recommended({"temperature": 0.6, "top_p": 0.8, "top_k": 20})).said
+    used = {name: said[name] for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")}
+    assert used == {"temperature": 0.5, "top_p": 0.8, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    assert "top_k" not in said
 
 
 def names(events: list[dict[str, Any]]) -> list[str]:

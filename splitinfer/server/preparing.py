@@ -1,0 +1,125 @@
+"""Prompts as token ids, at a cost that is bounded before it is paid.
+
+A tokenizer takes about a second for each megabyte or two, and the body of a request may have 32 MB. Templates are
+programs, some of which look at all messages for each message. So what cannot fit is refused by its size: a conversation
+by the number of its messages and tools, and a long text after as much of it was tokenized, piece by piece, as is sure
+to be too much. Cutting a text adds a token or so for each piece, and a text is refused only at twice the context, so
+none is refused that would have fitted.
+
+    characters  0 ........ 1 million, or 16 for each token of the context .......................... 32 million
+                           tokenized at once      | in pieces first, up to twice the context's tokens
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from splitinfer.server.ask import Chat, Prompt
+from splitinfer.server.late_systems import Writes, settled
+from splitinfer.server.problem import Problem, unsupported
+from splitinfer.text.tokenizer import Tokenizer
+
+MAX_MESSAGES = 4096
+MAX_TOOLS = 1024
+_AT_ONCE, _AT_ONCE_FOR_EACH = 1 << 20, 16  # characters; characters for each token of the context
+_PIECE = 1 << 16  # characters
+
+
+class Encoding(Writes, Protocol):
+    """What of ``LLM`` is needed here."""
+
+    @property
+    def context_length(self) -> int:
+        """The most tokens of a prompt and its answer together."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Text as token ids."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it has one."""
+        ...
+
+    def encode_chat(
+        self, messages: Any, *, tools: Any = (), options: Any = None, opens_answer: bool = True
+    ) -> list[int]:
+        """A chat as token ids."""
+        ...
+
+
+def prompt_tokens(llm: Encoding, prompt: Prompt) -> list[int]:
+    """A prompt as token ids. It takes time: call it beside the event loop.
+
+    Raises:
+        Problem: 400, there is so much of it that it is not tokenized.
+        SplitinferError: as ``LLM.encode`` and ``LLM.encode_chat``.
+    """
+    check_size(llm, prompt)
+    match prompt:
+        case Chat():
+            chat = settled_chat(llm, prompt)
+            opens = chat.opens_answer
+            return llm.encode_chat(chat.messages, tools=chat.tools, options=chat.options, opens_answer=opens)
+        case str(text):
+            return llm.encode(text)
+        case tokens:
+            return list(tokens)
+
+
+def settled_chat(llm: Encoding, chat: Chat) -> Chat:
+    """The conversation as the model's template takes it.
+
+    Raises:
+        Problem: 400, there are tools, of which the model cannot be told.
+        SplitinferError: as ``LLM.render_chat``.
+    """
+    if chat.tools and llm.tokenizer is not None and llm.tokenizer.no_tools is not None:
+        raise unsupported("tools", llm.tokenizer.no_tools)
+    return settled(llm, chat)
+
+
+def check_size(llm: Encoding, prompt: Prompt) -> None:
+    """Refuse a prompt whose size alone says that it cannot be answered.
+
+    Raises:
+        Problem: 400, with the numbers.
+    """
+    if isinstance(prompt, tuple):
+        return
+    if isinstance(prompt, Chat):
+        _check_number("messages", "messages", len(prompt.messages), MAX_MESSAGES)
+        _check_number("tools", "tools", len(prompt.tools), MAX_TOOLS)
+    texts = [prompt] if isinstance(prompt, str) else [*_texts_in(prompt.messages), *_texts_in(prompt.tools)]
+    if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
+        _check_pieces(llm, texts)
+
+
+def _check_number(param: str, what: str, number: int, most: int) -> None:
+    if number > most:
+        raise Problem(400, f"a conversation may have {most:,} {what}, not {number:,}", param=param)
+
+
+def _check_pieces(llm: Encoding, texts: list[str]) -> None:
+    found, most = 0, 2 * llm.context_length
+    for text in texts:
+        for start in range(0, len(text), _PIECE):
+            found += len(llm.encode(text[start : start + _PIECE]))
+            if found > most:
+                raise Problem(
+                    400,
+                    f"the prompt has over {most:,} tokens, but the context is {llm.context_length:,}",
+                    code="context_length_exceeded",
+                )
+
+
+def _texts_in(value: Any) -> Iterator[str]:
+    """All texts in it, names of fields left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts_in(each)

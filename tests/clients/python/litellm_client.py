@@ -1,0 +1,87 @@
+"""`litellm`: OpenAI's chat and responses, Anthropic's messages."""
+
+import json
+from typing import Any
+
+import litellm
+from probe import ANSWER, ASKED, FUNCTION, KEY, MODEL, QUESTION, TALE, THOUGHT, URL, ability, refused, run, same
+
+litellm.suppress_debug_info = True
+OPENAI: dict[str, Any] = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY, "num_retries": 0}
+HOSTED: dict[str, Any] = {"model": f"hosted_vllm/{MODEL}", "api_base": f"{URL}/v1", "api_key": KEY}
+CLAUDE: dict[str, Any] = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": KEY, "max_tokens": 500}
+TOOLS: list[Any] = [{"type": "function", "function": FUNCTION}]
+
+
+def _round_trip(options: dict[str, Any]) -> None:
+    messages = list(ASKED)
+    first = litellm.completion(**options, messages=messages, tools=TOOLS).choices[0]
+    same(first.finish_reason, "tool_calls")
+    call = first.message.tool_calls[0]
+    same(json.loads(call.function.arguments), {"city": "Oslo"})
+    same(first.message.reasoning_content, THOUGHT)
+    messages += [first.message, {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    same(litellm.completion(**options, messages=messages, tools=TOOLS).choices[0].message.content, ANSWER)
+
+
+@ability
+def chat() -> None:
+    same(litellm.completion(**OPENAI, messages=ASKED).choices[0].message.content, TALE)
+    same(litellm.completion(**HOSTED, messages=ASKED).choices[0].message.content, TALE)
+
+
+@ability
+def stream() -> None:
+    for options in (OPENAI, HOSTED, CLAUDE):
+        chunks = list(
+            litellm.completion(**options, messages=ASKED, stream=True, stream_options={"include_usage": True})
+        )
+        same("".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices), TALE)
+        same(chunks[-1].usage.completion_tokens > 3, True)
+
+
+@ability
+def tools() -> None:
+    _round_trip(OPENAI)
+
+
+@ability
+def tools_hosted_vllm() -> None:
+    _round_trip(HOSTED)
+
+
+@ability
+def tools_anthropic() -> None:
+    _round_trip(CLAUDE)
+
+
+@ability
+def anthropic() -> None:
+    same(litellm.completion(**CLAUDE, messages=ASKED).choices[0].message.content, TALE)
+
+
+@ability
+def responses() -> None:
+    found = litellm.responses(**OPENAI, input=QUESTION)
+    same(found.output[0].content[0].text, TALE)
+
+
+@ability
+def completions() -> None:
+    options = {**OPENAI, "model": f"text-completion-openai/{MODEL}"}
+    same(litellm.text_completion(**options, prompt="Tell", max_tokens=100).choices[0].text, TALE)
+
+
+@ability
+def errors() -> None:
+    wanted = {"type": "json_object"}
+    refused(
+        litellm.BadRequestError, "response_format",
+        lambda: litellm.completion(**OPENAI, messages=ASKED, response_format=wanted),
+    )  # fmt: skip
+    long = [{"role": "user", "content": "a b " * 99999}]
+    refused(litellm.BadRequestError, "tokens", lambda: litellm.completion(**OPENAI, messages=long))
+
+
+if __name__ == "__main__":
+    run("litellm")

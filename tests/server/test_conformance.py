@@ -1,0 +1,300 @@
+"""Every document and every event that is sent, held against the official packages' types: strictly, so that a number
+is no text, and without a field that those types do not know, but for those listed here.
+
+A scripted model thinks, calls and answers, so that there are items of each kind.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import anthropic.types
+import httpx2 as httpx
+import pytest
+import scripted
+from anthropic.types import ErrorResponse, MessageTokensCount, RawMessageStreamEvent
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses.input_token_count_response import InputTokenCountResponse
+from pydantic import BaseModel, TypeAdapter
+from stages import pipeline
+
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+
+OWN = {
+    "choices.message.reasoning", "choices.message.reasoning_content",  # both names, as clients know one or the other
+    "choices.delta.reasoning", "choices.delta.reasoning_content",
+    "store", "presence_penalty", "frequency_penalty",  # of a response, as Open Responses wants it
+    "response.store", "response.presence_penalty", "response.frequency_penalty",
+    "usage.service_tier",  # of the last event, as of a message
+    "logprobs.bytes", "logprobs.top_logprobs.bytes",  # of an event, as of the item that it belongs to
+    "context_length", "context_window", "max_model_len", "layout",  # of a model
+    "type", "display_name", "created_at", "lifecycle", "max_input_tokens", "max_tokens",  # the same for Anthropic's
+    "object", "created", "owned_by",  # and for OpenAI's
+}  # fmt: skip
+"""Fields that the official types lack."""
+
+WEATHER = {"name": "weather", "description": "Tells it.", "parameters": {"type": "object", "properties": {}}}
+INSIDE = {**WEATHER, "name": "tell"}
+ASKED = [{"role": "user", "content": "What is the weather in Oslo?"}]
+CALLED = [scripted.call("weather", "Hm, the weather.", "I look.", city="Oslo"), "It is sunny in Oslo: 21 °C. 🌞"]
+
+
+CALLED_INSIDE = [scripted.call("w__tell", text="One moment.", city="Oslo")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = scripted.save(tmp_path_factory.mktemp("scripted"), {"weather": CALLED, "w__tell": CALLED_INSIDE})
+    with pipeline(folder, [1, 1]) as llm:
+        server = Server(Service(llm, "demo"), Listen(port=0))
+        yield server
+        server.close()
+
+
+def send(server: Server, path: str, body: Mapping[str, Any] | None = None) -> httpx.Response:
+    url = f"http://127.0.0.1:{server.port}{path}"
+    return httpx.get(url) if body is None else httpx.post(url, json=body, timeout=60.0)
+
+
+def events(answer: httpx.Response) -> list[tuple[str, str]]:
+    """The name and the data of each event of a stream."""
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    blocks = [block for block in answer.text.split("\n\n") if block and not block.startswith(":")]
+    assert answer.text.endswith("\n\n")
+    fields = [dict(line.split(": ", 1) for line in block.split("\n")) for block in blocks]
+    return [(one.get("event", ""), one["data"]) for one in fields]
+
+
+def checked(kind: Any, raw: str | bytes) -> Any:
+    """What the official package makes of a document.
+
+    Raises:
+        ValidationError: it is none of that type.
+    """
+    made = _adapter(kind).validate_json(raw, strict=True)
+    assert set(_unknown(made)) <= OWN
+    return made
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _unknown(value: Any, where: str = "") -> Iterator[str]:
+    """The fields of a document that its type does not know."""
+    if isinstance(value, BaseModel):
+        for name in value.model_extra or {}:
+            yield f"{where}{name}"
+        for name in type(value).model_fields:
+            yield from _unknown(getattr(value, name), f"{where}{name}.")
+    elif isinstance(value, list):
+        for one in value:
+            yield from _unknown(one, where)
+
+
+# -- OpenAI ----------------------------------------------------------------------------------------
+
+CHATS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cut": {"max_tokens": 2},
+    "two": {"n": 2, "seed": 1},
+    "probabilities": {"logprobs": True, "top_logprobs": 3},
+    "call": {"tools": [{"type": "function", "function": WEATHER}]},
+    "call with probabilities": {"tools": [{"type": "function", "function": WEATHER}], "logprobs": True},
+}
+
+
+@pytest.mark.parametrize("more", CHATS.values(), ids=CHATS.keys())
+def test_chats(server: Server, more: dict[str, Any]):
+    body = {"model": "demo", "messages": ASKED, **more}
+    whole = checked(ChatCompletion, send(server, "/v1/chat/completions", body).content)
+    streamed = send(server, "/v1/chat/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
+    *chunks, done = [data for _, data in events(streamed)]
+    assert done == "[DONE]"
+    made = [checked(ChatCompletionChunk, chunk) for chunk in chunks]
+    assert len({(chunk.id, chunk.created, chunk.model) for chunk in made}) == 1
+    for choice in whole.choices:
+        _same_choice(choice, [one for chunk in made for one in chunk.choices if one.index == choice.index])
+    assert (made[-1].choices, made[-1].usage.completion_tokens) == ([], whole.usage.completion_tokens)
+    assert all("usage" in json.loads(chunk) for chunk in chunks)  # null but in the last one
+
+
+def _same_choice(whole: Any, chunks: list[Any]) -> None:
+    """A choice's chunks are the same as the whole one."""
+    deltas = [chunk.delta for chunk in chunks]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == (whole.message.content or "")
+    assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [whole.finish_reason]
+    calls = [call for delta in deltas for call in delta.tool_calls or []]
+    assert [call.index for call in calls] == list(range(len(calls)))
+    told = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    assert [(call.function.name, call.function.arguments) for call in calls] == told
+    tokens = [one for chunk in chunks if chunk.logprobs for one in chunk.logprobs.content]
+    assert tokens == (whole.logprobs.content if whole.logprobs else [])
+
+
+def test_completions(server: Server):
+    for more in ({}, {"logprobs": 2, "max_tokens": 3}, {"n": 2, "echo": True, "prompt": ["Hello", "you"]}):
+        body = {"model": "demo", "prompt": "Hello", **more}
+        whole = checked(Completion, send(server, "/v1/completions", body).content)
+        *chunks, done = [data for _, data in events(send(server, "/v1/completions", {**body, "stream": True}))]
+        assert done == "[DONE]"
+        made = [checked(Completion, _with_reasons(chunk)) for chunk in chunks]
+        for choice in whole.choices:
+            own = [one for chunk in made for one in chunk.choices if one.index == choice.index]
+            assert "".join(one.text for one in own) == choice.text
+
+
+def _with_reasons(chunk: str) -> str:
+    """A chunk as the package's type has it, whose reason is never null; the API's are, until the last one."""
+    found = json.loads(chunk)
+    for choice in found["choices"]:
+        choice["finish_reason"] = choice["finish_reason"] or "stop"
+    return json.dumps(found)
+
+
+RESPONSES: dict[str, dict[str, Any]] = {
+    "plain": {"input": "Hello"},
+    "cut": {"input": ASKED, "max_output_tokens": 2},
+    "told": {
+        "input": ASKED, "instructions": "Be kind.", "temperature": 0.5, "top_p": 0.9, "metadata": {"a": "b"},
+        "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}, "service_tier": "auto",
+        "safety_identifier": "s", "prompt_cache_key": "k", "presence_penalty": 0.5, "max_tool_calls": 3, "user": "u",
+    },
+    "probabilities": {"input": ASKED, "include": ["message.output_text.logprobs"], "top_logprobs": 2},
+    "call in a namespace": {
+        "input": ASKED,
+        "tools": [{"type": "namespace", "name": "w", "description": "", "tools": [{"type": "function", **INSIDE}]}],
+    },
+    "call": {
+        "input": ASKED, "tools": [{"type": "function", **WEATHER}], "include": ["reasoning.encrypted_content"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("more", RESPONSES.values(), ids=RESPONSES.keys())
+def test_responses(server: Server, more: dict[str, Any]):
+    body = {"model": "demo", **more}
+    whole = checked(Response, send(server, "/v1/responses", body).content)
+    found = events(send(server, "/v1/responses", {**body, "stream": True}))
+    made = [checked(ResponseStreamEvent, data) for _, data in found]
+    assert [one.type for one in made] == [name for name, _ in found]
+    assert [one.sequence_number for one in made] == list(range(len(made)))
+    assert (made[0].type, made[-1].type) == ("response.created", f"response.{whole.status}")
+    assert _anonymous(made[-1].response) == _anonymous(whole)
+    _check_items(made[2:-1], made[-1].response.output)
+
+
+def _anonymous(response: Response) -> Any:
+    """A response without what differs from one to the next."""
+    found = response.model_dump(exclude={"id", "created_at", "completed_at"})
+    found["usage"].pop("input_tokens_details")
+    for item in found["output"]:
+        item.pop("id")
+        item.pop("call_id", None)
+    return found
+
+
+def _check_items(seen: Iterable[Any], output: list[Any]) -> None:
+    """Each item is added, grows, and is done, one after the other; each is then as the response has it."""
+    by_item = [[event for event in seen if getattr(event, "output_index", None) == i] for i in range(len(output))]
+    assert sum(map(len, by_item)) == len(list(seen))
+    for item, own in zip(output, by_item, strict=True):
+        assert (own[0].type, own[-1].type) == ("response.output_item.added", "response.output_item.done")
+        assert own[-1].item == item
+        assert all(event.item_id == item.id for event in own[1:-1])
+        grown = "".join(event.delta for event in own if event.type.endswith(".delta"))
+        assert grown == (item.arguments if item.type == "function_call" else item.content[0].text)
+
+
+def test_what_is_counted_and_listed(server: Server):
+    checked(InputTokenCountResponse, send(server, "/v1/responses/input_tokens", {"input": "Hello"}).content)
+    models = send(server, "/v1/models").json()
+    assert models["object"] == "list"
+    for model in (*models["data"], send(server, "/v1/models/demo").json()):
+        checked(Model, json.dumps(model))
+        checked(anthropic.types.ModelInfo, json.dumps(model))
+    counted = send(server, "/v1/messages/count_tokens", {"model": "demo", "messages": ASKED})
+    checked(MessageTokensCount, counted.content)
+
+
+# -- Anthropic -------------------------------------------------------------------------------------
+
+MESSAGES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cut": {"max_tokens": 2},
+    "stopped": {"stop_sequences": ["tool"]},
+    "call": {"tools": [{"name": "weather", "description": "Tells it.", "input_schema": {"type": "object"}}]},
+}
+
+
+@pytest.mark.parametrize("more", MESSAGES.values(), ids=MESSAGES.keys())
+def test_messages(server: Server, more: dict[str, Any]):
+    body = {"model": "demo", "max_tokens": 100, "messages": ASKED, **more}
+    whole = checked(anthropic.types.Message, send(server, "/v1/messages", body).content)
+    found = [(name, data) for name, data in events(send(server, "/v1/messages", {**body, "stream": True}))]
+    made = [checked(RawMessageStreamEvent, data) for name, data in found if name != "ping"]
+    assert [json.loads(data)["type"] for _, data in found] == [name for name, _ in found]
+    assert [made[0].type, *(one.type for one in made[-2:])] == ["message_start", "message_delta", "message_stop"]
+    assert made[-2].delta.stop_reason == whole.stop_reason
+    assert made[-2].usage.output_tokens == whole.usage.output_tokens
+    kinds = [one.content_block.type for one in made if one.type == "content_block_start"]
+    assert kinds == [block.type for block in whole.content]
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/nothing"])
+def test_openais_errors(server: Server, path: str):
+    answer = send(server, path, {"model": "demo", "strange": 1})
+    error = answer.json()["error"]
+    assert answer.status_code in (400, 404)
+    assert {name: type(error[name]) for name in ("message", "type")} == {"message": str, "type": str}
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens", "/v1/messages/batches"])
+def test_anthropics_errors(server: Server, path: str):
+    answer = send(server, path, {"model": "demo", "strange": 1})
+    assert answer.status_code in (400, 404)
+    checked(ErrorResponse, answer.content)
+
+
+# -- Open Responses --------------------------------------------------------------------------------
+
+NUMBER, TEXT, FLAG = (int, float), str, bool
+NONE = type(None)
+RESOURCE: dict[str, Any] = {
+    "id": TEXT, "object": TEXT, "created_at": int, "completed_at": (int, NONE), "status": TEXT,
+    "incomplete_details": (dict, NONE), "model": TEXT, "previous_response_id": (TEXT, NONE),
+    "instructions": (TEXT, NONE), "output": list, "error": (dict, NONE), "tools": list, "tool_choice": (TEXT, dict),
+    "truncation": TEXT, "parallel_tool_calls": FLAG, "text": dict, "top_p": NUMBER, "presence_penalty": NUMBER,
+    "frequency_penalty": NUMBER, "top_logprobs": int, "temperature": NUMBER, "reasoning": (dict, NONE),
+    "usage": (dict, NONE), "max_output_tokens": (int, NONE), "max_tool_calls": (int, NONE), "store": FLAG,
+    "background": FLAG, "service_tier": TEXT, "metadata": dict, "safety_identifier": (TEXT, NONE),
+    "prompt_cache_key": (TEXT, NONE),
+}  # fmt: skip
+"""What a response must have (Open Responses, schema/responses.tsp, ResponseResource)."""
+TOOL = {"type": TEXT, "name": TEXT, "description": (TEXT, NONE), "parameters": (dict, NONE), "strict": (FLAG, NONE)}
+
+
+@pytest.mark.parametrize("more", RESPONSES.values(), ids=RESPONSES.keys())
+def test_a_response_has_all_that_open_responses_wants(server: Server, more: dict[str, Any]):
+    streamed = events(send(server, "/v1/responses", {"model": "demo", **more, "stream": True}))
+    whole = send(server, "/v1/responses", {"model": "demo", **more}).json()
+    sent = [json.loads(data) for _, data in streamed]
+    for response in (whole, *(one["response"] for one in sent if "response" in one)):
+        assert [name for name, kind in RESOURCE.items() if not isinstance(response.get(name, ...), kind)] == []
+        for tool in response["tools"]:
+            tool = tool["tools"][0] if tool["type"] == "namespace" else tool
+            assert [name for name, kind in TOOL.items() if not isinstance(tool.get(name, ...), kind)] == []
+    for name in ("temperature", "top_p", "presence_penalty", "max_tool_calls", "safety_identifier", "prompt_cache_key"):
+        if name in more:
+            assert whole[name] == more[name]
+    assert (whole["completed_at"] is None) == (whole["status"] != "completed")

@@ -1,0 +1,84 @@
+"""What agents sent, each in one task with one call of its shell: their requests are taken, and nothing in them is lost.
+
+Recorded by `tests/clients/recorder.py` from Codex 0.169, Claude Code 2.1.330, opencode 1.18.33 and Qwen Code 0.24.4, as
+`tests/clients/agents.py` starts them; their texts and most of their tools are left out.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splitinfer.server.anthropic.messages import message_ask
+from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.openai.chat import chat_ask
+from splitinfer.server.openai.responses import response_ask
+
+RECORDED = {
+    one["client"]: one for one in json.loads(Path(__file__).with_name("recorded_requests.json").read_text("utf-8"))
+}
+ASK = {"/v1/chat/completions": chat_ask, "/v1/responses": response_ask, "/v1/messages": message_ask}
+
+
+def asked(client: str) -> tuple[Ask, Chat]:
+    record = RECORDED[client]
+    read: Any = ASK[record["path"]]
+    ask, _ = read(record["body"])
+    assert isinstance(ask.prompt, Chat)
+    return ask, ask.prompt
+
+
+ASSISTANT, TOOL = "assistant with a call", "tool"
+EXPECTED: dict[str, tuple[list[str], list[str]]] = {
+    "Codex asks": (["system", "user", "user"], ["exec_command", "multi_agent_v1__close_agent"]),
+    "Codex hands the outcome back": (
+        ["system", "user", "user", ASSISTANT, TOOL], ["exec_command", "multi_agent_v1__close_agent"],
+    ),
+    "opencode asks for a title": (["system", "user", "user"], []),
+    "opencode asks": (["system", "user"], ["bash"]),
+    "opencode hands the outcome back": (["system", "user", ASSISTANT, TOOL], ["bash"]),
+    "Claude Code asks": (["system", "user", "system"], ["Agent", "Bash", "DeferredToolPlaceholder"]),
+    "Claude Code hands the outcome back": (
+        ["system", "user", "system", ASSISTANT, TOOL], ["Agent", "Bash", "DeferredToolPlaceholder"],
+    ),
+    "Qwen Code asks": (["system", "user"], ["agent", "get_goal", "run_shell_command"]),
+    "Qwen Code hands the outcome back": (
+        ["system", "user", ASSISTANT, TOOL], ["agent", "get_goal", "run_shell_command"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("client", RECORDED)
+def test_the_model_is_told_of_everything(client: str):
+    ask, chat = asked(client)
+    roles = [f"{one['role']} with a call" if "tool_calls" in one else one["role"] for one in chat.messages]
+    assert (roles, [tool["function"]["name"] for tool in chat.tools]) == EXPECTED[client]
+    assert all(one["content"] for one in chat.messages)
+    assert not ask.one_call
+
+
+@pytest.mark.parametrize("client", [name for name in RECORDED if "outcome" in name])
+def test_a_call_and_its_outcome_belong_together(client: str):
+    _, chat = asked(client)
+    *_, said, outcome = chat.messages
+    (call,) = said["tool_calls"]
+    assert outcome["tool_call_id"] == call["id"]
+    assert isinstance(call["function"]["arguments"], dict)
+    if client.startswith(("Codex", "Qwen")):  # the others do not hand reasoning back
+        assert said["reasoning_content"]
+
+
+@pytest.mark.parametrize("client", RECORDED)
+def test_what_changes_nothing_may_be_left_out(client: str):
+    """Everything but these fields has a part in the answer."""
+    record, told = RECORDED[client], asked(client)[1]
+    used = {
+        "model", "messages", "input", "system", "tools", "tool_choice", "parallel_tool_calls", "max_tokens", "stream",
+        "stream_options", "thinking", "output_config", "reasoning", "include", "store",
+    }  # fmt: skip
+    idle = record["body"].keys() - used
+    assert idle <= {"prompt_cache_key", "client_metadata", "metadata", "context_management"}
+    less: Any = {name: value for name, value in record["body"].items() if name in used}
+    read: Any = ASK[record["path"]]
+    assert read(less)[0].prompt == told

@@ -1,0 +1,103 @@
+"""Certificates that cannot be used: one sentence each, before anything is loaded."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from splitinfer.cli.serving import Access
+from splitinfer.errors import ConfigError
+from splitinfer.server.tls import check_tls
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
+
+
+def openssl(folder: Path, *args: str) -> None:
+    subprocess.run(["openssl", *args], cwd=folder, check=True, capture_output=True, timeout=60)
+
+
+def make_key(folder: Path, name: str) -> Path:
+    openssl(folder, "ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", name)
+    return folder / name
+
+
+def make_certificate(folder: Path, name: str, key: Path, *more: str) -> Path:
+    openssl(folder, "req", "-x509", "-key", str(key), "-subj", "/CN=localhost", "-out", name, *(more or ("-days", "2")))
+    return folder / name
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    return make_key(tmp_path, "key.pem")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path, key: Path) -> Path:
+    return make_certificate(tmp_path, "cert.pem", key)
+
+
+def sentence(certificate: Path, key: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        check_tls(certificate, key)
+    return str(caught.value)
+
+
+def test_one_that_can_be_used(certificate: Path, key: Path):
+    check_tls(certificate, key)
+    assert Access(certificate=certificate, certificate_key=key).gate()
+
+
+def test_one_that_another_has_signed(tmp_path: Path, certificate: Path, key: Path):
+    own = make_key(tmp_path, "own.pem")
+    openssl(tmp_path, "req", "-new", "-key", str(own), "-subj", "/CN=mini.local", "-out", "asked.pem")
+    openssl(tmp_path, "x509", "-req", "-in", "asked.pem", "-CA", str(certificate), "-CAkey", str(key), "-days", "2",
+            "-CAcreateserial", "-out", "signed.pem")  # fmt: skip
+    check_tls(tmp_path / "signed.pem", own)
+
+
+def test_the_key_of_another(tmp_path: Path, certificate: Path, key: Path):
+    other = make_key(tmp_path, "other.pem")
+    assert sentence(certificate, other) == f"the key {other} does not belong to the certificate {certificate}"
+    with pytest.raises(ConfigError, match="does not belong"):
+        Access(certificate=certificate, certificate_key=other).gate()
+    assert "cannot be used" in sentence(certificate, certificate)
+    assert "cannot be used" in sentence(key, key)
+
+
+def test_out_of_its_time(tmp_path: Path, key: Path):
+    with pytest.raises(ConfigError, match=r"cert\S+ has expired"):
+        check_tls(self_signed(tmp_path, key, "20200101000000Z", "20210101000000Z"), key)
+    with pytest.raises(ConfigError, match=r"cert\S+ is not valid yet"):
+        check_tls(self_signed(tmp_path, key, "20900101000000Z", "20910101000000Z"), key)
+
+
+def self_signed(folder: Path, key: Path, begin: str, end: str) -> Path:
+    """A certificate for another time; ``openssl ca`` is what can make it in all versions."""
+    (folder / "index.txt").write_text("")
+    (folder / "serial").write_text("01\n")
+    (folder / "ca.cnf").write_text(
+        "[ca]\ndefault_ca=a\n[a]\ndatabase=index.txt\nserial=serial\nnew_certs_dir=.\ndefault_md=sha256\npolicy=p\n"
+        "unique_subject=no\n[p]\ncommonName=supplied\n"
+    )
+    openssl(folder, "req", "-new", "-key", str(key), "-subj", "/CN=localhost", "-out", "asked.pem")
+    openssl(folder, "ca", "-batch", "-config", "ca.cnf", "-selfsign", "-keyfile", str(key), "-in", "asked.pem",
+            "-startdate", begin, "-enddate", end, "-notext", "-out", "cert-then.pem")  # fmt: skip
+    return folder / "cert-then.pem"
+
+
+def test_files_that_are_something_else(tmp_path: Path, certificate: Path, key: Path):
+    none, text = tmp_path / "none.pem", tmp_path / "text.pem"
+    text.write_bytes(b"\x30\x82\xff")
+    assert sentence(none, key) == f"the certificate {none} cannot be read: No such file or directory"
+    assert sentence(certificate, none) == f"the key {none} cannot be read: No such file or directory"
+    assert sentence(text, key).startswith(f"the certificate {text} is not in PEM")
+    text.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    assert "cannot be used" in sentence(text, key)
+
+
+def test_a_key_with_a_password_is_not_asked_for_on_the_terminal(tmp_path: Path, certificate: Path, key: Path):
+    openssl(tmp_path, "pkey", "-in", str(key), "-aes256", "-passout", "pass:sesame", "-out", "locked.pem")
+    assert sentence(certificate, tmp_path / "locked.pem").startswith(
+        f"the key {tmp_path / 'locked.pem'} has a password"
+    )
