@@ -1,10 +1,10 @@
 """Conversations in forms that narrower chat templates take.
 
 APIs let the system speak anywhere, and agents remind the model of things in the middle. Templates differ: some know no
-system message, or refuse one that is not the first (QwenLM/Qwen3.8 #244; Claude Code fails by it, ollama/ollama #17774),
-and some of these also refuse two turns of the user in a row. So where a template refuses a conversation, it is given it
-once more with these as the user's words. They stay where they are: moved to the front, every reminder would change the
-beginning of the prompt, whose KV is in the cache.
+system message, or refuse one that is not the first (QwenLM/Qwen3.8 #244; Claude Code fails by it, ollama/ollama
+#17774), and some of these also refuse two turns of the user in a row. So where a template refuses a conversation, it is
+given it once more with these as the user's words. They stay where they are: moved to the front, every reminder would
+change the beginning of the prompt, whose KV is in the cache.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
