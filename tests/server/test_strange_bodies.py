@@ -26,6 +26,7 @@ SAMPLING = {
 }  # fmt: skip
 FUNCTION = {"name": "w", "description": "d", "parameters": {"type": "object"}, "strict": True}
 PARTS = [{"type": "text", "text": "x"}]
+SPACE = {"type": "namespace", "name": "n", "tools": [{"type": "function", **FUNCTION}]}
 CHAT = {
     **SAMPLING, "model": "m", "max_tokens": 5, "n": 2, "logprobs": True, "top_logprobs": 1, "parallel_tool_calls": True,
     "stream_options": {"include_usage": True}, "tools": [{"type": "function", "function": FUNCTION}],
@@ -42,7 +43,7 @@ COMPLETIONS = {
     "stream_options": {"include_usage": True},
 }  # fmt: skip
 COUNTED = {
-    "model": "m", "instructions": "x", "tools": [{"type": "function", **FUNCTION}, {"type": "web_search"}],
+    "model": "m", "instructions": "x", "tools": [{"type": "function", **FUNCTION}, {"type": "web_search"}, SPACE],
     "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"effort": "low", "summary": "auto"},
     "text": {"format": {"type": "text"}, "verbosity": "low"}, "truncation": "disabled",
     "input": [

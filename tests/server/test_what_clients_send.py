@@ -78,6 +78,9 @@ CODEX = {
         {"type": "web_search", "external_web_access": False}, {"type": "local_shell"},
         {"type": "tool_search", "execution": "client", "description": "d", "parameters": PARAMETERS},
         {"type": "image_generation", "output_format": "png"},
+        {"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [
+            {"type": "function", "name": "find", "description": "d", "strict": False, "defer_loading": True,
+             "parameters": PARAMETERS}]},
     ],
     "input": [
         {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be brief."}]},
@@ -123,7 +126,7 @@ def test_chats(name: str):
 def test_codex():
     ask, shape = response_ask(CODEX)
     assert isinstance(ask.prompt, Chat)
-    assert [tool["function"]["name"] for tool in ask.prompt.tools] == ["exec"]
+    assert [tool["function"]["name"] for tool in ask.prompt.tools] == ["exec", "mcp__docs__find"]
     assert [message["role"] for message in ask.prompt.messages] == ["system", "user", "assistant", "tool"]
     assert (ask.one_call, shape.packs_reasoning) == (True, True)
 
@@ -174,8 +177,8 @@ def test_what_asks_for_more_is_named(asks: dict[str, Any], param: str):
         ({"context_management": [{"type": "compaction", "compact_threshold": 1000}]}, "context_management"),
         ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm"),
         ({"input": [{"type": "compaction", "encrypted_content": "x"}]}, "input[0].type"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}", "namespace": "s"}]},
-         "input[0].namespace"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}", "async": True}]},
+         "input[0].async"),
         ({"input": [{"type": "message", "role": "user", "content": "x", "files": []}]}, "input[0].files"),
         ({"tools": [{"type": "function", "name": "n", "parameters": {}, "allowed_callers": ["programmatic"]}]},
          "tools[0].allowed_callers"),

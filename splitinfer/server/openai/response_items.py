@@ -29,6 +29,7 @@ from splitinfer.server.fields import (
     is_one_of,
 )
 from splitinfer.server.openai.messages import PARTS, arguments_of, content_text, merged_systems
+from splitinfer.server.openai.response_tools import told_name
 from splitinfer.server.problem import Problem
 
 _ROLES = {"system": "system", "developer": "system", "user": "user"}
@@ -50,7 +51,7 @@ _OF_OTHER_TOOLS = Refused("the model was told of functions only")
 _NO_REFERENCE = Refused("nothing is stored here; give the item itself")
 _BY_ID = Ignored("the call is found by its id")
 _CALLED: Mapping[str, Treatment] = {
-    "namespace": Refused("functions have one name"),
+    "namespace": Honoured("a part of the function's name, as the model was told it"),
     "caller": _BY_MODEL,
     "async": Refused("an answer is made of finished calls", is_one_of(False)),
 }
@@ -261,8 +262,9 @@ def _take_message(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
 def _call(name: str, item: Mapping[str, Any], field_name: str) -> Mapping[str, Any]:
     """A call. What a tool gets that is no function is text, and templates know objects only."""
     given = values.text(f"{name}.{field_name}", item.get(field_name))
+    namespace = values.text(f"{name}.namespace", item["namespace"]) if "namespace" in item else None
     function = {
-        "name": values.text(f"{name}.name", item.get("name")),
+        "name": told_name(values.text(f"{name}.name", item.get("name")), namespace),
         "arguments": arguments_of(given) if field_name == "arguments" else {field_name: given},
     }
     return {"id": values.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}

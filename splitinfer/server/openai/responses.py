@@ -1,11 +1,8 @@
 """`POST /v1/responses` and `/v1/responses/input_tokens`: a request as an `Ask`. Stateless: the whole conversation comes
 with each request, and nothing is kept of it.
-
-Agents list tools of kinds that only OpenAI's servers run, beside the functions that they run themselves; these are left
-out, and the model is told of the functions.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +11,11 @@ from splitinfer.server import values
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import (
     HONOURED,
-    LEFT_OUT,
     Honoured,
     Ignored,
-    Kinds,
     Object,
     Refused,
     Treatment,
-    Values,
     honoured,
     is_empty,
     is_one_of,
@@ -30,17 +24,15 @@ from splitinfer.server.openai.chat import (
     AT_MOST_THE_CONTEXT,
     BY_KEYS,
     CACHE_ROOM,
-    NOT_HELD,
     OF_OTHER_SERVERS,
     ONE_TIER,
     TEXT_FORMAT,
-    allowed,
-    may_call,
     sampling_of,
     template_options,
 )
 from splitinfer.server.openai.messages import CACHED, FOR_TEMPLATE
 from splitinfer.server.openai.response_items import ITEMS, conversation
+from splitinfer.server.openai.response_tools import CHOICES, TOOLS, Function, callable_names, functions_of
 from splitinfer.server.problem import Problem, unsupported
 
 _MOST_TOKENS = 2**31 - 1
@@ -54,78 +46,6 @@ _OF_OTHER_TOOLS = (
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-)
-_HOSTED = (
-    "web_search",
-    "web_search_2025_08_26",
-    "web_search_preview",
-    "web_search_preview_2025_03_11",
-    "file_search",
-    "code_interpreter",
-    "image_generation",
-    "mcp",
-    "programmatic_tool_calling",
-)
-_RUN_BY_CLIENTS = (
-    "custom",
-    "namespace",
-    "tool_search",
-    "local_shell",
-    "shell",
-    "apply_patch",
-    "computer",
-    "computer_use",
-    "computer_use_preview",
-)
-_OF_TOOLS = ("name", "description", "parameters", "strict")
-
-_BY_SERVERS = Ignored("left out: OpenAI's servers run it, and the model is not told of it")
-_OTHER_TOOL = Ignored("left out: the model is told of functions only, and so never calls it")
-TOOLS = Kinds(
-    "Tools of responses",
-    "type",
-    {
-        "function": Honoured(
-            inside=Object(
-                "A function of responses",
-                {
-                    "type": HONOURED,
-                    "name": HONOURED,
-                    "description": HONOURED,
-                    "parameters": HONOURED,
-                    "strict": NOT_HELD,
-                    "defer_loading": Ignored("the model is told of all functions at once"),
-                    "output_schema": Ignored("what comes of a call is read as text"),
-                    "allowed_callers": Refused(
-                        "the model itself calls tools: nothing else runs here",
-                        Values((), "a list with `direct`", lambda given: isinstance(given, list) and "direct" in given),
-                    ),
-                    "async": Refused("an answer is made of finished calls", is_one_of(False)),
-                },
-            )
-        ),
-        **dict.fromkeys(_HOSTED, _BY_SERVERS),
-        **dict.fromkeys(_RUN_BY_CLIENTS, _OTHER_TOOL),
-    },
-    others=_OTHER_TOOL,
-)
-_NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
-_CHOICES = Kinds(
-    "Choice of tools in responses",
-    "type",
-    {
-        "allowed_tools": Honoured(
-            inside=Object(
-                "A choice of allowed functions",
-                {"type": HONOURED, "mode": Honoured("auto"), "tools": Honoured("the others are not told to the model")},
-            )
-        ),
-        "function": _NOT_FORCED,
-        "custom": _NOT_FORCED,
-        "mcp": _NOT_FORCED,
-        **dict.fromkeys(_HOSTED, _NOT_FORCED),
-        **dict.fromkeys(_RUN_BY_CLIENTS, _NOT_FORCED),
-    },
 )
 _REASONING = Object(
     "Reasoning of responses",
@@ -149,8 +69,8 @@ COUNTED: Mapping[str, Treatment] = {
     "model": Honoured("any name; there is one model"),
     "input": Honoured("text, or messages, reasoning, calls and their results; text only", each=ITEMS),
     "instructions": HONOURED,
-    "tools": Honoured("functions; other kinds are left out", each=TOOLS),
-    "tool_choice": Honoured("auto and none, and which functions are allowed", _CHOICES),
+    "tools": Honoured("functions, also in namespaces; other kinds are left out", each=TOOLS),
+    "tool_choice": Honoured("auto and none, and which functions are allowed", CHOICES),
     "parallel_tool_calls": HONOURED,
     "reasoning": Honoured(inside=_REASONING),
     "text": Honoured(inside=_TEXT),
@@ -221,6 +141,7 @@ class Shape:
     num_top: most likely tokens beside each; ``None``: no probabilities.
     packs_reasoning: reasoning is also given in the form that clients hand back unread.
     pads: events hide how long their text is.
+    spaces: of functions in a namespace, by the names that the model is told, the namespace and the name in it.
     """
 
     model: str
@@ -229,6 +150,7 @@ class Shape:
     num_top: int | None = None
     packs_reasoning: bool = False
     pads: bool = False
+    spaces: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
@@ -238,7 +160,8 @@ def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
         Problem: 400, in a sentence that names the field.
     """
     given = honoured(body, FIELDS)
-    tools, parallel = _tools(given), values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
+    functions = functions_of(given)
+    parallel = values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
     streams, pads = _streams(given)
     included = _included(given)
     num_top = _num_top(given, wanted=_PROBABILITIES in included)
@@ -246,10 +169,11 @@ def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
     if most is not None:
         values.whole("max_output_tokens", most, 1, _MOST_TOKENS)
     sampling = sampling_of(given) | ({} if num_top is None else {"logprobs": num_top})
-    ask = Ask(_chat(given, tools), sampling, most, one_call=not parallel)
-    said = _said(given, tools, parallel=parallel, num_top=num_top)
+    ask = Ask(_chat(given, functions), sampling, most, one_call=not parallel)
+    said = _said(given, functions, parallel=parallel, num_top=num_top)
+    spaces = {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None}
     model = values.text("model", given.get("model", model))
-    return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads)
+    return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads, spaces)
 
 
 def counted_input(body: Mapping[str, Any]) -> Chat:
@@ -259,17 +183,15 @@ def counted_input(body: Mapping[str, Any]) -> Chat:
         Problem: 400, in a sentence that names the field.
     """
     given = honoured(body, COUNTED)
-    return _chat(given, _tools(given))
+    return _chat(given, functions_of(given))
 
 
-def _chat(given: Mapping[str, Any], tools: list[Mapping[str, Any]]) -> Chat:
+def _chat(given: Mapping[str, Any], functions: list[Function]) -> Chat:
     if "input" not in given:
         raise Problem(400, "input must be given", param="input")
-    messages = conversation(given.get("instructions"), given["input"])
-    told = [{"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}} for tool in tools]
-    may = _callable(given, [tool["name"] for tool in tools])
-    may_be_told = tuple(one for tool, one in zip(tools, told, strict=True) if tool["name"] in may)
-    return Chat(messages, may_be_told, _options(given))
+    messages, may = conversation(given.get("instructions"), given["input"]), callable_names(given, functions)
+    told = [{"name": one.told_name, **one.told} for one in functions if one.told_name in may]
+    return Chat(messages, tuple({"type": "function", "function": one} for one in told), _options(given))
 
 
 def _options(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,27 +206,6 @@ def _options(given: Mapping[str, Any]) -> dict[str, Any]:
 def _text_in(given: Mapping[str, Any], name: str, key: str) -> str | None:
     value = values.mapping(name, given.get(name, {})).get(key)
     return None if value is None else values.text(f"{name}.{key}", value)
-
-
-def _tools(given: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The functions, in this API's flat form."""
-    tools = values.listing("tools", given.get("tools", []))
-    return [_tool(f"tools[{i}]", one) for i, one in enumerate(tools) if one is not LEFT_OUT]
-
-
-def _tool(name: str, given: Any) -> Mapping[str, Any]:
-    tool = values.mapping(name, given)
-    values.text(f"{name}.name", tool.get("name"))
-    values.mapping(f"{name}.parameters", tool.get("parameters", {}))
-    return {"type": "function", **{key: tool[key] for key in _OF_TOOLS if key in tool}}
-
-
-def _callable(given: Mapping[str, Any], names: Sequence[str]) -> Collection[str]:
-    """The names of the functions that the model may call."""
-    choice = given.get("tool_choice", "auto")
-    if isinstance(choice, dict):
-        return allowed("tool_choice", choice, names, lambda one: one)
-    return names if may_call(choice) else ()
 
 
 def _included(given: Mapping[str, Any]) -> frozenset[str]:
@@ -332,7 +233,7 @@ def _streams(given: Mapping[str, Any]) -> tuple[bool, bool]:
 
 
 def _said(
-    given: Mapping[str, Any], tools: list[Mapping[str, Any]], *, parallel: bool, num_top: int | None
+    given: Mapping[str, Any], functions: list[Function], *, parallel: bool, num_top: int | None
 ) -> dict[str, Any]:
     """The fields of the request that an answer repeats. What a client left to the model's defaults is null."""
     metadata = values.mapping("metadata", given.get("metadata", {}))
@@ -347,7 +248,7 @@ def _said(
         "temperature": given.get("temperature"),
         "text": {"format": {"type": "text"}},
         "tool_choice": given.get("tool_choice", "auto"),
-        "tools": [{"parameters": None, "strict": None, **tool} for tool in tools],
+        "tools": [{"parameters": None, "strict": None, **one.document} for one in functions],
         "top_logprobs": num_top or 0,
         "top_p": given.get("top_p"),
     }

@@ -167,13 +167,15 @@ class ResponseWriter:
         return events
 
     def _call(self, part: ToolCallPart) -> list[Event]:
+        namespace, name = self.shape.spaces.get(part.name, (None, part.name))
         item = {
             "id": self.new_id("fc"),
             "type": "function_call",
             "status": "in_progress",
             "call_id": part.call_id or self.new_id("call"),
-            "name": part.name,
+            "name": name,
             "arguments": "",
+            **({} if namespace is None else {"namespace": namespace}),
         }
         whole = {**item, "status": "completed", "arguments": part.arguments}
         where = {"item_id": item["id"], "output_index": len(self._items)}

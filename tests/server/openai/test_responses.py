@@ -4,15 +4,23 @@ import typing
 from typing import Any
 
 import pytest
-from openai.types.responses import input_token_count_params, response_create_params
+from openai.types.responses import (
+    Response,
+    ResponseFunctionToolCall,
+    input_token_count_params,
+    response_create_params,
+)
 from openai.types.responses.response_includable import ResponseIncludable
 
 from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.fields import Refused
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import COUNTED, FIELDS, Shape, counted_input, response_ask
+from splitinfer.server.openai.responses_writer import ResponseWriter
 from splitinfer.server.problem import Problem
+from splitinfer.text.answer import ToolCallPart
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
 TOLD = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}, "strict": False}}
@@ -82,6 +90,23 @@ def test_a_choice_may_allow_some_of_the_functions():
     assert str(refusal(tools=[], tool_choice=choice)).startswith("tool_choice.tools[0].name must be the name of one")
 
 
+def test_functions_in_namespaces_are_told_by_one_name_and_called_by_two():
+    tools = [{"type": "namespace", "name": "mcp__docs__", "description": "d", "tools": [WEATHER, {"type": "custom"}]}]
+    call = {"type": "function_call", "call_id": "c", "name": "weather", "namespace": "mcp__docs__", "arguments": "{}"}
+    wanted, shape = asked(tools=[*tools, WEATHER], input=[{"role": "user", "content": "?"}, call])
+    assert isinstance(wanted.prompt, Chat)
+    assert [tool["function"]["name"] for tool in wanted.prompt.tools] == ["mcp__docs__weather", "weather"]
+    assert wanted.prompt.messages[-1]["tool_calls"][0]["function"]["name"] == "mcp__docs__weather"
+    writer = ResponseWriter("resp_1", 1, shape, {}.__getitem__)
+    parts = (ToolCallPart("mcp__docs__weather", "{}"), ToolCallPart("weather", "{}"))
+    document = writer.document([Piece(0, parts, finish_reason="tool_calls")], Usage(1))
+    called = Response.model_validate(document, strict=True).output
+    assert [(one.name, one.namespace) for one in called if isinstance(one, ResponseFunctionToolCall)] == [
+        ("weather", "mcp__docs__"),
+        ("weather", None),
+    ]
+
+
 def test_a_template_is_told_how_much_to_think_and_to_say():
     assert chat(reasoning={"effort": "high"}, text={"verbosity": "low"}).options == {
         "reasoning_effort": "high", "enable_thinking": True, "verbosity": "low",
@@ -107,7 +132,7 @@ def test_everything_that_may_be_included_is_known(included: str):
         ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
         ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice.type 'function' is not supported"),
         ({"tools": [{"type": "function"}]}, "tools[0].name must be text, not None"),
-        ({"tools": [{"name": "weather"}]}, "tools[0].type must be one of function, not None"),
+        ({"tools": [{"name": "weather"}]}, "tools[0].type must be one of function, namespace"),
         ({"tools": [{**WEATHER, "parameters": [1]}]}, "tools[0].parameters must be an object, not [1]"),
         ({"max_output_tokens": 0}, "max_output_tokens must be a whole number from 1"),
         ({"top_logprobs": 2}, "top_logprobs needs message.output_text.logprobs in include"),
