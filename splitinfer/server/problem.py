@@ -12,8 +12,8 @@ from typing import Any
 from splitinfer.errors import ContextExceeded, QueueFull, RequestError, SplitinferError
 
 _TOO_LONG = "context_length_exceeded"
-"""OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either they
-know that the conversation has to be shortened (*assumed* of Claude Code, from what it says: claude-code #46348)."""
+"""OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
+they know that the conversation has to be shortened (*assumed* of Claude Code, from what it says: claude-code #46348)."""
 
 _OPENAI_KINDS = {
     400: "invalid_request_error",
