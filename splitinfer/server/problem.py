@@ -13,7 +13,7 @@ from splitinfer.errors import ContextExceeded, QueueFull, RequestError, Splitinf
 
 _TOO_LONG = "context_length_exceeded"
 """OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
-they know that the conversation has to be shortened (*assumed* of Claude Code, from what it says: claude-code #46348)."""
+they know that the conversation has to be shortened (*assumed* of Claude Code, by what it says, claude-code #46348)."""
 
 _OPENAI_KINDS = {
     400: "invalid_request_error",
