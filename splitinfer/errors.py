@@ -13,6 +13,7 @@
     │   └── ProtocolError       it sent what the protocol does not allow
     ├── DeviceFailed            the device that computes a stage failed
     └── RequestError            one request cannot be carried out
+        ├── ContextExceeded     ... because its prompt is longer than the context
         └── QueueFull           ... now, because the waiting queue is full
 
 The text of each is one sentence that a person can act on: it names the numbers, the file or the address. The command
@@ -80,6 +81,10 @@ class DeviceFailed(SplitinferError):
 
 class RequestError(SplitinferError):
     """One request cannot be carried out; the others can."""
+
+
+class ContextExceeded(RequestError):
+    """The prompt is longer than the context."""
 
 
 class QueueFull(RequestError):

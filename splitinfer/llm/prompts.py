@@ -10,7 +10,7 @@ from typing import Any
 
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import Detokenizing
-from splitinfer.errors import ModelError, RequestError
+from splitinfer.errors import ContextExceeded, ModelError, RequestError
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.generation_config import end_tokens
 from splitinfer.text.answer import Tool
@@ -107,12 +107,13 @@ class PromptEncoder:
         """Check a prompt.
 
         Raises:
-            RequestError: it is empty, too long, or has ids outside the vocabulary.
+            ContextExceeded: it is too long.
+            RequestError: it is empty, or has ids outside the vocabulary.
         """
         if not tokens:
             raise RequestError("the prompt is empty; give at least one token")
         if len(tokens) >= context_length:
-            raise RequestError(
+            raise ContextExceeded(
                 f"the prompt has {len(tokens):,} tokens, but the context is {context_length:,}, "
                 f"the answer's first token included; the model has {self._checkpoint.context_length:,} (see --context)"
             )

@@ -9,7 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.errors import QueueFull, RequestError, SplitinferError
+from splitinfer.errors import ContextExceeded, QueueFull, RequestError, SplitinferError
+
+_TOO_LONG = "context_length_exceeded"
+"""OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
+they know that the conversation has to be shortened (*assumed* of Claude Code, by what it says, claude-code #46348)."""
 
 _OPENAI_KINDS = {
     400: "invalid_request_error",
@@ -68,13 +72,16 @@ class Problem(Exception):
         kind = _ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         named = {"request_id": request_id} if request_id else {}
         more = {} if self.details is None else {"details": dict(self.details)}
-        return {"type": "error", "error": {"type": kind, "message": self.message, **more}, **named}
+        message = f"prompt is too long: {self.message}" if self.code == _TOO_LONG else self.message
+        return {"type": "error", "error": {"type": kind, "message": message, **more}, **named}
 
 
 def problem_of(error: SplitinferError, retry_after: float | None = None) -> Problem:
     """What an error of the library means for a client. ``retry_after``: seconds until the queue has room again."""
     if isinstance(error, QueueFull):
         return Problem(429, f"{error}", code="queue_full", retry_after=retry_after or 1.0)
+    if isinstance(error, ContextExceeded):
+        return Problem(400, f"{error}", code=_TOO_LONG)
     if isinstance(error, RequestError):
         return Problem(400, f"{error}")
     return Problem(503, f"{error}", retry_after=retry_after)

@@ -110,8 +110,9 @@ def test_what_is_not_honoured_is_a_400_that_names_it(client: openai.OpenAI):
     with pytest.raises(openai.BadRequestError, match="response_format is not supported") as caught:
         client.chat.completions.create(model="demo", messages=TALE, response_format={"type": "json_object"})
     assert caught.value.param == "response_format"
-    with pytest.raises(openai.BadRequestError, match=r"the prompt has [\d,]+ tokens, but the context is"):
+    with pytest.raises(openai.BadRequestError, match=r"the prompt has [\d,]+ tokens, but the context is") as caught:
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "a b " * 5000}])
+    assert caught.value.code == "context_length_exceeded"
 
 
 def test_a_client_that_goes_is_noticed_in_prefill_and_in_a_stream(server: Server, llm: LLM):

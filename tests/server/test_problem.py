@@ -2,7 +2,7 @@
 
 import pytest
 
-from splitinfer.errors import PeerError, QueueFull, RequestError
+from splitinfer.errors import ContextExceeded, PeerError, QueueFull, RequestError
 from splitinfer.server.problem import Problem, malformed, problem_of, unsupported
 
 
@@ -47,3 +47,10 @@ def test_what_is_wrong_is_named():
 
 def test_a_missing_key_names_the_scheme():
     assert Problem(401, "A key is needed.").headers == {"WWW-Authenticate": "Bearer"}
+
+
+def test_a_prompt_that_is_too_long_is_said_so_that_clients_shorten_it():
+    problem = problem_of(ContextExceeded("the prompt has 9 tokens, but the context is 8"))
+    assert (problem.status, problem.openai()["error"]["code"]) == (400, "context_length_exceeded")
+    said = problem.anthropic()["error"]["message"]
+    assert said == "prompt is too long: the prompt has 9 tokens, but the context is 8"
