@@ -6,6 +6,7 @@ The script has an answer for each of the agents' tools that are known here, each
 next answer mentions; for any other client there is ``get_weather``.
 """
 
+import signal
 import sys
 import tempfile
 import time
@@ -73,7 +74,9 @@ def scripted_server(*options: str, context: int = 65536) -> Iterator[str]:
 
 
 def main() -> None:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C, or until it is told to end."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell's background processes ignore the first
+        signal.signal(number, signal.default_int_handler)
     with scripted_server(*sys.argv[1:]) as url:
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
