@@ -16,6 +16,9 @@ from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 
 
+MAX_PREFIXES = 1 << 20  # tokens of stored prefixes in a plan, which has them all; a stage takes 8 MiB for damage
+
+
 @dataclass(frozen=True, slots=True)
 class AdmissionControl:
     """Admits sequences into a decision. Reads a scheduler's state and changes nothing but that decision."""
@@ -28,7 +31,7 @@ class AdmissionControl:
         num_places = self.state.config.max_running - len(self.state.running) - prefix_cache.num_awaiting
         if not self.state.waiting or num_places <= 0:
             return
-        reserved, coming = NOTHING, set(prefix_cache.coming())
+        reserved, coming, told = NOTHING, set(prefix_cache.coming()), 0
         for seq in self.state.running.values():
             reserved += use_of(self.reservation(seq))
             coming.update(self._keys_to_store(seq, len(seq.blocks)))
@@ -39,6 +42,9 @@ class AdmissionControl:
             match = prefix_cache.match(seq).without(allocation.evicted)
             if self._is_being_computed(seq, match, coming):
                 continue
+            if told and told + match.num_tokens > MAX_PREFIXES:
+                return  # the next plan has room for it
+            told += match.num_tokens
             reserved += use_of(self.reservation(seq))
             if num_places <= 0:
                 return
