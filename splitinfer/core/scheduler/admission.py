@@ -16,6 +16,8 @@ from splitinfer.core.scheduler.decision import Admission, Decision
 from splitinfer.core.scheduler.state import SchedulerState
 from splitinfer.core.sequence import Sequence
 
+MAX_PREFIXES = 1 << 20  # tokens of stored prefixes in a plan, which has them all; a stage takes 8 MiB for damage
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionControl:
@@ -29,10 +31,7 @@ class AdmissionControl:
         num_places = self.state.config.max_running - len(self.state.running) - prefix_cache.num_awaiting
         if not self.state.waiting or num_places <= 0:
             return
-        reserved, coming = NOTHING, set(prefix_cache.coming())
-        for seq in self.state.running.values():
-            reserved += use_of(self.reservation(seq))
-            coming.update(self._keys_to_store(seq, len(seq.blocks)))
+        (reserved, coming), told = self._of_those_running(), 0
         for seq in self.state.waiting:
             if seq.awaits:
                 reserved += use_of(self.reservation(seq))
@@ -40,6 +39,9 @@ class AdmissionControl:
             match = prefix_cache.match(seq).without(allocation.evicted)
             if self._is_being_computed(seq, match, coming):
                 continue
+            if told and told + match.num_tokens > MAX_PREFIXES:
+                return  # the next plan has room for it
+            told += match.num_tokens
             reserved += use_of(self.reservation(seq))
             if num_places <= 0:
                 return
@@ -52,6 +54,14 @@ class AdmissionControl:
                 return
             coming.update(self._keys_to_store(seq, match.num_tokens // BLOCK))
             yield Admission(seq, match)
+
+    def _of_those_running(self) -> tuple[KVUse, set[Key]]:
+        """What they have reserved, and the keys of the blocks that they compute and that are read for others."""
+        reserved, coming = NOTHING, set(self.state.prefix_cache.coming())
+        for seq in self.state.running.values():
+            reserved += use_of(self.reservation(seq))
+            coming.update(self._keys_to_store(seq, len(seq.blocks)))
+        return reserved, coming
 
     def _fetches_first(self, decision: Decision, seq: Sequence, match: Match, reserved: KVUse) -> bool:
         """Whether a sequence waits for blocks on disk; those still to be read are added to the decision."""

@@ -3,6 +3,7 @@
 import pytest
 from toy import VOCAB, House, blocks, drain, small
 
+from splitinfer.core.scheduler import admission
 from splitinfer.core.sequence import FinishReason
 
 
@@ -60,6 +61,25 @@ def test_where_states_are_kept_chunks_end_with_blocks():
     house.add([1] * 13, max_tokens=1)
     assert all(part.end <= (part.start // 4 + 1) * 4 for part in drain(house))
     house.check_kv()
+
+
+def test_a_plan_has_no_more_of_prefixes_than_a_frame_can_carry(monkeypatch: pytest.MonkeyPatch):
+    """Each sequence comes with its prefix's tokens, however many share them: 16 answers to a prompt of 100,000."""
+    monkeypatch.setattr(admission, "MAX_PREFIXES", 70)
+    house = House(token_budget=1000, max_running=40)
+    prompt = [1, 2, 3, 4] * 8
+    house.add(prompt, max_tokens=1)
+    house.run()
+    for _ in range(5):
+        house.add([*prompt, 1], max_tokens=4)
+    told = list[int]()
+    for _ in range(4):
+        plan = house.step()
+        told.append(sum(len(new.prefix) for new in plan.new) if plan is not None else 0)
+        house.deliver()
+    assert told == [64, 64, 32, 0]
+    house.run()
+    house.check_answers()
 
 
 def test_many_who_come_at_once_with_one_system_prompt_compute_it_once():
