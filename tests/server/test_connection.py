@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -215,6 +216,15 @@ def test_who_does_not_read_loses_the_connection(server: Served, path: str):
         until(lambda: server.num_open == 1)
         until(lambda: server.num_open == 0)
     assert server.under_way == 0
+
+
+def test_an_answer_that_is_given_up_takes_its_connection_with_it():
+    """Closing it would wait until the client has read what was written."""
+    with served(replace(QUICK, unsent=1000.0)) as server, server.connect() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.sendall(GET.replace(b"/quick", b"/stream"))
+        until(lambda: server.num_open == 1)
+        until(lambda: server.num_open == 0)
 
 
 def test_who_asks_on_and_on_and_never_reads_loses_the_connection(server: Served):
