@@ -80,8 +80,8 @@ class Server:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no answer is being made or sent."""
-        return not self.service.num_running
+        """Whether no answer is being made or sent, refusals included."""
+        return not self.service.num_running and not self._server.server_state.tasks
 
     def close(self, timeout: float = 5.0) -> None:
         """Take no new connection, end those that are open, and stop."""
