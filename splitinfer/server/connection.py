@@ -15,6 +15,7 @@ import json
 import logging
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -170,6 +171,12 @@ class Connection(H11Protocol):
             scope["state"]["turned_away"], send = too_many(self._doors.limits.most), _as_the_last(send)
         try:
             await self._served(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and its requests with it
+            log.debug("a request was ended with the server")
+        except Exception as error:  # noqa: BLE001 - uvicorn would log its text, which could quote a prompt
+            log.error(
+                "a request failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
+            )
         finally:
             if not cycle.response_complete:
                 cycle.disconnected = True  # for uvicorn, which would tell the log

@@ -28,6 +28,7 @@ AT_MOST = 20.0  # seconds, for what takes a tenth
 QUICK = Limits(most=4, spare=2, head=0.2, idle=0.2, rest=0.2, unsent=0.2, every=0.02)
 GET = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 MANY = b"x" * (1 << 20)
+SECRET = "words of a prompt"
 
 
 class Served:
@@ -37,7 +38,11 @@ class Served:
         self.doors, self.under_way, self.gone = Doors(limits), 0, 0
         self._made = socket.create_server(("127.0.0.1", 0))
         guard = Guard(self._route, Gate(), Sessions())
-        config = uvicorn.Config(guard, http=self.doors.protocol(), ws="none", lifespan="off", log_config=None)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await (self._faulty if scope["path"] == "/faulty" else guard)(scope, receive, send)
+
+        config = uvicorn.Config(app, http=self.doors.protocol(), ws="none", lifespan="off", log_config=None)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._made])), daemon=True)
         self._thread.start()
@@ -75,6 +80,11 @@ class Served:
 
     async def _refused(self, *asgi: Any) -> None:
         raise Problem(401, "no")
+
+    async def _faulty(self, scope: Any, receive: Any, send: Any) -> None:
+        """A mistake of the server's own."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError(SECRET)
 
     @property
     def num_open(self) -> int:
@@ -272,6 +282,19 @@ def test_further_requests_are_carried_out_in_order(server: Served):
                 break
 
 
+def test_a_fault_ends_the_connection_and_the_log_has_where_but_not_what(
+    server: Served, caplog: pytest.LogCaptureFixture
+):
+    with server.connect() as made:
+        made.sendall(GET.replace(b"/quick", b"/faulty"))
+        assert head_of(made)[0] == 200
+        assert ends(made)
+    until(lambda: server.under_way == 0)
+    assert "ValueError" in caplog.text
+    assert "_faulty" in caplog.text
+    assert SECRET not in caplog.text
+
+
 # -- what is no request ----------------------------------------------------------------------------
 
 
@@ -341,7 +364,20 @@ def test_where_all_are_in_use_the_next_is_told_in_json(server: Served):
         each.close()
 
 
-def test_closing_the_server_leaves_no_connection_and_no_thread():
+def test_who_was_refused_makes_room_though_it_goes_on_sending(server: Served):
+    """Strangers without a key cannot keep others out."""
+    strangers = [server.connect() for _ in range(QUICK.most)]
+    for each in strangers:
+        each.sendall(post("/refused", 10**9))
+        assert answer(each)[0] == 401
+    with server.connect() as made:
+        made.sendall(GET)
+        assert answer(made)[0] == 200
+    for each in strangers:
+        each.close()
+
+
+def test_closing_the_server_leaves_no_connection_and_no_thread(caplog: pytest.LogCaptureFixture):
     before = set(threading.enumerate())
     with served(Limits()) as running:
         busy, idle = running.connect(), running.connect()
@@ -350,6 +386,7 @@ def test_closing_the_server_leaves_no_connection_and_no_thread():
     assert ends(busy)
     assert ends(idle)
     assert set(threading.enumerate()) <= before
+    assert caplog.text == ""
     assert running.under_way == 0
     busy.close()
     idle.close()
