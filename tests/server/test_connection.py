@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -341,6 +341,20 @@ def test_one_that_waits_makes_room(server: Served):
         assert answer(made)[0] == 200
     for each in waiting:
         each.close()
+
+
+def test_one_that_makes_room_and_does_not_read_is_not_forgotten():
+    with served(replace(QUICK, unsent=1.0)) as server, ExitStack() as clients:
+        for _ in range(QUICK.most):
+            unread = clients.enter_context(server.connect())
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.sendall(GET.replace(b"/quick", b"/large"))
+            assert unread.recv(1, socket.MSG_PEEK)
+        for _ in range(QUICK.most):
+            clients.enter_context(server.connect())
+        connections = server._server.server_state.connections
+        until(lambda: len(connections) <= QUICK.most + QUICK.spare)
+        until(lambda: not connections)
 
 
 def test_where_all_are_in_use_the_next_is_told_in_json(server: Served):
