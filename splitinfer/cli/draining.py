@@ -16,10 +16,11 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.shutdown import Closing, Shutdown
 
 DRAIN_SECONDS = 5.0
-"""Seconds that an answer may still take after SIGTERM. The end of a paragraph fits in, and with the two seconds of
-closing it stays below the ten after which container runtimes send SIGKILL."""
+"""Seconds that an answer may still take after SIGTERM. The end of a paragraph fits in, and with the seconds of sending
+and closing it stays below the ten after which container runtimes send SIGKILL."""
 
 _LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that waits for input does not set ``left``
+_SEND = 2.0  # seconds to send the ends of all answers: a thousand of them take one
 _CLOSE_SECONDS = 4.0  # twice what closing takes at most
 
 
@@ -65,12 +66,12 @@ def _closing(llm: LLM, left: threading.Event, servers: Sequence[Draining], secon
             server.begin_draining()
         llm.drain(seconds)
         if servers:
-            _until(lambda: all(server.is_idle for server in servers), _LEAVE)
+            _until(lambda: all(server.is_idle for server in servers), _SEND)
         else:
             left.wait(_LEAVE)
         llm.close()
 
-    return Closing(llm.close, _CLOSE_SECONDS, drain, seconds + _CLOSE_SECONDS)
+    return Closing(llm.close, _CLOSE_SECONDS, drain, seconds + _SEND + _CLOSE_SECONDS)
 
 
 def _until(is_so: Callable[[], bool], seconds: float) -> None:

@@ -15,6 +15,7 @@ import json
 import logging
 import socket
 import sys
+import traceback
 from contextlib import suppress
 from functools import partial
 from typing import Any, cast
@@ -44,6 +45,7 @@ class Doors:
         self.limits = limits
         self.room = Room["Connection"](limits)
         self._open: set[Connection] = set()
+        self._leaving: set[Connection] = set()  # made room, and still have something to send
         self._looking: asyncio.TimerHandle | None = None
 
     @property
@@ -62,15 +64,24 @@ class Doors:
         if victim is not connection:
             self.room.waits(connection)
         if victim is not None:
-            self.left(victim)
-            victim.transport.abort() if victim is connection else victim.transport.close()
+            self._send_away(victim, at_once=victim is connection)
         if self._looking is None:
             self._look_later(connection.loop)
 
     def left(self, connection: "Connection") -> None:
         """A connection is gone."""
         self._open.discard(connection)
+        self._leaving.discard(connection)
         self.room.works(connection)
+
+    def _send_away(self, victim: "Connection", *, at_once: bool) -> None:
+        """End a connection that has to go. What was written to it still leaves, for as long as that is looked at."""
+        self.left(victim)
+        if at_once or len(self._leaving) >= self.limits.spare:
+            victim.transport.abort()
+        else:
+            self._leaving.add(victim)
+            victim.transport.close()
 
     def _look_later(self, loop: asyncio.AbstractEventLoop) -> None:
         self._looking = loop.call_later(self.limits.every, self._look, loop)
@@ -78,9 +89,9 @@ class Doors:
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at all connections, again and again while there are any."""
         self._looking, now = None, loop.time()
-        for connection in list(self._open):
+        for connection in (*self._open, *self._leaving):
             connection.look(now)
-        if self._open:
+        if self._open or self._leaving:
             self._look_later(loop)
 
 
@@ -170,6 +181,12 @@ class Connection(H11Protocol):
             scope["state"]["turned_away"], send = too_many(self._doors.limits.most), _as_the_last(send)
         try:
             await self._served(scope, receive, send)
+        except asyncio.CancelledError:  # the server ends, and its requests with it
+            log.debug("a request was ended with the server")
+        except Exception as error:  # noqa: BLE001 - uvicorn would log its text, which could quote a prompt
+            log.error(
+                "a request failed: %s\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
+            )
         finally:
             if not cycle.response_complete:
                 cycle.disconnected = True  # for uvicorn, which would tell the log

@@ -83,8 +83,8 @@ class Server:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no answer is being made or sent."""
-        return not self.service.num_running
+        """Whether no answer is being made or sent, refusals included."""
+        return not self.service.num_running and not self._server.server_state.tasks
 
     def loop_seconds(self) -> float:
         """Processor seconds that the event loop's thread has taken so far; for measurements. Not on that thread."""

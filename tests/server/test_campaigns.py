@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from campaigns.asks import Canary, canaries, known
@@ -13,13 +14,12 @@ from campaigns.drain import wrong_with as wrong_at_the_end
 from campaigns.kills import asks_of, trial, wrong_with
 from campaigns.looking import look
 from campaigns.open_streams import Crowd, asks_for, open_all
-from campaigns.serving import restarted_worker, settle
+from campaigns.serving import quick_model, restarted_worker, settle
 from campaigns.storm import Weather, storm
 from campaigns.storm import wrong_at_the_end as left_by
 from stages import layout, pipeline
 
-from splitinfer.demo import TARGET
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
@@ -34,8 +34,13 @@ def served(llm: LLM, max_running: int = 1024) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6], max_running=4) as running:
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return quick_model(tmp_path_factory.mktemp("campaigns") / "quick")
+
+
+@pytest.fixture(scope="module")
+def llm(quick: Path) -> Iterator[LLM]:
+    with pipeline(quick, [1, 1], max_running=4) as running:
         yield running
 
 
@@ -66,8 +71,8 @@ def test_streams_beyond_those_that_decode_wait_in_order(llm: LLM, said: list[Can
     assert len(crowd.firsts) == 40
 
 
-def test_answers_end_when_the_server_is_told_to():
-    with pipeline(TARGET, [6, 6], max_running=4) as llm:
+def test_answers_end_when_the_server_is_told_to(quick: Path):
+    with pipeline(quick, [1, 1], max_running=4) as llm:
         short = known(llm, [replace(each, num_tokens=8) for each in canaries(2, most_words=5)])
         long = [replace(each, num_tokens=3000) for each in canaries(2, most_words=5)]
         asks = [ask for canary in (*short, *long) for ask in asks_of(canary)]
@@ -83,8 +88,9 @@ def test_answers_end_when_the_server_is_told_to():
     assert len(late) == 4
 
 
-def test_a_killed_worker_changes_no_text():
-    with restarted_worker() as worker, LLM(layout(TARGET, [6, 6], [worker.address]), settings=Settings()) as llm:
+@pytest.mark.long  # cluster/test_serve.py kills one in the usual run
+def test_a_killed_worker_changes_no_text(quick: Path):
+    with restarted_worker() as worker, LLM(layout(quick, [1, 1], [worker.address])) as llm:
         said = known(llm, [replace(each, num_tokens=60) for each in canaries(2, most_words=5)])
         asks = [ask for canary in said for ask in asks_of(canary)]
         with served(llm) as server:

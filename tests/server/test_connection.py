@@ -6,7 +6,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ AT_MOST = 20.0  # seconds, for what takes a tenth
 QUICK = Limits(most=4, spare=2, head=0.2, idle=0.2, rest=0.2, unsent=0.2, every=0.02)
 GET = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 MANY = b"x" * (1 << 20)
+SECRET = "words of a prompt"
 
 
 class Served:
@@ -36,7 +38,11 @@ class Served:
         self.doors, self.under_way, self.gone = Doors(limits), 0, 0
         self._made = socket.create_server(("127.0.0.1", 0))
         guard = Guard(self._route, Gate(), Sessions())
-        config = uvicorn.Config(guard, http=self.doors.protocol(), ws="none", lifespan="off", log_config=None)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await (self._faulty if scope["path"] == "/faulty" else guard)(scope, receive, send)
+
+        config = uvicorn.Config(app, http=self.doors.protocol(), ws="none", lifespan="off", log_config=None)
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([self._made])), daemon=True)
         self._thread.start()
@@ -74,6 +80,11 @@ class Served:
 
     async def _refused(self, *asgi: Any) -> None:
         raise Problem(401, "no")
+
+    async def _faulty(self, scope: Any, receive: Any, send: Any) -> None:
+        """A mistake of the server's own."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError(SECRET)
 
     @property
     def num_open(self) -> int:
@@ -217,6 +228,15 @@ def test_who_does_not_read_loses_the_connection(server: Served, path: str):
     assert server.under_way == 0
 
 
+def test_an_answer_that_is_given_up_takes_its_connection_with_it():
+    """Closing it would wait until the client has read what was written."""
+    with served(replace(QUICK, unsent=1000.0)) as server, server.connect() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.sendall(GET.replace(b"/quick", b"/stream"))
+        until(lambda: server.num_open == 1)
+        until(lambda: server.num_open == 0)
+
+
 def test_who_asks_on_and_on_and_never_reads_loses_the_connection(server: Served):
     with server.connect() as made:
         made.sendall(GET.replace(b"/quick", b"/large") * 20)
@@ -260,6 +280,19 @@ def test_further_requests_are_carried_out_in_order(server: Served):
             assert body.count(b'{"it":"is"}') <= 5
             if body.count(b"HTTP/1.1 200") == 4:
                 break
+
+
+def test_a_fault_ends_the_connection_and_the_log_has_where_but_not_what(
+    server: Served, caplog: pytest.LogCaptureFixture
+):
+    with server.connect() as made:
+        made.sendall(GET.replace(b"/quick", b"/faulty"))
+        assert head_of(made)[0] == 200
+        assert ends(made)
+    until(lambda: server.under_way == 0)
+    assert "ValueError" in caplog.text
+    assert "_faulty" in caplog.text
+    assert SECRET not in caplog.text
 
 
 # -- what is no request ----------------------------------------------------------------------------
@@ -310,6 +343,20 @@ def test_one_that_waits_makes_room(server: Served):
         each.close()
 
 
+def test_one_that_makes_room_and_does_not_read_is_not_forgotten():
+    with served(replace(QUICK, unsent=1.0)) as server, ExitStack() as clients:
+        for _ in range(QUICK.most):
+            unread = clients.enter_context(server.connect())
+            unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            unread.sendall(GET.replace(b"/quick", b"/large"))
+            assert unread.recv(1, socket.MSG_PEEK)
+        for _ in range(QUICK.most):
+            clients.enter_context(server.connect())
+        connections = server._server.server_state.connections
+        until(lambda: len(connections) <= QUICK.most + QUICK.spare)
+        until(lambda: not connections)
+
+
 def test_where_all_are_in_use_the_next_is_told_in_json(server: Served):
     busy = [server.connect() for _ in range(QUICK.most)]
     for each in busy:
@@ -331,7 +378,20 @@ def test_where_all_are_in_use_the_next_is_told_in_json(server: Served):
         each.close()
 
 
-def test_closing_the_server_leaves_no_connection_and_no_thread():
+def test_who_was_refused_makes_room_though_it_goes_on_sending(server: Served):
+    """Strangers without a key cannot keep others out."""
+    strangers = [server.connect() for _ in range(QUICK.most)]
+    for each in strangers:
+        each.sendall(post("/refused", 10**9))
+        assert answer(each)[0] == 401
+    with server.connect() as made:
+        made.sendall(GET)
+        assert answer(made)[0] == 200
+    for each in strangers:
+        each.close()
+
+
+def test_closing_the_server_leaves_no_connection_and_no_thread(caplog: pytest.LogCaptureFixture):
     before = set(threading.enumerate())
     with served(Limits()) as running:
         busy, idle = running.connect(), running.connect()
@@ -340,6 +400,7 @@ def test_closing_the_server_leaves_no_connection_and_no_thread():
     assert ends(busy)
     assert ends(idle)
     assert set(threading.enumerate()) <= before
+    assert caplog.text == ""
     assert running.under_way == 0
     busy.close()
     idle.close()

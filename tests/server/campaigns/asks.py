@@ -148,6 +148,13 @@ def message(canary: Canary, chance: random.Random) -> Ask:
     return _maybe_streamed(Ask("message", "/v1/messages", body, "messages", expected), chance)
 
 
+def long_prompt(canary: Canary, chance: random.Random) -> Ask:
+    """A prompt that nobody has asked before, and that takes several steps to read."""
+    words = " ".join(chance.choice(_WORDS) for _ in range(chance.randrange(60, 400)))
+    body = {"messages": [{"role": "user", "content": words}], "max_tokens": 3, "temperature": 0}
+    return _maybe_streamed(Ask("long prompt", "/v1/chat/completions", body, "chat", ""), chance)
+
+
 def counted(canary: Canary, chance: random.Random) -> Ask:
     """What needs no answer of the model."""
     said = [{"role": "user", "content": canary.prompt}]
@@ -178,7 +185,7 @@ def wrong(canary: Canary, chance: random.Random) -> Ask:
 
 
 KINDS: tuple[tuple[Callable[[Canary, random.Random], Ask], int], ...] = (
-    (chat, 6), (completion, 3), (response, 3), (message, 3), (counted, 3), (wrong, 1),
+    (chat, 6), (completion, 3), (response, 3), (message, 3), (long_prompt, 2), (counted, 3), (wrong, 1),
 )  # fmt: skip
 """Kinds, and how often each comes."""
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .asks import Ask, canaries, failure_of, has_error_form, known, text_of_document, text_of_events
-from .client import Connection, Event, Gone, request
+from .client import Connection, Event, Gone, get, request
 from .kills import asks_of
 from .serving import END_SECONDS, are_gone, library, serving, until
 
@@ -76,8 +76,10 @@ async def under_load(
     port: int, asks: list[Ask], moment: float, tell: Callable[[], object]
 ) -> tuple[list[Ended], list[Ended]]:
     """The asks, of whose answers the server is told to end in the middle, and what was asked after it. ``moment``: in
-    seconds. ``tell``: does it, and returns at once."""
+    seconds, since all were under way. ``tell``: does it, and returns at once."""
     asking = [asyncio.create_task(_ask(port, ask)) for ask in asks]
+    while (await get(port, "/health"))[1]["running"] + sum(task.done() for task in asking) < len(asks):
+        await asyncio.sleep(0.01)
     await asyncio.sleep(moment)
     tell()
     late = list[Ended]()

@@ -2,10 +2,11 @@
 
     python -m tests.server.campaigns.open_streams --streams 1000 --max-running 64
 
-Real processes, two stages. The streams are opened one after the other and all stay open; the server answers so many at
-a time. Each must get its first token in the order of its arrival, as far as those that run together let it, none may be
-silent for ten seconds, and each text must be what the library says. Printed: how far a first token came out of order,
-the longest silence, the memory of all processes, and how long `/health` took meanwhile.
+Real processes, two stages. The streams are opened one after the other, and the first ones have long answers, so that
+all are open at once; the server answers so many at a time. Each must get its first token in the order of its arrival,
+as far as those that run together let it, none may be silent for ten seconds, and each text must be what the library
+says. Printed: how far a first token came out of order, the longest silence, the memory of all processes, and how long
+`/health` took meanwhile.
 """
 
 import argparse
@@ -36,6 +37,7 @@ class Crowd:
     health_seconds: list[float] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     opened_in: float = 0.0  # seconds
+    open_at_once: int = 0
     while_open: Held | None = None
     is_over: bool = False
 
@@ -96,7 +98,7 @@ async def open_all(port: int, asks: list[Ask], crowd: Crowd, held: Callable[[], 
         await connection.send(request("POST", ask.path, ask.body))
         await connection.read()  # its head: the engine has it now, and not later than the next
         reading.append(asyncio.create_task(_read(ask, number, connection, crowd)))
-    crowd.opened_in = time.monotonic() - began
+    crowd.opened_in, crowd.open_at_once = time.monotonic() - began, sum(not task.done() for task in reading)
     crowd.while_open = held()
     await asyncio.gather(*reading)
     crowd.is_over = True
@@ -114,18 +116,19 @@ def asks_for(known_canaries: list[Canary], count: int) -> list[Ask]:
     return made
 
 
-def run(num_streams: int, max_running: int, num_tokens: int) -> int:
+def run(num_streams: int, max_running: int, num_tokens: int, num_held: int) -> int:
     """The campaign; the number of troubles."""
     with library() as llm:
-        unknown = [Canary(each.prompt, each.seed, num_tokens) for each in canaries(40)]
-        known_canaries = [each for each in known(llm, unknown) if each.chat]
+        held_open = known(llm, [Canary(each.prompt, each.seed, num_held) for each in canaries(8)])
+        known_canaries = known(llm, [Canary(each.prompt, each.seed, num_tokens) for each in canaries(40)])
     crowd = Crowd()
+    asks = asks_for(held_open, max_running) + asks_for(known_canaries, num_streams - max_running)
     with serving("--max-running", str(max_running)) as server:
         asyncio.run(open_all(server.port, asks_for(known_canaries, max_running), Crowd()))
         settle(server.look)
         before = server.held()
         began = time.monotonic()
-        asyncio.run(open_all(server.port, asks_for(known_canaries, num_streams), crowd, server.held))
+        asyncio.run(open_all(server.port, asks, crowd, server.held))
         seconds, found, after = time.monotonic() - began, settle(server.look), server.held()
         crowd.troubles += [f"held by nobody: {found['held']}"] if any(found["held"].values()) else []
         crowd.troubles += [*(f"its log says: {line}" for line in server.failures[:5]), *server.end()]
@@ -138,6 +141,7 @@ def run(num_streams: int, max_running: int, num_tokens: int) -> int:
                 "max_running": max_running,
                 "seconds": round(seconds, 1),
                 "opened_in": round(crowd.opened_in, 1),
+                "open_at_once": crowd.open_at_once,
                 "first_token_seconds_max": round(max(crowd.to_first), 1),
                 "out_of_order": crowd.most_out_of_order,
                 "silence_max": round(max(crowd.silences), 2),
@@ -151,7 +155,7 @@ def run(num_streams: int, max_running: int, num_tokens: int) -> int:
     more = crowd.while_open.memory - before.memory
     print(
         f"memory {megabytes(before.memory)} before, {megabytes(crowd.while_open.memory)} with all open "
-        f"({more / 1e3 / num_streams:.1f} kB a stream), {megabytes(after.memory)} after"
+        f"({more / 1e3 / crowd.open_at_once:.1f} kB a stream), {megabytes(after.memory)} after"
     )
     for trouble in crowd.troubles[:20]:
         print(f"WRONG: {trouble}")
@@ -163,8 +167,9 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=1000)
     parser.add_argument("--max-running", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=40, help="of each answer")
+    parser.add_argument("--held", type=int, default=400, help="tokens of the first answers, until all streams are open")
     args = parser.parse_args()
-    sys.exit(1 if run(args.streams, args.max_running, args.tokens) else 0)
+    sys.exit(1 if run(args.streams, args.max_running, args.tokens, args.held) else 0)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -15,9 +16,11 @@ from typing import Any
 sys.path[:0] = map(str, (Path(__file__).resolve().parents[2], Path(__file__).resolve().parents[2] / "cluster"))
 
 import psutil
+import tiny
 from processes import Running, RunningWorker, are_gone, until, write_layout
 
-from splitinfer.llm import LLM, Settings
+from splitinfer.demo import TARGET
+from splitinfer.llm import LLM
 
 LOCAL = "local"
 END_SECONDS = 30.0
@@ -113,16 +116,24 @@ def restarted_worker() -> Iterator[RestartedWorker]:
         made.end()
 
 
+NUM_LAYERS = 2
+
+
+def quick_model(folder: Path) -> Path:
+    """A random model of two layers with the demo's tokenizer: what is under way is tested, not what is said."""
+    made = tiny.save(
+        folder, "llama", num_hidden_layers=NUM_LAYERS, vocab_size=2048, max_position_embeddings=4096, eos_token_id=0
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(TARGET) / name, made / name)
+    return made
+
+
 @contextmanager
-def serving(
-    *args: str,
-    workers: Sequence[str] = (LOCAL,),
-    model: str = "demo",
-    layers: int = 12,
-) -> Iterator[Serving]:
+def serving(*args: str, workers: Sequence[str] = (LOCAL,)) -> Iterator[Serving]:
     """A server with ``args``; its workers run where their addresses say. Whatever happens, no process of it stays."""
-    with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
-        layout = write_layout(Path(folder), list(workers), model, layers)
+    with _folder() as folder:
+        layout = _layout(folder, workers)
         own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
         options = ("serve", "--layout", str(layout), "--port", "0", "--kv-dir", "none", *args)
         running = Running(*options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
@@ -133,12 +144,20 @@ def serving(
 
 
 @contextmanager
-def library(model: str = "demo", layers: int = 12) -> Iterator[LLM]:
+def library() -> Iterator[LLM]:
     """The same model as a library, on two stages as well: what it says is what a server must say."""
-    with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
-        layout = write_layout(Path(folder), [LOCAL], model, layers)
-        with LLM(str(layout), settings=Settings(kv_dir=None)) as llm:
-            yield llm
+    with _folder() as folder, LLM(str(_layout(folder, [LOCAL]))) as llm:
+        yield llm
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _layout(folder: Path, workers: Sequence[str]) -> Path:
+    return write_layout(folder, list(workers), str(quick_model(folder / "quick")), NUM_LAYERS)
 
 
 def megabytes(count: float) -> str:

@@ -71,7 +71,7 @@ class Weather:
         lines = []
         for kind, fate in sorted({key[:2] for key in self.counts}):
             came = {what: count for (k, f, what), count in sorted(self.counts.items()) if (k, f) == (kind, fate)}
-            lines.append(f"{kind:<28}{fate:<14}" + ", ".join(f"{what}: {count:,}" for what, count in came.items()))
+            lines.append(f"{kind:<30}{fate:<14}" + ", ".join(f"{what}: {count:,}" for what, count in came.items()))
         return "\n".join(lines)
 
 
@@ -288,7 +288,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=48)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--max-running", type=int, default=16)
-    parser.add_argument("--kv-gb", type=float, default=0.05, help="little, so that KV is given up")
+    parser.add_argument("--kv-gb", type=float, default=0.01, help="little, so that KV is given up")
     args = parser.parse_args()
     options = ("--max-running", str(args.max_running), "--kv-gb", str(args.kv_gb))
     sys.exit(1 if run(args.requests, args.seed, args.clients, options) else 0)
