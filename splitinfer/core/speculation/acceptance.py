@@ -53,12 +53,12 @@ class Acceptance:
 
     @property
     def seen_at_most(self) -> float:
-        """What the probability may well be by what was seen alone: a standard error above that, 0 where no draft was
-        ever right."""
-        if self.tried < _FEW:
-            return self.share
-        seen = self.accepted / self.tried
-        return min(1.0, seen + math.sqrt(seen * (1 - seen) / self.tried))
+        """What the probability may be by what was seen alone: two standard errors above that, 0 where no draft was
+        ever right. While little was seen, by the prior, too: of many requests one is always unlucky at first."""
+        share, weight = self.share, self.tried + self._weight
+        if self.tried >= _FEW:
+            share, weight = self.accepted / self.tried, self.tried
+        return min(1.0, share + 2 * math.sqrt(share * (1 - share) / weight))
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.speculation.acceptance import Acceptance
 from splitinfer.core.speculation.group_controller import GroupController
 from splitinfer.core.speculation.grouping import (
     _SLOWER,
@@ -64,14 +65,14 @@ def every(costs: Costs, acceptance: list[float], groups: int, most: int) -> floa
 # -- beside every other choice ---------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.floats(0, 0.95), min_size=2, max_size=4), st.integers(1, 2), st.floats(0.5, 6))
-def test_greedy_comes_close_to_the_best_of_all(acceptance: list[float], groups: int, draft: float) -> None:
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 0.95), min_size=2, max_size=4), st.floats(0.5, 6))
+def test_greedy_comes_close_to_the_best_of_all(acceptance: list[float], draft: float) -> None:
     acceptance = sorted(acceptance, reverse=True)
     costs = Costs(LARGE.stages, (0.0, *([draft] * 8)), 0.3, 0.5, 128)
-    found = best_grouping(costs, [Member(a) for a in acceptance], 2).get((groups, 1))
-    expected = every(costs, acceptance, groups, 6)
-    assert (found.rate if found else 0.0) >= 0.9 * expected
+    found = best_grouping(costs, [Member(a) for a in acceptance], 2)
+    expected = max(every(costs, acceptance, groups, 6) for groups in (1, 2))
+    assert max(found[groups, 1].rate for groups in (1, 2) if (groups, 1) in found) >= 0.9 * expected
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,26 @@ def test_drafts_that_do_not_pay_are_off() -> None:
     assert controller.choice is not None
     assert not controller.choice.has_drafts
     assert controller.probe_cost() > 1.0
+
+
+def test_one_member_that_was_unlucky_at_first_does_not_end_the_drafts_of_all() -> None:
+    """One of 16 usually is. On what few tries show, it would be slower than without drafts, and stay so untried."""
+    prior, unlucky = Acceptance(), Acceptance()
+    prior.add(8, 6)
+    unlucky.like = prior
+    for _ in range(3):
+        unlucky.add(1, 0)
+    usual = [Member(0.75, at_most=0.9)] * 15
+    controller = learned(*range(1, 17))
+    controller.drafted(16, 1, 3.0)
+    for number in range(8):
+        if number == 2:
+            assert controller.choice is not None
+            assert controller.choice.has_drafts, "3 tries"
+        members = [*usual, Member(unlucky.share, at_most=unlucky.seen_at_most)]
+        controller.choose(dict(enumerate(members)), None, lambda _stage, _rows: 0.0, has_drafter=True)
+        unlucky.add(1, 0)
+    assert not controller.choice.has_drafts, "it is never right: nobody is to wait for others' drafts"
 
 
 def test_a_host_that_is_held_up_now_and_then_changes_no_choice() -> None:
