@@ -9,6 +9,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.server.problem import Problem
 
 MAX_CHOICES = 16  # answers to one prompt
+MAX_MESSAGES, MAX_TOOLS = 4096, 1024  # of a conversation
 
 
 @dataclass(frozen=True, slots=True)

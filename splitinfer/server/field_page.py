@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from splitinfer.server.anthropic import messages
-from splitinfer.server.fields import Form, Honoured, Ignored, Object, Refused, Treatment
+from splitinfer.server.fields import Form, Honoured, Ignored, Object, Refused, Size, Treatment
 from splitinfer.server.openai import chat, completions, responses
 from splitinfer.server.texts import DETOKENIZE_FIELDS, TEMPLATE_FIELDS, TOKENIZE_FIELDS
 
@@ -78,14 +78,18 @@ class _Writer:
 
 def _note(treatment: Treatment) -> str:
     match treatment:
-        case Honoured(note, inside, each):
+        case Honoured(note, inside, each, size):
             form = inside or each
             link = "" if form is None else f"[{form.title}](#{form.title.lower().replace(' ', '-')})"
-            return "; ".join(part for part in (note, link) if part)
-        case Ignored(why):
-            return why
+            return "; ".join(part for part in (note, _most(size), link) if part)
+        case Ignored(why, size):
+            return "; ".join(part for part in (why, _most(size)) if part)
         case Refused(why, asks_nothing):
             return f"{why}; may be {asks_nothing}" if str(asks_nothing) else why
+
+
+def _most(size: Size | None) -> str:
+    return "" if size is None else f"{size}"
 
 
 def _word(treatment: Treatment) -> str:

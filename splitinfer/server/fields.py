@@ -48,18 +48,56 @@ Form = Object | Kinds
 @dataclass(frozen=True, slots=True)
 class Honoured:
     """A field that does what the API says. ``note``: where that is less than the whole. ``inside``: the form of the
-    object in it. ``each``: the form of each object of the list in it."""
+    object in it. ``each``: the form of each object of the list in it. ``size``: the most of it."""
 
     note: str = ""
     inside: Form | None = None
     each: Form | None = None
+    size: "Size | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ignored:
-    """A field that changes nothing here, and why that is right."""
+    """A field that changes nothing here, and why that is right. ``size``: the most of it."""
 
     why: str
+    size: "Size | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """The most that a field may hold; ``None``: any number. ``entries``: of a list or an object. ``characters``: of a
+    text, or of each text in an object. ``names``: characters of each name in an object."""
+
+    entries: int | None = None
+    characters: int | None = None
+    names: int | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value that is larger, before anybody goes through it. What has another type is left as it is.
+
+        Raises:
+            Problem: 400, with the numbers.
+        """
+        if isinstance(value, str):
+            _check_size(name, len(value), self.characters, "characters")
+        elif isinstance(value, list | dict):
+            _check_size(name, len(value), self.entries, "entries")
+        if isinstance(value, dict) and self.names is not None:
+            for key, each in value.items():
+                _check_size(f"a name in {name}", len(key), self.names, "characters", name)
+                if isinstance(each, str):
+                    _check_size(f"{name}.{key}", len(each), self.characters, "characters")
+
+    def __str__(self) -> str:
+        """For the documentation."""
+        bounds = ((self.entries, "entries"), (self.names, "characters a name"), (self.characters, "characters"))
+        return "at most " + ", ".join(f"{most:,} {what}" for most, what in bounds if most is not None)
+
+
+def _check_size(name: str, size: int, most: int | None, what: str, param: str | None = None) -> None:
+    if most is not None and size > most:
+        raise Problem(400, f"{name} may have {most:,} {what}, not {size:,}", param=param or name, code="invalid_value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +162,11 @@ def honoured(body: Mapping[str, Any], fields: Mapping[str, Treatment], inside: s
                 raise Problem(400, f"there is no field {name!r:.120} here", param=name, code="unknown_parameter")
             case Refused(why, asks_nothing, details) if not asks_nothing(value):
                 raise unsupported(name, why, details=details)
-            case Honoured(inside=form, each=each):
+            case Ignored(size=Size() as size):
+                size.check(name, value)
+            case Honoured(inside=form, each=each, size=size):
+                if size is not None:
+                    size.check(name, value)
                 found = _honoured_inside(name, value, form, each)
                 if found is not LEFT_OUT:
                     kept[key] = found

@@ -119,11 +119,11 @@ class FollowedKeys(ApiKeys):
         if version == self._version:
             return
         self._version = version
+        self._set(self._further)  # whatever comes of reading it, no key that was in it before is admitted
         try:
             self._set([*_admitted(self._path), *self._further])
         except (ConfigError, OSError) as error:
             log.warning("no key of the file is admitted: %s", error)
-            self._set(self._further)
 
     def _version_now(self) -> _Version | None:
         try:

@@ -27,6 +27,8 @@ from splitinfer.errors import ConfigError
 _PREFIX = "sk-splitinfer-"
 SHORT = 16  # characters: a key that somebody chose, and another can find by trying
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+# What PyYAML raises beside its own: for a date in month 13, `!!int ""`, `!!timestamp x`, `!!bool x`, a thousand `[`.
+_UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError, yaml.YAMLError)
 _NEEDED, _FURTHER = ("name", "sha256"), ("scopes", "requests_per_minute", "concurrent")
 
 
@@ -129,7 +131,7 @@ def read_keys(path: Path, *, may_be_empty: bool = False) -> list[ApiKey]:
     """
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except _UNREADABLE as error:
         reason = str(error).replace("\n", " ")
         raise ConfigError(f"the API keys {path} cannot be read: {reason}") from error
     if not isinstance(found, list) or not (found or may_be_empty):

@@ -60,7 +60,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def tokenize(request: Request) -> Response:
         key = _caller(service, request)
-        asked, wants_texts = tokenize_ask(await read_json(request))
+        asked, wants_texts = await read_json(request, tokenize_ask)
 
         def work() -> Response:
             if isinstance(asked, Chat):
@@ -76,7 +76,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def detokenize(request: Request) -> Response:
         key = _caller(service, request)
-        tokens = detokenize_ask(await read_json(request))
+        tokens = await read_json(request, detokenize_ask)
         if len(tokens) > llm.context_length:
             sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
             raise Problem(400, sentence, param="tokens")
@@ -85,7 +85,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def apply_template(request: Request) -> Response:
         key = _caller(service, request)
-        asked = template_ask(await read_json(request))
+        asked = await read_json(request, template_ask)
 
         def work() -> Response:
             check_size(llm, asked)

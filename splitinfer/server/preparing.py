@@ -14,14 +14,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from splitinfer.llm import LLM
-from splitinfer.server.ask import Chat, Prompt
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Chat, Prompt
 from splitinfer.server.late_systems import Writes, settled
 from splitinfer.server.problem import Problem, unsupported
 from splitinfer.text.conversations import Conversations
 from splitinfer.text.tokenizer import Tokenizer
 
-MAX_MESSAGES = 4096
-MAX_TOOLS = 1024
 _AT_ONCE, _AT_ONCE_FOR_EACH = 1 << 20, 16  # characters; characters for each token of the context
 _PIECE = 1 << 16  # characters
 
@@ -107,7 +105,7 @@ def check_size(llm: Encoding, prompt: Prompt) -> None:
     if isinstance(prompt, Chat):
         _check_number("messages", "messages", len(prompt.messages), MAX_MESSAGES)
         _check_number("tools", "tools", len(prompt.tools), MAX_TOOLS)
-    texts = [prompt] if isinstance(prompt, str) else [*_texts_in(prompt.messages), *_texts_in(prompt.tools)]
+    texts = [*_texts_in(prompt if isinstance(prompt, str) else (prompt.messages, prompt.tools, prompt.options))]
     if sum(map(len, texts)) > max(_AT_ONCE, _AT_ONCE_FOR_EACH * llm.context_length):
         _check_pieces(llm, texts)
 
@@ -131,12 +129,15 @@ def _check_pieces(llm: Encoding, texts: list[str]) -> None:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """All texts in it, names of fields left out."""
+    """All texts in it, names of fields and numbers too: templates write them all."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
-        for each in value.values():
+        for key, each in value.items():
+            yield key
             yield from _texts_in(each)
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _texts_in(each)
+    elif value is not None:
+        yield repr(value)

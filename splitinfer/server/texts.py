@@ -11,8 +11,8 @@ from typing import Any
 from splitinfer.server import values
 from splitinfer.server.ask import Chat
 from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
-from splitinfer.server.openai.chat import CHOICES, FIELDS, TOOLS, template_options, told_tools
-from splitinfer.server.openai.messages import FOR_TEMPLATE, MESSAGES, template_messages
+from splitinfer.server.openai.chat import CHOICES, FIELDS, template_options, told_tools
+from splitinfer.server.openai.messages import FOR_TEMPLATE, template_messages
 from splitinfer.server.problem import Problem, unsupported
 
 _MOST_TOKENS = 2**31 - 1
@@ -20,8 +20,8 @@ _ONE_MODEL = Ignored("there is one model here")
 _TEXT_ONLY = Refused("the model is given text only", is_empty)
 _CHAT: Mapping[str, Treatment] = {
     "model": _ONE_MODEL,
-    "messages": Honoured("text only", each=MESSAGES),
-    "tools": Honoured("functions", each=TOOLS),
+    "messages": FIELDS["messages"],
+    "tools": FIELDS["tools"],
     "tool_choice": Honoured("auto and none, and which tools are allowed", CHOICES),
     "add_generation_prompt": HONOURED,
     "continue_final_message": Refused("an answer cannot be begun for the model", is_one_of(False)),

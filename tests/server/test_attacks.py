@@ -58,8 +58,8 @@ def asked(
         (CHAT, {**ASK, "chat_template_kwargs": {"padding": "max_length", "max_length": 10**9}},
         "max_length is no value"),
         (CHAT, {**ASK, "chat_template_kwargs": {"self": 1}}, "self is no value for a chat template"),
-        (CHAT, {**ASK, "messages": TALE * 5000}, "a conversation may have 4,096 messages, not 5,000"),
-        (CHAT, {**ASK, "tools": [FUNCTION] * 1025}, "a conversation may have 1,024 tools, not 1,025"),
+        (CHAT, {**ASK, "messages": TALE * 100_000}, "messages may have 4,096 entries, not 100,000"),
+        (CHAT, {**ASK, "tools": [FUNCTION] * 1025}, "tools may have 1,024 entries, not 1,025"),
         (CHAT, {**ASK, "n": 128}, "n must be a whole number from 1 to 16"),
         (CHAT, {**ASK, "a" * 100_000: 1}, "there is no field 'aaa"),
         (CHAT, {**ASK, "stream": True, "stream_options": {"a" * 100_000: 1}}, "there is no field 'stream_options.aaa"),
@@ -71,7 +71,7 @@ def asked(
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "ab cd " * 400_000}]},
         "the prompt has o"),
         ("/v1/responses/input_tokens", {"input": "ab cd " * 400_000}, "the prompt has over 8,192 tokens"),
-        ("/apply-template", {"messages": TALE * 5000}, "a conversation may have 4,096 messages, not 5,000"),
+        ("/apply-template", {"messages": TALE * 100_000}, "messages may have 4,096 entries, not 100,000"),
     ],
 )  # fmt: skip
 def test_what_costs_too_much_is_refused_in_a_sentence(application: Guard, path: str, body: Any, sentence: str):
@@ -121,7 +121,7 @@ def test_a_method_is_refused_with_those_that_are_taken(application: Guard):
 def test_bodies_are_bounded_together(llm: LLM):
     inner, bodies = make_app(Service(llm, "demo")), Bodies(most=3000)
     application = Guard(inner._app, Gate(), {}, bodies)
-    body = json.dumps({**ASK, "user": "u" * 2000}).encode()
+    body = json.dumps({**ASK, "user": "u"}).encode() + b" " * 2000
 
     async def both() -> list[int]:
         stays, began = asyncio.Event(), asyncio.Event()

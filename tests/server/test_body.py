@@ -1,10 +1,15 @@
-"""Bodies of requests: JSON objects that hold text only where text can be."""
+"""Bodies of requests: JSON objects that hold text only where text can be; and JSON within them."""
 
+import asyncio
+import json
+import threading
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
-from splitinfer.server.body import parsed
+from splitinfer.server.body import Bodies, Held, parsed, read_json
+from splitinfer.server.openai.messages import arguments_of
 from splitinfer.server.problem import Problem
 
 
@@ -40,3 +45,41 @@ def test_what_is_none_is_refused(raw: bytes, sentence: str):
         parsed(raw)
     assert caught.value.status == 400
     assert str(caught.value).startswith(sentence)
+
+
+def test_what_a_large_body_asks_is_read_beside_the_event_loop():
+    def reader(size: int) -> int:
+        raw = json.dumps({"a": "x" * size}).encode()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": raw, "more_body": False}
+
+        request = Request({"type": "http", "headers": [], "state": {"body": Held(Bodies())}}, receive)
+        return asyncio.run(read_json(request, lambda _: threading.get_ident()))
+
+    assert reader(10) == threading.get_ident()
+    assert reader(1 << 18) != threading.get_ident()
+
+
+def test_arguments_of_a_call_are_an_object():
+    assert (arguments_of('{"city": "Oslo"}'), arguments_of("")) == ({"city": "Oslo"}, {})
+    assert arguments_of('{"a": ' + "[" * 63 + "]" * 63 + "}") == json.loads('{"a": ' + "[" * 63 + "]" * 63 + "}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{oops",
+        "[1]",
+        "[" * 100_000,
+        '{"a": ' * 5000 + "1" + "}" * 5000,
+        '{"a": ' + "[" * 64 + "]" * 64 + "}",
+        '{"a": NaN}',
+        '{"a": -Infinity}',
+        '{"a": 1e999}',
+        '{"a": "\\ud800"}',
+        '{"\\udfff": 1}',
+    ],
+)
+def test_arguments_that_no_body_could_be_stay_text(text: str):
+    assert arguments_of(text) == text

@@ -62,7 +62,7 @@ class Served:
         await JSONResponse({"it": "x" * (16 << 20)})(*asgi)
 
     async def _body(self, *asgi: Any) -> None:
-        found = await read_json(Request(*asgi), seconds=0.3)
+        found = await read_json(Request(*asgi), dict, seconds=0.3)
         await JSONResponse(found)(*asgi)
 
     async def _slow(self, scope: Any, receive: Any, send: Any) -> None:

@@ -169,6 +169,11 @@ def test_a_file_holds_what_was_made_and_no_key(tmp_path: Path):
         ("- {name: a, sha256: %s, extra: 1}", "and may have scopes, requests_per_minute, concurrent"),
         ("- {name: '', sha256: %s}", "a key needs a name"),
         ("- [", "cannot be read"),
+        ("- 2026-13-01", "cannot be read: month must be in 1..12"),
+        ("[" * 5000, "cannot be read"),
+        ('- !!int ""', "cannot be read"),
+        ("- !!timestamp x", "cannot be read"),
+        ("- !!bool x", "cannot be read"),
     ],
 )
 def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, text: str, reason: str):

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from splitinfer.errors import ConfigError
+from splitinfer.server import key_file
 from splitinfer.server.key_file import FollowedKeys, add_key, remove_key
 from splitinfer.server.keys import ApiKey, Scope, digest, read_keys
 
@@ -68,6 +69,29 @@ def test_a_running_server_follows_the_file(tmp_path: Path, caplog: pytest.LogCap
     assert (keys.find(phone), keys.find("given")) == (None, given)
     again = add_key(path, "again")
     assert keys.find(again) is not None
+
+
+@pytest.mark.parametrize("text", ["- 2026-13-01", "[" * 5000, "- !!bool x", "- [", "- {name: a}", "- \x00"])
+def test_a_damaged_file_admits_nobody(tmp_path: Path, text: str):
+    path = tmp_path / "keys.yaml"
+    laptop, given = add_key(path, "laptop"), ApiKey("given-1", digest("given"))
+    keys = FollowedKeys(path, [given])
+    path.write_text(text)
+    for _ in range(2):
+        assert (keys.find(laptop), keys.find("given")) == (None, given)
+    with pytest.raises(ConfigError):
+        FollowedKeys(path)
+
+
+def test_a_fault_in_reading_the_file_admits_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "keys.yaml"
+    laptop = add_key(path, "laptop")
+    keys = FollowedKeys(path)
+    path.write_text(path.read_text() + "\n")
+    monkeypatch.setattr(key_file, "read_keys", lambda *_, **__: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        keys.find(laptop)
+    assert keys.find(laptop) is None
 
 
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from splitinfer.server.ask import Chat
-from splitinfer.server.preparing import MAX_MESSAGES, MAX_TOOLS, prompt_tokens
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Chat
+from splitinfer.server.preparing import prompt_tokens
 from splitinfer.server.problem import Problem
 
 CONTEXT = 8192
@@ -55,7 +55,15 @@ def test_what_may_fit_is_tokenized(prompt: Any):
 
 @pytest.mark.parametrize(
     "prompt",
-    ["ab" * 5_000_000, Chat((said("ab" * 5_000_000),)), Chat((said("x"),), ({"description": "ab" * 5_000_000},))],
+    [
+        "ab" * 5_000_000,
+        Chat((said("ab" * 5_000_000),)),
+        Chat((said("x"),), ({"description": "ab" * 5_000_000},)),
+        Chat((said("x"),), ({"parameters": {"ab" * 5_000_000: 1}},)),
+        Chat((said("x"),), ({"parameters": {"enum": [int("12" * 2000)] * 1000}},)),
+        Chat((said("x"),), options={"note": ["ab" * 5_000_000]}),
+        Chat((said("x"),), options={"ab" * 5_000_000: True}),
+    ],
 )
 def test_what_cannot_fit_is_refused_after_a_part_of_it(prompt: Any):
     llm = Letters()

@@ -6,14 +6,14 @@ text, its thinking and its calls. The system's words stand beside the messages, 
 also put them among the messages; those at the beginning become one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server import values
 from splitinfer.server.anthropic.blocks import BLOCKS, CACHED, SYSTEM_BLOCKS, TEXTS, block_text, text_of
 from splitinfer.server.anthropic.system_turns import changed_tools, effort_of, words_of
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import (
     HONOURED,
     LEFT_OUT,
@@ -22,6 +22,7 @@ from splitinfer.server.fields import (
     Kinds,
     Object,
     Refused,
+    Size,
     Treatment,
     Values,
     honoured,
@@ -175,10 +176,10 @@ _OUTPUT = Object(
 )
 
 COUNTED: Mapping[str, Treatment] = {
-    "model": Honoured("any name; there is one model"),
-    "messages": Honoured("text, thinking, calls of tools and their results", each=_MESSAGES),
+    "model": Honoured("any name; there is one model", size=Size(characters=512)),
+    "messages": Honoured("text, thinking, calls of tools and their results", each=_MESSAGES, size=Size(MAX_MESSAGES)),
     "system": Honoured("text, or blocks; also among the messages", each=TEXTS),
-    "tools": Honoured("tools with an input_schema", each=_TOOLS),
+    "tools": Honoured("tools with an input_schema", each=_TOOLS, size=Size(MAX_TOOLS)),
     "tool_choice": Honoured("auto and none", _CHOICES),
     "thinking": Honoured("where the model's template knows it", _THINKING),
     "output_config": Honoured(inside=_OUTPUT),
@@ -264,8 +265,9 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
 def _chat(given: Mapping[str, Any]) -> Chat:
     messages = [{"role": "system", "content": text}] if (text := _system(given.get("system"))) else []
     turns = [values.mapping(f"messages[{i}]", one) for i, one in enumerate(_listed(given))]
+    last_user = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
     for i, turn in enumerate(turns):
-        messages += _turn(f"messages[{i}]", turn, turns[i + 1 :])
+        messages += _turn(f"messages[{i}]", turn, user_follows=i < last_user)
     if all(message["role"] == "system" for message in messages):
         raise Problem(400, "messages must have at least one message", param="messages")
     if messages[-1]["role"] == "assistant":
@@ -282,11 +284,11 @@ def _system(given: Any) -> str:
     return "" if given is None else text_of("system", given)
 
 
-def _turn(name: str, turn: Mapping[str, Any], behind: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _turn(name: str, turn: Mapping[str, Any], *, user_follows: bool) -> list[dict[str, Any]]:
     content = turn.get("content")
     match turn["role"]:
         case "system":
-            text = words_of(name, turn, behind)
+            text = words_of(name, turn, user_follows=user_follows)
             return [] if text is None else [{"role": "system", "content": text}]
         case "user":
             return _user(f"{name}.content", content)

@@ -27,7 +27,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
 
     async def messages(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = message_ask(await read_json(request), service.model)
+        ask, shape = await read_json(request, lambda body: message_ask(body, service.model))
         writer = MessageWriter(
             f"msg_{request.state.request_id}",
             shape.model,
@@ -43,7 +43,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
 
     async def count_tokens(request: Request) -> Response:
         key = service.gate.caller(request.state.facts, service.sessions)
-        chat = counted_chat(await read_json(request))
+        chat = await read_json(request, counted_chat)
         with service.admitted(key):
             tokens = await asyncio.to_thread(prompt_tokens, service.llm, chat)
         return JSONResponse({"input_tokens": len(tokens)})

@@ -16,8 +16,8 @@ _CHANGES = ("tool_addition", "tool_removal")
 Tool = Mapping[str, Any]
 
 
-def words_of(name: str, turn: Mapping[str, Any], behind: Sequence[Mapping[str, Any]]) -> str | None:
-    """What a turn says; ``None``: nothing, or nothing any more. ``behind``: the turns behind it.
+def words_of(name: str, turn: Mapping[str, Any], *, user_follows: bool) -> str | None:
+    """What a turn says; ``None``: nothing, or nothing any more. ``user_follows``: a turn of the user is behind it.
 
     Raises:
         Problem: 400, it is malformed.
@@ -28,7 +28,7 @@ def words_of(name: str, turn: Mapping[str, Any], behind: Sequence[Mapping[str, A
     if isinstance(content, list):
         content = [LEFT_OUT if _is_change(block) else block for block in content]
     text = text_of(f"{name}.content", content)
-    is_over = clear_at != "never" and any(one["role"] == "user" for one in behind)
+    is_over = clear_at != "never" and user_follows
     return text if text and not is_over else None
 
 

@@ -1,12 +1,12 @@
 """`POST /v1/chat/completions`: a request as an `Ask`, and an answer as a document or as chunks of a stream."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
-from splitinfer.server.ask import MAX_CHOICES, Ask, Chat
+from splitinfer.server.ask import MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import (
     HONOURED,
     Honoured,
@@ -14,6 +14,7 @@ from splitinfer.server.fields import (
     Kinds,
     Object,
     Refused,
+    Size,
     Treatment,
     Values,
     honoured,
@@ -35,7 +36,13 @@ def is_text_format(value: Any) -> bool:
 TEXT_FORMAT = Values(shown='`{"type": "text"}`', matches=is_text_format)
 _NO_STORE = "nothing is stored here"
 AT_MOST_THE_CONTEXT = Honoured("no more than the context has room for")
-BY_KEYS = Ignored("requests are told apart by their keys")
+# OpenAI itself takes 64 or 128 characters of names; other servers take more, and some clients send more.
+_NAME = Size(characters=512)
+# of OpenAI's API ("Create a model response", metadata)
+METADATA = Size(entries=16, names=64, characters=512)
+MODEL = Honoured("any name; there is one model", size=_NAME)
+BY_KEYS = Ignored("requests are told apart by their keys", _NAME)
+CACHE_KEY = replace(CACHED, size=_NAME)
 ONE_TIER = Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority")
 CACHE_ROOM = Ignored("the cache keeps what it has room for")
 NOT_HELD = Honoured("told to the model as it is; calls are not held to the schema")
@@ -61,7 +68,8 @@ TOOLS = Kinds(
 )
 _NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
 _ALLOWED = Object(
-    "Allowed tools", {"mode": Honoured("auto"), "tools": Honoured("the others are not told to the model")}
+    "Allowed tools",
+    {"mode": Honoured("auto"), "tools": Honoured("the others are not told to the model", size=Size(MAX_TOOLS))},
 )
 CHOICES = Kinds(
     "Choice of tools",
@@ -101,8 +109,8 @@ OF_OTHER_SERVERS: Mapping[str, Treatment] = {
     "cache_prompt": CACHED,
 }
 FIELDS: Mapping[str, Treatment] = {
-    "model": Honoured("any name; there is one model"),
-    "messages": Honoured("text only", each=MESSAGES),
+    "model": MODEL,
+    "messages": Honoured("text only", each=MESSAGES, size=Size(MAX_MESSAGES)),
     "max_tokens": AT_MOST_THE_CONTEXT,
     "max_completion_tokens": AT_MOST_THE_CONTEXT,
     "temperature": HONOURED,
@@ -117,7 +125,7 @@ FIELDS: Mapping[str, Treatment] = {
     "logit_bias": HONOURED,
     "presence_penalty": HONOURED,
     "frequency_penalty": HONOURED,
-    "tools": Honoured("functions", each=TOOLS),
+    "tools": Honoured("functions", each=TOOLS, size=Size(MAX_TOOLS)),
     "tool_choice": Honoured("auto and none, and which tools are allowed", CHOICES),
     "parallel_tool_calls": HONOURED,
     "reasoning_effort": FOR_TEMPLATE,
@@ -131,11 +139,11 @@ FIELDS: Mapping[str, Treatment] = {
     "functions": Refused("it is deprecated; give tools", is_empty),
     "function_call": Refused("it is deprecated; give tool_choice", is_one_of("none", "auto")),
     "store": Refused(_NO_STORE, is_one_of(False)),
-    "metadata": Ignored(f"it is for finding what is stored, and {_NO_STORE}"),
+    "metadata": Ignored(f"it is for finding what is stored, and {_NO_STORE}", METADATA),
     "user": BY_KEYS,
     "safety_identifier": BY_KEYS,
     "service_tier": ONE_TIER,
-    "prompt_cache_key": CACHED,
+    "prompt_cache_key": CACHE_KEY,
     "prompt_cache_options": CACHE_ROOM,
     "prompt_cache_retention": CACHE_ROOM,
     **OF_OTHER_SERVERS,
@@ -256,7 +264,7 @@ def may_call(choice: Any) -> bool:
 
 
 def allowed(
-    name: str, given: Mapping[str, Any], known: Sequence[str], named: Callable[[Mapping[str, Any]], Any]
+    name: str, given: Mapping[str, Any], known: Iterable[str], named: Callable[[Mapping[str, Any]], Any]
 ) -> frozenset[str]:
     """The names of the tools that a choice allows. ``named``: the object with the name in one of its entries.
 
@@ -265,12 +273,13 @@ def allowed(
     """
     if given.get("mode", "auto") != "auto":
         raise unsupported(f"{name}.mode", _NOT_FORCED.why, given["mode"])
-    found = []
+    found, there = set[str](), frozenset(known)
     for i, one in enumerate(values.listing(f"{name}.tools", given.get("tools"))):
         where = f"{name}.tools[{i}]"
-        found.append(values.text(f"{where}.name", values.mapping(where, named(values.mapping(where, one))).get("name")))
-        if found[-1] not in known:
-            raise values.wrong(f"{where}.name", "the name of one of the tools", found[-1])
+        own = values.text(f"{where}.name", values.mapping(where, named(values.mapping(where, one))).get("name"))
+        if own not in there:
+            raise values.wrong(f"{where}.name", "the name of one of the tools", own)
+        found.add(own)
     return frozenset(found)
 
 

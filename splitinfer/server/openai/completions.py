@@ -11,6 +11,7 @@ from splitinfer.server.fields import HONOURED, Honoured, Refused, Treatment, hon
 from splitinfer.server.openai.chat import (
     BY_KEYS,
     MAX_STOPS,
+    MODEL,
     OF_OTHER_SERVERS,
     STREAM_OPTIONS,
     Shape,
@@ -25,7 +26,7 @@ DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
 _MOST_TOKENS = 2**31 - 1
 
 FIELDS: Mapping[str, Treatment] = {
-    "model": HONOURED,
+    "model": MODEL,
     "prompt": Honoured(f"text, token ids, or a list of either; {MAX_ANSWERS} answers at most, all choices together"),
     "max_tokens": Honoured(f"{DEFAULT_TOKENS} where it is not given, as in OpenAI's API"),
     "temperature": HONOURED,

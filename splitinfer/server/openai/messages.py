@@ -6,12 +6,12 @@ in parts is joined; arguments, which the API has as JSON text, are read. Reasoni
 template under the name that templates know, whichever of the two names it came with.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitinfer.server import values
 from splitinfer.server.fields import HONOURED, Honoured, Ignored, Kinds, Object, Refused, Treatment, is_empty
+from splitinfer.server.plain_json import plain_json
 from splitinfer.server.problem import Problem
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -178,9 +178,10 @@ def _call(name: str, given: Any) -> dict[str, Any]:
 
 
 def arguments_of(text: str) -> Any:
-    """A call's arguments as an object, where its JSON is one; else as they are, for they may be the model's own."""
+    """A call's arguments as an object, where its JSON is one that a body may be; else as they are, for they may be the
+    model's own."""
     try:
-        found = json.loads(text or "{}")
+        found = plain_json(text or "{}")
     except ValueError:
         return text
     return found if isinstance(found, dict) else text

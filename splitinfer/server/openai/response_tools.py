@@ -5,12 +5,24 @@ out. Functions may also stand in namespaces (Codex's, for tools of MCP servers).
 model is told of ``namespace__name``; a call has both again.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server import values
-from splitinfer.server.fields import HONOURED, LEFT_OUT, Honoured, Ignored, Kinds, Object, Refused, Values, is_one_of
+from splitinfer.server.ask import MAX_TOOLS
+from splitinfer.server.fields import (
+    HONOURED,
+    LEFT_OUT,
+    Honoured,
+    Ignored,
+    Kinds,
+    Object,
+    Refused,
+    Size,
+    Values,
+    is_one_of,
+)
 from splitinfer.server.openai.chat import NOT_HELD, allowed, may_call
 
 _HOSTED = (
@@ -76,6 +88,7 @@ TOOLS = Kinds(
                     "tools": Honoured(
                         "functions",
                         each=_IN_NAMESPACES,
+                        size=Size(MAX_TOOLS),
                     ),
                 },
             ),
@@ -93,7 +106,11 @@ CHOICES = Kinds(
         "allowed_tools": Honoured(
             inside=Object(
                 "A choice of allowed functions",
-                {"type": HONOURED, "mode": Honoured("auto"), "tools": Honoured("the others are not told to the model")},
+                {
+                    "type": HONOURED,
+                    "mode": Honoured("auto"),
+                    "tools": Honoured("the others are not told to the model", size=Size(MAX_TOOLS)),
+                },
             )
         ),
         "function": _NOT_FORCED,
@@ -157,7 +174,7 @@ def _functions(name: str, given: Any, namespace: str | None) -> list[Function]:
     return found
 
 
-def callable_names(given: Mapping[str, Any], functions: Sequence[Function]) -> Collection[str]:
+def callable_names(given: Mapping[str, Any], functions: Sequence[Function]) -> frozenset[str]:
     """The names of the functions that the model may call, as it is told them.
 
     Raises:
@@ -166,4 +183,4 @@ def callable_names(given: Mapping[str, Any], functions: Sequence[Function]) -> C
     choice, names = given.get("tool_choice", "auto"), [one.told_name for one in functions]
     if isinstance(choice, dict):
         return allowed("tool_choice", choice, names, lambda one: one)
-    return names if may_call(choice) else ()
+    return frozenset(names if may_call(choice) else ())

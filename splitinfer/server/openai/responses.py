@@ -9,13 +9,14 @@ from typing import Any, Self
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
-from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
 from splitinfer.server.fields import (
     HONOURED,
     Honoured,
     Ignored,
     Object,
     Refused,
+    Size,
     Treatment,
     honoured,
     is_empty,
@@ -24,19 +25,23 @@ from splitinfer.server.fields import (
 from splitinfer.server.openai.chat import (
     AT_MOST_THE_CONTEXT,
     BY_KEYS,
+    CACHE_KEY,
     CACHE_ROOM,
+    METADATA,
+    MODEL,
     OF_OTHER_SERVERS,
     ONE_TIER,
     TEXT_FORMAT,
     sampling_of,
     template_options,
 )
-from splitinfer.server.openai.messages import CACHED, FOR_TEMPLATE
+from splitinfer.server.openai.messages import FOR_TEMPLATE
 from splitinfer.server.openai.response_items import ITEMS, conversation
 from splitinfer.server.openai.response_tools import CHOICES, TOOLS, Function, callable_names, functions_of
 from splitinfer.server.problem import Problem, unsupported
 
 _MOST_TOKENS = 2**31 - 1
+_MAX_ITEMS = 4 * MAX_MESSAGES  # reasoning, text and calls are items of their own, and become one message
 _NO_STORE = "nothing is stored here; give the whole conversation as input"
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -69,10 +74,12 @@ _TEXT = Object(
 )
 
 COUNTED: Mapping[str, Treatment] = {
-    "model": Honoured("any name; there is one model"),
-    "input": Honoured("text, or messages, reasoning, calls and their results; text only", each=ITEMS),
+    "model": MODEL,
+    "input": Honoured(
+        "text, or messages, reasoning, calls and their results; text only", each=ITEMS, size=Size(_MAX_ITEMS)
+    ),
     "instructions": HONOURED,
-    "tools": Honoured("functions, also in namespaces; other kinds are left out", each=TOOLS),
+    "tools": Honoured("functions, also in namespaces; other kinds are left out", each=TOOLS, size=Size(MAX_TOOLS)),
     "tool_choice": Honoured("auto and none, and which functions are allowed", CHOICES),
     "parallel_tool_calls": HONOURED,
     "reasoning": Honoured(inside=_REASONING),
@@ -99,7 +106,7 @@ FIELDS: Mapping[str, Treatment] = {
             {"include_obfuscation": Honoured("where it is true; without it nothing is added")},
         )
     ),
-    "metadata": Honoured("given back; nothing is stored"),
+    "metadata": Honoured("given back; nothing is stored", size=METADATA),
     "store": Refused(_NO_STORE, is_one_of(False)),
     "background": Refused(_NO_STORE, is_one_of(False)),
     "background_options": Refused(_NO_STORE, is_empty),
@@ -113,7 +120,7 @@ FIELDS: Mapping[str, Treatment] = {
     "safety_identifier": BY_KEYS,
     "client_metadata": BY_KEYS,  # Codex sends it (codex-rs, `ResponsesApiRequest`); no field of the official types
     "service_tier": ONE_TIER,
-    "prompt_cache_key": CACHED,
+    "prompt_cache_key": CACHE_KEY,
     "prompt_cache_options": Honoured(
         inside=Object(
             "Options of the cache",

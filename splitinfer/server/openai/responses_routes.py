@@ -25,7 +25,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
 
     async def responses(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = response_ask(await read_json(request), service.model)
+        ask, shape = await read_json(request, lambda body: response_ask(body, service.model))
         shape = shape.with_sampling(ask, service.llm.recommended_sampling)
         writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
         with ExitStack() as open_things:
@@ -38,7 +38,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
 
     async def input_tokens(request: Request) -> Response:
         key = service.gate.caller(request.state.facts, service.sessions)
-        chat = counted_input(await read_json(request))
+        chat = await read_json(request, counted_input)
         with service.admitted(key):
             tokens = await asyncio.to_thread(prompt_tokens, service.llm, chat)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})

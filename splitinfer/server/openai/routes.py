@@ -30,7 +30,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = chat_ask(await read_json(request), service.model)
+        ask, shape = await read_json(request, lambda body: chat_ask(body, service.model))
         writer = ChatWriter(
             f"chatcmpl-{request.state.request_id}",
             int(time.time()),
@@ -47,7 +47,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        wanted = completions_of(await read_json(request), service.model)
+        wanted = await read_json(request, lambda body: completions_of(body, service.model))
         token_text, answer_id = service.llm.token_bytes, f"cmpl-{request.state.request_id}"
         with ExitStack() as open_things:
             under_way = await all_asked(service, request, key, wanted.asks, open_things)
