@@ -91,7 +91,8 @@ class Size:
 
     def __str__(self) -> str:
         """For the documentation."""
-        bounds = ((self.entries, "entries"), (self.names, "characters a name"), (self.characters, "characters"))
+        each = "characters" if self.names is None else "characters a value"
+        bounds = ((self.entries, "entries"), (self.names, "characters a name"), (self.characters, each))
         return "at most " + ", ".join(f"{most:,} {what}" for most, what in bounds if most is not None)
 
 
