@@ -57,11 +57,6 @@ class Completions:
     shape: Shape
     echo: bool = False
 
-    @property
-    def num_choices(self) -> int:
-        """Answers to all prompts together."""
-        return sum(ask.num_choices for ask in self.asks)
-
 
 def completions_of(body: Mapping[str, Any], model: str = "") -> Completions:
     """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
