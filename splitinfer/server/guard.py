@@ -77,11 +77,9 @@ class Guard:
                 await Response(status_code=204)(scope, receive, answered)
             else:
                 await self._app(scope, receive, answered)
-        except Problem as problem:
-            await answered.refuse(problem, scope, receive)
-        except SplitinferError as error:
-            problem = problem_of(error, failure=self._failure())
-            if problem.status >= 500:
+        except (Problem, SplitinferError) as error:
+            problem = error if isinstance(error, Problem) else problem_of(error, failure=self._failure())
+            if problem is not error and problem.status >= 500:
                 log.warning("request %s failed: %s", scope["state"]["request_id"], error)
             await answered.refuse(problem, scope, receive)
         except ClientDisconnect:

@@ -45,8 +45,8 @@ class _Pending:
 
     so_far: hashlib.blake2b
     length: int
-    prompt: array[int]
-    answer: array[int]
+    prompt: "array[int]"
+    answer: "array[int]"
 
 
 class Conversations:
@@ -96,7 +96,7 @@ class Conversations:
         """Remember the tokens of a text."""
         self._keep(_hash_of(text).digest(), len(text), array("I", tokens))
 
-    def _keep(self, digest: _Digest, length: int, tokens: array[int]) -> None:
+    def _keep(self, digest: _Digest, length: int, tokens: "array[int]") -> None:
         self._forget(digest)
         self._known[digest] = length, tokens
         self._lengths[length] += 1

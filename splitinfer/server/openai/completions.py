@@ -7,9 +7,9 @@ from typing import Any
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import MAX_CHOICES, Ask, Prompt
+from splitinfer.server.common_fields import BY_KEYS
 from splitinfer.server.fields import HONOURED, Honoured, Refused, Treatment, honoured, is_empty, is_one_of
 from splitinfer.server.openai.chat import (
-    BY_KEYS,
     MAX_STOPS,
     OF_OTHER_SERVERS,
     STREAM_OPTIONS,
@@ -22,7 +22,6 @@ from splitinfer.server.problem import Problem, unsupported
 
 MAX_ANSWERS = 128  # of one request: prompts by choices
 DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
-_MOST_TOKENS = 2**31 - 1
 
 FIELDS: Mapping[str, Treatment] = {
     "model": HONOURED,
@@ -74,7 +73,7 @@ def completions_of(body: Mapping[str, Any], model: str = "") -> Completions:
     if echo and shape.num_top is not None:
         raise unsupported("echo", "the log probabilities of a prompt are not computed; leave out logprobs")
     sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})
-    most = values.whole("max_tokens", given.get("max_tokens", DEFAULT_TOKENS), 1, _MOST_TOKENS)
+    most = values.whole("max_tokens", given.get("max_tokens", DEFAULT_TOKENS), 1, values.MOST_TOKENS)
     return Completions(tuple(Ask(prompt, sampling, most, number) for prompt in prompts), shape, echo)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server import values
+from splitinfer.server.common_fields import NOT_FORCED
 from splitinfer.server.fields import HONOURED, LEFT_OUT, Honoured, Ignored, Kinds, Object, Refused, Values, is_one_of
 from splitinfer.server.openai.chat import NOT_HELD, allowed, may_call
 
@@ -85,7 +86,6 @@ TOOLS = Kinds(
     },
     others=_OTHER_TOOL,
 )
-_NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
 CHOICES = Kinds(
     "Choice of tools in responses",
     "type",
@@ -96,11 +96,11 @@ CHOICES = Kinds(
                 {"type": HONOURED, "mode": Honoured("auto"), "tools": Honoured("the others are not told to the model")},
             )
         ),
-        "function": _NOT_FORCED,
-        "custom": _NOT_FORCED,
-        "mcp": _NOT_FORCED,
-        **dict.fromkeys(_HOSTED, _NOT_FORCED),
-        **dict.fromkeys(_RUN_BY_CLIENTS, _NOT_FORCED),
+        "function": NOT_FORCED,
+        "custom": NOT_FORCED,
+        "mcp": NOT_FORCED,
+        **dict.fromkeys(_HOSTED, NOT_FORCED),
+        **dict.fromkeys(_RUN_BY_CLIENTS, NOT_FORCED),
     },
 )
 

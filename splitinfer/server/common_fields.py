@@ -1,0 +1,8 @@
+"""What becomes of fields that several APIs have: the same for all, in the same words."""
+
+from splitinfer.server.fields import Honoured, Ignored, Refused
+
+BY_KEYS = Ignored("requests are told apart by their keys")
+CACHED = Ignored("a prompt's beginning is found in the cache by its tokens")
+FOR_TEMPLATE = Honoured("where the model's template knows it")
+NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
