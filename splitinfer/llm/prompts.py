@@ -1,8 +1,12 @@
 """Prompts as token ids, and token ids as text, for one model.
 
 A Hugging Face tokenizer must not be changed by one thread while another uses it (tokenizers' "Already borrowed"), and
-encoding may change it, the first time: to the settings that it is used with from then on. So encoding holds one lock
-and decoding another: a long text that is encoded for seconds stops no stream, whose every token is decoded.
+encoding may change it, the first time: to the settings that it is used with from then on. So encoding holds a lock.
+
+Decoding changes nothing and holds none, so that no stream, whose every token is decoded, waits for a long text: in
+tokenizers 0.23 ``PyTokenizer::decode`` takes the tokenizer as ``&self`` (bindings/python/src/tokenizer.rs), and
+``_decode`` of transformers 5 only reads (tokenization_utils_tokenizers.py; the same in tokenization_python.py and
+tokenization_mistral_common.py).
 """
 
 import threading
@@ -32,7 +36,7 @@ class PromptEncoder:
     """Encodes and checks prompts. ``tokenizer``: the model's; ``None`` where its folder has none."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint, self._lock, self._decode_lock = checkpoint, threading.Lock(), threading.Lock()
+        self._checkpoint, self._lock = checkpoint, threading.Lock()  # held while encoding
         self.tokenizer = tokenizer_of(checkpoint)
         if self.tokenizer is not None:
             self.tokenizer.encode("")  # changes what it has to change
@@ -115,8 +119,7 @@ class PromptEncoder:
             RequestError: an id is outside the vocabulary.
         """
         self._check_ids(token_ids)
-        with self._decode_lock:
-            return self._need_tokenizer().decode(token_ids)
+        return self._need_tokenizer().decode(token_ids)
 
     @property
     def vocab_size(self) -> int:
@@ -172,28 +175,11 @@ class PromptEncoder:
         return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
     def detokenizer(self, *, shows_markers: bool = False) -> Detokenizing | None:
-        """A detokenizer for one answer, for any thread; ``None`` without a tokenizer. ``shows_markers``: its text has
-        what marks reasoning and calls of tools."""
-        if self.tokenizer is None:
-            return None
-        return _Locked(self.tokenizer.detokenizer(shows_markers=shows_markers), self._decode_lock)
+        """A detokenizer for one answer, for one thread at a time; ``None`` without a tokenizer. ``shows_markers``: its
+        text has what marks reasoning and calls of tools."""
+        return None if self.tokenizer is None else self.tokenizer.detokenizer(shows_markers=shows_markers)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
             raise ModelError(f"{self._checkpoint.folder} holds no tokenizer, so prompts must be token ids")
         return self.tokenizer
-
-
-class _Locked:
-    """A detokenizer that holds a lock of the tokenizer's while it decodes."""
-
-    def __init__(self, inner: Detokenizing, lock: threading.Lock) -> None:
-        self._inner, self._lock = inner, lock
-
-    def add(self, token_id: int) -> str:
-        with self._lock:
-            return self._inner.add(token_id)
-
-    def flush(self) -> str:
-        with self._lock:
-            return self._inner.flush()

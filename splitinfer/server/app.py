@@ -15,7 +15,8 @@ from splitinfer.server.service import Service
 def make_app(service: Service) -> Guard:
     """The application of one service."""
     routes = [*own_routes(service), *openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
-    return Guard(Router(routes, default=_not_found, redirect_slashes=False), service.gate, service.sessions)
+    router = Router(routes, default=_not_found, redirect_slashes=False)
+    return Guard(router, service.gate, service.sessions, failure=lambda: service.llm.health().failure)
 
 
 async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from splitinfer.errors import QueueFull
+from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
-from splitinfer.server.reading import Answer, Handling, submit
+from splitinfer.server.reading import Answer, submit
 from splitinfer.server.service import Service
 from splitinfer.server.stream import COMMENT_PING, EventStream, Ping
 
@@ -81,7 +82,7 @@ def handling_of(request: Request) -> Handling:
         Problem: 400, a header is no number, or out of its range.
     """
     priority = _number(request, PRIORITY, -_MOST_PRIORITY, _MOST_PRIORITY) or 0
-    return Handling(int(priority), _number(request, TIMEOUT, 0.001, 1e6))
+    return Handling(priority=int(priority), timeout=_number(request, TIMEOUT, 0.001, 1e6))
 
 
 def _number(request: Request, name: str, low: float, high: float) -> float | None:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
+from typing import Protocol
 
 from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope
 from splitinfer.server.problem import Problem
@@ -37,6 +38,14 @@ def is_loopback(host: str) -> bool:
         return ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+class Bought(Protocol):
+    """Sessions that keys have bought (``sessions.Sessions``)."""
+
+    def key_of(self, name: str) -> ApiKey | None:
+        """The key that bought a session; ``None`` where there is no such session."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Gate:
         """Whether another site's pages may use the server."""
         return "*" in self.origins or origin in self.origins
 
-    def caller(self, facts: Facts, sessions: Mapping[str, ApiKey], scope: Scope = Scope.USE) -> ApiKey:
+    def caller(self, facts: Facts, sessions: Bought | None, scope: Scope = Scope.USE) -> ApiKey:
         """Who asks.
 
         Raises:
@@ -100,17 +109,17 @@ class Gate:
             raise Problem(403, f"key {key.name!r} lacks the scope {scope}")
         return key
 
-    def name_of_caller(self, facts: Facts, sessions: Mapping[str, ApiKey]) -> str:
+    def name_of_caller(self, facts: Facts, sessions: Bought | None) -> str:
         """Who asks, for the log: the key's name, or "-"."""
         key = NOBODY if self.keys is None else self._key_of(facts, sessions)
         return "-" if key is None or key is NOBODY else key.name
 
-    def _key_of(self, facts: Facts, sessions: Mapping[str, ApiKey]) -> ApiKey | None:
+    def _key_of(self, facts: Facts, sessions: Bought | None) -> ApiKey | None:
         assert self.keys is not None
         shown = shown_key(facts.headers)
         if shown is not None:
             return self.keys.find(shown)  # a wrong key is not saved by a right cookie
-        bought_by = sessions.get(facts.cookies.get(SESSION_COOKIE, ""))
+        bought_by = None if sessions is None else sessions.key_of(facts.cookies.get(SESSION_COOKIE, ""))
         return bought_by if bought_by is not None and self.keys.holds(bought_by) else None
 
     def _is_own(self, origin: str, host: str) -> bool:

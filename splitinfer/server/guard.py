@@ -9,7 +9,7 @@ import logging
 import re
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -21,8 +21,7 @@ from splitinfer.errors import SplitinferError
 from splitinfer.server import access_log
 from splitinfer.server.access_log import CLIENT_GONE
 from splitinfer.server.body import Bodies, Held
-from splitinfer.server.gate import Facts, Gate
-from splitinfer.server.keys import ApiKey
+from splitinfer.server.gate import Bought, Facts, Gate
 from splitinfer.server.problem import Problem, problem_of
 from splitinfer.server.service import new_request_id
 
@@ -38,10 +37,18 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 class Guard:
     """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, and
-    what its ``body`` takes of ``bodies``."""
+    what its ``body`` takes of ``bodies``. ``failure``: why the pipeline takes no request any more, for clients."""
 
-    def __init__(self, app: ASGIApp, gate: Gate, sessions: Mapping[str, ApiKey], bodies: Bodies | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        gate: Gate,
+        sessions: Bought,
+        bodies: Bodies | None = None,
+        failure: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._app, self._gate, self._sessions, self._bodies = app, gate, sessions, bodies or Bodies()
+        self._failure = failure
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request, or turn it away."""
@@ -71,7 +78,9 @@ class Guard:
             else:
                 await self._app(scope, receive, answered)
         except (Problem, SplitinferError) as error:
-            problem = error if isinstance(error, Problem) else problem_of(error)
+            problem = error if isinstance(error, Problem) else problem_of(error, failure=self._failure())
+            if problem is not error and problem.status >= 500:
+                log.warning("request %s failed: %s", scope["state"]["request_id"], error)
             await answered.refuse(problem, scope, receive)
         except ClientDisconnect:
             return

@@ -42,7 +42,7 @@ def _state_routes(service: Service) -> list[ApiRoute]:
             ended = service.sessions.end(facts.cookies.get(SESSION_COOKIE, ""))
             gone = {"Set-Cookie": cookie("", is_secure=is_secure, seconds=0)}
             return JSONResponse({"ended": ended}, headers=gone)
-        key = service.gate.caller(facts, {})  # a key, as a session must not prolong itself
+        key = service.gate.caller(facts, None)  # a key, as a session must not prolong itself
         if key is NOBODY:
             return JSONResponse({"session": False})  # none is needed
         named = {"Set-Cookie": cookie(service.sessions.begin(key), is_secure=is_secure)}

@@ -32,6 +32,7 @@ _ANTHROPIC_KINDS = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
+_NOT_NOW = "the server cannot carry this out now; its log says why"
 _MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
 
 
@@ -90,15 +91,20 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def problem_of(error: SplitinferError, retry_after: float | None = None) -> Problem:
-    """What an error of the library means for a client. ``retry_after``: seconds until the queue has room again."""
+def problem_of(error: SplitinferError, retry_after: float | None = None, failure: str | None = None) -> Problem:
+    """What an error of the library means for a client. ``retry_after``: seconds until the queue has room again.
+    ``failure``: why the pipeline takes no request any more (``PipelineHealth``).
+
+    A client may read what its request did wrong. Of everything else the error's own text, which may have addresses,
+    folders and the words of libraries, is for the log.
+    """
     if isinstance(error, QueueFull):
         return Problem(429, f"{error}", code="queue_full", retry_after=retry_after or 1.0)
     if isinstance(error, ContextExceeded):
         return Problem(400, f"{error}", code=_TOO_LONG)
     if isinstance(error, RequestError):
         return Problem(400, f"{error}")
-    return Problem(503, f"{error}", retry_after=retry_after)
+    return Problem(503, failure or _NOT_NOW, retry_after=retry_after)
 
 
 def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:
@@ -106,12 +112,3 @@ def unsupported(name: str, why: str, value: object = None, details: Mapping[str,
     shown = "" if value is None else f" {value!r:.40}"
     sentence = f"{name}{shown} is not supported: {why}"
     return Problem(400, sentence, param=name, code="unsupported_parameter", details=details)
-
-
-def malformed(errors: list[Mapping[str, Any]]) -> Problem:
-    """The first of pydantic's errors, in a sentence that names the field."""
-    first = errors[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return Problem(400, f"there is no field {where!r} here", param=where, code="unknown_parameter")
-    return Problem(400, f"{where or 'the body'}: {first['msg'][:1].lower()}{first['msg'][1:]}", param=where or None)

@@ -42,11 +42,6 @@ class Rates:
         """A request that had begun is over."""
         self._accounts[key.name].running -= num_answers
 
-    def running(self, key: ApiKey) -> int:
-        """Answers to a key that are under way."""
-        account = self._accounts.get(key.name)
-        return 0 if account is None else account.running
-
     def _take_token(self, account: _Account, key: ApiKey, now: float) -> None:
         if key.requests_per_minute is None:
             return

@@ -1,24 +1,20 @@
 """Asks the engine for an answer and reads it, for an event loop: all choices of a request as one stream of pieces."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from splitinfer.llm import LLM
 from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.llm.request import Handling
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.preparing import known_tokens
 from splitinfer.text.conversations import Conversations
 
-
-@dataclass(frozen=True, slots=True)
-class Handling:
-    """How a request is treated among others: the arguments of ``LLM.submit``."""
-
-    priority: int = 0
-    timeout: float | None = None
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -31,6 +27,8 @@ class Answer:
     num_choices: int
     tell: Sequence[Callable[[list[int]], None]] = ()
     """Called with each choice's tokens when they are over; none: nobody wants to know."""
+    failure: Callable[[], str | None] = lambda: None
+    """Why the pipeline takes no request any more, if it does not (``PipelineHealth``)."""
     is_cancelled: bool = False
 
     @property
@@ -62,11 +60,14 @@ class Answer:
         try:
             async with aclosing(source) as batches:
                 async for batch in batches:
-                    yield batch if self.is_cancelled else [as_told(piece) for piece in batch]
+                    yield [self._told(piece) for piece in batch]
         finally:
             self.abort()
             for tell, request in zip(self.tell, self.requests, strict=False):
                 tell(request.output.token_ids)
+
+    def _told(self, piece: Piece) -> Piece:
+        return with_failure(piece if self.is_cancelled else as_told(piece), self.failure)
 
     async def _merged(self) -> AsyncGenerator[list[Piece], None]:
         ready: asyncio.Queue[list[Piece] | None] = asyncio.Queue()
@@ -106,6 +107,15 @@ def as_told(piece: Piece) -> Piece:
     return replace(piece, finish_reason="error", error="the server was told to end before the answer was whole")
 
 
+def with_failure(piece: Piece, failure: Callable[[], str | None]) -> Piece:
+    """A piece as a client is told of it, if the pipeline has failed: what ended every request has addresses and the
+    words of libraries in it, which are for the log."""
+    if piece.finish_reason != "error" or (said := failure()) is None or piece.error == said:
+        return piece
+    log.warning("an answer ended with the pipeline: %s", piece.error)
+    return replace(piece, error=said)
+
+
 async def _batches_of(request: AsyncRequest, reader: ChoiceReader) -> AsyncGenerator[list[Piece], None]:
     async with aclosing(request.batches()) as batches:
         async for events in batches:
@@ -133,7 +143,8 @@ async def submit(llm: LLM, asks: Sequence[Ask], handling: Handling, known: Conve
         raise
     requests = [request for answer in answers for request in answer.requests]
     readers = [reader for answer in answers for reader in answer.readers]
-    return Answer(requests, readers, asks[0].num_choices, [tell for answer in answers for tell in answer.tell])
+    tell = [tell for answer in answers for tell in answer.tell]
+    return Answer(requests, readers, asks[0].num_choices, tell, lambda: llm.health().failure)
 
 
 async def _submit(llm: LLM, ask: Ask, handling: Handling, known: Conversations, first: int) -> Answer:

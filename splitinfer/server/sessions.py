@@ -8,7 +8,7 @@ key first, so nobody can fill memory with them, or end those of others.
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from http.cookies import SimpleCookie
 
 from splitinfer.server.gate import SESSION_COOKIE
@@ -19,7 +19,7 @@ MAX_SESSIONS = 256
 MAX_OF_KEY = 64
 
 
-class Sessions(Mapping[str, ApiKey]):
+class Sessions:
     """The sessions under way and the keys that bought them; one that has expired is none. ``clock``: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MAX_SESSIONS) -> None:
@@ -41,18 +41,13 @@ class Sessions(Mapping[str, ApiKey]):
         """End a session; whether there was one."""
         return self._held.pop(digest(name), None) is not None
 
-    def __getitem__(self, name: str) -> ApiKey:
-        key, until = self._held[digest(name)]
-        if self._clock() >= until:
+    def key_of(self, name: str) -> ApiKey | None:
+        """The key that bought a session; ``None`` where there is no such session, or none any more."""
+        key, until = self._held.get(digest(name), (None, 0.0))
+        if key is not None and self._clock() >= until:
             del self._held[digest(name)]
-            raise KeyError(name)
+            return None
         return key
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._held)
-
-    def __len__(self) -> int:
-        return len(self._held)
 
 
 def cookie(name: str, *, is_secure: bool, seconds: int = SESSION_SECONDS) -> str:

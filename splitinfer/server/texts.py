@@ -10,12 +10,12 @@ from typing import Any
 
 from splitinfer.server import values
 from splitinfer.server.ask import Chat
+from splitinfer.server.common_fields import FOR_TEMPLATE
 from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
 from splitinfer.server.openai.chat import CHOICES, FIELDS, template_options, told_tools
-from splitinfer.server.openai.messages import FOR_TEMPLATE, template_messages
+from splitinfer.server.openai.messages import template_messages
 from splitinfer.server.problem import Problem, unsupported
 
-_MOST_TOKENS = 2**31 - 1
 _ONE_MODEL = Ignored("there is one model here")
 _TEXT_ONLY = Refused("the model is given text only", is_empty)
 _CHAT: Mapping[str, Treatment] = {
@@ -91,7 +91,7 @@ def detokenize_ask(body: Mapping[str, Any]) -> list[int]:
     """
     given = honoured(body, DETOKENIZE_FIELDS)
     tokens = values.listing("tokens", given.get("tokens"))
-    return [values.whole("tokens", token, 0, _MOST_TOKENS) for token in tokens]
+    return [values.whole("tokens", token, 0, values.MOST_TOKENS) for token in tokens]
 
 
 def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any
 from splitinfer.core.sequence import MAX_BIASED
 from splitinfer.server.problem import Problem
 
+MOST_TOKENS = 2**31 - 1  # and the highest id of one
 _MOST_DIGITS = 19  # of a token id; Python reads no more than 4,300 at once
 
 

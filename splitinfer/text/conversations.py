@@ -5,9 +5,10 @@ when it wrote it, and from there on no cached KV fits: all that follows is compu
 up to its end, as the template wrote it, is remembered with its tokens, and a conversation that begins with such a text
 begins with those tokens. It is the text that decides, so it holds for reasoning, calls of tools and any template, as
 far as the template writes again what the model wrote; and what is given out must decode to the same text as what the
-tokenizer makes of it, or that is used.
+tokenizer makes of it, with the same special tokens in the same order, or that is used. The text alone would not do:
+what Harmony writes as ordinary text, such as `<|start|>` in a tool's result, an encoder makes a special token of.
 
-Of a text only a hash is kept.
+Of a text only a hash is kept, from the moment it comes.
 """
 
 import hashlib
@@ -25,10 +26,27 @@ _Digest = bytes
 @dataclass(frozen=True, slots=True)
 class Codec:
     """A tokenizer's functions. ``encode``: a part of a text, with no tokens of its own before it. ``decode``: with
-    special tokens."""
+    special tokens. ``special``: the special tokens' ids."""
 
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
+    special: frozenset[int] = frozenset()
+
+    def say_the_same(self, one: Sequence[int], other: Sequence[int]) -> bool:
+        """Whether tokens mean the same to a model: in their text and in what of it is special."""
+        special = [[token for token in tokens if token in self.special] for tokens in (one, other)]
+        return special[0] == special[1] and self.decode(one) == self.decode(other)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """An answer that was not taken in yet: the hash of the text before it, which goes on, that text's length, the
+    tokens up to the answer, and the answer's."""
+
+    so_far: hashlib.blake2b
+    length: int
+    prompt: "array[int]"
+    answer: "array[int]"
 
 
 class Conversations:
@@ -42,7 +60,7 @@ class Conversations:
         self._known: OrderedDict[_Digest, tuple[int, array[int]]] = OrderedDict()  # characters, tokens
         self._lengths: Counter[int] = Counter()
         self._num_tokens = 0
-        self._pending: deque[tuple[str, Sequence[int], Sequence[int]]] = deque(maxlen=_MOST_PENDING)
+        self._pending: deque[_Pending] = deque(maxlen=_MOST_PENDING)
 
     def __len__(self) -> int:
         return len(self._known)
@@ -56,7 +74,7 @@ class Conversations:
         """An answer has ended. ``text``: what the template wrote, of which ``prompt`` are the tokens. ``answer``: its
         tokens, without an end token. It is taken in later: decoding takes time."""
         if answer:
-            self._pending.append((text, prompt, answer))
+            self._pending.append(_Pending(_hash_of(text), len(text), array("I", prompt), array("I", answer)))
 
     def tokens(self, text: str, plain: list[int], codec: Codec) -> list[int]:
         """The tokens of a conversation. ``plain``: what the tokenizer makes of its text."""
@@ -65,20 +83,23 @@ class Conversations:
         if not known or plain[: len(known)] == known:
             return plain
         found = [*known, *codec.encode(text[length:])]
-        return found if codec.decode(found) == codec.decode(plain) else plain
+        return found if codec.say_the_same(found, plain) else plain
 
     def _take_in(self, codec: Codec) -> None:
         while self._pending:
-            text, prompt, answer = self._pending.popleft()
-            if _BROKEN not in (said := codec.decode(answer)):  # else the text says less than the tokens
-                self.remember(text + said, [*prompt, *answer])
+            one = self._pending.popleft()
+            if _BROKEN not in (said := codec.decode(one.answer)):  # else the text says less than the tokens
+                one.so_far.update(_raw(said))
+                self._keep(one.so_far.digest(), one.length + len(said), one.prompt + one.answer)
 
     def remember(self, text: str, tokens: Sequence[int]) -> None:
         """Remember the tokens of a text."""
-        (digest,) = _digests(text, [len(text)])
+        self._keep(_hash_of(text).digest(), len(text), array("I", tokens))
+
+    def _keep(self, digest: _Digest, length: int, tokens: "array[int]") -> None:
         self._forget(digest)
-        self._known[digest] = len(text), array("I", tokens)
-        self._lengths[len(text)] += 1
+        self._known[digest] = length, tokens
+        self._lengths[length] += 1
         self._num_tokens += len(tokens)
         while self._num_tokens > self._most_tokens:
             self._forget(next(iter(self._known)))
@@ -104,8 +125,16 @@ class Conversations:
 
 def _digests(text: str, lengths: Iterable[int]) -> Iterator[_Digest]:
     """The hashes of a text's first characters, for ascending numbers of them, in one pass over the text."""
-    so_far, at = hashlib.blake2b(digest_size=16), 0
+    so_far, at = _hash_of(""), 0
     for length in lengths:
-        so_far.update(text[at:length].encode("utf-8", "surrogatepass"))
+        so_far.update(_raw(text[at:length]))
         at = length
         yield so_far.copy().digest()
+
+
+def _hash_of(text: str) -> hashlib.blake2b:
+    return hashlib.blake2b(_raw(text), digest_size=16)
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

@@ -4,7 +4,7 @@ A thin wrapper over the Hugging Face tokenizer as mlx-lm loads it (which knows t
 templates). It adds this project's errors, a hash of the vocabulary, and one fixed way to decode (special tokens left
 out, spaces as they are) that the incremental detokenizer shares.
 
-A tokenizer is not safe for several threads at once; its detokenizers call it too.
+Texts are encoded by one thread at a time; any number decodes beside it (``llm.prompts``).
 """
 
 import contextlib
@@ -232,6 +232,7 @@ class Tokenizer:
         return Codec(
             lambda text: list(wrapper.encode(text, add_special_tokens=False)),
             lambda ids: str(wrapper.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)),
+            self._special_ids,
         )
 
     @cached_property

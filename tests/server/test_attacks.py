@@ -69,7 +69,7 @@ def asked(
         ("/detokenize", {"tokens": [5] * 5000}, "tokens has 5,000 ids, but the context is 4,096"),
         ("/tokenize", {"prompt": "ab cd " * 400_000}, "the prompt has over 8,192 tokens, but the context is 4,096"),
         ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "ab cd " * 400_000}]},
-        "the prompt has o"),
+        "prompt is too long: the prompt has over 8,192 tokens"),
         ("/v1/responses/input_tokens", {"input": "ab cd " * 400_000}, "the prompt has over 8,192 tokens"),
         ("/apply-template", {"messages": TALE * 100_000}, "messages may have 4,096 entries, not 100,000"),
     ],

@@ -1,6 +1,7 @@
 """Who is let in: keys, sessions, and pages of other sites."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -110,7 +111,8 @@ def test_a_caller_shows_a_key_or_has_a_session(headers: dict[str, str], cookies:
     asked = facts(**headers)
     asked = Facts(asked.method, asked.path, asked.headers, cookies)
     try:
-        got: str | int = Gate(keys=KEYS).caller(asked, {"s1": USER}).name
+        sessions = SimpleNamespace(key_of={"s1": USER}.get)
+        got: str | int = Gate(keys=KEYS).caller(asked, sessions).name
     except Problem as problem:
         got = problem.status
     assert got == found
@@ -118,13 +120,13 @@ def test_a_caller_shows_a_key_or_has_a_session(headers: dict[str, str], cookies:
 
 def test_scopes():
     gate = Gate(keys=KEYS)
-    assert status(gate.caller, facts(authorization="Bearer secret"), {}, Scope.ADMIN) == 403
-    assert status(gate.caller, facts(authorization="Bearer boss"), {}, Scope.ADMIN) == 200
-    assert status(gate.caller, facts(authorization="Bearer boss"), {}, Scope.USE) == 200
+    assert status(gate.caller, facts(authorization="Bearer secret"), None, Scope.ADMIN) == 403
+    assert status(gate.caller, facts(authorization="Bearer boss"), None, Scope.ADMIN) == 200
+    assert status(gate.caller, facts(authorization="Bearer boss"), None, Scope.USE) == 200
 
 
 def test_where_no_key_is_needed_anybody_may_do_anything():
-    assert Gate().caller(facts(), {}) is NOBODY
+    assert Gate().caller(facts(), None) is NOBODY
     assert NOBODY.may(Scope.ADMIN)
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from splitinfer.errors import ContextExceeded, PeerError, QueueFull, RequestError
-from splitinfer.server.problem import Problem, malformed, problem_of, unsupported
+from splitinfer.errors import ContextExceeded, ModelError, PeerError, QueueFull, RequestError, WorkerLost
+from splitinfer.server.problem import Problem, problem_of, unsupported
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,18 @@ def test_errors_of_the_library():
     assert problem_of(PeerError("lost")).status == 503
 
 
+def test_what_failed_here_is_said_without_its_text():
+    for error in (WorkerLost("worker mini (10.0.0.2:5000) is gone"), ModelError("/home/me/model holds no tokenizer")):
+        assert str(problem_of(error)) == "the server cannot carry this out now; its log says why"
+        assert str(problem_of(error, failure="the pipeline has failed")) == "the pipeline has failed"
+    empty = problem_of(RequestError("the prompt is empty"), failure="the pipeline has failed")
+    assert str(empty) == "the prompt is empty"
+
+
 def test_what_is_wrong_is_named():
     problem = unsupported("tool_choice", "calls cannot be forced", "required")
     assert str(problem) == "tool_choice 'required' is not supported: calls cannot be forced"
     assert problem.param == "tool_choice"
-    extra = malformed([{"loc": ("stream_options", "extra"), "type": "extra_forbidden", "msg": "Extra"}])
-    assert str(extra) == "there is no field 'stream_options.extra' here"
-    wrong = malformed([{"loc": ("top_p",), "type": "float_type", "msg": "Input should be a valid number"}])
-    assert (str(wrong), wrong.param) == ("top_p: input should be a valid number", "top_p")
 
 
 def test_a_missing_key_names_the_scheme():

@@ -35,9 +35,9 @@ def event(text: str, reason: str | None = None, error: str | None = None) -> Str
     return StreamEvent((1,), text, 0.0, reason, error=error)
 
 
-def pieces_of(*requests: Asked, cancels: bool = False) -> list[Piece]:
+def pieces_of(*requests: Asked, cancels: bool = False, failure: str | None = None) -> list[Piece]:
     readers = [ChoiceReader(i, PlainText()) for i in range(len(requests))]
-    answer = Answer([cast(AsyncRequest, each) for each in requests], readers, len(requests))
+    answer = Answer([cast(AsyncRequest, each) for each in requests], readers, len(requests), failure=lambda: failure)
 
     async def read() -> list[Piece]:
         if cancels:
@@ -63,6 +63,21 @@ def test_other_ends_are_told_as_they_are():
         (piece,) = pieces_of(asked)
         assert (piece.finish_reason, piece.error) == (reason, error)
         assert asked.num_aborts == 1, "whatever the end, nothing goes on behind it"
+
+
+def test_the_end_of_the_pipeline_is_told_without_addresses(caplog: pytest.LogCaptureFixture):
+    lost, own = "worker mini (10.0.0.2:5000) is gone", "12 tokens need 1 GB of KV on stage mini"
+    for said, error, told in (
+        ("stage mini was lost and did not come back", lost, "stage mini was lost and did not come back"),
+        (None, own, own),
+    ):
+        for cancels in (False, True):
+            (piece,) = pieces_of(Asked(event("a", "error", error)), cancels=cancels, failure=said)
+            assert (piece.finish_reason, piece.error) == ("error", told)
+    assert caplog.text.count(lost) == 2, "the log has the rest"
+    assert own not in caplog.text
+    (whole,) = pieces_of(Asked(event("a", "stop")), failure="the pipeline has failed")
+    assert (whole.finish_reason, whole.error) == ("stop", None)
 
 
 def test_an_answer_is_known_without_its_end_token():

@@ -22,34 +22,33 @@ def test_a_session_ends_by_time_or_when_told():
     sessions = Sessions(clock)
     first, second = sessions.begin(KEY), sessions.begin(KEY)
     assert first != second
-    assert sessions[first] is KEY
-    assert (sessions.end(second), sessions.end(second), sessions.get(second)) == (True, False, None)
+    assert sessions.key_of(first) is KEY
+    assert (sessions.end(second), sessions.end(second), sessions.key_of(second)) == (True, False, None)
     clock.now += SESSION_SECONDS - 1
-    assert sessions.get(first) is KEY
+    assert sessions.key_of(first) is KEY
     clock.now += 1
-    assert sessions.get(first) is None
-    assert len(sessions) == 0
+    assert sessions.key_of(first) is None
+    assert not sessions._held, "what has expired is gone"
 
 
 def test_the_oldest_makes_room():
     sessions = Sessions(most=2)
     names = [sessions.begin(KEY) for _ in range(3)]
-    assert [sessions.get(name) for name in names] == [None, KEY, KEY]
+    assert [sessions.key_of(name) for name in names] == [None, KEY, KEY]
 
 
 def test_a_key_makes_room_among_its_own():
     sessions, other = Sessions(most=100), ApiKey("phone", digest("other"))
     theirs, names = sessions.begin(other), [sessions.begin(KEY) for _ in range(300)]
-    assert sessions.get(theirs) is other
-    assert [name for name in names if name in sessions] == names[-MAX_OF_KEY:]
+    assert sessions.key_of(theirs) is other
+    assert [name for name in names if sessions.key_of(name) is not None] == names[-MAX_OF_KEY:]
 
 
 def test_what_is_held_is_no_name():
     sessions = Sessions()
     name = sessions.begin(KEY)
-    (held,) = sessions
-    assert held != name
-    assert sessions.get(held) is None
+    assert name not in str(sessions._held)
+    assert sessions.key_of(digest(name)) is None
 
 
 def test_a_cookie_is_out_of_reach_of_scripts_and_of_other_sites():

@@ -1,5 +1,8 @@
 """Tokens that a conversation was computed as: found again by its text, and never those of another text."""
 
+from collections.abc import Sequence
+from dataclasses import fields
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +55,33 @@ def test_what_would_read_otherwise_is_left():
     wrong = Codec(lambda text: encode(text)[:-1], decode)  # type: ignore[arg-type]
     assert known.tokens("caab", encode("caab"), wrong) == encode("caab")
     assert known.tokens("cab", encode("cab"), Codec(encode, lambda ids: str(ids))) == [4, 3]  # type: ignore[arg-type]
+
+
+def test_what_is_special_must_be_the_same():
+    """As in Harmony: the tokenizer of a chat writes a text that looks like a special token as ordinary text."""
+    pieces = {11: "<", 12: "end>"}
+
+    def spelled(ids: Sequence[int]) -> str:
+        return "".join((WORDS | pieces)[i] for i in ids)
+
+    known, codec = Conversations(), Codec(encode, spelled, frozenset([9]))  # type: ignore[arg-type]
+    known.answered("c", [4], [1, 2])
+    plain = [4, 3, 9, 4, 11, 12]  # the second "<end>" is a part of a tool's result
+    assert known.tokens("cab<end>c<end>", plain, codec) == plain
+    assert known.tokens("cab<end>c", [4, 3, 9, 4], codec) == [4, 1, 2, 9, 4]
+
+
+def test_of_what_waits_there_is_no_text_either():
+    known, text = Conversations(), "c" * 10_000
+    for _ in range(100):
+        known.answered(text, [4] * 10_000, [1, 2])
+    assert len(known._pending) <= 64
+    assert not any(isinstance(getattr(one, field.name), str) for one in known._pending for field in fields(one))
+    assert tokens(known, text + "ab") == [*[4] * 10_000, 1, 2]
+    half = "\ud83d"  # surrogates, of which JSON may have halves
+    known.answered(half, [4], [1])
+    assert tokens(known, "cab") == [4, 3]
+    assert known._longest(half + "a") == (2, [4, 1])
 
 
 def test_memory_is_bounded_and_what_is_used_stays():

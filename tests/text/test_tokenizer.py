@@ -51,6 +51,16 @@ def test_spaces_stay_as_they_are(tmp_path: Path):
 def test_special_tokens_are_read_but_not_written(tokenizer: Tokenizer):
     assert tokenizer.encode("<|user|>") == [1]
     assert tokenizer.decode([0, *tokenizer.encode("a"), 1, *tokenizer.encode("b"), 2]) == "ab"
+    assert {0, 1, 2} <= tokenizer.codec.special
+    assert tokenizer.codec.special.isdisjoint(tokenizer.encode("a"))
+
+
+def test_a_special_token_and_the_text_of_its_name_are_told_apart(tokenizer: Tokenizer):
+    name, codec = "<|user|>", tokenizer.codec
+    spelled = [token for letter in name for token in tokenizer.encode(letter, adds_special=False)]
+    assert codec.decode([1]) == codec.decode(spelled) == name
+    assert not codec.say_the_same([1], spelled)
+    assert codec.say_the_same(spelled, spelled)
 
 
 @pytest.mark.parametrize(("given", "ids"), [(None, {0}), (0, {0}), (5, {0, 5}), ([5, 7], {0, 5, 7})])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from splitinfer.server import values
+from splitinfer.server.common_fields import CACHED
 from splitinfer.server.fields import (
     HONOURED,
     LEFT_OUT,
@@ -29,7 +30,6 @@ def _is_off(citations: Any) -> bool:
     return isinstance(citations, dict) and citations.get("enabled") in (None, False)
 
 
-CACHED = Ignored("a prompt's beginning is found in the cache by its tokens")
 _TEXT_ONLY = Refused("the model is given text only")
 _BY_SERVERS = Refused("only Anthropic's servers can run it, or read what came of it")
 _NO_CITATIONS = Refused("answers do not cite", Values((), '`{"enabled": false}`', _is_off))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from splitinfer.server import values
-from splitinfer.server.anthropic.blocks import BLOCKS, CACHED, SYSTEM_BLOCKS, TEXTS, block_text, text_of
+from splitinfer.server.anthropic.blocks import BLOCKS, SYSTEM_BLOCKS, TEXTS, block_text, text_of
 from splitinfer.server.anthropic.system_turns import changed_tools, effort_of, words_of
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
+from splitinfer.server.common_fields import BY_KEYS, CACHED, FOR_TEMPLATE, NOT_FORCED
 from splitinfer.server.fields import (
     HONOURED,
     LEFT_OUT,
@@ -34,10 +35,7 @@ from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem, unsupported
 
 _MAX_STOPS = 16
-_MOST_TOKENS = 2**31 - 1
-_BY_KEYS = Ignored("requests are told apart by their keys")
 _NO_SANDBOX = "nothing is run here"
-_FOR_TEMPLATE = Honoured("where the model's template knows it")
 _BY_SERVERS = Ignored("left out: Anthropic's servers run it, and agents list it beside their own")
 _NO_SCHEMA = Refused("its input is known to Anthropic's models only; give a tool with an input_schema")
 _HOSTED = (
@@ -101,15 +99,14 @@ _TOOLS = Kinds(
     others=_BY_SERVERS,
 )
 _ONE_CALL: Mapping[str, Treatment] = {"type": HONOURED, "disable_parallel_tool_use": HONOURED}
-_NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
 _CHOICES = Kinds(
     "Choice of tools of Anthropic",
     "type",
     {
         "auto": Honoured(inside=Object("The choice auto", _ONE_CALL)),
         "none": Honoured(inside=Object("The choice none", _ONE_CALL)),
-        "any": _NOT_FORCED,
-        "tool": _NOT_FORCED,
+        "any": NOT_FORCED,
+        "tool": NOT_FORCED,
     },
 )
 _DISPLAY = Honoured("`summarized` shows it whole; `omitted` leaves it out")
@@ -160,7 +157,7 @@ _MESSAGES = Kinds(
                     "role": HONOURED,
                     "content": Honoured("text, or blocks", each=SYSTEM_BLOCKS),
                     "clear_at": Honoured("`next_user_message` leaves it out once there is one"),
-                    "output_config": Honoured(inside=Object("Configuration from a turn on", {"effort": _FOR_TEMPLATE})),
+                    "output_config": Honoured(inside=Object("Configuration from a turn on", {"effort": FOR_TEMPLATE})),
                 },
             )
         ),
@@ -169,7 +166,7 @@ _MESSAGES = Kinds(
 _OUTPUT = Object(
     "Configuration of the output",
     {
-        "effort": _FOR_TEMPLATE,
+        "effort": FOR_TEMPLATE,
         "format": Refused("answers cannot be held to a format"),
         "task_budget": Refused("the model is not told how many tokens are left"),
     },
@@ -185,8 +182,8 @@ COUNTED: Mapping[str, Treatment] = {
     "output_config": Honoured(inside=_OUTPUT),
     "cache_control": CACHED,
     "speed": Refused("there is one speed", is_one_of("standard")),
-    "user_profile_id": _BY_KEYS,
-    "workspace_id": _BY_KEYS,
+    "user_profile_id": BY_KEYS,
+    "workspace_id": BY_KEYS,
     # of the beta, some of which agents send whatever the server
     "betas": Ignored("what a beta adds has fields of its own"),
     "context_management": Ignored("no edit is applied, as the answer says; too long a prompt is refused with numbers"),
@@ -203,7 +200,7 @@ FIELDS: Mapping[str, Treatment] = {
     "temperature": HONOURED,
     "top_p": HONOURED,
     "top_k": HONOURED,
-    "metadata": _BY_KEYS,
+    "metadata": BY_KEYS,
     "service_tier": Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority"),
     "inference_geo": Refused("the server does not know where its machines stand", is_one_of("global")),
     "container": Refused(_NO_SANDBOX),
@@ -240,7 +237,7 @@ def message_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
         _hides_thinking(given),
         body.get("context_management") is not None,
     )
-    most = values.whole("max_tokens", given["max_tokens"], 1, _MOST_TOKENS)
+    most = values.whole("max_tokens", given["max_tokens"], 1, values.MOST_TOKENS)
     return Ask(_chat(given), _sampling(given), most, one_call=_is_one_call(given)), shape
 
 
@@ -256,7 +253,7 @@ def counted_chat(body: Mapping[str, Any]) -> Chat:
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {n: values.number(n, given[n]) for n in ("temperature", "top_p") if n in given}
     if "top_k" in given:
-        found["top_k"] = values.whole("top_k", given["top_k"], 0, _MOST_TOKENS)
+        found["top_k"] = values.whole("top_k", given["top_k"], 0, values.MOST_TOKENS)
     if "stop_sequences" in given:
         found["stop"] = values.texts("stop_sequences", given["stop_sequences"], _MAX_STOPS)
     return found

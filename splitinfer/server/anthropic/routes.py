@@ -12,7 +12,7 @@ from splitinfer.server.anthropic.messages import counted_chat, message_ask
 from splitinfer.server.anthropic.writer import Event, MessageWriter
 from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
-from splitinfer.server.preparing import prompt_tokens
+from splitinfer.server.preparing import num_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer
 from splitinfer.server.route import ApiRoute
@@ -45,8 +45,8 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
         key = service.gate.caller(request.state.facts, service.sessions)
         chat = await read_json(request, counted_chat)
         with service.admitted(key):
-            tokens = await asyncio.to_thread(prompt_tokens, service.llm, chat)
-        return JSONResponse({"input_tokens": len(tokens)})
+            number = await asyncio.to_thread(num_tokens, service.llm, chat, service.conversations)
+        return JSONResponse({"input_tokens": number})
 
     return [
         ApiRoute("/v1/messages", messages, methods=["POST"]),

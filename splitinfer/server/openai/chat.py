@@ -7,6 +7,7 @@ from typing import Any
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import MAX_CHOICES, MAX_MESSAGES, MAX_TOOLS, Ask, Chat
+from splitinfer.server.common_fields import BY_KEYS, CACHED, FOR_TEMPLATE, NAME, NOT_FORCED
 from splitinfer.server.fields import (
     HONOURED,
     Honoured,
@@ -21,11 +22,10 @@ from splitinfer.server.fields import (
     is_empty,
     is_one_of,
 )
-from splitinfer.server.openai.messages import CACHED, FOR_TEMPLATE, MESSAGES, template_messages
+from splitinfer.server.openai.messages import MESSAGES, template_messages
 from splitinfer.server.problem import Problem, unsupported
 
 MAX_STOPS = 16  # OpenAI's own limit is 4
-_MOST_TOKENS = 2**31 - 1
 
 
 def is_text_format(value: Any) -> bool:
@@ -36,13 +36,10 @@ def is_text_format(value: Any) -> bool:
 TEXT_FORMAT = Values(shown='`{"type": "text"}`', matches=is_text_format)
 _NO_STORE = "nothing is stored here"
 AT_MOST_THE_CONTEXT = Honoured("no more than the context has room for")
-# OpenAI itself takes 64 or 128 characters of names; other servers take more, and some clients send more.
-_NAME = Size(characters=512)
 # of OpenAI's API ("Create a model response", metadata)
 METADATA = Size(entries=16, names=64, characters=512)
-MODEL = Honoured("any name; there is one model", size=_NAME)
-BY_KEYS = Ignored("requests are told apart by their keys", _NAME)
-CACHE_KEY = replace(CACHED, size=_NAME)
+MODEL = Honoured("any name; there is one model", size=NAME)
+CACHE_KEY = replace(CACHED, size=NAME)
 ONE_TIER = Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority")
 CACHE_ROOM = Ignored("the cache keeps what it has room for")
 NOT_HELD = Honoured("told to the model as it is; calls are not held to the schema")
@@ -66,7 +63,6 @@ TOOLS = Kinds(
         "custom": Refused("tools are functions"),
     },
 )
-_NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
 _ALLOWED = Object(
     "Allowed tools",
     {"mode": Honoured("auto"), "tools": Honoured("the others are not told to the model", size=Size(MAX_TOOLS))},
@@ -78,8 +74,8 @@ CHOICES = Kinds(
         "allowed_tools": Honoured(
             inside=Object("A choice of allowed tools", {"type": HONOURED, "allowed_tools": Honoured(inside=_ALLOWED)})
         ),
-        "function": _NOT_FORCED,
-        "custom": _NOT_FORCED,
+        "function": NOT_FORCED,
+        "custom": NOT_FORCED,
     },
 )
 STREAM_OPTIONS = Object(
@@ -205,14 +201,14 @@ def sampling_of(given: Mapping[str, Any]) -> dict[str, Any]:
         if name in given:
             found[name] = values.number(name, given[name])
     if "top_k" in given:
-        found["top_k"] = max(0, values.whole("top_k", given["top_k"], -1, _MOST_TOKENS))  # -1 is off elsewhere
+        found["top_k"] = max(0, values.whole("top_k", given["top_k"], -1, values.MOST_TOKENS))  # -1 is off elsewhere
     if "seed" in given:
         found["seed"] = values.whole("seed", given["seed"], -(2**63), 2**64 - 1) % 2**64
     if "stop" in given:
         found["stop"] = values.texts("stop", given["stop"], MAX_STOPS)
     if "stop_token_ids" in given:
         ids = values.listing("stop_token_ids", given["stop_token_ids"])
-        found["stop_token_ids"] = tuple(values.whole("stop_token_ids", one, 0, _MOST_TOKENS) for one in ids)
+        found["stop_token_ids"] = tuple(values.whole("stop_token_ids", one, 0, values.MOST_TOKENS) for one in ids)
     if "ignore_eos" in given:
         found["ignore_eos"] = values.flag("ignore_eos", given["ignore_eos"])
     if "logit_bias" in given:
@@ -227,7 +223,7 @@ def num_choices(given: Mapping[str, Any]) -> int:
 
 def _max_tokens(given: Mapping[str, Any]) -> int | None:
     name = "max_completion_tokens" if "max_completion_tokens" in given else "max_tokens"
-    return values.whole(name, given[name], 1, _MOST_TOKENS) if name in given else None
+    return values.whole(name, given[name], 1, values.MOST_TOKENS) if name in given else None
 
 
 def _num_top(given: Mapping[str, Any]) -> int | None:
@@ -259,7 +255,7 @@ def may_call(choice: Any) -> bool:
         Problem: 400, it shall have to.
     """
     if choice not in ("auto", "none"):
-        raise unsupported("tool_choice", _NOT_FORCED.why, choice)
+        raise unsupported("tool_choice", NOT_FORCED.why, choice)
     return bool(choice == "auto")
 
 
@@ -272,7 +268,7 @@ def allowed(
         Problem: 400, the model shall have to call one of them, or there is none of a name.
     """
     if given.get("mode", "auto") != "auto":
-        raise unsupported(f"{name}.mode", _NOT_FORCED.why, given["mode"])
+        raise unsupported(f"{name}.mode", NOT_FORCED.why, given["mode"])
     found, there = set[str](), frozenset(known)
     for i, one in enumerate(values.listing(f"{name}.tools", given.get("tools"))):
         where = f"{name}.tools[{i}]"

@@ -133,22 +133,22 @@ class ChatWriter:
         return {"index": index, "id": part.call_id or self.new_id(), "type": "function", "function": function}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        content = [
-            {
-                **self._token(one.token_id, one.logprob),
-                "top_logprobs": [self._token(*top) for top in one.top[: self.shape.num_top or 0]],
-            }
-            for one in tokens
-        ]
+        content = [token_logprob(one, self.shape.num_top or 0, self.token_text) for one in tokens]
         return {"content": content, "refusal": None}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self.token_text(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
 
 def _choice(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> dict[str, Any]:
+    """A token's log probability, and those of the ``num_top`` likeliest tokens there, as OpenAI's API says it."""
+
+    def written(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = token_text(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+    return {**written(one.token_id, one.logprob), "top_logprobs": [written(*top) for top in one.top[:num_top]]}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -7,9 +7,9 @@ from typing import Any
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import MAX_CHOICES, Ask, Prompt
+from splitinfer.server.common_fields import BY_KEYS
 from splitinfer.server.fields import HONOURED, Honoured, Refused, Treatment, honoured, is_empty, is_one_of
 from splitinfer.server.openai.chat import (
-    BY_KEYS,
     MAX_STOPS,
     MODEL,
     OF_OTHER_SERVERS,
@@ -23,7 +23,6 @@ from splitinfer.server.problem import Problem, unsupported
 
 MAX_ANSWERS = 128  # of one request: prompts by choices
 DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
-_MOST_TOKENS = 2**31 - 1
 
 FIELDS: Mapping[str, Treatment] = {
     "model": MODEL,
@@ -58,11 +57,6 @@ class Completions:
     shape: Shape
     echo: bool = False
 
-    @property
-    def num_choices(self) -> int:
-        """Answers to all prompts together."""
-        return sum(ask.num_choices for ask in self.asks)
-
 
 def completions_of(body: Mapping[str, Any], model: str = "") -> Completions:
     """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
@@ -80,7 +74,7 @@ def completions_of(body: Mapping[str, Any], model: str = "") -> Completions:
     if echo and shape.num_top is not None:
         raise unsupported("echo", "the log probabilities of a prompt are not computed; leave out logprobs")
     sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})
-    most = values.whole("max_tokens", given.get("max_tokens", DEFAULT_TOKENS), 1, _MOST_TOKENS)
+    most = values.whole("max_tokens", given.get("max_tokens", DEFAULT_TOKENS), 1, values.MOST_TOKENS)
     return Completions(tuple(Ask(prompt, sampling, most, number) for prompt in prompts), shape, echo)
 
 

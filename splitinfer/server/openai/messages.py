@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from splitinfer.server import values
+from splitinfer.server.common_fields import CACHED, FOR_TEMPLATE
 from splitinfer.server.fields import HONOURED, Honoured, Ignored, Kinds, Object, Refused, Treatment, is_empty
 from splitinfer.server.plain_json import plain_json
 from splitinfer.server.problem import Problem
@@ -17,8 +18,6 @@ from splitinfer.server.problem import Problem
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 _REASONING = ("reasoning_content", "reasoning")
 
-CACHED = Ignored("a prompt's beginning is found in the cache by its tokens")
-FOR_TEMPLATE = Honoured("where the model's template knows it")
 _BY_OTHERS = Ignored("another server has written it for itself")
 _TEXT_ONLY = Refused("the model is given text only")
 _BREAKPOINTS: Mapping[str, Treatment] = {"prompt_cache_breakpoint": CACHED, "cache_control": CACHED}

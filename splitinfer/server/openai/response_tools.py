@@ -11,6 +11,7 @@ from typing import Any
 
 from splitinfer.server import values
 from splitinfer.server.ask import MAX_TOOLS
+from splitinfer.server.common_fields import NOT_FORCED
 from splitinfer.server.fields import (
     HONOURED,
     LEFT_OUT,
@@ -98,7 +99,6 @@ TOOLS = Kinds(
     },
     others=_OTHER_TOOL,
 )
-_NOT_FORCED = Refused("a model cannot be made to call a tool; auto and none are")
 CHOICES = Kinds(
     "Choice of tools in responses",
     "type",
@@ -113,11 +113,11 @@ CHOICES = Kinds(
                 },
             )
         ),
-        "function": _NOT_FORCED,
-        "custom": _NOT_FORCED,
-        "mcp": _NOT_FORCED,
-        **dict.fromkeys(_HOSTED, _NOT_FORCED),
-        **dict.fromkeys(_RUN_BY_CLIENTS, _NOT_FORCED),
+        "function": NOT_FORCED,
+        "custom": NOT_FORCED,
+        "mcp": NOT_FORCED,
+        **dict.fromkeys(_HOSTED, NOT_FORCED),
+        **dict.fromkeys(_RUN_BY_CLIENTS, NOT_FORCED),
     },
 )
 

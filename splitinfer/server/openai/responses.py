@@ -10,6 +10,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
 from splitinfer.server import values
 from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
+from splitinfer.server.common_fields import BY_KEYS, FOR_TEMPLATE
 from splitinfer.server.fields import (
     HONOURED,
     Honoured,
@@ -24,7 +25,6 @@ from splitinfer.server.fields import (
 )
 from splitinfer.server.openai.chat import (
     AT_MOST_THE_CONTEXT,
-    BY_KEYS,
     CACHE_KEY,
     CACHE_ROOM,
     METADATA,
@@ -35,12 +35,10 @@ from splitinfer.server.openai.chat import (
     sampling_of,
     template_options,
 )
-from splitinfer.server.openai.messages import FOR_TEMPLATE
 from splitinfer.server.openai.response_items import ITEMS, conversation
 from splitinfer.server.openai.response_tools import CHOICES, TOOLS, Function, callable_names, functions_of
 from splitinfer.server.problem import Problem, unsupported
 
-_MOST_TOKENS = 2**31 - 1
 _MAX_ITEMS = 4 * MAX_MESSAGES  # reasoning, text and calls are items of their own, and become one message
 _NO_STORE = "nothing is stored here; give the whole conversation as input"
 
@@ -183,7 +181,7 @@ def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
     num_top = _num_top(given, wanted=_PROBABILITIES in included)
     most = given.get("max_output_tokens")
     if most is not None:
-        values.whole("max_output_tokens", most, 1, _MOST_TOKENS)
+        values.whole("max_output_tokens", most, 1, values.MOST_TOKENS)
     sampling = sampling_of(given) | ({} if num_top is None else {"logprobs": num_top})
     ask = Ask(_chat(given, functions), sampling, most, one_call=not parallel)
     said = _said(body, given, functions, parallel=parallel, num_top=num_top)

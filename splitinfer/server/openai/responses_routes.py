@@ -13,7 +13,7 @@ from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
 from splitinfer.server.openai.responses import counted_input, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
-from splitinfer.server.preparing import prompt_tokens
+from splitinfer.server.preparing import num_tokens
 from splitinfer.server.reading import Answer
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
@@ -40,8 +40,8 @@ def responses_routes(service: Service) -> list[ApiRoute]:
         key = service.gate.caller(request.state.facts, service.sessions)
         chat = await read_json(request, counted_input)
         with service.admitted(key):
-            tokens = await asyncio.to_thread(prompt_tokens, service.llm, chat)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(tokens)})
+            number = await asyncio.to_thread(num_tokens, service.llm, chat, service.conversations)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": number})
 
     return [
         ApiRoute("/v1/responses", responses, methods=["POST"]),

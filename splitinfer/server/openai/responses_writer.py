@@ -26,7 +26,7 @@ from typing import Any
 
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
-from splitinfer.server.openai.chat_writer import ONLY_TIER, TokenText
+from splitinfer.server.openai.chat_writer import ONLY_TIER, TokenText, token_logprob
 from splitinfer.server.openai.response_items import packed
 from splitinfer.server.openai.responses import Shape
 from splitinfer.server.padding import padded
@@ -204,15 +204,8 @@ class ResponseWriter:
         return {"id": self.new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": []}
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        return [] if self.shape.num_top is None else [self._logprob(one) for one in tokens]
-
-    def _logprob(self, one: TokenLogprobs) -> dict[str, Any]:
-        top = [self._token(*each) for each in one.top[: self.shape.num_top or 0]]
-        return {**self._token(one.token_id, one.logprob), "top_logprobs": top}
-
-    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        raw = self.token_text(token_id)
-        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+        num_top = self.shape.num_top
+        return [] if num_top is None else [token_logprob(one, num_top, self.token_text) for one in tokens]
 
     # -- events --------------------------------------------------------------------------------
 

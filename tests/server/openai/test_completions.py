@@ -98,7 +98,7 @@ def test_sampling():
     wanted = asked(
         n=2, best_of=2, temperature=0.5, seed=3, stop="END", logprobs=2, logit_bias={"5": -100}, prompt=["a", "b"]
     )
-    assert (wanted.num_choices, wanted.shape.num_top) == (4, 2)
+    assert (sum(ask.num_choices for ask in wanted.asks), wanted.shape.num_top) == (4, 2)
     for ask in wanted.asks:
         got = ask.params(Recommended({}), 100)
         assert (got.max_tokens, got.temperature, got.seed, got.stop) == (16, 0.5, 3, ("END",))
