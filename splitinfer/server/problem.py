@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.errors import ContextExceeded, QueueFull, RequestError, SplitinferError
+from splitinfer.errors import ContextExceeded, ModelError, RequestError, SplitinferError
 
 _TOO_LONG = "context_length_exceeded"
 """OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
@@ -33,6 +33,8 @@ _ANTHROPIC_KINDS = {
     529: "overloaded_error",
 }
 _MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
+AGAIN = 5.0
+"""Seconds after which a pipeline that ends or has failed may be there again, started by whatever keeps it running."""
 
 
 @dataclass(eq=False)  # not frozen: Python sets an exception's traceback
@@ -90,15 +92,13 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def problem_of(error: SplitinferError, retry_after: float | None = None) -> Problem:
-    """What an error of the library means for a client. ``retry_after``: seconds until the queue has room again."""
-    if isinstance(error, QueueFull):
-        return Problem(429, f"{error}", code="queue_full", retry_after=retry_after or 1.0)
+def problem_of(error: SplitinferError) -> Problem:
+    """What an error of the library means for a client. A full queue is no matter of this: ``Service.turned_away``."""
     if isinstance(error, ContextExceeded):
         return Problem(400, f"{error}", code=_TOO_LONG)
     if isinstance(error, RequestError):
         return Problem(400, f"{error}")
-    return Problem(503, f"{error}", retry_after=retry_after)
+    return Problem(503, f"{error}", retry_after=None if isinstance(error, ModelError) else AGAIN)
 
 
 def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:

@@ -76,7 +76,7 @@ class Served:
             while True:
                 yield MANY
 
-        await EventStream(source(), write_seconds=0.2)(*asgi)
+        await EventStream(source())(*asgi)
 
     async def _refused(self, *asgi: Any) -> None:
         raise Problem(401, "no")
