@@ -15,6 +15,7 @@ import uvicorn
 from splitinfer.errors import ConfigError
 from splitinfer.server.app import make_app
 from splitinfer.server.connection import Doors
+from splitinfer.server.listening import Listening
 from splitinfer.server.patience import Limits
 from splitinfer.server.service import Service
 
@@ -114,8 +115,8 @@ async def _thread_seconds() -> float:
 
 class _InThread(uvicorn.Server):
     """Signals belong to the process's main thread, and are handled there. Nothing is done while nothing happens:
-    uvicorn's own loop looks ten times a second whether it should end. ``handshake``: seconds for TLS's, of which uvicorn
-    says nothing, so that asyncio would wait for a minute."""
+    uvicorn's own loop looks ten times a second whether it should end. ``handshake``: seconds for TLS's; uvicorn gives
+    none, so that asyncio would wait for a minute."""
 
     def __init__(self, config: uvicorn.Config, handshake: float) -> None:
         super().__init__(config)
@@ -155,4 +156,4 @@ def _bound(listen: Listen) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"the server cannot listen on {listen.host}:{listen.port}: {reason}") from error
-    return made
+    return Listening(made, listen.limits.most_sockets)

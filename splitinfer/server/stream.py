@@ -8,7 +8,8 @@ Three tasks of one response: one writes what comes, one waits until the client h
 pings. Whichever ends first ends the others; the source of the events is closed in any case, so an answer that nobody
 reads is aborted at once. A write waits while the client does not read; meanwhile events wait in their own queue. How
 long that may last is the connection's matter (`patience`): it ends one on which nothing moves, and so the client has
-gone. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at what the writer notes.
+gone. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at what the writer
+notes.
 """
 
 import asyncio

@@ -1,11 +1,17 @@
 """Streams: pings in silence, an end with the client, and nothing left behind."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from asgi import scope_of
+from mutating import Asked
 
+from splitinfer.server.gate import Gate
+from splitinfer.server.guard import Guard
+from splitinfer.server.sessions import Sessions
 from splitinfer.server.stream import COMMENT_PING, EventStream, event
 
 AT_MOST = 30.0  # seconds, for what takes none
@@ -158,6 +164,21 @@ def test_an_answer_is_whole_though_its_client_is_seen_to_leave_with_its_end():
         assert await client.get(source())
 
     run(main)
+
+
+@pytest.mark.parametrize(("leaves", "status"), [(True, " 499, "), (False, " 200, ")])
+def test_the_log_says_that_the_client_has_gone(leaves: bool, status: str, caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        client, source = Client(), Source(b"a")
+        guard = Guard(EventStream(source(), ping_every=0.001), Gate(), Sessions())
+        serving = asyncio.create_task(guard(scope_of(Asked("GET", "/", (), b"")), client.receive, client.send))
+        await until(lambda: COMMENT_PING in client.sent)
+        (client.leaves if leaves else source.go).set()
+        await serving
+
+    with caplog.at_level(logging.INFO):
+        run(main)
+    assert status in caplog.text
 
 
 def test_a_client_that_does_not_read_is_waited_for_without_pings_until_it_has_gone():
