@@ -5,6 +5,7 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -125,9 +126,8 @@ class _InThread(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen on sockets that are bound already."""
         config, loop = self.config, asyncio.get_running_loop()
-        protocol = partial(
-            config.http_protocol_class, config=config, server_state=self.server_state, app_state=self.lifespan.state
-        )
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        protocol = partial(make, config=config, server_state=self.server_state, app_state=self.lifespan.state)
         self.servers = [
             await loop.create_server(
                 protocol,
