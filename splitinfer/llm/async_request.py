@@ -3,14 +3,15 @@
 The engine's thread must never wait for a reader, and a loop that serves many requests must not be woken once for each
 token of each of them: a step brings tokens for all members of a group at once, and each wake-up from another thread is
 a system call. So readers of one loop share a ``LoopBell``. The first event after the loop has run wakes it, the events
-until it runs again only mark their readers, and the loop then wakes them all.
+until it runs again only mark their readers, and the loop then wakes them all. A bell keeps no loop: that of each
+`asyncio.run` goes when it is closed.
 """
 
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.llm.request import Request
@@ -20,29 +21,33 @@ class LoopBell:
     """Wakes the readers of one event loop from any thread, once for all that came since the loop last ran."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+        self._loop = ref(loop)
         self._lock = threading.Lock()
-        self._marked: dict[asyncio.Event, None] = {}  # in the order of their events
+        self._marked: dict[ref[asyncio.Event], None] = {}  # in the order of their events; one that waits has its loop
         self.num_wakes = 0
         """Times that the loop was woken."""
 
     def ring(self, reader: asyncio.Event) -> None:
         """Have the loop set ``reader``. Nothing happens where the loop is closed: nobody reads any more."""
         with self._lock:
-            is_first, self._marked[reader] = not self._marked, None
+            is_first, self._marked[ref(reader)] = not self._marked, None
             if not is_first:
                 return
             self.num_wakes += 1
+            loop = self._loop()
             try:
-                self._loop.call_soon_threadsafe(self._wake)
-            except RuntimeError:  # the loop is closed
+                if loop is None:
+                    raise RuntimeError
+                loop.call_soon_threadsafe(self._wake)
+            except RuntimeError:  # the loop is closed, or gone
                 self._marked.clear()
 
     def _wake(self) -> None:
         with self._lock:
             marked, self._marked = self._marked, {}
-        for reader in marked:
-            reader.set()
+        for mark in marked:
+            if (reader := mark()) is not None:
+                reader.set()
 
 
 _bells: "WeakKeyDictionary[asyncio.AbstractEventLoop, LoopBell]" = WeakKeyDictionary()

@@ -124,6 +124,11 @@ class LLM:
         return self.settings.context_of(self._checkpoint.context_length)
 
     @property
+    def max_running(self) -> int:
+        """The most requests that share the stages at a time, by the serving options in force."""
+        return self.serving_options.max_running or MAX_RUNNING
+
+    @property
     def model_context_length(self) -> int:
         """The model's own bound of it."""
         return self._checkpoint.context_length

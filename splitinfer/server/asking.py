@@ -14,9 +14,9 @@ from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
-from splitinfer.server.problem import Problem
+from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import Answer, submit
-from splitinfer.server.service import Service
+from splitinfer.server.service import Service, UnderWay
 from splitinfer.server.stream import COMMENT_PING, EventStream, Ping
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,11 @@ async def all_asked(
 ) -> Asked:
     """Admit a request of several prompts, with as many choices each, and ask the engine.
 
-    What has to be undone in the end is in ``open_things``.
+    What has to be undone in the end is in ``open_things``. The client's end is noticed from here on, and the request is
+    known by its id, also while it is tokenized; one that is cancelled then ends as soon as it begins.
 
     Raises:
+        ClientDisconnect: the client has gone.
         Problem: it is not admitted, or a value is out of its range.
         SplitinferError: as ``LLM.submit``.
     """
@@ -65,13 +67,15 @@ async def all_asked(
     if service.logs_prompts:
         log.info("request %s asks %r", request.state.request_id, [ask.prompt for ask in asks])
     open_things.enter_context(service.admitted(key, sum(ask.num_choices for ask in asks)))
+    under_way = UnderWay()
+    open_things.enter_context(service.cancellable(request.state.request_id, key, under_way))
     try:
-        answer = await submit(service.llm, asks, handling, service.conversations)
+        answer = await until_gone(request, submit(service.llm, asks, handling, service.conversations))
     except QueueFull as error:
         raise service.turned_away(f"{error}") from error
     service.took_one()
     request.state.answer = answer
-    open_things.enter_context(service.cancellable(request.state.request_id, key, answer))
+    under_way.begins(answer)
     return Asked(answer, open_things)
 
 
@@ -108,7 +112,7 @@ async def all_pieces(answer: Answer) -> list[Piece]:
         pieces = [piece async for batch in batches for piece in batch]
     failed = next((piece for piece in pieces if piece.finish_reason == "error"), None)
     if failed is not None:
-        raise Problem(503, failed.error or "the pipeline has failed", retry_after=5.0)
+        raise Problem(503, failed.error or "the pipeline has failed", retry_after=AGAIN)
     return pieces
 
 

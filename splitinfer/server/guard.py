@@ -37,7 +37,8 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 class Guard:
     """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, and
-    what its ``body`` takes of ``bodies``. ``failure``: why the pipeline takes no request any more, for clients."""
+    what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait for its end.
+    ``failure``: why the pipeline takes no request any more, for clients."""
 
     def __init__(
         self,
@@ -65,7 +66,8 @@ class Guard:
             body.give_back()
             who = self._gate.name_of_caller(facts, self._sessions)
             seconds = time.monotonic() - began
-            access_log.write(scope["state"], who, facts.method, facts.path, answered.status, seconds)
+            status = CLIENT_GONE if scope["state"].get("has_left") else answered.status
+            access_log.write(scope["state"], who, facts.method, facts.path, status, seconds)
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:

@@ -4,9 +4,9 @@ A connection is always in one of these phases:
 
     head      nothing, or a part of a request's head, has come; before the first request, or a part of the next
     idle      a request was answered, and nothing of the next one has come
-    answer    a request is carried out; `body` and `stream` bound how long a client may take to send and to read
+    answer    a request is carried out; `body` bounds how long a client may take to send
     rest      the answer came before the request's body was whole, and the rest is thrown away
-    unsent    the answer is whole, and the client does not take it; also once the connection is closing
+    unsent    there is an answer, or a part of it, and the client does not take it; also once the connection is closing
 
 Each phase but `answer` is bounded, so nobody can hold connections for nothing: not with a head that comes a byte at a
 time, and not by asking and never reading. When there are as many connections as there may be, one that waits for a
@@ -43,8 +43,9 @@ class Verdict(StrEnum):
 class Limits:
     """Of connections. ``most``: at a time; further ones are turned away, and beyond ``spare`` more are not even told.
 
-    The others are seconds: ``head`` for a request's head, ``idle`` between two requests, ``rest`` for a body that
-    nobody wants, ``unsent`` without the client taking anything, ``every`` between two looks at all connections.
+    The others are seconds: ``head`` for a request's head, and TLS's handshake before it, ``idle`` between two requests,
+    ``rest`` for a body that nobody wants, ``unsent`` without the client taking anything, ``every`` between two looks at
+    all connections.
     """
 
     most: int = 4096
@@ -54,6 +55,12 @@ class Limits:
     rest: float = 10.0
     unsent: float = 60.0
     every: float = 1.0
+
+    @property
+    def most_sockets(self) -> int:
+        """Connections that are accepted and not closed: also those to be told why they are turned away, those that made
+        room and still have something to send, and, as far as there is room, those in TLS's handshake."""
+        return self.most + 2 * self.spare
 
 
 def overdue(phase: Phase, seconds: float, limits: Limits, *, has_begun: bool = True) -> Verdict | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from splitinfer.errors import ContextExceeded, QueueFull, RequestError, SplitinferError
+from splitinfer.errors import ContextExceeded, ModelError, RequestError, SplitinferError
 
 _TOO_LONG = "context_length_exceeded"
 """OpenAI's word. Anthropic's API has none, so that clients look for "prompt is too long" in the sentence. By either
@@ -34,6 +34,8 @@ _ANTHROPIC_KINDS = {
 }
 _NOT_NOW = "the server cannot carry this out now; its log says why"
 _MOST_MESSAGE, _MOST_PARAM = 1000, 200  # characters
+AGAIN = 5.0
+"""Seconds after which a pipeline that ends or has failed may be there again, started by whatever keeps it running."""
 
 
 @dataclass(eq=False)  # not frozen: Python sets an exception's traceback
@@ -91,20 +93,18 @@ def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def problem_of(error: SplitinferError, retry_after: float | None = None, failure: str | None = None) -> Problem:
-    """What an error of the library means for a client. ``retry_after``: seconds until the queue has room again.
-    ``failure``: why the pipeline takes no request any more (``PipelineHealth``).
+def problem_of(error: SplitinferError, failure: str | None = None) -> Problem:
+    """What an error of the library means for a client. ``failure``: why the pipeline takes no request any more
+    (``PipelineHealth``). A full queue is no matter of this: ``Service.turned_away``.
 
     A client may read what its request did wrong. Of everything else the error's own text, which may have addresses,
     folders and the words of libraries, is for the log.
     """
-    if isinstance(error, QueueFull):
-        return Problem(429, f"{error}", code="queue_full", retry_after=retry_after or 1.0)
     if isinstance(error, ContextExceeded):
         return Problem(400, f"{error}", code=_TOO_LONG)
     if isinstance(error, RequestError):
         return Problem(400, f"{error}")
-    return Problem(503, failure or _NOT_NOW, retry_after=retry_after)
+    return Problem(503, failure or _NOT_NOW, retry_after=None if isinstance(error, ModelError) else AGAIN)
 
 
 def unsupported(name: str, why: str, value: object = None, details: Mapping[str, Any] | None = None) -> Problem:

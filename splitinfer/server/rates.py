@@ -42,6 +42,13 @@ class Rates:
         """A request that had begun is over."""
         self._accounts[key.name].running -= num_answers
 
+    def take_back(self, key: ApiKey, num_answers: int = 1) -> None:
+        """A request that has just begun is not carried out, and costs nothing."""
+        account = self._accounts[key.name]
+        account.running -= num_answers
+        if account.tokens is not None:
+            account.tokens += 1.0
+
     def _take_token(self, account: _Account, key: ApiKey, now: float) -> None:
         if key.requests_per_minute is None:
             return

@@ -5,8 +5,10 @@ import math
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -14,6 +16,7 @@ import uvicorn
 from splitinfer.errors import ConfigError
 from splitinfer.server.app import make_app
 from splitinfer.server.connection import Doors
+from splitinfer.server.listening import Listening
 from splitinfer.server.patience import Limits
 from splitinfer.server.service import Service
 
@@ -62,7 +65,7 @@ class Server:
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             self._socket.close()
             raise ConfigError(f"the certificate or its key cannot be used: {error}") from error
-        self._server, self._has_loop = _InThread(config), threading.Event()
+        self._server, self._has_loop = _InThread(config, listen.limits.head), threading.Event()
         self._thread = threading.Thread(target=self._run, name="server", daemon=True)
         self._thread.start()
         self._has_loop.wait()
@@ -113,11 +116,29 @@ async def _thread_seconds() -> float:
 
 class _InThread(uvicorn.Server):
     """Signals belong to the process's main thread, and are handled there. Nothing is done while nothing happens:
-    uvicorn's own loop looks ten times a second whether it should end."""
+    uvicorn's own loop looks ten times a second whether it should end. ``handshake``: seconds for TLS's; uvicorn gives
+    none, so that asyncio would wait for a minute."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, handshake: float) -> None:
         super().__init__(config)
-        self.ends = asyncio.Event()
+        self.ends, self._handshake = asyncio.Event(), handshake
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on sockets that are bound already."""
+        config, loop = self.config, asyncio.get_running_loop()
+        make: Callable[..., asyncio.Protocol] = config.http_protocol_class
+        protocol = partial(make, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=each,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=None if config.ssl is None else self._handshake,
+            )
+            for each in sockets or ()
+        ]
+        self.started = True
 
     def install_signal_handlers(self) -> None:
         pass
@@ -135,4 +156,4 @@ def _bound(listen: Listen) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"the server cannot listen on {listen.host}:{listen.port}: {reason}") from error
-    return made
+    return Listening(made, listen.limits.most_sockets)

@@ -17,7 +17,33 @@ from splitinfer.server.reading import Answer
 from splitinfer.server.sessions import Sessions
 from splitinfer.text.conversations import Conversations
 
-MAX_RUNNING = 1024  # requests at a time, waiting ones included
+_COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
+_LEAST_TIMES = 16  # different ones, for clients that are turned away
+
+
+@dataclass(slots=True)
+class UnderWay:
+    """A request that may be cancelled, from before its prompt is tokenized. ``answer``: once the engine has it."""
+
+    answer: Answer | None = None
+    is_cancelled: bool = False
+
+    def begins(self, answer: Answer) -> None:
+        """The engine has taken it."""
+        self.answer = answer
+        if self.is_cancelled:
+            answer.cancel()
+
+    def cancel(self) -> None:
+        """End it, as the client wants it."""
+        self.is_cancelled = True
+        if self.answer is not None:
+            self.answer.cancel()
+
+    def abort(self) -> None:
+        """End it, if it has not ended."""
+        if self.answer is not None:
+            self.answer.abort()
 
 
 @dataclass(slots=True)
@@ -25,6 +51,8 @@ class Service:
     """One server. All methods are called on its event loop; ``is_draining`` may be set by any thread.
 
     model: the name under which the model is offered.
+    max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
+        that its own queue is what is full first.
     logs_prompts: whether what is asked is written to the log.
     fingerprint: while it is the same, a seed gives the same answer.
     """
@@ -32,7 +60,7 @@ class Service:
     llm: LLM
     model: str
     gate: Gate = field(default_factory=Gate)
-    max_running: int = MAX_RUNNING
+    max_running: int | None = None
     sessions: Sessions = field(default_factory=Sessions)
     rates: Rates = field(default_factory=Rates)
     started: int = field(default_factory=lambda: int(time.time()))
@@ -40,7 +68,7 @@ class Service:
     logs_prompts: bool = False
     fingerprint: str = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
-    _answers: dict[tuple[str, str], list[Answer]] = field(default_factory=dict)  # by names of keys and request ids
+    _answers: dict[tuple[str, str], list[UnderWay]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
     _num_turned_away: int = 0  # since the engine took a request
 
@@ -61,9 +89,10 @@ class Service:
         """
         if self.is_draining:
             raise Problem(503, "the server was told to end, and takes no new request", retry_after=10.0)
-        if self._num_running >= self.max_running:
+        self.rates.begin(key, time.monotonic(), num_answers)  # first: a key over its own limits is not told of others
+        if self._num_running >= self._most:
+            self.rates.take_back(key, num_answers)
             raise self.turned_away(f"{self._num_running:,} requests are under way, and no more may be")
-        self.rates.begin(key, time.monotonic(), num_answers)
         self._num_running += 1
         try:
             yield
@@ -71,37 +100,48 @@ class Service:
             self._num_running -= 1
             self.rates.end(key, num_answers)
 
+    @property
+    def _most(self) -> int:
+        if self.max_running is not None:
+            return self.max_running
+        return self.llm.max_running + self.llm.settings.max_waiting + _COUNTING
+
     def turned_away(self, why: str) -> Problem:
-        """What a client is told for whose request there is no room, and when there will be."""
+        """What a client is told for whose request there is no room, and when there will be.
+
+        Each is told of a later place than the one before, up to as many as requests run together: by then all of these
+        have ended. Then the times begin again, so that one client that asks on and on does not put off all others.
+        """
+        nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
-        return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(self._num_turned_away))
+        return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
 
     def took_one(self) -> None:
         """The engine has taken a request, so there was room."""
         self._num_turned_away = 0
 
     @contextmanager
-    def cancellable(self, request_id: str, key: ApiKey, answer: Answer) -> Iterator[None]:
-        """While an answer is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
+    def cancellable(self, request_id: str, key: ApiKey, request: UnderWay) -> Iterator[None]:
+        """While a request is under way, its key may cancel it by its id; in the end it is aborted, if it has not ended.
 
         Clients choose ids, so several requests may have one: a client that tries again under the same id is noticed to
         have gone after its second request has begun.
         """
         under_way = self._answers.setdefault((key.name, request_id), [])
-        under_way.append(answer)
+        under_way.append(request)
         try:
             yield
         finally:
-            under_way[:] = [other for other in under_way if other is not answer]
+            under_way[:] = [other for other in under_way if other is not request]
             if not under_way:
                 self._answers.pop((key.name, request_id), None)
-            answer.abort()  # does nothing to one that has ended
+            request.abort()  # does nothing to one that has ended
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
-        """End the key's own answers with this id; false if it has none under way."""
+        """End the key's own requests with this id; false if it has none under way."""
         found = self._answers.get((key.name, request_id), ())
-        for answer in found:
-            answer.cancel()
+        for request in found:
+            request.cancel()
         return bool(found)
 
     def describe_model(self) -> dict[str, Any]:

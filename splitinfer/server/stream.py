@@ -4,11 +4,12 @@ Clients give up on silence: agents' watchdogs fire after 20 s without a byte, lo
 read. So whenever nothing was sent for ``PING_EVERY`` seconds a ping is, from the first second on, also while a request
 is queued or a lost worker is waited for. What a ping looks like is each API's matter: comments do not count for all.
 
-Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock: it
-pings, and gives up a client that does not read. Whichever ends first ends the others; the source of the events is
-closed in any case, so an answer that nobody reads is aborted at once. A write waits while the client does not read, and
-no longer than ``WRITE_SECONDS``; meanwhile events wait in their own queue. Most writes are of one token, so a write
-makes no task and sets no timer: the watch looks at what the writer notes.
+Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock and
+pings. Whichever ends first ends the others; the source of the events is closed in any case, so an answer that nobody
+reads is aborted at once. A write waits while the client does not read; meanwhile events wait in their own queue. How
+long that may last is the connection's matter (`patience`): it ends one on which nothing moves, and so the client has
+gone. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at what the writer
+notes.
 """
 
 import asyncio
@@ -20,7 +21,6 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 PING_EVERY = 8.0  # seconds of silence; clients' limits begin at 10
-WRITE_SECONDS = 60.0  # for a client to take what is sent
 _TURN = 16  # writes of one stream after which others have their turn
 
 HEADERS = {
@@ -50,7 +50,8 @@ def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
 
 class EventStream:
     """An ASGI response of events. ``source`` yields them, several in one if they come together. ``end`` is called when
-    the response is over, however that was, also where the source was never asked for anything."""
+    the response is over, however that was, also where the source was never asked for anything. Where the client has
+    left before the end, ``scope["state"]`` gets ``has_left``."""
 
     def __init__(
         self,
@@ -59,21 +60,21 @@ class EventStream:
         *,
         ping: Ping = COMMENT_PING,
         ping_every: float = PING_EVERY,
-        write_seconds: float = WRITE_SECONDS,
         end: Callable[[], None] = lambda: None,
     ) -> None:
         self._source, self._headers = source, {**HEADERS, **(headers or {})}
-        self._ping, self._ping_every, self._write_seconds = ping, ping_every, write_seconds
-        self._end = end
+        self._ping, self._ping_every, self._end = ping, ping_every, end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the events until they end or the client does."""
         try:
-            await self._serve(receive, send)
+            if not await self._serve(receive, send):
+                scope.setdefault("state", {})["has_left"] = True
         finally:
             self._end()
 
-    async def _serve(self, receive: Receive, send: Send) -> None:
+    async def _serve(self, receive: Receive, send: Send) -> bool:
+        """Whether all was sent; else the client has left."""
         async with aclosing(self._source):
             writer = _Writer(send)
             writing = asyncio.create_task(self._write_all(writer))
@@ -88,6 +89,7 @@ class EventStream:
             problem = None if task.cancelled() else task.exception()
             if problem is not None and not isinstance(problem, OSError):  # else the client has gone
                 raise problem
+        return not writing.cancelled() and writing.exception() is None
 
     async def _write_all(self, writer: "_Writer") -> None:
         headers = [(name.lower().encode(), value.encode()) for name, value in self._headers.items()]
@@ -102,41 +104,30 @@ class EventStream:
         await writer.write({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _watch(self, writer: "_Writer") -> None:
-        """Ping in silence; ends when a write has taken too long."""
+        """Ping in silence. While a write is under way there is none: the client has not taken what it has."""
         clock = asyncio.get_running_loop().time
         while True:
-            now, since = clock(), writer.writes_since
-            if since is not None and now >= since + self._write_seconds:
-                return
-            if since is None and now >= writer.wrote_at + self._ping_every:
-                await writer.write(_body(self._ping() if callable(self._ping) else self._ping), self._write_seconds)
-                continue
-            due = writer.wrote_at + self._ping_every if since is None else since + self._write_seconds
-            await asyncio.sleep(min(due - now, self._write_seconds))  # a write that begins meanwhile is seen in time
+            silent = 0.0 if writer.is_writing else clock() - writer.wrote_at
+            if silent >= self._ping_every:
+                await writer.write(_body(self._ping() if callable(self._ping) else self._ping))
+            else:
+                await asyncio.sleep(self._ping_every - silent)
 
 
 class _Writer:
-    """Sends messages, and notes when: ``wrote_at`` is the end of the last write, ``writes_since`` the beginning of that
-    under way, in the loop's seconds."""
+    """Sends messages, and notes when: ``wrote_at`` is the end of the last write, in the loop's seconds; ``is_writing``,
+    whether one is under way."""
 
     def __init__(self, send: Send) -> None:
         self._send, self._clock = send, asyncio.get_running_loop().time
         self.wrote_at = self._clock()
-        self.writes_since: float | None = None
+        self.is_writing = False
 
-    async def write(self, message: dict[str, Any], seconds: float | None = None) -> None:
-        """Send a message, waiting at most ``seconds``, where that is not watched.
-
-        Raises:
-            TimeoutError: it took longer.
-        """
-        self.writes_since = self._clock()
-        if seconds is None:
-            await self._send(message)
-        else:
-            async with asyncio.timeout(seconds):
-                await self._send(message)
-        self.wrote_at, self.writes_since = self._clock(), None
+    async def write(self, message: dict[str, Any]) -> None:
+        """Send a message, however long the client takes to read."""
+        self.is_writing = True
+        await self._send(message)
+        self.wrote_at, self.is_writing = self._clock(), False
 
 
 def _body(data: bytes) -> dict[str, Any]:

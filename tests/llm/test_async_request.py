@@ -1,10 +1,12 @@
 """The library for asyncio: what a loop reads is what a thread reads, and nobody waits for it."""
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import aclosing
 from typing import Any
+from weakref import ref
 
 import pytest
 from stages import pipeline, prompt
@@ -13,7 +15,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.demo import TARGET
 from splitinfer.errors import RequestError
 from splitinfer.llm import LLM
-from splitinfer.llm.async_request import LoopBell
+from splitinfer.llm.async_request import LoopBell, bell_of_running_loop
 
 TALE = "Once upon a time there was a king who had three sons"
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
@@ -177,3 +179,21 @@ def test_nothing_is_missed_whenever_it_comes():
         thread.join()
 
     run(main())
+
+
+@pytest.mark.parametrize("rings", [False, True])
+def test_a_loop_goes_when_it_is_closed(rings: bool):
+    """Its bell is found by it, and must not keep it; nor must a reader that was marked and is never told."""
+
+    async def main() -> tuple[ref[asyncio.AbstractEventLoop], LoopBell]:
+        bell, reader = bell_of_running_loop(), asyncio.Event()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.wait(), 0.001)  # from now on it knows its loop
+        if rings:
+            bell.ring(reader)
+        return ref(asyncio.get_running_loop()), bell
+
+    loop, bell = asyncio.run(main())
+    gc.collect()
+    assert loop() is None
+    bell.ring(asyncio.Event())

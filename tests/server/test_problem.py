@@ -2,7 +2,7 @@
 
 import pytest
 
-from splitinfer.errors import ContextExceeded, ModelError, PeerError, QueueFull, RequestError, WorkerLost
+from splitinfer.errors import ContextExceeded, ModelError, PeerError, RequestError, SplitinferError, WorkerLost
 from splitinfer.server.problem import Problem, problem_of, unsupported
 
 
@@ -29,9 +29,6 @@ def test_each_api_has_its_own_kinds(status: int, openai: str, anthropic: str):
 
 def test_errors_of_the_library():
     assert problem_of(RequestError("the prompt is empty")).status == 400
-    full = problem_of(QueueFull("256 requests wait already"), retry_after=7.2)
-    assert (full.status, full.headers) == (429, {"Retry-After": "8"})
-    assert problem_of(QueueFull("full")).headers == {"Retry-After": "1"}
     assert problem_of(PeerError("lost")).status == 503
 
 
@@ -41,6 +38,14 @@ def test_what_failed_here_is_said_without_its_text():
         assert str(problem_of(error, failure="the pipeline has failed")) == "the pipeline has failed"
     empty = problem_of(RequestError("the prompt is empty"), failure="the pipeline has failed")
     assert str(empty) == "the prompt is empty"
+
+
+def test_a_pipeline_that_ends_may_be_there_again_soon():
+    """A request is tokenized while SIGTERM comes, and then refused by the engine. A model that has no tokenizer will
+    have none later."""
+    ended = problem_of(SplitinferError("the coordinator was told to end"))
+    assert (ended.status, ended.headers) == (503, {"Retry-After": "5"})
+    assert problem_of(ModelError("it has no tokenizer")).headers == {}
 
 
 def test_what_is_wrong_is_named():

@@ -33,6 +33,15 @@ def test_requests_at_a_time():
     assert refusal(rates, one, 0) is not None
 
 
+def test_what_is_not_carried_out_costs_nothing():
+    rates, one = Rates(), key(per_minute=4, concurrent=1)  # one request at once
+    for _ in range(3):
+        rates.begin(one, 0)
+        rates.take_back(one)
+    rates.begin(one, 0)
+    assert refusal(rates, one, 0) is not None
+
+
 def test_each_answer_takes_a_place():
     rates, one = Rates(), key(concurrent=4)
     rates.begin(one, 0, 3)

@@ -1,15 +1,17 @@
 """What all routes share: requests under way, by their ids and keys."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from splitinfer.llm import LLM
+from splitinfer.llm.settings import Settings
 from splitinfer.server.keys import NOBODY, ApiKey, digest
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer
-from splitinfer.server.service import Service
+from splitinfer.server.service import Service, UnderWay
 
 LAPTOP, PHONE = ApiKey("laptop", digest("a")), ApiKey("phone", digest("b"))
 
@@ -32,7 +34,7 @@ class Aborts:
 class Foretelling:
     """A library whose queue has room for one request more every three seconds."""
 
-    fingerprint = "0"
+    fingerprint, max_running, settings = "0", 4, Settings(max_waiting=2000)
 
     def seconds_until_room(self, nth: int) -> float:
         return 3.0 * nth
@@ -42,8 +44,8 @@ def service() -> Service:
     return Service(cast(LLM, Foretelling()), "model", max_running=2)
 
 
-def as_answer(aborts: Aborts) -> Answer:
-    return cast(Answer, aborts)
+def as_answer(aborts: Aborts) -> UnderWay:
+    return UnderWay(cast(Answer, aborts))
 
 
 def test_the_end_of_a_request_does_not_end_another_with_its_id():
@@ -79,19 +81,56 @@ def test_all_answers_under_one_id_are_cancelled():
     assert all(each.is_cancelled for each in answers)
 
 
+def test_a_request_may_be_cancelled_before_it_is_tokenized():
+    running, waiting, answer = service(), UnderWay(), Aborts()
+    with running.cancellable("mine", NOBODY, waiting):
+        assert running.cancel("mine", NOBODY)
+        waiting.begins(cast(Answer, answer))
+        assert (answer.is_cancelled, answer.count) == (True, 1)
+    unharmed = UnderWay()
+    with running.cancellable("mine", NOBODY, unharmed):
+        unharmed.begins(cast(Answer, other := Aborts()))
+        assert other.count == 0
+    assert other.count == 1
+
+
+def test_the_engines_queue_is_full_before_the_server_is():
+    """Else its own bound would never be met, and a larger ``Settings.max_waiting`` would mean nothing."""
+    running = Service(cast(LLM, Foretelling()), "model")
+    with ExitStack() as under_way:
+        for _ in range(2004 + 64):
+            under_way.enter_context(running.admitted(NOBODY))
+        assert retry_after(running) == "3"
+
+
+def test_a_key_is_told_of_its_own_limits_first_and_a_full_queue_costs_it_nothing():
+    running, slow = service(), ApiKey("slow", digest("c"), requests_per_minute=4)  # one at once
+    with running.admitted(NOBODY), running.admitted(NOBODY):
+        assert [refusal(running, slow).code for _ in range(2)] == ["queue_full"] * 2
+    with running.admitted(slow), running.admitted(NOBODY):
+        assert refusal(running, slow).code == "rate_limit_exceeded"
+
+
 def test_each_that_is_turned_away_is_told_another_time():
     running = service()
     with running.admitted(NOBODY), running.admitted(NOBODY):
         assert [retry_after(running) for _ in range(3)] == ["3", "6", "9"]
+        later = [int(retry_after(running)) for _ in range(100)]  # one client that asks on and on
+        assert max(later) == 16 * 3
+        assert min(later) == 3
     running.took_one()
     with running.admitted(NOBODY), running.admitted(NOBODY):
         assert retry_after(running) == "3"
 
 
-def retry_after(running: Service) -> str:
-    with pytest.raises(Problem) as refused, running.admitted(NOBODY):
+def refusal(running: Service, key: ApiKey) -> Problem:
+    with pytest.raises(Problem) as refused, running.admitted(key):
         pass
-    return refused.value.headers["Retry-After"]
+    return refused.value
+
+
+def retry_after(running: Service) -> str:
+    return refusal(running, NOBODY).headers["Retry-After"]
 
 
 def test_who_is_admitted_is_counted_however_it_ends():

@@ -1,11 +1,17 @@
 """Streams: pings in silence, an end with the client, and nothing left behind."""
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import pytest
+from asgi import scope_of
+from mutating import Asked
 
+from splitinfer.server.gate import Gate
+from splitinfer.server.guard import Guard
+from splitinfer.server.sessions import Sessions
 from splitinfer.server.stream import COMMENT_PING, EventStream, event
 
 AT_MOST = 30.0  # seconds, for what takes none
@@ -22,6 +28,7 @@ class Client:
         self.reads = asyncio.Event()
         self.reads.set()
         self.problem: Exception | None = None
+        self.num_writes = 0  # under way
 
     async def receive(self) -> dict[str, Any]:
         await self.leaves.wait()
@@ -30,7 +37,9 @@ class Client:
     async def send(self, message: Any) -> None:
         if self.problem is not None:
             raise self.problem
+        self.num_writes += 1
         await self.reads.wait()
+        self.num_writes -= 1
         if message["type"] == "http.response.start":
             self.headers = dict(message["headers"])
         elif message["more_body"]:
@@ -38,8 +47,11 @@ class Client:
         else:
             self.has_ended = True
 
-    async def get(self, source: AsyncGenerator[bytes, None], **options: Any) -> None:
-        await EventStream(source, **options)({}, self.receive, self.send)  # type: ignore[arg-type]
+    async def get(self, source: AsyncGenerator[bytes, None], **options: Any) -> bool:
+        """Whether the client was still there in the end."""
+        scope: dict[str, Any] = {}
+        await EventStream(source, **options)(scope, self.receive, self.send)  # type: ignore[arg-type]
+        return "has_left" not in scope.get("state", {})
 
 
 class Source:
@@ -90,7 +102,7 @@ def test_events_in_order_then_the_end():
     async def main() -> None:
         client, source = Client(), Source(b"a", b"b")
         source.go.set()
-        await client.get(source(), headers={"X-Request-Id": "r"})
+        assert await client.get(source(), headers={"X-Request-Id": "r"})
         assert (client.sent, client.has_ended, source.is_closed) == ([b"a", b"b"], True, True)
         assert client.headers[b"content-type"].startswith(b"text/event-stream")
         assert client.headers[b"x-request-id"] == b"r"
@@ -132,20 +144,59 @@ def test_a_client_that_leaves_ends_the_source_at_once(silent: bool):
         getting = asyncio.create_task(client.get(source()))
         await until(lambda: silent or len(client.sent) > 5)
         client.leaves.set()
-        await getting
+        assert not await getting
         assert (source.is_closed or silent, client.has_ended) == (True, False)
 
     run(main)
 
 
-def test_a_client_that_does_not_read_is_given_up():
+def test_an_answer_is_whole_though_its_client_is_seen_to_leave_with_its_end():
+    """A server says of a complete answer that nobody is there any more."""
+
+    async def main() -> None:
+        client, source = Client(), Source(b"a")
+        source.go.set()
+        send = client.send
+
+        async def last(message: Any) -> None:
+            await send(message)
+            if client.has_ended:
+                client.leaves.set()
+
+        client.send = last  # type: ignore[method-assign]
+        assert await client.get(source())
+
+    run(main)
+
+
+@pytest.mark.parametrize(("leaves", "status"), [(True, " 499, "), (False, " 200, ")])
+def test_the_log_says_that_the_client_has_gone(leaves: bool, status: str, caplog: pytest.LogCaptureFixture):
+    async def main() -> None:
+        client, source = Client(), Source(b"a")
+        guard = Guard(EventStream(source(), ping_every=0.001), Gate(), Sessions())
+        serving = asyncio.create_task(guard(scope_of(Asked("GET", "/", (), b"")), client.receive, client.send))
+        await until(lambda: COMMENT_PING in client.sent)
+        (client.leaves if leaves else source.go).set()
+        await serving
+
+    with caplog.at_level(logging.INFO):
+        run(main)
+    assert status in caplog.text
+
+
+def test_a_client_that_does_not_read_is_waited_for_without_pings_until_it_has_gone():
+    """How long it is waited for is decided by its connection, which sees whether anything moves."""
+
     async def main() -> None:
         client, source = Client(), Source(*[b"a"] * 10**6)
         source.go.set()
-        getting = asyncio.create_task(client.get(source(), write_seconds=0.05))
+        getting = asyncio.create_task(client.get(source(), ping_every=0.002))
         await until(lambda: len(client.sent) > 3)
         client.reads.clear()
-        await getting
+        await asyncio.sleep(0.03)
+        assert (getting.done(), client.num_writes) == (False, 1)
+        client.leaves.set()  # as the connection's end says
+        assert not await getting
         assert source.is_closed
 
     run(main)
