@@ -47,7 +47,7 @@ class Model:
 def said(model: Model, path: str) -> Said:
     headers = (("Content-Type", "application/json"),)
     asked = Asked("POST", path, headers, json.dumps({"model": "demo", **CHATS[path]}).encode())
-    return asyncio.run(answer(make_app(Service(model, "demo")), asked))  # type: ignore[arg-type]
+    return asyncio.run(answer(make_app(Service(model, "demo", max_running=1)), asked))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("path", CHATS)
