@@ -301,3 +301,21 @@ def test_a_wait_costs_no_processor(world: World) -> None:
     before = time.process_time()
     assert hangs(aside(there.recv, 10))
     assert time.process_time() - before < 0.15
+
+
+def test_who_is_killed_while_it_is_counted_leaves_the_number_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = world.device(next(iter(world.ports)))
+    first = device.register()
+
+    def killed(path: Path, _text: str) -> int:
+        path.open("w").close()
+        raise SystemExit
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", killed)
+        with pytest.raises(SystemExit):
+            device.register()
+    assert device.usage().num_groups == 1
+    first.close()

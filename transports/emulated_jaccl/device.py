@@ -84,7 +84,7 @@ class Device:
                 raise RuntimeError("[jaccl] Couldn't create queue pair")
             if used.regions + REGIONS_OF_GROUP > self._limits.regions:
                 raise RuntimeError("[jaccl] Register memory region failed")
-            self._groups.write_text(str(used.num_groups + 1))
+            self._write_groups(used.num_groups + 1)
             return Registration(self._folder / f"{secrets.token_hex(8)}.group")
 
     def usage(self) -> Usage:
@@ -96,11 +96,17 @@ class Device:
             self._count()
             for path in self._folder.glob("*.left"):
                 path.unlink()
-            self._groups.write_text("0")
+            self._write_groups(0)
 
     @property
     def _groups(self) -> Path:
         return self._folder / "groups"
+
+    def _write_groups(self, number: int) -> None:
+        """Write the number at once: the process may be killed at any moment."""
+        new = self._groups.with_suffix(".new")
+        new.write_text(str(number))
+        new.replace(self._groups)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:

@@ -332,6 +332,7 @@ class Scheduler:
             if self.speculation is not None:
                 self.speculation.counts.unsent += 1
         self.state.plans[at] = replace(plan, slices=tuple(part for part in plan.slices if part not in void))
+        self.batches.balance()  # a sequence without a step under way may move
         return self.state.plans[at]
 
     def void_slices(self) -> tuple[tuple[int, int], ...]:
