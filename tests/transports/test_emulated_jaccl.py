@@ -304,9 +304,9 @@ def test_a_wait_costs_no_processor(world: World) -> None:
 
 
 def test_who_is_killed_while_it_is_counted_leaves_the_number_whole(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    device = world.device(next(iter(world.ports)))
+    device = Device(tmp_path, Limits(regions=1000))
     first = device.register()
 
     def killed(path: Path, _text: str) -> int:
