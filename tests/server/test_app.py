@@ -10,10 +10,8 @@ import anthropic
 import httpx2 as httpx
 import openai
 import pytest
-from stages import pipeline
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
@@ -23,24 +21,6 @@ from splitinfer.server.service import Service
 TALE = [{"role": "user", "content": "Once upon a time"}]
 ASKED = json.dumps({"messages": TALE}).encode()
 AT_MOST = 60.0  # seconds
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(llm: LLM) -> Iterator[Server]:
-    server = Server(Service(llm, "demo"), Listen(port=0))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
 
 
 def url(server: Server, path: str) -> str:

@@ -1,46 +1,24 @@
 """Completions and responses as OpenAI's client meets them: real sockets, two stages."""
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
 from openai.types.responses import Response
-from stages import pipeline
 
 from splitinfer.core.sequence import SamplingParams
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server import reading
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.running import Listen, Server
-from splitinfer.server.service import Service
+from splitinfer.server.running import Server
 from splitinfer.server.stream import EventStream
 from splitinfer.text.answer import AnswerPart, ReasoningPart, TextPart, ToolCallPart
 
 TALE = "Once upon a time"
 ASKED = [{"role": "user", "content": TALE}]
 GREEDY = {"model": "demo", "temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def server(llm: LLM) -> Iterator[Server]:
-    server = Server(Service(llm, "demo"), Listen(port=0))
-    yield server
-    server.close()
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="none", max_retries=0)
 
 
 def continued(llm: LLM, *prompts: str, **params: Any) -> list[str]:

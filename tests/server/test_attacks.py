@@ -3,15 +3,13 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 from asgi import answer, scope_of
 from mutating import JSON, TALE, Asked
-from stages import pipeline
 
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.app import make_app
 from splitinfer.server.body import Bodies
@@ -22,12 +20,6 @@ from splitinfer.server.service import Service
 
 CHAT, ASK = "/v1/chat/completions", {"messages": TALE, "max_tokens": 2}
 FUNCTION = {"type": "function", "function": {"name": "w", "description": "d", "parameters": {"type": "object"}}}
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

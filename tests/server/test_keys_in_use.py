@@ -8,9 +8,7 @@ import httpx2 as httpx
 import pytest
 from mutating import TALE
 from processes import until
-from stages import pipeline
 
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.gate import SESSION_COOKIE, Gate
 from splitinfer.server.key_file import FollowedKeys, add_key, remove_key
@@ -19,12 +17,6 @@ from splitinfer.server.service import Service
 
 LONG = {"messages": TALE, "max_tokens": 2000, "ignore_eos": True, "stream": True}
 CHAT, AT_MOST = "/v1/chat/completions", 60.0
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ The same over real sockets, by tens of thousands: ``python -m tests.server.campa
 
 import asyncio
 import random
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -16,9 +15,7 @@ from hypothesis import strategies as st
 from judging import trouble_with, verdict
 from mutating import BODIES, WITHOUT_BODY, Asked, mutated, sent, valid
 from raw_http import Connection
-from stages import pipeline
 
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.app import make_app
 from splitinfer.server.guard import Guard
@@ -26,12 +23,6 @@ from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 
 SHORTLY = ("X-Splitinfer-Timeout", "2")  # seconds: a request without its max_tokens ends
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

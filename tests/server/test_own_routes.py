@@ -12,10 +12,8 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from stages import pipeline
 
 from splitinfer.core.layout import Layout, StageSpec
-from splitinfer.demo import TARGET
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
@@ -31,12 +29,6 @@ from splitinfer.server.texts import detokenize_ask, tokenize_ask
 
 TALE = [{"role": "user", "content": "Once upon a time"}]
 KEY = {"x-api-key": "secret"}
-
-
-@pytest.fixture(scope="module")
-def llm() -> Iterator[LLM]:
-    with pipeline(TARGET, [6, 6]) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
