@@ -21,7 +21,8 @@ and closing it stays below the ten after which container runtimes send SIGKILL."
 
 _LEAVE = 0.5  # seconds to print the end of a drained answer; a reader that waits for input does not set ``left``
 _SEND = 2.0  # seconds to send the ends of all answers: a thousand of them take one
-_CLOSE_SECONDS = 4.0  # twice what closing takes at most
+_CLOSE_SECONDS = 4.0  # twice what closing takes at most, where no KV is to be saved
+_SAVE_SECONDS = 20.0  # for that, at most; on a machine that is not busy it takes a moment
 
 
 class Draining(Protocol):
@@ -51,15 +52,23 @@ def open_llm(
     servers: those that are open then; the caller may add to them. ``drain_seconds``: that running answers may take.
     """
     llm, left = load_llm(layout, model, settings), threading.Event()
-    with shutdown.closed_by(_closing(llm, left, servers, drain_seconds)), llm:
+    with (
+        shutdown.closed_by(
+            _closing(llm, left, servers, drain_seconds, _CLOSE_SECONDS + (_SAVE_SECONDS if settings.kv_dir else 0.0))
+        ),
+        llm,
+    ):
         try:
             yield llm
         finally:
             left.set()
 
 
-def _closing(llm: LLM, left: threading.Event, servers: Sequence[Draining], seconds: float) -> Closing:
-    """How a signal closes an LLM. ``left``: set once the answers have been read and printed."""
+def _closing(
+    llm: LLM, left: threading.Event, servers: Sequence[Draining], seconds: float, close_seconds: float
+) -> Closing:
+    """How a signal closes an LLM. ``left``: set once the answers have been read and printed. ``seconds``,
+    ``close_seconds``: the most that draining and closing take."""
 
     def drain() -> None:
         for server in servers:
@@ -71,7 +80,7 @@ def _closing(llm: LLM, left: threading.Event, servers: Sequence[Draining], secon
             left.wait(_LEAVE)
         llm.close()
 
-    return Closing(llm.close, _CLOSE_SECONDS, drain, seconds + _SEND + _CLOSE_SECONDS)
+    return Closing(llm.close, close_seconds, drain, seconds + _SEND + close_seconds)
 
 
 def _until(is_so: Callable[[], bool], seconds: float) -> None:

@@ -11,7 +11,7 @@ from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
-from splitinfer.kvstore.store import Disk
+from splitinfer.kvstore.store import Disk, seconds_to_close
 from splitinfer.shutdown import Closing, Shutdown
 from splitinfer.system.ledger import join_group
 from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
@@ -19,7 +19,7 @@ from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 1.5
-_END_SECONDS = 2 * _STOP_SECONDS  # with all threads
+_END_SECONDS = 2 * _STOP_SECONDS  # with all threads; both without what is to be written to disk
 
 
 def serve(
@@ -64,13 +64,14 @@ def serve(
         ending.set()
         stopped.wait()
 
-    with shutdown.closed_by(Closing(stop, _END_SECONDS, stop, _END_SECONDS)):
+    writing = seconds_to_close(disk)
+    with shutdown.closed_by(Closing(stop, _END_SECONDS + writing, stop, _END_SECONDS + writing)):
         try:
             while not ending.wait(timeout=0.5):
                 pass
         finally:
             log.info("worker %s stops", worker.name)
-            worker.stop(timeout=_STOP_SECONDS)
+            worker.stop(timeout=_STOP_SECONDS + writing)
             stopped.set()
     return 0 if asked.is_set() else 1
 

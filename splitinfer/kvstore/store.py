@@ -32,6 +32,9 @@ _MAX_QUEUED_BYTES = 2**30  # that wait to be written, in memory
 _MAX_OFFERED = 10_000  # blocks; the first stage reads the header of each when it starts
 _EXTRA = 20  # evict this fraction of the cap (1/20) more than necessary
 _SCAN_EVERY = 60.0  # seconds between scans for what other processes have put into the folder
+CLOSE_SECONDS = (
+    10.0  # the most that a process which ends waits for blocks still to be written; mostly it takes a moment
+)
 _MAX_SHARE = 0.5  # of what would be free on the disk without the folder
 
 
@@ -41,6 +44,11 @@ class Disk:
 
     path: Path
     cap_bytes: int
+
+
+def seconds_to_close(disk: Disk | None) -> float:
+    """How much longer a process may take to end that stores KV at ``disk``."""
+    return 0.0 if disk is None else CLOSE_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,7 +414,8 @@ class LLM:
     # -- ending ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End all requests, all links and the local workers. At most about 2 seconds."""
+        """End all requests, all links and the local workers. At most about 2 seconds, and as long as the KV of the last
+        answers takes to be saved, where it is kept on disk: a moment, at most 20 seconds on a machine that is busy."""
         if hasattr(self, "_engine"):
             self._engine.close(timeout=1.0)
         if self._trace is not None:

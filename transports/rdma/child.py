@@ -280,7 +280,8 @@ def main(channel: Channel, segment: Segment) -> int:
         return 0
     except Exception as problem:  # noqa: BLE001 - any error ends the parent's link
         text = f"{type(problem).__name__}: {problem}" if not isinstance(problem, FrameError) else str(problem)
-        channel.send(Word.FAILED, text=text.encode()[:1000])
+        with contextlib.suppress(ChannelClosedError):
+            channel.send(Word.FAILED, text=text.encode()[:1000])
         return 1
     return 0
 
@@ -294,4 +295,6 @@ if __name__ == "__main__":
         from transports.emulated_jaccl.group import install
 
         install(world)
-    sys.exit(main(Channel(socket.socket(fileno=int(sys.argv[1]))), Segment(int(sys.argv[2]))))
+    code = main(Channel(socket.socket(fileno=int(sys.argv[1]))), Segment(int(sys.argv[2])))
+    sys.stderr.flush()
+    os._exit(code)  # the interpreter's own end waits for MLX's threads, and stops the one that would end this process

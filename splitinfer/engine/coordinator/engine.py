@@ -64,7 +64,7 @@ _Event = Event | OwnResult | StepFailed | Call
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
 _RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that aborts are handled in between
 _RETRY_EVERY = 0.25  # seconds between attempts
-_SAVE = 0.7  # seconds for the KV of the last answers to be saved, at the end
+_SAVE = 5.0  # seconds for the KV of the last answers to be saved, at the end; a machine that is idle takes a moment
 _ABORT = 0.5  # seconds for aborts to be carried out, between two steps
 
 
@@ -179,12 +179,17 @@ class Engine:
             drained.wait(_ABORT)
 
     def close(self, timeout: float) -> None:
-        """End the loop, then the pipeline; requests under way end as aborted."""
+        """End the loop, then the pipeline; requests under way end as aborted. ``timeout``: seconds for the loop to end,
+        beside those for KV to be saved on disk."""
         self._is_closing = True
         self._inbox.put(self._raise_stop)
-        if not join(self._thread, timeout):
+        if not join(self._thread, timeout + (_SAVE if self._keeps_on_disk else 0.0)):
             # The loop is inside a long step; the links can be ended from here.
             self.pipeline.close("the coordinator was stopped")
+
+    @property
+    def _keeps_on_disk(self) -> bool:
+        return self._scheduler is not None and self._scheduler.config.blocks.on_disk
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
@@ -476,7 +481,7 @@ class Engine:
 
     def _save_last_kv(self) -> None:
         """Save the KV of the last answers, where KV is kept on disk, within what a person would wait."""
-        if self._scheduler is None or not self.scheduler.config.blocks.on_disk:
+        if not self._keeps_on_disk:
             return
         give_up = time.monotonic() + _SAVE
         try:

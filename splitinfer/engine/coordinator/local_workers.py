@@ -18,7 +18,7 @@ import tempfile
 from splitinfer import cleanup
 from splitinfer.core.layout import Layout
 from splitinfer.errors import WorkerUnreachable
-from splitinfer.kvstore.store import Disk
+from splitinfer.kvstore.store import Disk, seconds_to_close
 
 START_TIMEOUT = 60.0  # seconds for the interpreter and MLX to start, on a machine that is busy or cold
 
@@ -105,8 +105,9 @@ class LocalWorker:
         return not self.is_alive
 
     def stop(self) -> None:
-        """End the child, by force if it does not end by itself. At most 2 seconds."""
-        self._end(patience=1.5)
+        """End the child, by force if it does not end by itself: at most 2 seconds, and as long as KV that is to be kept
+        may take to be written."""
+        self._end(patience=1.5 + seconds_to_close(self.disk))
 
     def kill(self) -> None:
         """End at once a child that no longer responds."""

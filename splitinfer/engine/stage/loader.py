@@ -19,7 +19,7 @@ from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.runner import StageRunner
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
-from splitinfer.kvstore.store import Disk
+from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
@@ -47,7 +47,6 @@ from splitinfer.wire.messages import Load, Progress, Ready
 log = logging.getLogger(__name__)
 
 _MAX_ERROR = 0.7  # relative, by quantized KV; a larger one is not rounding
-_WRITE_SECONDS = 1.0  # for KV still to be written to disk, when the stage is closed
 
 Report = Callable[[Progress], None]
 
@@ -87,10 +86,10 @@ class LoadedStage:
         announce_idle(self.name)
 
     def close(self) -> None:
-        """Write the KV that is still to be written, for at most a second, because the process is about to end or
-        another stage takes its place."""
+        """Write the KV that is still to be written, for as long as a person would wait, because the process is about to
+        end or another stage takes its place."""
         if self.disk is not None:
-            self.disk.close(_WRITE_SECONDS)
+            self.disk.close(CLOSE_SECONDS)
         withdraw(self.name)
 
     def serves(self, command: Load) -> bool:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from stages import layout, pipeline, prompt, shorten_blocks, worker
 from splitinfer.core.kv import prefix_cache
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput
+from splitinfer.kvstore.files import Folder
 from splitinfer.kvstore.store import Disk
 from splitinfer.llm import LLM, Settings
+from splitinfer.models.kv_pool import KVPool
 
 BLOCK = 64  # WindowKVCache keeps positions aligned to this
 KINDS = ["llama", "qwen3_moe", "gemma3_text", "gpt_oss", "deepseek_v3", "qwen3_next"]
@@ -237,6 +240,19 @@ def test_short_of_memory_the_rest_comes_from_disk(tiny_folder: Callable[..., Pat
             for _ in range(3):
                 assert [out.token_ids for out in llm.generate(prompts, params)] == alone
             assert llm._engine.scheduler.is_idle or llm._engine.scheduler.kv_used.sequences == 0
+
+
+def test_a_busy_machine_saves_the_last_answer_too(
+    tiny_folder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Closing waits for the step that saves its KV, and for the disk, although each takes a second or more."""
+    folder, asked = tiny_folder("llama"), prompt(BLOCK)
+    save, write = KVPool.save, Folder.write
+    monkeypatch.setattr(KVPool, "save", lambda *args: time.sleep(1.0) or save(*args))
+    monkeypatch.setattr(Folder, "write", lambda *args: time.sleep(1.5) or write(*args))
+    with served(folder, [4], [tmp_path]) as llm:
+        answer = ask(llm, asked)
+    assert max(file.name.end for file in Folder(tmp_path).all_files()) == len(asked) + len(answer.token_ids) - 1
 
 
 def test_many_at_once_after_a_restart_read_each_block_once(tiny_folder: Callable[..., Path], tmp_path: Path):
