@@ -29,6 +29,7 @@ from splitinfer.models.mlx_lm import make_prompt_cache
 from splitinfer.models.structure import ModelStructure
 
 _FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
+_EXPERTS = "Switch"  # in the names of the modules with which mlx-lm's models compute experts (mlx_lm.models.switch_layers)
 _CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
 
 Signature = tuple[Hashable, ...]
@@ -131,21 +132,22 @@ def _numbers(layer: nn.Module) -> dict[tuple[str, str], Hashable]:
 def _telling(
     numbers: Sequence[Mapping[tuple[str, str], Hashable]], groups: Sequence[Hashable]
 ) -> list[tuple[tuple[tuple[str, str], Hashable], ...]]:
-    """Each layer's numbers without those that differ in every one of several layers of its group."""
+    """Each layer's numbers without those that differ in every one of all layers, or of those of its group."""
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups):
         members.setdefault(group, []).append(i)
+    keys = {key for each in numbers for key in each}
+    everywhere = {key for key in keys if _says_where(key, numbers)}
     found: list[tuple[tuple[tuple[str, str], Hashable], ...]] = [()] * len(numbers)
     for among in members.values():
-        keys = {key for i in among for key in numbers[i]}
-        places = {key for key in keys if _says_where(key, [numbers[i] for i in among])}
+        places = everywhere | {key for key in keys if _says_where(key, [numbers[i] for i in among])}
         for i in among:
             found[i] = tuple(sorted(((key, value) for key, value in numbers[i].items() if key not in places), key=repr))
     return found
 
 
 def _says_where(key: tuple[str, str], numbers: Sequence[Mapping[tuple[str, str], Hashable]]) -> bool:
-    values = [each.get(key) for each in numbers]
+    values = [each[key] for each in numbers if key in each]
     return len(values) >= _FEW and len(set(values)) == len(values)
 
 
@@ -156,7 +158,7 @@ def _words(layer: nn.Module, caches: Sequence[Any]) -> str:
     mixer = "no cache" if not caches else "state" if has_state else "attention"
     if window is not None:
         mixer = f"window of {window:,}"
-    has_experts = any(array.ndim == 3 and min(array.shape) > 1 for _, array in tree_flatten(layer.parameters()))
+    has_experts = any(_EXPERTS in type(module).__name__ for _, module in layer.named_modules())
     return f"{mixer}, experts" if has_experts else mixer
 
 
