@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from splitinfer.core.kv.budget import KV_SHARE as KV_SHARE
+from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.kv.growth import spare
 from splitinfer.errors import CannotFit
 from splitinfer.system import ledger

@@ -2,12 +2,12 @@
 
 A stage with F bytes free, W of weights (the coordinator's drafter among them) and K of KV fits if
 
-    W + KV of one sequence + its scores + margin  <=  F               it is loaded (``models.memory.check_fit``)
-    K of all sequences                            <=  share (F - W)   they are admitted (``llm.setup``, ``core.kv.budget``)
+    W + KV of one sequence + its scores + margin  <=  F              it is loaded (``models.memory.check_fit``)
+    K of all sequences  <=  share (F - W)                            they are admitted (``llm.setup``)
 
-``F`` is what is left of the free bytes beside those to be spared. Stages on one machine (the coordinator's and those at
-``local``) have its bytes together, and equal parts for KV. What a pool of stages *lacks* are the further free bytes with
-which both would hold.
+``F`` is what is left of the free bytes beside those to be spared. Stages on one machine (the coordinator's and those
+at ``local``) have its bytes together, and equal parts for KV. What a pool of stages *lacks* are the further free bytes
+with which both would hold.
 """
 
 from collections.abc import Iterable, Sequence

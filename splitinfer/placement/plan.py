@@ -99,7 +99,7 @@ class Planner:
             return coarse
         found = dict.fromkeys(coarse)
         for aim in Aim:
-            fitting = self._fitting(aim, coarse, stride)
+            fitting = self._fitting(aim, coarse)
             found.update(dict.fromkeys(near(self._ranked(aim, fitting)[:_WIDER], stride - 1)))
         return list(found)
 
