@@ -103,11 +103,14 @@ class ModelProfile:
 
     def weights(self, start: int, end: int) -> int:
         """Bytes of the weights of a stage of the layers [start, end), with what comes before and behind them."""
-        own = sum(layer.weights for layer in self.layers[start:end])
+        return sum(layer.weights for layer in self.layers[start:end]) + self.beside_layers(start, end)
+
+    def beside_layers(self, start: int, end: int) -> int:
+        """Bytes of what comes before and behind the layers, where a stage of the layers [start, end) has it."""
         is_first, is_last = start == 0, end == self.num_layers
         if is_first and is_last and self.is_tied:
-            return own + max(self.embedding, self.head)
-        return own + is_first * self.embedding + is_last * self.head
+            return max(self.embedding, self.head)
+        return is_first * self.embedding + is_last * self.head
 
     def as_dict(self) -> dict[str, Any]:
         """The profile as plain numbers, for ``from_dict``."""

@@ -1,0 +1,192 @@
+"""The best cut for each aim, with all its figures.
+
+Every cut and order is screened by formula; the best of those that fit go through the simulator, and the best of these
+is the plan. Formulas leave out what the scheduler does between steps, the simulator has the luck of its drafts: where
+simulated figures are as good as equal, the formula decides.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import nlargest
+
+from splitinfer.machine.profile import Profiles
+from splitinfer.placement import simulate
+from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.cuts import Cut, near, on_grid, orders, stride_of
+from splitinfer.placement.memory import Memory
+from splitinfer.placement.pipeline import pipeline_of
+from splitinfer.placement.screen import Screen
+
+_EQUAL = 0.995  # of the best simulated figure
+_AS_LONG = 0.99  # of the longest context
+_WIDER = 8  # times as many cuts of a grid as are simulated are looked around
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a cut does, simulated: tokens per second of one stream and of all streams together, without and with drafts
+    (``None``: there are none), seconds from a prompt of 4,096 tokens to its first token, seconds of a turn, and the
+    longest context of one sequence."""
+
+    one: float
+    many: float
+    ttft: float
+    turn: float
+    longest: int
+    one_with_drafts: float | None = None
+    many_with_drafts: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """The best cut for an aim. ``faster``: the best one were there memory enough, if that is another; ``gain``: how
+    many times as good it would be by formula."""
+
+    aim: Aim
+    cut: Cut
+    figures: Figures
+    faster: Cut | None = None
+    gain: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``best``: by aim; an aim is missing where nothing fits that meets it. ``screened``, ``simulated``: how many cuts
+    were."""
+
+    profiles: Profiles
+    asked: Asked
+    best: Mapping[Aim, Best]
+    screened: int
+    simulated: int
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of all cuts."""
+        return Memory(self.profiles, self.asked)
+
+
+@dataclass(slots=True)
+class Planner:
+    """Finds the best cuts, and remembers what it has simulated."""
+
+    profiles: Profiles
+    asked: Asked
+    memory: Memory = field(init=False)
+    screen: Screen = field(init=False)
+    _known: dict[tuple[str, Cut], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.memory, self.screen = Memory(self.profiles, self.asked), Screen(self.profiles, self.asked)
+
+    def plan(self) -> Plan:
+        """The best cut for each aim."""
+        cuts, best = self.candidates(), dict[Aim, Best]()
+        for aim in Aim:
+            found = self._best(aim, cuts)
+            if found is not None:
+                best[aim] = found
+        simulated = {cut for _, cut in self._known}
+        return Plan(self.profiles, self.asked, best, len(cuts), len(simulated))
+
+    def candidates(self) -> list[Cut]:
+        """Every cut and order, or where there are too many those on a grid and those near the best of them."""
+        num_layers = self.profiles.model.num_layers
+        every = orders(len(self.profiles.machines), num_layers, uses_all=self.asked.uses_all)
+        stride = stride_of(every, num_layers)
+        coarse = list(on_grid(every, num_layers, stride))
+        if stride == 1:
+            return coarse
+        found = dict.fromkeys(coarse)
+        for aim in Aim:
+            fitting = self._fitting(aim, coarse)
+            found.update(dict.fromkeys(near(self._ranked(aim, fitting)[:_WIDER], stride - 1)))
+        return list(found)
+
+    # -- one aim -------------------------------------------------------------------------------
+
+    def _best(self, aim: Aim, cuts: list[Cut]) -> Best | None:
+        fitting = self._fitting(aim, cuts)
+        if not fitting:
+            return None
+        ranked = self._ranked(aim, fitting)[: self.asked.simulated]
+        values = {cut: self.value(aim, cut) for cut in ranked}
+        enough = _EQUAL * max(values.values())
+        cut = next(cut for cut in ranked if values[cut] >= enough)
+        faster, gain = self._without_bounds(aim, cuts, cut)
+        return Best(aim, cut, self.figures(cut), faster, gain)
+
+    def _fitting(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
+        """The cuts that meet an aim's need of memory; for the context those with the longest one."""
+        if aim is not Aim.CONTEXT:
+            sequences = self.asked.sequences(aim)
+            return [cut for cut in cuts if self.memory.fits(cut, self.asked.context, sequences)]
+        lengths = {cut: self.memory.longest(cut) for cut in cuts}
+        longest = max(lengths.values())
+        return [cut for cut, length in lengths.items() if 0 < length >= _AS_LONG * longest]
+
+    def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
+        return nlargest(max(self.asked.simulated, 2 * _WIDER), cuts, key=lambda cut: self.screen.score(cut, aim))
+
+    def _without_bounds(self, aim: Aim, cuts: Iterable[Cut], chosen: Cut) -> tuple[Cut | None, float]:
+        """The best cut by formula if memory were no bound, and how many times as good it were."""
+        if aim is Aim.CONTEXT:
+            return None, 1.0
+        free = max(cuts, key=lambda cut: self.screen.score(cut, aim))
+        gain = self.screen.score(free, aim) / self.screen.score(chosen, aim)
+        return (None, 1.0) if free == chosen else (free, gain)
+
+    def value(self, aim: Aim, cut: Cut) -> float:
+        """What is to be as large as possible, simulated: tokens per second of all streams, or turns per second."""
+        if aim is Aim.THROUGHPUT:
+            return self._many(cut, self.asked.acceptance)
+        return 1 / self._turn(cut, self.asked.acceptance)
+
+    # -- figures -------------------------------------------------------------------------------
+
+    def figures(self, cut: Cut) -> Figures:
+        """All figures of a cut."""
+        a = self.asked.acceptance
+        return Figures(
+            one=self._one(cut, None),
+            many=self._many(cut, None),
+            ttft=self._once("ttft", cut, lambda: simulate.long_prompt(pipeline_of(self.profiles, cut), self._budget)),
+            turn=self._turn(cut, a),
+            longest=self.memory.longest(cut),
+            one_with_drafts=None if a is None else self._one(cut, a),
+            many_with_drafts=None if a is None else self._many(cut, a),
+        )
+
+    @property
+    def _budget(self) -> int:
+        return self.asked.budget(self.profiles)
+
+    def _turn(self, cut: Cut, acceptance: float | None) -> float:
+        self._one(cut, acceptance)
+        return self._known[f"turn {acceptance}", cut]
+
+    def _one(self, cut: Cut, acceptance: float | None) -> float:
+        """Tokens per second of one stream; its turn becomes known, too."""
+
+        def run() -> float:
+            found = simulate.turn(pipeline_of(self.profiles, cut), self.asked, self._budget, acceptance)
+            self._known[f"turn {acceptance}", cut] = found.seconds
+            return found.rate
+
+        return self._once(f"one {acceptance}", cut, run)
+
+    def _many(self, cut: Cut, acceptance: float | None) -> float:
+        return self._once(
+            f"many {acceptance}", cut, lambda: simulate.many(pipeline_of(self.profiles, cut), self.asked, acceptance)
+        )
+
+    def _once(self, what: str, cut: Cut, run: Callable[[], float]) -> float:
+        """What ``run`` gives, which runs only once for each cut."""
+        if (what, cut) not in self._known:
+            self._known[what, cut] = run()
+        return self._known[what, cut]
+
+
+def plan(profiles: Profiles, asked: Asked) -> Plan:
+    """The best cut for each aim."""
+    return Planner(profiles, asked).plan()

@@ -1,0 +1,66 @@
+"""The figures of a cut by the live scheduler in virtual time, with the live choice of groups and drafts."""
+
+from dataclasses import dataclass
+
+from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.core.sequence import SamplingParams, Sequence
+from splitinfer.core.speculation.flight import OFF
+from splitinfer.machine.machine import Machine
+from splitinfer.placement.asked import LONG_PROMPT, Asked
+from splitinfer.sim import drafts
+from splitinfer.sim.simulator import Served, Simulator
+
+_SETTLED = 0.25  # of an answer: what is not counted of its rate, while the choice of drafts is learned
+_WINDOW = 120  # tokens of each of many streams
+_LEAST_ANSWER = 400  # tokens from which a rate is taken; drafts are right by chance
+_SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One stream. ``seconds``: from the prompt to the last token of the answer; ``ttft``: to the first one; ``rate``:
+    tokens per second of the answer, once its drafts are chosen."""
+
+    seconds: float
+    ttft: float
+    rate: float
+
+
+def turn(machine: Machine, asked: Asked, budget: int, acceptance: float | None) -> Turn:
+    """A prompt and its answer, alone. With drafts the answer's seconds are those at its usual rate: the first requests
+    pay for trying numbers of drafts, later ones do not."""
+    count = asked.answer if acceptance is None else max(asked.answer, _LEAST_ANSWER)
+    times = _serve(machine, asked.prompt, count, budget, acceptance).token_times
+    begin = int(_SETTLED * len(times))
+    rate = (len(times) - 1 - begin) / (times[-1] - times[begin])
+    return Turn(times[0] + (asked.answer - 1) / rate, times[0], rate)
+
+
+def long_prompt(machine: Machine, budget: int, num_tokens: int = LONG_PROMPT) -> float:
+    """Seconds from a long prompt until its first token, with nothing else under way."""
+    return _serve(machine, num_tokens, 1, budget, None).token_times[0]
+
+
+def many(machine: Machine, asked: Asked, acceptance: float | None) -> float:
+    """Tokens per second of ``asked.streams`` streams together, while all decode."""
+    crowd = drafts.Crowd(machine, (acceptance or 0.0,) * asked.streams, _WINDOW, seed=_SEED)
+    return drafts.run(crowd, drafts.Choice(flight=OFF) if acceptance is None else drafts.LIVE).rate
+
+
+def _serve(machine: Machine, prompt: int, answer: int, budget: int, acceptance: float | None) -> Served:
+    """Simulate one request."""
+    config = SchedulerConfig(
+        num_groups=machine.num_stages,
+        max_in_flight=machine.num_stages + 1,
+        token_budget=budget,
+        max_running=1,
+        max_len=prompt + answer + 1,
+        blocks=PrefixCacheConfig(keeps_blocks=False),
+        speculates=acceptance is not None,
+    )
+    simulator = Simulator(Scheduler(config), machine, acceptance=acceptance or 0.0, seed=_SEED)
+    simulator.submit(0.0, Sequence(0, [0] * prompt, SamplingParams(max_tokens=answer), 0))
+    simulator.run()
+    return simulator.served[0]
