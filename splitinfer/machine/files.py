@@ -170,6 +170,14 @@ class MachineFile:
         with _refusing(self.path):
             return self._found.machine([stage.layers for stage in self._found.stages])
 
+    def check_each_layer(self) -> None:
+        """Raises ConfigError if the file gives the costs of stages, and not those of each layer."""
+        if isinstance(self._found, Machine):
+            raise ConfigError(
+                f"machine {self.path} says what whole stages cost, and to plan, what each layer costs must be known "
+                "(each_layer)"
+            )
+
     def accelerator(self, stage: int, num_stages: int, num_layers: int) -> Accelerator:
         """The device of one stage of a layout: stage ``stage`` of ``num_stages``, with ``num_layers`` layers.
 

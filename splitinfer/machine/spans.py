@@ -20,13 +20,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts
+from splitinfer.core.scheduler.cost_model import Shape, StageCosts, solved
 from splitinfer.machine.profile import ModelProfile
 
 _LONG, _LONGEST = 2, 8  # layers of the longer span, at least and at most
 _ENOUGH = 256 * 2**20  # bytes of weights that no processor's caches hold
 _STEP_ROWS = 8  # up to which steps are short enough that their fixed time shows
-_ROUNDS, _PULL = 2000, 1e-4  # of the solver; weight of the division by bytes beside an equation
+_PULL, _LEAST = 1e-6, 1e-2  # weight of the division by bytes beside an equation; least share that is counted with
 _STEP, _EMBEDDING, _HEAD = "(step)", "(embedding)", "(head)"
 
 
@@ -137,7 +137,9 @@ def fit(model: ModelProfile, chosen: Chosen, timings: Timings) -> Fitted:
         if kind not in timings.contexts and weights:
             per_byte = found[kind][rows[0]] / weights  # keys and values are read as quickly as weights
             slopes = max(layer.kv_per_token for layer in model.layers if layer.kind == kind) * per_byte, 0.0
-        layers[kind] = _costs({count: found[kind][count] - _attended(little[count][0], slopes) for count in rows}, slopes)
+        layers[kind] = _costs(
+            {count: found[kind][count] - _attended(little[count][0], slopes) for count in rows}, slopes
+        )
     return Fitted(layers, step, _costs(found.get(_EMBEDDING, {})), _costs(found.get(_HEAD, {})))
 
 
@@ -149,10 +151,8 @@ def _step(model: ModelProfile, timings: Timings, spans: Sequence[Span], rows: Se
     return statistics.median(each.get(_STEP, 0.0) for each in solved)
 
 
-def _by_term(
-    model: ModelProfile, timings: Timings, rows: Sequence[int], step: float
-) -> dict[str, dict[int, float]]:
-    """Seconds of each term by rows. Of a chunk the head computes one row only, so its costs are those of single rows."""
+def _by_term(model: ModelProfile, timings: Timings, rows: Sequence[int], step: float) -> dict[str, dict[int, float]]:
+    """Seconds by rows of each term. Of a chunk the head computes one row, so its costs are those of single rows."""
     shares, found = _shares(model), dict[str, dict[int, float]]()
     for count in rows:
         terms, left, head = {}, {}, found.get(_HEAD, {}).get(rows[0], 0.0)
@@ -185,28 +185,29 @@ def _shares(model: ModelProfile) -> dict[str, float]:
 def _solve(
     terms: Mapping[Span, Mapping[str, float]], seconds: Mapping[Span, float], shares: Mapping[str, float]
 ) -> dict[str, float]:
-    """The terms' seconds: least squares of relative errors, none negative, by coordinate descent; a weak pull leads to
-    a division in proportion to ``shares`` where the equations leave it open."""
+    """The terms' seconds: least squares of relative errors, none negative. A weak pull leads to a division in
+    proportion to ``shares`` where the equations leave it open."""
     names = list(dict.fromkeys(name for each in terms.values() for name in each))
     total, size = sum(seconds.values()), sum(shares[n] * k for each in terms.values() for n, k in each.items())
     guess = {name: shares[name] * total / size if size else 0.0 for name in names}
     weights = {span: 1 / value**2 if value > 0 else 0.0 for span, value in seconds.items()}
-    scale = sum(weights.values()) or 1.0
-    found = dict(guess)
-    for _ in range(_ROUNDS):
-        moved = 0.0
-        for name in names:
-            above, below = _PULL * scale * guess[name], _PULL * scale
-            for span, each in terms.items():
-                if factor := each.get(name):
-                    rest = sum(found[other] * n for other, n in each.items() if other != name)
-                    above += weights[span] * factor * (seconds[span] - rest)
-                    below += weights[span] * factor**2
-            value = max(0.0, above / below)
-            moved, found[name] = max(moved, abs(value - found[name])), value
-        if moved <= 1e-9 * total:
-            break
-    return found
+    scale, usual = sum(weights.values()) or 1.0, total / len(names) or 1.0
+    keep = names
+    while keep:
+        matrix = [
+            [sum(weights[s] * each.get(a, 0) * each.get(b, 0) for s, each in terms.items()) for b in keep] for a in keep
+        ]
+        vector = [sum(weights[s] * each.get(a, 0) * seconds[s] for s, each in terms.items()) for a in keep]
+        for i, name in enumerate(keep):
+            pull = _PULL * scale * usual / max(guess[name], _LEAST * usual)
+            matrix[i][i] += pull
+            vector[i] += pull * guess[name]
+        found = dict(zip(keep, solved(matrix, vector), strict=True))
+        worst = min(keep, key=lambda name: found[name])
+        if found[worst] >= 0:
+            return {name: found.get(name, 0.0) for name in names}
+        keep = [name for name in keep if name != worst]
+    return dict.fromkeys(names, 0.0)
 
 
 def _costs(seconds: Mapping[int, float], slopes: tuple[float, float] = (0.0, 0.0)) -> StageCosts:

@@ -29,7 +29,7 @@ from splitinfer.models.mlx_lm import make_prompt_cache
 from splitinfer.models.structure import ModelStructure
 
 _FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
-_EXPERTS = "Switch"  # in the names of the modules with which mlx-lm's models compute experts (mlx_lm.models.switch_layers)
+_EXPERTS = "Switch"  # in the names of modules that compute experts (mlx_lm.models.switch_layers)
 _CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
 
 Signature = tuple[Hashable, ...]
@@ -73,9 +73,7 @@ def describe(
     kinds = kinds_of(structure)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
     needs = {kind: _kv_of(structure, layer, kv_format) for kind, layer in first.items()}
-    layers = tuple(
-        LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0]) for i, kind in enumerate(kinds)
-    )
+    layers = tuple(LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0]) for i, kind in enumerate(kinds))
     attention = tuple(dict.fromkeys(each for _, found in needs.values() for each in found))
     embedding, head, is_tied = _outer_bytes(structure)
     profile = ModelProfile(
@@ -227,4 +225,3 @@ def _scores(attention: Sequence[Attention]) -> int:
 def _unknown_attention(checkpoint: Checkpoint, layers: Sequence[LayerProfile]) -> tuple[Attention, ...]:
     """The attention of a model that computes it by itself, where any layer has keys and values."""
     return from_config(checkpoint.config, 2) if any(layer.kv_per_token for layer in layers) else ()
-

@@ -44,7 +44,8 @@ _DTYPES = {
     "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-_LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
+CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
+"""The files of a model's folder that say how to build it."""
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
 _TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
 _patching = threading.Lock()  # two stages of one process may load at a time
@@ -279,7 +280,7 @@ def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: s
     """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
     with cleanup.temporary_folder("splitinfer-") as name, _loading(arrays):
         folder = Path(name)
-        for file in _LINKED:
+        for file in CONFIGURATION:
             if (checkpoint.folder / file).exists():
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()

@@ -30,7 +30,8 @@ def _tensor(info: TensorInfo, key: mx.array) -> mx.array:
     if mx.issubdtype(dtype, mx.floating):
         return _numbers(name, info.shape, key).astype(dtype)
     if dtype == mx.uint32:
-        return mx.random.randint(0, 2**24, info.shape, dtype=mx.uint32, key=key) * mx.array(_MIXER, dtype=mx.uint32)
+        few = mx.random.randint(0, 2**24, info.shape, dtype=mx.uint32, key=key)
+        return few * mx.array(_MIXER, dtype=mx.uint32)
     if dtype == mx.uint8:
         low, high = _POWERS if "scale" in name else (0, _SMALL_BYTES)
         return mx.random.randint(low, high, info.shape, key=key).astype(dtype)
@@ -42,4 +43,4 @@ def _numbers(name: str, shape: tuple[int, ...], key: mx.array) -> mx.array:
         return mx.random.normal(shape, key=key) * _SCALE
     if len(shape) < 2:  # norms, biases, rates of decay
         return mx.random.uniform(0.5, 1.0, shape, key=key)
-    return mx.random.normal(shape, key=key) * (shape[-1] ** -0.5)
+    return mx.random.normal(shape, key=key) * mx.array(shape[-1] ** -0.5)

@@ -62,6 +62,11 @@ def free_bytes(patience: float | None = None) -> int:
     return left_over(available_bytes(), gpu_limit(), mx.get_active_memory(), others)
 
 
+def unloaded_bytes(patience: float | None = None) -> int:
+    """Bytes this process might take for weights and KV if it held nothing that it holds now."""
+    return free_bytes(patience) + mx.get_active_memory()
+
+
 def gpu_limit() -> int | None:
     """Bytes that the GPU may hold for all processes; ``None`` where MLX knows of no limit. (``system.free_memory``)"""
     recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None

@@ -1,8 +1,8 @@
 """The messages on a link, by sender and receiver.
 
     coordinator -> worker      Hello, Profile, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step, Void
-    worker -> coordinator      Welcome, Refuse, Progress, Profiled, Ready, Connected, ClockTell, Echoed, Measured, Result,
-                               Fault
+    worker -> coordinator      Welcome, Refuse, Progress, Profiled, Ready, Connected, ClockTell, Echoed, Measured,
+                               Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
 
 Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
@@ -123,7 +123,7 @@ class Profile:
     model: str
     dtype: str  # as in ``Load``
     kv_format: str
-    again: bool = False
+    again: bool
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)

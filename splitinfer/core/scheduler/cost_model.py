@@ -171,7 +171,7 @@ class StageCosts:
             matrix[i - 1][i] -= alike
         keep = list(range(_NUM_FEATURES))
         while keep:
-            found = _solved([[matrix[i][j] for j in keep] for i in keep], [self._vector[i] for i in keep])
+            found = solved([[matrix[i][j] for j in keep] for i in keep], [self._vector[i] for i in keep])
             worst = min(range(len(keep)), key=lambda at: found[at] * matrix[keep[at]][keep[at]] ** 0.5)
             if found[worst] >= 0:
                 break
@@ -247,7 +247,7 @@ class StageCosts:
         return StageCosts(coefficients, self.num_seen, self.most_rows, most_attended=self.most_attended)
 
 
-def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
+def solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
     """Solve a symmetric, positive definite system by elimination."""
     rows = [[*row, right] for row, right in zip(matrix, vector, strict=True)]
     size = len(rows)

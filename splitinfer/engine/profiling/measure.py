@@ -10,24 +10,24 @@ been idle, which ``Device.stay_awake`` prevents.
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
 
 from splitinfer.core.kv.format import format_of
+from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.trial import HELD_STEPS, Trial
 from splitinfer.engine.versions import device_name, own_versions
-from splitinfer.errors import ModelError
+from splitinfer.errors import CannotFit
 from splitinfer.machine.device_queue import MAX_BUFFERS, DeviceTraits
 from splitinfer.machine.profile import MachineProfile, ModelProfile
+from splitinfer.machine.selection import emulated_machine
 from splitinfer.machine.spans import Chosen, Fitted, Span, Timed, Timings, choose, fit
-from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.layer_kinds import DescribedModel, describe
 from splitinfer.models.loader import in_bunches, resolve_dtype
 from splitinfer.models.made_up import made_up
-from splitinfer.models.memory import free_bytes, on_gpu, size
+from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
 
 SECONDS = 12.0  # for all steps that are timed
 _SINGLE = (1, 2, 4, 8, 16, 32)  # rows of as many sequences
@@ -43,16 +43,6 @@ _ROOM = 0.5  # of the free memory, for weights
 Report = Callable[[int, int], None]  # steps done, and how many there may be; raises to end the measuring
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a profile is asked for: a model, the layout's ``dtype``, and the format of keys and values."""
-
-    name: str
-    checkpoint: Checkpoint
-    dtype: str = "auto"
-    kv_format: str = "exact"
-
-
 def measure_machine(
     name: str, question: Question, report: Report = lambda _done, _total: None, seconds: float = SECONDS
 ) -> MachineProfile:
@@ -64,23 +54,33 @@ def measure_machine(
         ConfigError: an emulated accelerator's file does not say what each layer costs.
         DeviceFailed: the device did.
     """
-    free = free_bytes() + mx.get_active_memory()  # what a stage that is loaded holds is given up for another
     try:
-        return _measured(name, question, report, seconds, free)
+        return _measured(name, question, report, seconds)
     finally:
         mx.clear_cache()
 
 
-def _measured(name: str, question: Question, report: Report, seconds: float, free: int) -> MachineProfile:
+def _measured(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
+    _check_device()
+    free = unloaded_bytes()  # what a stage that is loaded holds is given up for another
     dtype = resolve_dtype(question.dtype, gpu=on_gpu())
     arrays = made_up(question.checkpoint)
     described = describe(question.checkpoint, dtype, question.name, arrays, format_of(question.kv_format))
     del arrays
-    chosen = choose(described.profile, _room(described.profile, free))
+    chosen = choose(described.profile, _room(described.profile, free_bytes()))
     stopwatch = _Stopwatch(described, chosen, question.checkpoint.vocab_size or 2, report, seconds)
     timings = stopwatch.time_all()
     fitted = fit(described.profile, chosen, timings)
     return _profile(name, described, fitted, stopwatch, free)
+
+
+def _check_device() -> None:
+    """Raises ConfigError for an emulated accelerator whose file does not say what each layer costs."""
+    file = emulated_machine()
+    if file is not None:
+        from splitinfer.machine.files import read_machine_file  # and YAML with it, which no other stage needs
+
+        read_machine_file(file).check_each_layer()
 
 
 def _profile(
@@ -108,13 +108,13 @@ def _room(model: ModelProfile, free: int) -> int:
     """Bytes for the layers that are timed together.
 
     Raises:
-        ModelError: there is none for a single one.
+        CannotFit: there is none for a single one.
     """
     largest = max(layer.weights for layer in model.layers)
     outer = max(model.embedding, model.head)
     room = int(_ROOM * free) - outer - largest
     if free < outer + largest:
-        raise ModelError(
+        raise CannotFit(
             f"this machine cannot be measured for {model.name}: a layer with the head takes {size(outer + largest)}, "
             f"and {size(free)} are free"
         )
