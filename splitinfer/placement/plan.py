@@ -39,8 +39,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best cut for an aim. ``faster``: the best one were there memory enough, if that is another; ``gain``: how
-    many times as good it would be by formula."""
+    """The best cut for an aim. ``faster``: the best one by formula were there memory enough, if it does not fit;
+    ``gain``: how many times as good it would be."""
 
     aim: Aim
     cut: Cut
@@ -129,12 +129,11 @@ class Planner:
         return nlargest(max(self.asked.simulated, 2 * _WIDER), cuts, key=lambda cut: self.screen.score(cut, aim))
 
     def _without_bounds(self, aim: Aim, cuts: Iterable[Cut], chosen: Cut) -> tuple[Cut | None, float]:
-        """The best cut by formula if memory were no bound, and how many times as good it were."""
-        if aim is Aim.CONTEXT:
-            return None, 1.0
+        """The best cut by formula if memory were no bound, and how many times as good it were; ``None`` if it fits."""
         free = max(cuts, key=lambda cut: self.screen.score(cut, aim))
-        gain = self.screen.score(free, aim) / self.screen.score(chosen, aim)
-        return (None, 1.0) if free == chosen else (free, gain)
+        if aim is Aim.CONTEXT or self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
+            return None, 1.0
+        return free, self.screen.score(free, aim) / self.screen.score(chosen, aim)
 
     def value(self, aim: Aim, cut: Cut) -> float:
         """What is to be as large as possible, simulated: tokens per second of all streams, or turns per second."""
