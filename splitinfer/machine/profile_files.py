@@ -26,9 +26,9 @@ of 10^9 where a name says so:
       - {from: studio, to: mini, latency_ms: 0.3, mb_per_second: 1000}
 
 ``like`` takes all costs of a machine before it, and ``times`` multiplies them: half as fast. Where layers are of
-several kinds, each entry of the model's ``layers`` has a ``kind``, and a machine has ``kinds`` with the times of each in place
-of ``each_layer``; ``repeat`` of the model repeats its layers. A link serves both ways unless the way back is written,
-too.
+several kinds, each entry of the model's ``layers`` has a ``kind``, and a machine has ``kinds``, the times of each, in
+place of ``each_layer``; ``repeat`` of the model repeats its layers. A link serves both ways unless the way back is
+written, too.
 """
 
 import json
