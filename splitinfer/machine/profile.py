@@ -182,6 +182,16 @@ class MachineProfile:
         if self.draft_buffers < 1 or not 0 < self.buffers < math.inf:
             raise ValueError(f"machine {self.name} has numbers of command buffers that no device has")
 
+    def slower(self, factor: float) -> Self:
+        """The same machine where everything takes ``factor`` times as long."""
+        return replace(
+            self,
+            layers={kind: costs.scaled(factor) for kind, costs in self.layers.items()},
+            embedding=self.embedding.scaled(factor),
+            head=self.head.scaled(factor),
+            **{name: factor * getattr(self, name) for name in ("step", "host", "draft", "draft_more")},
+        )
+
     def as_dict(self) -> dict[str, Any]:
         """The profile as plain numbers, for ``from_dict``."""
         return {

@@ -75,12 +75,16 @@ class Memory:
     def lacks(self, cut: Cut, context: int, sequences: int) -> list[int]:
         """The bytes that each machine of a cut lacks for so many sequences of ``context`` tokens; 0 or fewer: none, and
         so many are left. Stages of one machine have the same number."""
-        one = use_of(context)
-        use = KVUse(sequences, one.blocks * sequences)
+        use = _use(context, sequences)
         stages = [(m, self.stage(m, start, end, context)) for m, start, end in cut.stages()]
         here = [own for m, own in stages if self._is_here[m]]
         shared = self._lack(here, self._free[0], use, context)
         return [shared if self._is_here[m] else self._lack([own], self._free[m], use, context) for m, own in stages]
+
+    def lack(self, machine: int, start: int, end: int, context: int, sequences: int) -> int:
+        """The same for a machine with one stage, of the layers [start, end)."""
+        own = self.stage(machine, start, end, context)
+        return self._lack([own], self._free[machine], _use(context, sequences), context)
 
     def _lack(self, stages: Sequence[StageBytes], free: int, use: KVUse, context: int) -> int:
         """What stages that share ``free`` bytes lack."""
@@ -106,6 +110,11 @@ class Memory:
             middle = (low + high) // 2
             low, high = (middle, high) if self.fits(cut, middle * BLOCK, sequences) else (low, middle)
         return low * BLOCK
+
+
+def _use(context: int, sequences: int) -> KVUse:
+    one = use_of(context)
+    return KVUse(one.sequences * sequences, one.blocks * sequences)
 
 
 def _sums(values: Iterable[int]) -> list[int]:

@@ -7,7 +7,6 @@ simulated figures are as good as equal, the formula decides.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from heapq import nlargest
 
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement import simulate
@@ -18,8 +17,9 @@ from splitinfer.placement.pipeline import pipeline_of
 from splitinfer.placement.screen import Screen
 
 _EQUAL = 0.995  # of the best simulated figure
+_WORTH = 0.99  # of it, that fewer machines may have: one more that can fail is to be worth something
 _AS_LONG = 0.99  # of the longest context
-_WIDER = 8  # times as many cuts of a grid as are simulated are looked around
+_WIDER = 16  # cuts of a grid that are looked around, the best
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The best cut for an aim. ``faster``: the best one were there memory enough, if that is another; ``gain``: how
-    many times as good it would be by formula."""
+    """The best cut for an aim. ``faster``: the best one by formula were there memory enough, if it does not fit;
+    ``gain``: how many times as good it would be."""
 
     aim: Aim
     cut: Cut
@@ -109,12 +109,21 @@ class Planner:
         fitting = self._fitting(aim, cuts)
         if not fitting:
             return None
-        ranked = self._ranked(aim, fitting)[: self.asked.simulated]
-        values = {cut: self.value(aim, cut) for cut in ranked}
-        enough = _EQUAL * max(values.values())
-        cut = next(cut for cut in ranked if values[cut] >= enough)
+        cut = self._simulated_best(aim, self._ranked(aim, fitting))
         faster, gain = self._without_bounds(aim, cuts, cut)
         return Best(aim, cut, self.figures(cut), faster, gain)
+
+    def _simulated_best(self, aim: Aim, ranked: list[Cut]) -> Cut:
+        """The best of cuts that are ranked by formula: the first ones are simulated, and the first of each number of
+        machines."""
+        of_each = {len(cut.machines): cut for cut in reversed(ranked)}
+        tried = dict.fromkeys([*ranked[: self.asked.simulated], *of_each.values()])
+        values = {cut: self.value(aim, cut) for cut in tried}
+        most = max(values.values())
+        fewest = min(len(cut.machines) for cut in tried if values[cut] >= _WORTH * most)
+        same = [cut for cut in tried if len(cut.machines) == fewest]
+        enough = _EQUAL * max(values[cut] for cut in same)
+        return next(cut for cut in same if values[cut] >= enough)
 
     def _fitting(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
         """The cuts that meet an aim's need of memory; for the context those with the longest one."""
@@ -126,15 +135,15 @@ class Planner:
         return [cut for cut, length in lengths.items() if 0 < length >= _AS_LONG * longest]
 
     def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
-        return nlargest(max(self.asked.simulated, 2 * _WIDER), cuts, key=lambda cut: self.screen.score(cut, aim))
+        """The cuts in the order of an aim's formula, the best first."""
+        return sorted(cuts, key=lambda cut: self.screen.score(cut, aim), reverse=True)
 
     def _without_bounds(self, aim: Aim, cuts: Iterable[Cut], chosen: Cut) -> tuple[Cut | None, float]:
-        """The best cut by formula if memory were no bound, and how many times as good it were."""
-        if aim is Aim.CONTEXT:
-            return None, 1.0
+        """The best cut by formula if memory were no bound, and how many times as good it were; ``None`` if it fits."""
         free = max(cuts, key=lambda cut: self.screen.score(cut, aim))
-        gain = self.screen.score(free, aim) / self.screen.score(chosen, aim)
-        return (None, 1.0) if free == chosen else (free, gain)
+        if aim is Aim.CONTEXT or self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
+            return None, 1.0
+        return free, self.screen.score(free, aim) / self.screen.score(chosen, aim)
 
     def value(self, aim: Aim, cut: Cut) -> float:
         """What is to be as large as possible, simulated: tokens per second of all streams, or turns per second."""

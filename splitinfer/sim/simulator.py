@@ -2,7 +2,7 @@
 
     coordinator    take in messages | draft | plan | launch | ...      one thing at a time
     stages         one step each, in order of arrival
-    hops           any number of steps at a time
+    hops           any number of steps at a time, whose rows leave one after the other
 
 Where a device computes while its host goes on (``Machine.launches_ahead``), each stage has a queue
 (``machine.device_queue``). A launch holds the thread that launches as long as the queue does; a step's result leaves
@@ -97,6 +97,7 @@ class Simulator:
         self._answers = Answers()
         traits = machine.device if machine.launches_ahead else DeviceTraits()
         self._queues = [DeviceQueue(traits) for _ in machine.stages]
+        self._sent = [0.0] * machine.num_stages  # when the last step's rows had left for the next stage
         self._in_line: list[deque[tuple[StepPlan, float]]] = [deque() for _ in machine.stages]
         self._void: set[tuple[int, int]] = set()  # slices that the stages in the middle know to be void
         self._unsent: dict[int, StepPlan] = {}  # launched on the first stage and not done, by step
@@ -237,7 +238,9 @@ class Simulator:
             sampled, _ = self.sampled(plan)
             self._answer(plan, sampled, done)
             return
-        arrives = done + self.machine.hops[stage].seconds(plan.num_tokens)
+        hop = self.machine.hops[stage]
+        self._sent[stage] = max(done, self._sent[stage]) + hop.per_row * plan.num_tokens
+        arrives = self._sent[stage] + hop.fixed
         self._at(arrives, lambda: self._arrive(stage + 1, plan, arrives))
 
     def _arrive(self, stage: int, plan: StepPlan, received: float) -> None:
