@@ -61,7 +61,9 @@ def checkpoint_of(description: bytes | memoryview) -> Iterator[Checkpoint]:
         raise ProtocolError(f"a model was described in {len(description):,} bytes; it may have {_MOST_BYTES:,}")
     try:
         found = json.loads(bytes(description))
-        files = {name: str(found["files"][name]) for name in CONFIGURATION if name in found["files"]}
+        files = {name: str(found["files"][name]) for name in CONFIGURATION if name in dict(found["files"])}
+        if "config.json" not in files:
+            raise ValueError("it has no config.json")
         entries = {str(name): _entry(one) for name, one in found["tensors"].items()}
         tensors = table_of(parse_entries(entries, ""))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
