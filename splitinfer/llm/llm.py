@@ -33,6 +33,7 @@ from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, 
 from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.errors import ConfigError, QueueFull
 from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.llm.automatic import choose_layout
 from splitinfer.llm.prompts import PromptEncoder
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.settings import Settings
@@ -50,6 +51,7 @@ from splitinfer.llm.setup import (
 from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
+from splitinfer.placement.asked import Aim
 from splitinfer.text.answer import Tool
 
 
@@ -57,8 +59,12 @@ class LLM:
     """A model cut by layers over the stages of a layout, ready for requests.
 
     Args:
-        layout: a Layout, a mapping with a layout's keys, or a path or name of a layout file.
+        layout: a Layout, a mapping with a layout's keys, or a path or name of a layout file; ``None``: planned from
+            what this machine and the ``workers`` are measured to do (``explanation`` says what was chosen).
         model: the model's folder or hub name, in place of the one that the layout names.
+        workers: without a layout, those that may get layers: addresses, ``[NAME=]ADDRESS[#KEY]``, or mappings with the
+            keys ``address``, ``name`` and ``key``.
+        aim: what a planned layout is for.
         settings: how it is run.
         notice: called with a stage's name and its progress while loading, from several threads.
         drafter: makes another drafter than the layout's, on the engine's thread; for measurements.
@@ -69,24 +75,42 @@ class LLM:
 
     def __init__(
         self,
-        layout: PlainLayout | Mapping[str, Any] | str | Path,
+        layout: PlainLayout | Mapping[str, Any] | str | Path | None = None,
         *,
         model: str | None = None,
+        workers: Sequence[str | Mapping[str, Any]] = (),
+        aim: Aim = Aim.CHAT,
         settings: Settings | None = None,
         notice: Notice | None = None,
         drafter: MakeDrafter | None = None,
     ) -> None:
         self.settings = settings or Settings()
+        notice = notice or (lambda _name, _progress: None)
+        self.explanation = ""
+        """Of a layout that was planned, what was chosen and why."""
+        if layout is None:
+            layout = self._planned(model, workers, notice, aim)
+        elif workers:
+            raise ConfigError("a layout names the workers; give one or the other")
         self.layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
         """The serving options in force."""
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
         try:
-            self._open(notice or (lambda _name, _progress: None))
+            self._open(notice)
         except BaseException:
             self.close()
             raise
+
+    def _planned(
+        self, model: str | None, workers: Sequence[str | Mapping[str, Any]], notice: Notice, aim: Aim
+    ) -> PlainLayout:
+        if model is None:
+            raise ConfigError("name a layout, or a model and the workers that may get layers of it")
+        chosen = choose_layout(model, workers, self.settings, notice, aim=aim)
+        self.explanation = chosen.text
+        return chosen.layout
 
     def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(model_of(self.layout))

@@ -79,10 +79,10 @@ class Planner:
     def __post_init__(self) -> None:
         self.memory, self.screen = Memory(self.profiles, self.asked), Screen(self.profiles, self.asked)
 
-    def plan(self) -> Plan:
+    def plan(self, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
         """The best cut for each aim."""
         cuts, best = self.candidates(), dict[Aim, Best]()
-        for aim in Aim:
+        for aim in aims:
             found = self._best(aim, cuts)
             if found is not None:
                 best[aim] = found
@@ -196,6 +196,6 @@ class Planner:
         return self._known[what, cut]
 
 
-def plan(profiles: Profiles, asked: Asked) -> Plan:
+def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
     """The best cut for each aim."""
-    return Planner(profiles, asked).plan()
+    return Planner(profiles, asked).plan(aims)
