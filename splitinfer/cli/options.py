@@ -59,7 +59,8 @@ WorkersOption = Annotated[
 ]
 AimOption = Annotated[Aim, typer.Option("--for", help="With --workers: what the cut is to be best for.")]
 MeasureOption = Annotated[
-    bool, typer.Option("--measure", help="Measure machines anew, also those that remember what they were measured to do.")
+    bool,
+    typer.Option("--measure", help="Measure machines anew, also those that remember what they were measured to do."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")

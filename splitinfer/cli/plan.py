@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import ModelOption, Verbose, finite
+from splitinfer.cli.options import MeasureOption, ModelOption, Timeout, Verbose, finite
 from splitinfer.cli.running import finish, set_up
 from splitinfer.errors import CannotFit, ConfigError
 from splitinfer.placement.asked import Aim, Asked
@@ -36,7 +36,9 @@ def plan(
     ] = None,
     profiles: Annotated[
         Path | None,
-        typer.Option("--profiles", help="Machines as they were measured or described (docs/planning.md)."),
+        typer.Option(
+            "--profiles", help="A file that describes the machines (docs/planning.md); they are measured if not given."
+        ),
     ] = None,
     aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts --out writes.")] = Aim.CHAT,
     out: Annotated[Path | None, typer.Option("--out", help="Write the layout to this file.")] = None,
@@ -83,6 +85,8 @@ def plan(
             help="Share of what weights leave free that KV may take; coord takes half, or --kv-memory.",
         ),
     ] = _DEFAULTS.kv_share,
+    measure: MeasureOption = False,
+    connect_timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the tables.")] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -95,8 +99,10 @@ def plan(
         base = _base(layout, workers)
         if out is not None and out.exists() and not force:
             raise ConfigError(f"{out} exists; name another file, or replace it with --force")
-        source = _source(profiles, model)
-        found = _with_drafter(_chosen(source.profiles(), base, workers), draft)
+        if profiles is not None:
+            found = _with_drafter(_chosen(_source(profiles, model).profiles(), base, workers), draft)
+        else:
+            found = _measured(model, workers, base, draft, again=measure, connect_timeout=connect_timeout)
         asked = Asked(
             context=min(context, found.model.context_length),
             streams=streams,
@@ -109,7 +115,8 @@ def plan(
             kv_share=kv_share,
         )
         best = _planned(found, asked)
-        return show(best, aim, base, out, str(profiles), as_json=as_json)
+        origin = "measurements" if profiles is None else str(profiles)
+        return show(best, aim, base, out, origin, as_json=as_json)
 
     finish(run, verbose)
 
@@ -133,13 +140,42 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
     return find_layout(layout)
 
 
-def _source(profiles: Path | None, model: str | None) -> "ProfileSource":
-    """Where the profiles come from."""
+def _source(profiles: Path, model: str | None) -> "ProfileSource":
+    """The file that the profiles come from."""
     from splitinfer.machine.profile_files import ProfileFile
 
-    if profiles is None:
-        raise ConfigError("name the file that describes the machines with --profiles")
     return ProfileFile(profiles, model)
+
+
+def _measured(
+    model: str | None,
+    workers: str | None,
+    base: "Layout | None",
+    draft: str | None,
+    *,
+    again: bool,
+    connect_timeout: float,
+) -> "Profiles":
+    """The profiles of this machine and of the workers that are named, measured now or remembered by each."""
+    from splitinfer.console import measuring
+    from splitinfer.llm import Settings
+    from splitinfer.llm.automatic import MeasuredProfiles, as_workers, named
+
+    name = model or (None if base is None else base.model)
+    if name is None or (base is None and workers is None):
+        raise ConfigError(
+            "name a model with --model and its machines with --workers or --layout, which are measured; or a file that "
+            "describes them with --profiles"
+        )
+    specs = as_workers(named(workers or "")) if base is None else base.stages[1:]
+    settings = Settings(
+        draft=draft or (None if base is None else base.draft),
+        kv_format=None if base is None else base.kv_format,
+        connect_timeout=connect_timeout,
+    )
+    with measuring() as notice:
+        dtype = "auto" if base is None else base.dtype
+        return MeasuredProfiles(name, specs, settings, notice, dtype, again).profiles()
 
 
 def _chosen(profiles: "Profiles", base: "Layout | None", workers: str | None) -> "Profiles":

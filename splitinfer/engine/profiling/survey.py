@@ -118,7 +118,9 @@ class Surveyor:
         if here:
             self._ask(here[0])
         found, num_new = self._await(group, [queue for queue in (*others, here) if queue])
-        sharing = 1 + sum(not handle.spec.is_local for handle in here)  # a plan counts local stages with the coordinator
+        sharing = 1 + sum(
+            not handle.spec.is_local for handle in here
+        )  # a plan counts local stages with the coordinator
         machines = [own, *(found[handle.stage] for handle in group.workers)]
         is_here = [True, *(handle in here for handle in group.workers)]
         free = unloaded_bytes() // sharing
