@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
@@ -22,6 +23,7 @@ from splitinfer.sim.simulator import Simulator
 
 _PROMPT = 16  # tokens
 _MOST_DRAFTS = 10
+_LEAST_SECONDS = 1e-5  # between two looks at how many tokens there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,12 @@ def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
         params = SamplingParams(max_tokens=50 * crowd.tokens)
         simulator.submit(0.0, Stream(seq_id, [0] * _PROMPT, params, 0, flight=choice.flight))
     times = [served.token_times for _, served in sorted(simulator.served.items())]
+    seconds = _few_tokens(crowd)
     while min(map(len, times)) < crowd.tokens // 4:
-        simulator.run(simulator.now + 1.0)
+        simulator.run(simulator.now + seconds)
     begin = simulator.now
     while min(map(len, times)) < crowd.tokens:
-        simulator.run(simulator.now + 1.0)
+        simulator.run(simulator.now + seconds)
     end = simulator.now
     counted = [[at for at in each if begin < at <= end] for each in times]
     rates = tuple(len(each) / (end - begin) for each in counted)
@@ -94,6 +97,14 @@ def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
     groups = simulator.scheduler.state.groups
     drafts = tuple(groups.flights.get(seq_id, OFF).first for seq_id in range(len(times)))
     return Figures(sum(rates), rates, tuple(gaps), simulator.scheduler.batches.active, drafts)
+
+
+def _few_tokens(crowd: Crowd) -> float:
+    """Seconds in which streams get a few tokens each: no more than a second, and on a quick machine so few that the
+    counted ones do not come all at once."""
+    machine = crowd.machine
+    token = sum(stage.at(Shape(1)) for stage in machine.stages) + sum(hop.fixed for hop in machine.hops) + machine.host
+    return min(1.0, max(_LEAST_SECONDS, crowd.tokens / 8 * token))
 
 
 def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
