@@ -179,12 +179,14 @@ class _Stopwatch:
         """The median of steps of so many rows, without the first."""
         is_chunk = rows not in _SINGLE
         sequences = trial.open(1 if is_chunk else rows)
-        timed = [self._step(trial, sequences, rows if is_chunk else 1)]
+        timed, void = [self._step(trial, sequences, rows if is_chunk else 1)], [trial.is_void]
         while len(timed) < _count(timed[-1][1]):
             sequences = trial.open(1) if is_chunk else sequences
             timed.append(self._step(trial, sequences, rows if is_chunk else 1))
+            void.append(trial.is_void)
         trial.close()
-        counted = sorted(timed[1:] or timed, key=lambda each: each[1])
+        valid = [one for one, is_void in zip(timed[1:], void[1:], strict=True) if not is_void]
+        counted = sorted(valid or timed[1:] or timed, key=lambda each: each[1])
         return counted[len(counted) // 2]
 
     def _with_context(self, trial: Trial, little: dict[int, Timed], seconds: float) -> list[Timed]:

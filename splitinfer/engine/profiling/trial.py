@@ -38,7 +38,7 @@ class Trial:
         self._num_steps = self._num_sequences = 0
         self._lengths: dict[int, int] = {}
         self.waits: list[float] = []  # from the ends of steps until the thread that waited went on
-        self.num_void = 0
+        self.is_void = False  # the step before: computing it took longer than the device that is emulated would
 
     def open(self, count: int) -> list[int]:
         """Open sequences; they come to be with their first step."""
@@ -91,7 +91,7 @@ class Trial:
         span = self._runner.wait(launched)
         self.waits.append(time.monotonic() - span.ended)
         figures = self._runner.finish(launched).figures
-        self.num_void += figures.is_void
+        self.is_void = figures.is_void
         return (figures.started, figures.ended), figures.ended - figures.started - figures.copying
 
     def _hidden(self, rows: int) -> mx.array | None:
