@@ -40,13 +40,14 @@ LIVE = Choice()
 @dataclass(frozen=True, slots=True)
 class Crowd:
     """Streams side by side. ``acceptance``: of each; ``tokens``: of each answer, of which the first quarter is not
-    counted; ``itl_slo``: seconds between two tokens, at most."""
+    counted; ``itl_slo``: seconds between two tokens, at most; ``by_place``: see ``Simulator``."""
 
     machine: Machine
     acceptance: tuple[float, ...]
     tokens: int = 400
     itl_slo: float | None = None
     seed: int = 1
+    by_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
         fixed_groups=choice.groups is not None,
     )
     scheduler = Scheduler(config)
-    return Simulator(scheduler, crowd.machine, acceptance=dict(enumerate(crowd.acceptance)), seed=crowd.seed)
+    acceptance = dict(enumerate(crowd.acceptance))
+    return Simulator(scheduler, crowd.machine, acceptance=acceptance, seed=crowd.seed, by_place=crowd.by_place)
 
 
 def without_drafts(crowd: Crowd) -> dict[int, Figures]:

@@ -59,8 +59,9 @@ MOST_CONTEXT = 10**8  # tokens: memory is the bound
 _WARM_TOKENS, _STREAM_TOKENS = 24, 100
 
 
-def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = None) -> Profiles:
-    """Machines that are so many times as slow as the ratio says, with hops of ``hop`` seconds."""
+def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = None, slower: float = 1.0) -> Profiles:
+    """Machines that are so many times as slow as the ratio says, with hops of ``hop`` seconds. ``slower``: all of them
+    take so many times as long."""
     coordinator = MachineProfile(
         "m0",
         {"layer": StageCosts.through({rows: ms / 1000 for rows, ms in LAYER_MS.items()})},
@@ -71,7 +72,7 @@ def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = No
         buffers=2.0,
         launches_ahead=True,
         free_bytes=FREE,
-    )
+    ).slower(slower)
     room = free or [FREE] * len(ratio)
     machines = [
         replace(
@@ -102,20 +103,25 @@ def ratio_of(text: str) -> tuple[float, ...]:
 # -- measuring ---------------------------------------------------------------------------------
 
 
-def measure(out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, trials: int) -> None:
+def measure(
+    out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, trials: int, slower: float
+) -> None:
     """Measure the cuts that are not in ``out`` yet, and append a line for each."""
-    known = {(line["ratio"], line["hop_ms"], *line["machines"], *line["layers"]) for line in _lines([out])}
+    known = {
+        (line["ratio"], line["hop_ms"], line["slower"], *line["machines"], *line["layers"]) for line in _lines([out])
+    }
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         make(model, ModelShape(layers=LAYERS, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=VOCAB), num_files=1)
         for ratio in ratios:
             for hop in hops:
-                rig = profiles(ratio_of(ratio), hop / 1000)
+                rig = profiles(ratio_of(ratio), hop / 1000, slower=slower)
                 for cut in _to_measure(rig, best, at_random):
-                    if (ratio, hop, *cut.machines, *cut.layers) in known:
+                    if (ratio, hop, slower, *cut.machines, *cut.layers) in known:
                         continue
                     found = _measured(rig, cut, model, hop / 1000, trials)
-                    line = {"ratio": ratio, "hop_ms": hop, "machines": cut.machines, "layers": cut.layers, **found}
+                    rigged = {"ratio": ratio, "hop_ms": hop, "slower": slower}
+                    line = {**rigged, "machines": cut.machines, "layers": cut.layers, **found}
                     with out.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(line) + "\n")
                     print(ratio, hop, cut.machines, cut.name, {k: _short(v) for k, v in found.items()}, flush=True)
@@ -252,20 +258,22 @@ def _tight(count: int) -> list[int]:
 
 
 ROOMS = {"ample": _ample, "tight": _tight}
-TIGHT_CONTEXT = 330_000  # tokens of a sequence where memory is tight: the coordinator has room for five layers
+TIGHT_CONTEXT = 320_000  # tokens in all where memory is tight: the coordinator has room for five layers
 
 
 def judge(files: Sequence[Path], least: float) -> int:
     """Print what a plan chose beside the best measured cut, for each rig, room and aim; 1 if any is below ``least``."""
     worst = 1.0
-    rigs: dict[tuple[str, float], dict[Cut, dict[str, Any]]] = {}
+    rigs: dict[tuple[str, float, float], dict[Cut, dict[str, Any]]] = {}
     for line in _lines(files):
         cut = Cut(tuple(line["machines"]), tuple(line["layers"]))
-        rigs.setdefault((line["ratio"], line["hop_ms"]), {})[cut] = line
+        rigs.setdefault((line["ratio"], line["hop_ms"], line["slower"]), {})[cut] = line
     print(f"{'rig':>16} {'room':6} {'aim':24} {'chosen':9} {'best':9} to best  {'by memory':9} to best")
-    for (ratio, hop), cuts in rigs.items():
+    for (ratio, hop, slower), cuts in rigs.items():
         for room, of in ROOMS.items():
-            for verdict in _verdicts(ratio, hop, room, of(len(ratio_of(ratio))), cuts):
+            for verdict in _verdicts(
+                profiles(ratio_of(ratio), hop / 1000, of(len(ratio_of(ratio))), slower), room, cuts
+            ):
                 worst = min(worst, verdict["to_best"])
                 print(_line(f"{ratio} {hop:g} ms", room, verdict), flush=True)
         void = sum(line["void"] for line in cuts.values()) / sum(line["steps"] for line in cuts.values())
@@ -281,28 +289,22 @@ def _line(rig: str, room: str, verdict: dict[str, Any]) -> str:
             f"{verdict['to_best']:.3f}    {beside}")  # fmt: skip
 
 
-def _verdicts(
-    ratio: str, hop: float, room: str, free: list[int], cuts: dict[Cut, dict[str, Any]]
-) -> Iterator[dict[str, Any]]:
-    rig = profiles(ratio_of(ratio), hop / 1000, free)
+def _verdicts(rig: Profiles, room: str, cuts: dict[Cut, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    free = [machine.free_bytes for machine in rig.machines]
     for acceptance, suffix in ((None, ""), (ACCEPTANCE, "_with_drafts")):
-        wish = replace(asked(acceptance), context=8192 if room == "ample" else TIGHT_CONTEXT)
-        planner = _Known(rig, wish, cuts=tuple(cuts))
-        plan = planner.plan()
-        for aim in Aim:
-            if aim is Aim.CONTEXT and suffix:
-                continue
-            sequences = 1
-            fitting = {c: line for c, line in cuts.items() if planner.memory.fits(c, wish.context, sequences)}
-            if aim is Aim.CONTEXT:
-                fitting = cuts
-            values = {c: _value(aim, line, room, suffix) for c, line in fitting.items()}
-            best = max(values, key=values.__getitem__)
-            exo = by_memory(next(iter(cuts)).machines, free)
-            chosen = plan.best[aim].cut
+        for aim in Aim if not suffix else (Aim.CHAT, Aim.THROUGHPUT):
+            wish = asked(acceptance)
+            context = 8192 if room == "ample" else TIGHT_CONTEXT // wish.sequences(aim)
+            planner = _Known(rig, replace(wish, context=context), cuts=tuple(cuts))
+            chosen = planner.best(aim, planner.candidates())
+            assert chosen is not None, f"no cut fits for {aim}"
+            values = {c: _value(aim, line, room, suffix) for c, line in cuts.items()}
+            if aim is not Aim.CONTEXT:
+                values = {c: v for c, v in values.items() if planner.memory.fits(c, context, wish.sequences(aim))}
+            best, exo = max(values, key=values.__getitem__), by_memory(next(iter(cuts)).machines, free)
             yield {
-                "aim": aim + suffix.replace("_", " "), "chosen": chosen.name, "best": best.name,
-                "to_best": values[chosen] / values[best],
+                "aim": aim + suffix.replace("_", " "), "chosen": chosen.cut.name, "best": best.name,
+                "to_best": values[chosen.cut] / values[best],
                 "by_memory": (exo.name, values[exo] / values[best]) if exo in values else None,
             }  # fmt: skip
 
@@ -315,7 +317,7 @@ def _value(aim: Aim, line: dict[str, Any], room: str, suffix: str) -> float:
 
 @dataclass(slots=True)
 class _Known(Planner):
-    """A planner of the cuts that were measured. Memory counts for one sequence whatever the aim."""
+    """A planner of the cuts that were measured."""
 
     cuts: tuple[Cut, ...] = ()
 
@@ -326,7 +328,7 @@ class _Known(Planner):
 def by_memory(machines: tuple[int, ...], free: Sequence[int]) -> Cut:
     """Layers in proportion to free memory, the last machine the rest, as exo's ring has them by default
     (exo, ``RingMemoryWeightedPartitioningStrategy``)."""
-    layers, total, share = [], sum(free), 0.0
+    layers, total, share = list[int](), sum(free), 0.0
     for m in machines[:-1]:
         share += free[m] / total
         layers.append(max(1, round(share * LAYERS) - sum(layers)))
@@ -350,6 +352,7 @@ def main() -> None:
     measuring.add_argument("--best", type=int, default=0, help="only so many by each formula, in any order of machines")
     measuring.add_argument("--random", type=int, default=10, help="with --best, so many others")
     measuring.add_argument("--trials", type=int, default=2)
+    measuring.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
     judging = commands.add_parser("judge")
     judging.add_argument("files", type=Path, nargs="+")
     judging.add_argument("--least", type=float, default=0.97)
@@ -357,7 +360,7 @@ def main() -> None:
     if args.command == "judge":
         raise SystemExit(judge(args.files, args.least))
     hops = [float(hop) for hop in args.hops.split(",")]
-    measure(args.out, args.ratios.split(","), hops, args.best, args.random, args.trials)
+    measure(args.out, args.ratios.split(","), hops, args.best, args.random, args.trials, args.slower)
 
 
 if __name__ == "__main__":
