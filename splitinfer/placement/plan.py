@@ -83,7 +83,7 @@ class Planner:
         """The best cut for each aim."""
         cuts, best = self.candidates(), dict[Aim, Best]()
         for aim in aims:
-            found = self._best(aim, cuts)
+            found = self.best(aim, cuts)
             if found is not None:
                 best[aim] = found
         simulated = {cut for _, cut in self._known}
@@ -105,7 +105,8 @@ class Planner:
 
     # -- one aim -------------------------------------------------------------------------------
 
-    def _best(self, aim: Aim, cuts: list[Cut]) -> Best | None:
+    def best(self, aim: Aim, cuts: list[Cut]) -> Best | None:
+        """The best of ``cuts`` for an aim; ``None`` if none fits."""
         fitting = self._fitting(aim, cuts)
         if not fitting:
             return None

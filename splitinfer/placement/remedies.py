@@ -23,7 +23,8 @@ _EXACT = 0.005  # relative, of weights and bytes
 class Shortage:
     """Why nothing fits that meets an aim, and what would. Each remedy alone would do; ``None``: it would not.
 
-    lacking: bytes that are missing in all, and ``at``: the machine where most of them would help.
+    lacking: bytes that are missing in all.
+    first: bytes that the coordinator lacks for a single layer; then no further machine helps.
     weights: the share of the weights' bytes that would fit.
     machine: bytes that one more machine would have to have free.
     context: tokens of each sequence that would fit.
@@ -34,6 +35,7 @@ class Shortage:
     context_asked: int
     sequences: int
     lacking: int
+    first: int
     weights: float | None
     machine: int | None
     context: int | None
@@ -55,6 +57,7 @@ def shortage(profiles: Profiles, asked: Asked, aim: Aim) -> Shortage:
         context_asked=context,
         sequences=sequences,
         lacking=lacking(profiles, asked, context, sequences),
+        first=max(0, Memory(_apart(profiles), asked).lack(0, 0, 1, context, sequences)),
         weights=_most_share(lambda share: fits(_lighter(profiles, share))),
         machine=_least_bytes(lambda free: fits(_with_another(profiles, free)), profiles),
         context=blocks * _BLOCK or None,

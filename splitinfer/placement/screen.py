@@ -17,6 +17,7 @@ live scheduler by them.) Seconds of a stage are differences of sums over the lay
 from itertools import accumulate
 
 from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
@@ -72,8 +73,8 @@ class Screen:
 
     def prompt(self, cut: Cut, num_tokens: int) -> float:
         """Seconds from a prompt until its first token."""
-        chunks = -(-num_tokens // self._budget)
-        rows = -(-num_tokens // chunks)
+        rows = even_share(num_tokens, self._budget, len(cut.layers), rounds=False)
+        chunks = -(-num_tokens // rows)
         shape = Shape(rows, 0, num_tokens * (num_tokens + 1) // 2 // chunks)  # the mean chunk
         seconds = self._seconds(cut, shape)
         return self._first.host + sum(seconds) + (chunks - 1) * max(seconds) + self._passing(cut, rows)

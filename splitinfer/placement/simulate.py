@@ -14,7 +14,7 @@ from splitinfer.sim.simulator import Served, Simulator
 
 _SETTLED = 0.25  # of an answer: what is not counted of its rate, while the choice of drafts is learned
 _WINDOW = 120  # tokens of each of many streams
-_LEAST_ANSWER = 400  # tokens from which a rate is taken; drafts are right by chance
+_LEAST_ANSWER = 600  # tokens from which a rate with drafts is taken
 _SEED = 1
 
 
@@ -45,7 +45,7 @@ def long_prompt(machine: Machine, budget: int, num_tokens: int = LONG_PROMPT) ->
 
 def many(machine: Machine, asked: Asked, acceptance: float | None) -> float:
     """Tokens per second of ``asked.streams`` streams together, while all decode."""
-    crowd = drafts.Crowd(machine, (acceptance or 0.0,) * asked.streams, _WINDOW, seed=_SEED)
+    crowd = drafts.Crowd(machine, (acceptance or 0.0,) * asked.streams, _WINDOW, seed=_SEED, by_place=True)
     return drafts.run(crowd, drafts.Choice(flight=OFF) if acceptance is None else drafts.LIVE).rate
 
 
@@ -60,7 +60,7 @@ def _serve(machine: Machine, prompt: int, answer: int, budget: int, acceptance: 
         blocks=PrefixCacheConfig(keeps_blocks=False),
         speculates=acceptance is not None,
     )
-    simulator = Simulator(Scheduler(config), machine, acceptance=acceptance or 0.0, seed=_SEED)
+    simulator = Simulator(Scheduler(config), machine, acceptance=acceptance or 0.0, seed=_SEED, by_place=True)
     simulator.submit(0.0, Sequence(0, [0] * prompt, SamplingParams(max_tokens=answer), 0))
     simulator.run()
     return simulator.served[0]

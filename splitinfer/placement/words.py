@@ -103,10 +103,12 @@ def _links(plan: Plan, best: Best) -> Iterator[str]:
 
 
 def shortage_in_words(shortage: Shortage, asked: Asked) -> list[str]:
-    """What does not fit, by how much, and what would."""
+    """What does not fit, by how much, and what would be enough."""
     what = _sequences(shortage.sequences, shortage.context_asked)
     lines = [f"For {shortage.aim}, {what} {'do' if shortage.sequences > 1 else 'does'} not fit: "
              f"{gigabytes(shortage.lacking)} too little."]  # fmt: skip
+    if shortage.first:
+        lines.append(f"The coordinator has {gigabytes(shortage.first)} too little for one layer; start it elsewhere.")
     remedies = list(_remedies(shortage))
     lines += [f"It would fit with {' or with '.join(remedies)}."] if remedies else []
     if asked.kv_share < 1:

@@ -23,7 +23,7 @@ from splitinfer.sim.simulator import Simulator
 
 _PROMPT = 16  # tokens
 _MOST_DRAFTS = 10
-_LEAST_SECONDS = 1e-5  # between two looks at how many tokens there are
+_STEPS = 10  # of one row through all stages, after which is looked whether a simulation is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,14 @@ LIVE = Choice()
 @dataclass(frozen=True, slots=True)
 class Crowd:
     """Streams side by side. ``acceptance``: of each; ``tokens``: of each answer, of which the first quarter is not
-    counted; ``itl_slo``: seconds between two tokens, at most."""
+    counted; ``itl_slo``: seconds between two tokens, at most; ``by_place``: see ``Simulator``."""
 
     machine: Machine
     acceptance: tuple[float, ...]
     tokens: int = 400
     itl_slo: float | None = None
     seed: int = 1
+    by_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +85,12 @@ def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
         params = SamplingParams(max_tokens=50 * crowd.tokens)
         simulator.submit(0.0, Stream(seq_id, [0] * _PROMPT, params, 0, flight=choice.flight))
     times = [served.token_times for _, served in sorted(simulator.served.items())]
-    seconds = _few_tokens(crowd)
+    a_while = _STEPS * sum(stage.at(Shape(1)) for stage in crowd.machine.stages)
     while min(map(len, times)) < crowd.tokens // 4:
-        simulator.run(simulator.now + seconds)
+        simulator.run(simulator.now + a_while)
     begin = simulator.now
     while min(map(len, times)) < crowd.tokens:
-        simulator.run(simulator.now + seconds)
+        simulator.run(simulator.now + a_while)
     end = simulator.now
     counted = [[at for at in each if begin < at <= end] for each in times]
     rates = tuple(len(each) / (end - begin) for each in counted)
@@ -97,14 +98,6 @@ def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
     groups = simulator.scheduler.state.groups
     drafts = tuple(groups.flights.get(seq_id, OFF).first for seq_id in range(len(times)))
     return Figures(sum(rates), rates, tuple(gaps), simulator.scheduler.batches.active, drafts)
-
-
-def _few_tokens(crowd: Crowd) -> float:
-    """Seconds in which streams get a few tokens each: no more than a second, and on a quick machine so few that the
-    counted ones do not come all at once."""
-    machine = crowd.machine
-    token = sum(stage.at(Shape(1)) for stage in machine.stages) + sum(hop.fixed for hop in machine.hops) + machine.host
-    return min(1.0, max(_LEAST_SECONDS, crowd.tokens / 8 * token))
 
 
 def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
@@ -122,7 +115,8 @@ def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
         fixed_groups=choice.groups is not None,
     )
     scheduler = Scheduler(config)
-    return Simulator(scheduler, crowd.machine, acceptance=dict(enumerate(crowd.acceptance)), seed=crowd.seed)
+    acceptance = dict(enumerate(crowd.acceptance))
+    return Simulator(scheduler, crowd.machine, acceptance=acceptance, seed=crowd.seed, by_place=crowd.by_place)
 
 
 def without_drafts(crowd: Crowd) -> dict[int, Figures]:
