@@ -34,7 +34,9 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.errors import ConfigError, QueueFull
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
+from splitinfer.llm.live_plan import rebalance_of
 from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.rebalance import Rebalance
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.settings import Settings
 from splitinfer.llm.setup import (
@@ -46,6 +48,7 @@ from splitinfer.llm.setup import (
     check_draft,
     model_of,
     token_budget_of,
+    with_layers,
     with_settings,
 )
 from splitinfer.models.generation_config import read_recommended
@@ -378,6 +381,37 @@ class LLM:
         budget = token_budget_of(changed, (ready.device for ready in self._engine.pipeline.ready))
         self._engine.tune(changed.policy_config, budget, changed.max_running or MAX_RUNNING)
         self.serving_options = changed
+
+    def plan(self, aim: Aim = Aim.CHAT) -> Rebalance:
+        """Compare the cut in force with the best for ``aim``, by what the pipeline's own steps have cost; ``recut``
+        loads its layout.
+
+        Raises:
+            RequestError: no step has been computed yet, or no cut meets the aim.
+        """
+        return rebalance_of(self._engine, self._checkpoint, self.layout, self.settings, aim)
+
+    def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
+        """Load another cut of the model over its machines; returns the seconds in which nothing was computed.
+
+        Requests wait meanwhile, and go on with the same tokens: what the stages held of them is computed again, or read
+        from disk, as far as every stage has it there.
+
+        ``cut``: the numbers of layers of the stages in their order, or a layout, whose stages replace the present ones.
+
+        Raises:
+            LayoutError: the layers are not the model's.
+            SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
+                force again.
+        """
+        if isinstance(cut, Sequence) and not isinstance(cut, str):
+            layout = with_layers(self.layout, cut)
+        else:
+            layout = replace(self.layout, stages=as_layout(cut, None).stages)
+        layout.check(self.layout.num_layers)
+        paused = self._engine.recut(layout)
+        self.layout = layout
+        return paused
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as a plain dictionary; ``docs/metrics.md`` explains each.
