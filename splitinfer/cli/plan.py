@@ -93,7 +93,8 @@ def plan(
         from splitinfer.cli.plan_tables import show
 
         base = _base(layout, workers)
-        _check_out(out, force=force)
+        if out is not None and out.exists() and not force:
+            raise ConfigError(f"{out} exists; name another file, or replace it with --force")
         source = _source(profiles, model)
         found = _with_drafter(_chosen(source.profiles(), base, workers), draft)
         asked = Asked(
@@ -111,16 +112,6 @@ def plan(
         return show(best, aim, base, out, str(profiles), as_json=as_json)
 
     finish(run, verbose)
-
-
-def _check_out(out: Path | None, *, force: bool) -> None:
-    """Refuse a file that cannot be written, before anything is computed for it."""
-    if out is None:
-        return
-    if out.exists() and not force:
-        raise ConfigError(f"{out} exists; name another file, or replace it with --force")
-    if not out.parent.is_dir():
-        raise ConfigError(f"{out} cannot be written: there is no folder {out.parent}")
 
 
 def _planned(profiles: "Profiles", asked: Asked) -> "Plan":
