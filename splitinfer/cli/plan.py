@@ -82,7 +82,7 @@ def plan(
             min=0.01,
             max=1,
             rich_help_panel=_MEMORY,
-            help="Share of what weights leave free that KV may take; coord takes half, or --kv-memory.",
+            help="Share of what weights leave free that KV may take; coord takes half, or --kv-gb.",
         ),
     ] = _DEFAULTS.kv_share,
     measure: MeasureOption = False,

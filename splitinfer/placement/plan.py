@@ -99,9 +99,18 @@ class Planner:
             return coarse
         found = dict.fromkeys(coarse)
         for aim in Aim:
-            fitting = self._fitting(aim, coarse)
-            found.update(dict.fromkeys(near(self._ranked(aim, fitting)[:_WIDER], stride - 1)))
+            found.update(dict.fromkeys(self._refined(aim, coarse, stride)))
         return list(found)
+
+    def _refined(self, aim: Aim, cuts: Iterable[Cut], distance: int) -> list[Cut]:
+        """The best of ``cuts`` for an aim, and those near them, nearer and nearer until there is no better one."""
+        best: list[Cut] = []
+        while True:
+            before, best = best, self._ranked(aim, self._fitting(aim, cuts))[:_WIDER]
+            if distance == 1 and best[:1] == before[:1]:
+                return list(dict.fromkeys([*best, *cuts]))
+            distance = -(-distance // 2)
+            cuts = list(near(best, distance))
 
     # -- one aim -------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ def _left_over(memory: Memory, order: tuple[int, ...], num_layers: int, context:
             end += 1
         start = end
     last = memory.lack(order[-1], start, num_layers, context, sequences)
-    return missing + last if not missing else missing + max(0, last)
+    return missing + max(0, last) if missing else last
 
 
 def _apart(profiles: Profiles) -> Profiles:

@@ -32,7 +32,7 @@ def test_a_grid_keeps_the_number_of_cuts_in_bounds():
         every = orders(num_machines, num_layers, uses_all=False)
         stride = stride_of(every, num_layers)
         assert 0 < sum(1 for _ in on_grid(every, num_layers, stride)) <= MOST
-        assert stride == 1 or num_machines > 3
+        assert (stride == 1) == (num_machines <= 3)
 
 
 def test_near_are_all_cuts_around():
@@ -42,4 +42,5 @@ def test_near_are_all_cuts_around():
         (a, b - a, 12 - b) for ends in ((4, 8), (5, 9)) for a in range(ends[0] - 1, ends[0] + 2)
         for b in range(ends[1] - 1, ends[1] + 2)
     }  # fmt: skip
+    assert {cut.layers for cut in near([Cut((0, 1), (6, 6))], 4)} == {(2, 10), (6, 6), (10, 2)}
     assert all(min(cut.layers) > 0 for cut in near([Cut((0, 1), (1, 2))], 3))
