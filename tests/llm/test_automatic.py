@@ -1,6 +1,7 @@
 """Without a layout the machines are measured, and the best cut is taken; what was chosen is said."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,10 @@ from splitinfer.engine.profiling import remembered
 from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question
 from splitinfer.errors import CannotFit, ConfigError, LayoutError
-from splitinfer.llm import LLM, Settings
+from splitinfer.llm import LLM, Settings, automatic
 from splitinfer.llm.automatic import as_workers, chosen_from
 from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
-from splitinfer.placement.asked import Aim
+from splitinfer.placement.asked import Aim, Asked
 
 KEY = "ab" * 32
 
@@ -99,9 +100,12 @@ def test_what_does_not_fit_says_by_how_much():
         chosen_from(profiles, Settings(), Aim.CHAT)
 
 
-def test_a_pipeline_of_workers_alone(tiny_folder: Callable[..., Path], measured: list[str]):
-    """The same tokens as in any other cut."""
+def test_a_pipeline_of_workers_alone(
+    tiny_folder: Callable[..., Path], measured: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The same tokens as in any other cut. (Few turns are simulated, of few tokens.)"""
     folder, prompt = tiny_folder("llama"), stages.prompt(9)
+    monkeypatch.setattr(automatic, "Asked", partial(Asked, simulated=1, streams=1, prompt=8, answer=4))
     with (
         stages.worker("tcp") as there,
         LLM(model=str(folder), workers=[f"mini={there}"], aim=Aim.CONTEXT) as llm,
