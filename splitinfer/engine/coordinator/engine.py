@@ -42,6 +42,7 @@ from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.own_steps import OwnResult, OwnSteps
 from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.recut import Recut, no_room
 from splitinfer.engine.coordinator.request_table import RequestTable
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.stats import stats_of
@@ -75,14 +76,6 @@ class _Stop(Exception):
     """The loop was asked to end."""
 
 
-class _Recut(Exception):
-    """The loop was asked for another cut. ``paused``: gets the seconds in which nothing was computed."""
-
-    def __init__(self, layout: Layout) -> None:
-        super().__init__(layout.name)
-        self.layout, self.paused = layout, Future[float]()
-
-
 class Engine:
     """Runs a pipeline for many requests.
 
@@ -106,7 +99,7 @@ class Engine:
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
         self._started = threading.Event()
         self._is_closing = False
-        self._wanted: list[_Recut] = []  # cuts that were asked for, and are not in force yet
+        self._wanted: list[Recut] = []  # cuts that were asked for, and are not in force yet
         self._lost_stage: str | None = None  # the stage that is waited for, or was in vain
         self._awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
         self.totals = Totals([])
@@ -190,7 +183,7 @@ class Engine:
             SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
                 force again. Or the pipeline has failed, or was closed.
         """
-        wanted = _Recut(layout)
+        wanted = Recut(layout)
 
         def ask() -> None:
             raise wanted
@@ -286,7 +279,7 @@ class Engine:
             while True:
                 try:
                     self._turn()
-                except _Recut as wanted:
+                except Recut as wanted:
                     self._recut(wanted)
                 except (WorkerLost, DeviceFailed) as loss:
                     self._rejoin(loss)
@@ -463,7 +456,7 @@ class Engine:
 
     # -- another cut -------------------------------------------------------------------------
 
-    def _recut(self, wanted: _Recut) -> None:
+    def _recut(self, wanted: Recut) -> None:
         """Open the pipeline with another cut; with the one before, if that cannot be done."""
         before, began = self.pipeline.layout, time.monotonic()
         self._later.put(self.metrics.lost, began)
@@ -487,7 +480,7 @@ class Engine:
         try:
             self._open_cut(layout)
         except NeverFits as error:
-            return _no_room(error, layout)
+            return no_room(error, layout)
         except SplitinferError as error:
             return error
         return None
@@ -644,15 +637,6 @@ class Engine:
     def _abort_all(self) -> None:
         for seq_id in self._requests:
             self._abort(seq_id)
-
-
-def _no_room(error: NeverFits, layout: Layout) -> RequestError:
-    """Why a cut cannot be used while a request is under way."""
-    name = layout.stages[error.stage].name
-    return RequestError(
-        f"a request under way has no room in the cut {layout.cut}: {error.num_tokens:,} tokens need "
-        f"{size(error.needed)} of KV on stage {name}, which has {size(error.there)}; try again when it has ended"
-    )
 
 
 def _stage_without_memory(loss: WorkerLost | DeviceFailed) -> int | None:
