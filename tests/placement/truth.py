@@ -56,7 +56,6 @@ KV_PER_TOKEN = 256  # bytes of the stand-in's layer
 FREE = 4 * 10**9
 LOOPBACK = 0.0001  # seconds of a hop between processes of this machine
 MOST_CONTEXT = 10**8  # tokens: memory is the bound
-_WARM_TOKENS, _STREAM_TOKENS = 24, 100
 
 
 def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = None, slower: float = 1.0) -> Profiles:
@@ -100,11 +99,19 @@ def ratio_of(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(":")))
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``trials`` of each cut; ``tokens`` of an answer alone, of which streams side by side get a quarter each."""
+
+    trials: int
+    tokens: int
+
+
 # -- measuring ---------------------------------------------------------------------------------
 
 
 def measure(
-    out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, trials: int, slower: float
+    out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, slower: float, effort: Effort
 ) -> None:
     """Measure the cuts that are not in ``out`` yet, and append a line for each."""
     known = {
@@ -119,7 +126,7 @@ def measure(
                 for cut in _to_measure(rig, best, at_random):
                     if (ratio, hop, slower, *cut.machines, *cut.layers) in known:
                         continue
-                    found = _measured(rig, cut, model, hop / 1000, trials)
+                    found = _measured(rig, cut, model, hop / 1000, effort)
                     rigged = {"ratio": ratio, "hop_ms": hop, "slower": slower}
                     line = {**rigged, "machines": cut.machines, "layers": cut.layers, **found}
                     with out.open("a", encoding="utf-8") as file:
@@ -145,7 +152,7 @@ def _to_measure(rig: Profiles, best: int, at_random: int) -> list[Cut]:
     return [*found, *Random(1).sample(others, min(at_random, len(others)))]
 
 
-def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, trials: int) -> dict[str, Any]:
+def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) -> dict[str, Any]:
     """A cut's figures on real processes."""
     machine = pipeline_of(rig, cut)
     stages = [
@@ -164,9 +171,9 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, trials: int) -> 
         layout = {"model": str(model), "stages": stages}
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
         this_machine.pin_stages(llm.layout.stages, None, this_machine.free_processors())
-        live = _Live(llm, replay)
+        live = _Live(llm, replay, effort.tokens)
         live.warm_up()
-        runs = [live.trial(number) for number in range(trials)]
+        runs = [live.trial(number) for number in range(effort.trials)]
         longest = _longest(llm, rig, cut)
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     return {
@@ -178,28 +185,29 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, trials: int) -> 
 class _Live:
     llm: LLM
     replay: Replay
+    tokens: int
 
     def warm_up(self) -> None:
         """Every kind of step, so that costs and drafts are known."""
         prompts = self._prompts("warm", STREAMS, 16)
         for flight in (OFF, None):
-            self._many(prompts, flight, _STREAM_TOKENS)
+            self._many(prompts, flight, self.tokens // 4)
         for flight in (OFF, None):
-            self._turn(self._prompts("warm turn", 1, PROMPT)[0], flight, ANSWER)
+            self._turn(self._prompts("warm turn", 1, PROMPT)[0], flight, self.tokens // 2)
 
     def trial(self, number: int) -> dict[str, float]:
         """Everything once, without drafts first: its answers are what the drafter knows."""
         (prompt,) = self._prompts(f"turn {number}", 1, PROMPT)
         streams = self._prompts(f"streams {number}", STREAMS, 16)
-        plain = self._turn(prompt, OFF, 3 * ANSWER)
-        many = self._many(streams, OFF, _STREAM_TOKENS)
-        drafted = self._turn(prompt, None, 3 * ANSWER)
+        plain = self._turn(prompt, OFF, self.tokens)
+        many = self._many(streams, OFF, self.tokens // 4)
+        drafted = self._turn(prompt, None, self.tokens)
         began = time.monotonic()
         self.llm.submit(self._prompts(f"long {number}", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
         return {
             "ttft_4k": time.monotonic() - began, "one": plain[1], "turn": plain[0], "many": many,
             "one_with_drafts": drafted[1], "turn_with_drafts": drafted[0],
-            "many_with_drafts": self._many(streams, None, _STREAM_TOKENS),
+            "many_with_drafts": self._many(streams, None, self.tokens // 4),
         }  # fmt: skip
 
     def _prompts(self, name: str, count: int, length: int) -> list[list[int]]:
@@ -352,6 +360,7 @@ def main() -> None:
     measuring.add_argument("--best", type=int, default=0, help="only so many by each formula, in any order of machines")
     measuring.add_argument("--random", type=int, default=10, help="with --best, so many others")
     measuring.add_argument("--trials", type=int, default=2)
+    measuring.add_argument("--tokens", type=int, default=400, help="of an answer alone")
     measuring.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
     judging = commands.add_parser("judge")
     judging.add_argument("files", type=Path, nargs="+")
@@ -360,7 +369,9 @@ def main() -> None:
     if args.command == "judge":
         raise SystemExit(judge(args.files, args.least))
     hops = [float(hop) for hop in args.hops.split(",")]
-    measure(args.out, args.ratios.split(","), hops, args.best, args.random, args.trials, args.slower)
+    measure(
+        args.out, args.ratios.split(","), hops, args.best, args.random, args.slower, Effort(args.trials, args.tokens)
+    )
 
 
 if __name__ == "__main__":
