@@ -149,7 +149,7 @@ def _to_measure(rig: Profiles, best: int, at_random: int) -> list[Cut]:
         cuts = planner.candidates()
         for aim in (Aim.CHAT, Aim.THROUGHPUT):
             chosen = planner.best(aim, cuts)
-            ranked = sorted(cuts, key=lambda cut: planner.screen.score(cut, aim), reverse=True)  # noqa: B023
+            ranked = sorted(cuts, key=lambda cut: planner.screen.score(cut, aim), reverse=True)
             found |= dict.fromkeys([*ranked[:best], *([chosen.cut] if chosen else [])])
     others = [cut for cut in Planner(rig, asked(None)).candidates() if cut not in found]
     return [*found, *Random(1).sample(others, min(at_random, len(others)))]
@@ -292,9 +292,8 @@ def judge(files: Sequence[Path], least: float) -> int:
                 print(_line(f"{ratio} {hop:g} ms", room, verdict), flush=True)
         void = sum(line["void"] for line in cuts.values()) / sum(line["steps"] for line in cuts.values())
         print(f"{ratio} {hop:g} ms: {len(cuts)} cuts, {void:.2%} of steps void", flush=True)
-    print(
-        f"worst: {worst:.3f}; where layers by memory lose 10 % or do not fit, {len(beside)} cases: {min(beside, default=1):.3f}"
-    )
+    where = f"where layers by memory lose 10 % or do not fit, {len(beside)} cases"
+    print(f"worst: {worst:.3f}; {where}: {min(beside, default=1.0):.3f}")
     return int(worst < least)
 
 
