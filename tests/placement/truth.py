@@ -38,7 +38,7 @@ from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF
-from splitinfer.engine.device.void_steps import VOID_STEPS
+from splitinfer.engine.device.void_steps import MOST_VOID, VOID_STEPS
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
@@ -291,7 +291,8 @@ def judge(files: Sequence[Path], least: float) -> int:
                     beside.append(verdict["to_best"])
                 print(_line(f"{ratio} {hop:g} ms", room, verdict), flush=True)
         void = sum(line["void"] for line in cuts.values()) / sum(line["steps"] for line in cuts.values())
-        print(f"{ratio} {hop:g} ms: {len(cuts)} cuts, {void:.2%} of steps void", flush=True)
+        verdict = ", so this rig's figures mean nothing" if void > MOST_VOID else ""
+        print(f"{ratio} {hop:g} ms: {len(cuts)} cuts, {void:.2%} of steps void{verdict}", flush=True)
     where = f"where layers by memory lose 10 % or do not fit, {len(beside)} cases"
     print(f"worst: {worst:.3f}; {where}: {min(beside, default=1.0):.3f}")
     return int(worst < least)
