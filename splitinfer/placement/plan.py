@@ -7,6 +7,7 @@ simulated figures are as good as equal, the formula decides.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement import simulate
@@ -74,7 +75,8 @@ class Planner:
     asked: Asked
     memory: Memory = field(init=False)
     screen: Screen = field(init=False)
-    _known: dict[tuple[str, Cut], float] = field(default_factory=dict)
+    _known: dict[tuple[str, Cut], float] = field(default_factory=dict)  # simulated
+    _scores: dict[tuple[Cut, bool], float] = field(default_factory=dict)  # by formula
 
     def __post_init__(self) -> None:
         self.memory, self.screen = Memory(self.profiles, self.asked), Screen(self.profiles, self.asked)
@@ -140,20 +142,32 @@ class Planner:
         if aim is not Aim.CONTEXT:
             sequences = self.asked.sequences(aim)
             return [cut for cut in cuts if self.memory.fits(cut, self.asked.context, sequences)]
-        lengths = {cut: self.memory.longest(cut) for cut in cuts}
-        longest = max(lengths.values())
-        return [cut for cut, length in lengths.items() if 0 < length >= _AS_LONG * longest]
+        lengths, most = dict[Cut, int](), 1
+        for cut in cuts:
+            if self.memory.fits(cut, ceil(_AS_LONG * most), 1):
+                lengths[cut] = self.memory.longest(cut)
+                most = max(most, lengths[cut])
+        return [cut for cut, length in lengths.items() if 0 < length >= _AS_LONG * most]
 
     def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
         """The cuts in the order of an aim's formula, the best first."""
-        return sorted(cuts, key=lambda cut: self.screen.score(cut, aim), reverse=True)
+        return sorted(cuts, key=lambda cut: self._score(cut, aim), reverse=True)
+
+    def _score(self, cut: Cut, aim: Aim) -> float:
+        """A cut by an aim's formula."""
+        key = cut, aim is Aim.THROUGHPUT
+        if key not in self._scores:
+            self._scores[key] = self.screen.score(cut, aim)
+        return self._scores[key]
 
     def _without_bounds(self, aim: Aim, cuts: Iterable[Cut], chosen: Cut) -> tuple[Cut | None, float]:
         """The best cut by formula if memory were no bound, and how many times as good it were; ``None`` if it fits."""
-        free = max(cuts, key=lambda cut: self.screen.score(cut, aim))
-        if aim is Aim.CONTEXT or self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
+        if aim is Aim.CONTEXT:
             return None, 1.0
-        return free, self.screen.score(free, aim) / self.screen.score(chosen, aim)
+        free = max(cuts, key=lambda cut: self._score(cut, aim))
+        if self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
+            return None, 1.0
+        return free, self._score(free, aim) / self._score(chosen, aim)
 
     def value(self, aim: Aim, cut: Cut) -> float:
         """What is to be as large as possible, simulated: tokens per second of all streams, or turns per second."""

@@ -38,7 +38,7 @@ from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.speculation.flight import OFF
-from splitinfer.engine.device.void_steps import VOID_STEPS
+from splitinfer.engine.device.void_steps import MOST_VOID, VOID_STEPS
 from splitinfer.llm import LLM, Settings
 from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.machine.selection import VARIABLE
@@ -56,7 +56,6 @@ KV_PER_TOKEN = 256  # bytes of the stand-in's layer
 FREE = 4 * 10**9
 LOOPBACK = 0.0001  # seconds of a hop between processes of this machine
 MOST_CONTEXT = 10**8  # tokens: memory is the bound
-_WARM_TOKENS, _STREAM_TOKENS = 24, 100
 
 
 def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = None, slower: float = 1.0) -> Profiles:
@@ -100,11 +99,19 @@ def ratio_of(text: str) -> tuple[float, ...]:
     return tuple(map(float, text.split(":")))
 
 
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``trials`` of each cut; ``tokens`` of an answer alone, of which streams side by side get a quarter each."""
+
+    trials: int
+    tokens: int
+
+
 # -- measuring ---------------------------------------------------------------------------------
 
 
 def measure(
-    out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, trials: int, slower: float
+    out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, slower: float, effort: Effort
 ) -> None:
     """Measure the cuts that are not in ``out`` yet, and append a line for each."""
     known = {
@@ -119,7 +126,7 @@ def measure(
                 for cut in _to_measure(rig, best, at_random):
                     if (ratio, hop, slower, *cut.machines, *cut.layers) in known:
                         continue
-                    found = _measured(rig, cut, model, hop / 1000, trials)
+                    found = _measured(rig, cut, model, hop / 1000, effort)
                     rigged = {"ratio": ratio, "hop_ms": hop, "slower": slower}
                     line = {**rigged, "machines": cut.machines, "layers": cut.layers, **found}
                     with out.open("a", encoding="utf-8") as file:
@@ -132,7 +139,8 @@ def _short(value: Any) -> Any:
 
 
 def _to_measure(rig: Profiles, best: int, at_random: int) -> list[Cut]:
-    """All cuts in the machines' order, or some of every order: the best by each formula, and some at random."""
+    """All cuts in the machines' order, or some of every order: the best by each formula, what a plan chooses, and some
+    at random."""
     if not best:
         return list(on_grid([tuple(range(len(rig.machines)))], LAYERS))
     found: dict[Cut, None] = {}
@@ -140,12 +148,14 @@ def _to_measure(rig: Profiles, best: int, at_random: int) -> list[Cut]:
         planner = Planner(rig, asked(acceptance))
         cuts = planner.candidates()
         for aim in (Aim.CHAT, Aim.THROUGHPUT):
-            found |= dict.fromkeys(sorted(cuts, key=lambda c: -planner.screen.score(c, aim))[:best])
+            chosen = planner.best(aim, cuts)
+            ranked = sorted(cuts, key=lambda cut: planner.screen.score(cut, aim), reverse=True)
+            found |= dict.fromkeys([*ranked[:best], *([chosen.cut] if chosen else [])])
     others = [cut for cut in Planner(rig, asked(None)).candidates() if cut not in found]
     return [*found, *Random(1).sample(others, min(at_random, len(others)))]
 
 
-def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, trials: int) -> dict[str, Any]:
+def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) -> dict[str, Any]:
     """A cut's figures on real processes."""
     machine = pipeline_of(rig, cut)
     stages = [
@@ -164,9 +174,9 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, trials: int) -> 
         layout = {"model": str(model), "stages": stages}
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
         this_machine.pin_stages(llm.layout.stages, None, this_machine.free_processors())
-        live = _Live(llm, replay)
+        live = _Live(llm, replay, effort.tokens)
         live.warm_up()
-        runs = [live.trial(number) for number in range(trials)]
+        runs = [live.trial(number) for number in range(effort.trials)]
         longest = _longest(llm, rig, cut)
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     return {
@@ -178,28 +188,29 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, trials: int) -> 
 class _Live:
     llm: LLM
     replay: Replay
+    tokens: int
 
     def warm_up(self) -> None:
         """Every kind of step, so that costs and drafts are known."""
         prompts = self._prompts("warm", STREAMS, 16)
         for flight in (OFF, None):
-            self._many(prompts, flight, _STREAM_TOKENS)
+            self._many(prompts, flight, self.tokens // 4)
         for flight in (OFF, None):
-            self._turn(self._prompts("warm turn", 1, PROMPT)[0], flight, ANSWER)
+            self._turn(self._prompts("warm turn", 1, PROMPT)[0], flight, self.tokens // 2)
 
     def trial(self, number: int) -> dict[str, float]:
         """Everything once, without drafts first: its answers are what the drafter knows."""
         (prompt,) = self._prompts(f"turn {number}", 1, PROMPT)
         streams = self._prompts(f"streams {number}", STREAMS, 16)
-        plain = self._turn(prompt, OFF, 3 * ANSWER)
-        many = self._many(streams, OFF, _STREAM_TOKENS)
-        drafted = self._turn(prompt, None, 3 * ANSWER)
+        plain = self._turn(prompt, OFF, self.tokens)
+        many = self._many(streams, OFF, self.tokens // 4)
+        drafted = self._turn(prompt, None, self.tokens)
         began = time.monotonic()
         self.llm.submit(self._prompts(f"long {number}", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
         return {
             "ttft_4k": time.monotonic() - began, "one": plain[1], "turn": plain[0], "many": many,
             "one_with_drafts": drafted[1], "turn_with_drafts": drafted[0],
-            "many_with_drafts": self._many(streams, None, _STREAM_TOKENS),
+            "many_with_drafts": self._many(streams, None, self.tokens // 4),
         }  # fmt: skip
 
     def _prompts(self, name: str, count: int, length: int) -> list[list[int]]:
@@ -258,12 +269,13 @@ def _tight(count: int) -> list[int]:
 
 
 ROOMS = {"ample": _ample, "tight": _tight}
+_LOSES = 0.9  # of the best: marked with a star
 TIGHT_CONTEXT = 320_000  # tokens in all where memory is tight: the coordinator has room for five layers
 
 
 def judge(files: Sequence[Path], least: float) -> int:
     """Print what a plan chose beside the best measured cut, for each rig, room and aim; 1 if any is below ``least``."""
-    worst = 1.0
+    worst, beside = 1.0, list[float]()
     rigs: dict[tuple[str, float, float], dict[Cut, dict[str, Any]]] = {}
     for line in _lines(files):
         cut = Cut(tuple(line["machines"]), tuple(line["layers"]))
@@ -275,16 +287,20 @@ def judge(files: Sequence[Path], least: float) -> int:
                 profiles(ratio_of(ratio), hop / 1000, of(len(ratio_of(ratio))), slower), room, cuts
             ):
                 worst = min(worst, verdict["to_best"])
+                if verdict["by_memory"] is None or verdict["by_memory"][1] <= _LOSES:
+                    beside.append(verdict["to_best"])
                 print(_line(f"{ratio} {hop:g} ms", room, verdict), flush=True)
         void = sum(line["void"] for line in cuts.values()) / sum(line["steps"] for line in cuts.values())
-        print(f"{ratio} {hop:g} ms: {len(cuts)} cuts, {void:.2%} of steps void", flush=True)
-    print(f"worst: {worst:.3f}")
+        verdict = ", so this rig's figures mean nothing" if void > MOST_VOID else ""
+        print(f"{ratio} {hop:g} ms: {len(cuts)} cuts, {void:.2%} of steps void{verdict}", flush=True)
+    where = f"where layers by memory lose 10 % or do not fit, {len(beside)} cases"
+    print(f"worst: {worst:.3f}; {where}: {min(beside, default=1.0):.3f}")
     return int(worst < least)
 
 
 def _line(rig: str, room: str, verdict: dict[str, Any]) -> str:
     exo = verdict["by_memory"]
-    beside = f"{exo[0]:9} {exo[1]:.3f}{' *' if exo[1] <= 0.9 else ''}" if exo else "does not fit"
+    beside = f"{exo[0]:9} {exo[1]:.3f}{' *' if exo[1] <= _LOSES else ''}" if exo else "does not fit"
     return (f"{rig:>16} {room:6} {verdict['aim']:24} {verdict['chosen']:9} {verdict['best']:9} "
             f"{verdict['to_best']:.3f}    {beside}")  # fmt: skip
 
@@ -352,6 +368,7 @@ def main() -> None:
     measuring.add_argument("--best", type=int, default=0, help="only so many by each formula, in any order of machines")
     measuring.add_argument("--random", type=int, default=10, help="with --best, so many others")
     measuring.add_argument("--trials", type=int, default=2)
+    measuring.add_argument("--tokens", type=int, default=400, help="of an answer alone")
     measuring.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
     judging = commands.add_parser("judge")
     judging.add_argument("files", type=Path, nargs="+")
@@ -360,7 +377,9 @@ def main() -> None:
     if args.command == "judge":
         raise SystemExit(judge(args.files, args.least))
     hops = [float(hop) for hop in args.hops.split(",")]
-    measure(args.out, args.ratios.split(","), hops, args.best, args.random, args.trials, args.slower)
+    measure(
+        args.out, args.ratios.split(","), hops, args.best, args.random, args.slower, Effort(args.trials, args.tokens)
+    )
 
 
 if __name__ == "__main__":
