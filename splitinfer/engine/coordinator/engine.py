@@ -114,6 +114,7 @@ class Engine:
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
         self._configure = configure
+        self._tune: Callable[[Scheduler], None] = lambda _scheduler: None  # what a scheduler of another cut is told
         self._thread = threading.Thread(target=self._run, args=(draft,), name="engine", daemon=True)
         self._thread.start()
 
@@ -168,8 +169,13 @@ class Engine:
         self._inbox.put(lambda: self.scheduler.drop(session))
 
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
-        """Go by other rules from the next step on."""
-        self._inbox.put(lambda: self.scheduler.tune(policy_config, token_budget, max_running))
+        """Go by other rules from the next step on, also after another cut."""
+
+        def tune() -> None:
+            self._tune = lambda scheduler: scheduler.tune(policy_config, token_budget, max_running)
+            self._tune(self.scheduler)
+
+        self._inbox.put(tune)
 
     def fix_groups(self, count: int | None) -> None:
         """Have requests decode in so many groups from the next step on, however fast that is; ``None``: as the layout
@@ -496,7 +502,9 @@ class Engine:
         self.pipeline.relay(layout)
         self.pipeline.open()
         self.scheduler.replay()
-        self._use(self.scheduler.moved_to(self._configure(self.pipeline)))
+        moved = self.scheduler.moved_to(self._configure(self.pipeline))
+        self._tune(moved)
+        self._use(moved)
         if self.drafter is not None:
             self.drafter.use_device(self.pipeline.own.device)
         self._later.run()

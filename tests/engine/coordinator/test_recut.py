@@ -48,6 +48,18 @@ def test_no_token_changes(tiny_folder: Callable[..., Path], alone: list[list[int
         assert len(llm.stats()["stages"]) == len(llm.stats()["window"]["stages"]) == 2
 
 
+def test_what_was_tuned_stays_and_the_fingerprint_changes(tiny_folder: Callable[..., Path]):
+    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
+        before = llm.fingerprint
+        llm.tune(token_budget=7, max_running=2, policy="prefill_first")
+        llm.recut([1, 3])
+        stats = llm.stats()
+        assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("prefill_first", 7, 2)
+        assert llm.fingerprint != before, "a seed's tokens may depend on the cut"
+        llm.recut([2, 2])
+        assert llm.fingerprint == before
+
+
 def test_with_other_stages_and_drafts(tiny_folder: Callable[..., Path], alone: list[list[int]]):
     """From two stages to three, and then to one, and back to two in another order."""
     with stages.worker("inproc") as first, stages.worker("inproc") as second:
