@@ -74,7 +74,7 @@ MESSAGES: list[Message] = [
     Hello("coordinator", "studio", "0123abc", VERSIONS),
     Welcome("mini", VERSIONS, "cpu", 2**34),
     Refuse("no"),
-    Profile("demo", "auto", "exact"),
+    Profile("demo", "auto", "exact", False),
     Profiled('{"layers": {}}', is_new=True),
     Load(
         "demo",

@@ -131,6 +131,7 @@ def test_what_contradicts_itself_is_one_sentence():
         LLM()
 
 
+@pytest.mark.parametrize("command", [["coord", "--prompt", "x"], ["serve"]])
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -139,7 +140,7 @@ def test_what_contradicts_itself_is_one_sentence():
         (["--workers", "mini"], "needs a model to cut"),
     ],
 )
-def test_the_command_line_wants_one_of_both(given: list[str], words: str):
-    done = CliRunner().invoke(app, ["coord", "--prompt", "x", *given], env={"COLUMNS": "200", "TERM": "dumb"})
+def test_the_command_line_wants_one_of_both(command: list[str], given: list[str], words: str):
+    done = CliRunner().invoke(app, [*command, *given], env={"COLUMNS": "200", "TERM": "dumb"})
     assert done.exit_code == 2
     assert words in done.output
