@@ -34,8 +34,8 @@ def test_a_stage_costs_the_sum_of_its_parts(shape: Shape):
 
 
 def test_formulas_and_pipelines_have_the_same_stages():
-    profiles = replace(rig((1, 3)), model=_KINDS)
-    profiles = replace(profiles, machines=(_MACHINE, replace(_MACHINE.slower(3), name="m1", address="tcp://m1:1")))
+    machines = (_MACHINE, replace(_MACHINE.slower(3), name="m1", address="tcp://m1:1"))
+    profiles = replace(rig((1, 3)), model=_KINDS, machines=machines)
     cut, asked = Cut((0, 1), (1, 2)), Asked(streams=6)
     machine, screen = pipeline_of(profiles, cut), Screen(profiles, asked)
     at = asked.prompt + asked.answer // 2
