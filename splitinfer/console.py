@@ -4,12 +4,13 @@ A stage has one line with the memory that it needs and that is free; on a termin
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
+from splitinfer.core.layout import Layout
 from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.wire import messages
 
@@ -18,7 +19,7 @@ _WORDS = {"survey": "", "download": "downloading", "load": "reading"}
 errors = Console(stderr=True, highlight=False)
 
 
-def load_llm(layout: str, model: str | None, settings: Settings) -> LLM:
+def load_llm(layout: str | Layout, model: str | None, settings: Settings) -> LLM:
     """Load an LLM while showing its progress.
 
     Raises:
@@ -29,6 +30,22 @@ def load_llm(layout: str, model: str | None, settings: Settings) -> LLM:
         llm = LLM(layout, model=model, settings=settings, notice=display.notice)
     display.is_done = True
     return llm
+
+
+@contextmanager
+def measuring() -> Iterator[Callable[[str, messages.Progress], None]]:
+    """Shows which machines and links are being measured; yields what is to be called with their progress."""
+    with errors.status("measuring") as status:
+        last = dict[str, str]()
+
+        def notice(name: str, progress: messages.Progress) -> None:
+            share = f" {progress.done / progress.total:.0%}" if progress.total else ""
+            if progress.phase == "link":
+                last.clear()
+            last[name] = share
+            status.update(f"measuring {', '.join(f'{each}{done}' for each, done in last.items())}")
+
+        yield notice
 
 
 class _LoadDisplay:

@@ -51,6 +51,8 @@ from splitinfer.wire.messages import (
     Load,
     Measured,
     Message,
+    Profile,
+    Profiled,
     Progress,
     Refuse,
     Result,
@@ -72,6 +74,8 @@ MESSAGES: list[Message] = [
     Hello("coordinator", "studio", "0123abc", VERSIONS),
     Welcome("mini", VERSIONS, "cpu", 2**34),
     Refuse("no"),
+    Profile("demo", "auto", "exact", False),
+    Profiled('{"layers": {}}', is_new=True),
     Load(
         "demo",
         "auto",

@@ -189,6 +189,8 @@ def test_the_front_page_shows_commands():
     assert sum(1 for _ in commands(FRONT.read_text())) >= 5
 
 
-@pytest.mark.parametrize("command", ["cord --layout demo.yaml", "coord --lay-out demo.yaml", "coord", "cache sweep"])
+@pytest.mark.parametrize(
+    "command", ["cord --layout demo.yaml", "coord --lay-out demo.yaml", "plan --for speed", "cache sweep"]
+)
 def test_a_wrong_command_is_refused(command: str):
     assert refusal(command) is not None

@@ -60,6 +60,7 @@ class Chat:
             "system": self._system,
             "stats": lambda _: screen.say(formatting.stats_table(llm.layout, llm.stats())),
             "layout": self._layout,
+            "plan": self._plan,
             "save": self._save,
             "load": self._load,
         }
@@ -193,6 +194,19 @@ class Chat:
         now = self._llm.stats()
         self._screen.say(formatting.layout_table(self._llm.layout, now, self._last_layout, self._held))
         self._last_layout = now
+
+    def _plan(self, argument: str) -> None:
+        if argument not in ("", "apply"):
+            self._refuse(f"/plan {argument:.20} is none of /plan and /plan apply")
+            return
+        try:
+            found = self._llm.plan()
+            self._screen.say(found.text)
+            if argument and found.is_worth_it:
+                paused = self._llm.recut(found.layout)
+                self._screen.say(f"{self._llm.layout.cut} is in force; loading it took {paused:.1f} s")
+        except SplitinferError as error:
+            self._refuse(str(error))
 
     def _save(self, name: str) -> None:
         try:

@@ -21,6 +21,7 @@ COMMANDS = {
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),
     "layout": Usage("", "which stage holds which layers, where, its memory and how busy it is"),
+    "plan": Usage("[apply]", "compare the cut with the best by what its steps have cost; `/plan apply` loads that one"),
     "save": Usage("FILE", "write the conversation as JSON to a new file; its KV stays on disk"),
     "load": Usage("FILE", "go on with a conversation from such a file, and with its KV where that is still there"),
     "quit": Usage("", "leave; so does Ctrl-D"),

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from splitinfer.console import load_llm
+from splitinfer.core.layout import Layout
 from splitinfer.llm import LLM, Settings
 from splitinfer.shutdown import Closing, Shutdown
 
@@ -40,7 +41,7 @@ class Draining(Protocol):
 
 @contextmanager
 def open_llm(
-    layout: str,
+    layout: str | Layout,
     model: str | None,
     settings: Settings,
     shutdown: Shutdown,

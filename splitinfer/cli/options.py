@@ -20,6 +20,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import ServingOptions
 from splitinfer.errors import SplitinferError
 from splitinfer.kvstore.paths import DEFAULT_CAP, default_folder
+from splitinfer.placement.asked import Aim
 
 if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
@@ -43,7 +44,23 @@ def _gigabytes_or_all(value: float | None) -> float | None:
 
 
 LayoutOption = Annotated[
-    str, typer.Option("--layout", help="A layout file, or the name of one (see layouts/README.md).")
+    str | None,
+    typer.Option(
+        "--layout", help="A layout file, or the name of one (see layouts/README.md); without, --workers and --model."
+    ),
+]
+WorkersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workers",
+        help="In place of a layout: workers that may get layers, [NAME=]ADDRESS[#KEY] with commas between. They are "
+        "measured, and the best cut is chosen.",
+    ),
+]
+AimOption = Annotated[Aim, typer.Option("--for", help="With --workers: what the cut is to be best for.")]
+MeasureOption = Annotated[
+    bool,
+    typer.Option("--measure", help="Measure machines anew, also those that remember what they were measured to do."),
 ]
 ModelOption = Annotated[
     str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")
@@ -254,8 +271,11 @@ Scale = Annotated[
 class PipelineOptions:
     """The options of every command that runs a pipeline."""
 
-    layout: LayoutOption
+    layout: LayoutOption = None
     model: ModelOption = None
+    workers: WorkersOption = None
+    aim: AimOption = Aim.CHAT
+    measure: MeasureOption = False
     top_p: TopP = None
     top_k: TopK = None
     min_p: MinP = None
@@ -339,9 +359,11 @@ def sampling(
 
 def settings_of(options: PipelineOptions) -> "Settings":
     """The settings of a pipeline. Its local workers are started, so that they come up while this process does."""
+    _check_named(options)
     disk = disk_of(options.kv_dir, options.kv_disk_gb)
     serving_options = _serving_options(options)
-    start_workers(options.layout, disk)
+    if options.layout is not None:
+        start_workers(options.layout, disk)
     from splitinfer.llm import Settings
 
     return Settings(
@@ -358,6 +380,16 @@ def settings_of(options: PipelineOptions) -> "Settings":
         rejoin_timeout=options.rejoin_timeout,
         trace=options.trace,
     )
+
+
+def _check_named(options: PipelineOptions) -> None:
+    """Refuse options that name no stages, or name them twice."""
+    if options.layout is None and options.workers is None:
+        raise typer.BadParameter("name a layout with --layout, or workers that may get layers with --workers")
+    if options.layout is not None and options.workers is not None:
+        raise typer.BadParameter("--layout names the workers, and so does --workers; give one of them")
+    if options.workers is not None and options.model is None:
+        raise typer.BadParameter("--workers needs a model to cut: name it with --model")
 
 
 def _serving_options(options: PipelineOptions) -> ServingOptions:

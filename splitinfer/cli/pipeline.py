@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from splitinfer.cli.automatic import layout_of
 from splitinfer.cli.options import (
     KVDir,
     KVDirSize,
@@ -71,7 +72,7 @@ def coord(
             if text is not None:
                 raise ConfigError("--serve is for beside the REPL; without one, use `splitinfer serve`")
             return _chat_and_serve(options, settings, choice, serve)
-        with open_llm(options.layout, options.model, settings, shutdown) as llm:
+        with open_llm(layout_of(options, settings), options.model, settings, shutdown) as llm:
             if text is None:
                 return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
             params = choice.over(NOTHING if raw else llm.recommended_sampling).params
@@ -90,7 +91,7 @@ def chat(options: PipelineOptions, max_tokens: MaxTokens = 512, temp: Temp = Non
     from splitinfer.cli.draining import open_llm
 
     def run() -> int:
-        with open_llm(options.layout, options.model, settings, shutdown) as llm:
+        with open_llm(layout_of(options, settings), options.model, settings, shutdown) as llm:
             return run_chat(llm, choice.over(llm.recommended_sampling), shutdown.offered_to)
 
     finish(run, options.verbose)
@@ -132,7 +133,7 @@ def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: Samp
     access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
     gate, servers = access.gate(), list[Draining]()
     with (
-        open_llm(options.layout, options.model, service_settings(settings), shutdown, servers) as llm,
+        open_llm(layout_of(options, settings), options.model, service_settings(settings), shutdown, servers) as llm,
         opened_server(llm, access, gate, servers, port) as said,
     ):
         typer.echo(said, err=True)

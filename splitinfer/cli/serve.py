@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from splitinfer.cli.automatic import layout_of
 from splitinfer.cli.options import PipelineOptions, finite, settings_of, with_pipeline_options
 from splitinfer.cli.running import finish, set_up
 from splitinfer.errors import ConfigError, SplitinferError
@@ -97,7 +98,7 @@ def serve(
 
         servers: list[Draining] = []
         with (
-            open_llm(options.layout, options.model, settings, shutdown, servers, drain_seconds) as llm,
+            open_llm(layout_of(options, settings), options.model, settings, shutdown, servers, drain_seconds) as llm,
             opened_server(
                 llm, access, gate, servers, port, model_name, max_connections, logs_prompts=log_prompts
             ) as said,

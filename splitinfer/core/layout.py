@@ -105,6 +105,11 @@ class Layout:
     def num_layers(self) -> int:
         return self.stages[-1].end
 
+    @property
+    def cut(self) -> str:
+        """The layers of each stage, as in a layout's name: ``40-26``."""
+        return "-".join(str(stage.num_layers) for stage in self.stages)
+
     def with_model(self, model: str) -> Self:
         """The same layout with ``model`` in place of its own, if it had one."""
         return dataclasses.replace(self, model=model)

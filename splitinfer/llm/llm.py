@@ -35,7 +35,10 @@ from splitinfer.engine.coordinator.trace import Trace
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull
 from splitinfer.llm.async_request import AsyncRequest
+from splitinfer.llm.automatic import choose_layout
+from splitinfer.llm.live_plan import rebalance_of
 from splitinfer.llm.prompts import PromptEncoder
+from splitinfer.llm.rebalance import Rebalance
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.settings import Settings
 from splitinfer.llm.setup import (
@@ -47,11 +50,13 @@ from splitinfer.llm.setup import (
     check_draft,
     model_of,
     token_budget_of,
+    with_layers,
     with_settings,
 )
 from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
+from splitinfer.placement.asked import Aim
 from splitinfer.text.answer import Tool
 from splitinfer.text.conversations import Conversations
 
@@ -60,8 +65,12 @@ class LLM:
     """A model cut by layers over the stages of a layout, ready for requests.
 
     Args:
-        layout: a Layout, a mapping with a layout's keys, or a path or name of a layout file.
+        layout: a Layout, a mapping with a layout's keys, or a path or name of a layout file; ``None``: planned from
+            what this machine and the ``workers`` are measured to do (``explanation`` says what was chosen).
         model: the model's folder or hub name, in place of the one that the layout names.
+        workers: without a layout, those that may get layers: addresses, ``[NAME=]ADDRESS[#KEY]``, or mappings with the
+            keys ``address``, ``name`` and ``key``.
+        aim: what a planned layout is for.
         settings: how it is run.
         notice: called with a stage's name and its progress while loading, from several threads.
         drafter: makes another drafter than the layout's, on the engine's thread; for measurements.
@@ -72,24 +81,42 @@ class LLM:
 
     def __init__(
         self,
-        layout: PlainLayout | Mapping[str, Any] | str | Path,
+        layout: PlainLayout | Mapping[str, Any] | str | Path | None = None,
         *,
         model: str | None = None,
+        workers: Sequence[str | Mapping[str, Any]] = (),
+        aim: Aim = Aim.CHAT,
         settings: Settings | None = None,
         notice: Notice | None = None,
         drafter: MakeDrafter | None = None,
     ) -> None:
         self.settings = settings or Settings()
+        notice = notice or (lambda _name, _progress: None)
+        self.explanation = ""
+        """Of a layout that was planned, what was chosen and why."""
+        if layout is None:
+            layout = self._planned(model, workers, notice, aim)
+        elif workers:
+            raise ConfigError("a layout names the workers; give one or the other")
         self.layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
         """The serving options in force."""
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
         try:
-            self._open(notice or (lambda _name, _progress: None))
+            self._open(notice)
         except BaseException:
             self.close()
             raise
+
+    def _planned(
+        self, model: str | None, workers: Sequence[str | Mapping[str, Any]], notice: Notice, aim: Aim
+    ) -> PlainLayout:
+        if model is None:
+            raise ConfigError("name a layout, or a model and the workers that may get layers of it")
+        chosen = choose_layout(model, workers, self.settings, notice, aim=aim)
+        self.explanation = chosen.text
+        return chosen.layout
 
     def _open(self, notice: Notice) -> None:
         self._checkpoint = open_model(model_of(self.layout))
@@ -107,6 +134,7 @@ class LLM:
             self.settings.context_of(self._checkpoint.context_length),
             self._make_drafter,
         )
+        self._weights, self._versions = setup.fingerprint.digest(), own_versions()  # once: both read files
         self._engine = Engine(
             setup.pipeline(notice),
             setup.scheduler_config,
@@ -133,12 +161,13 @@ class LLM:
         """The model's own bound of it."""
         return self._checkpoint.context_length
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """A digest of what a seed's tokens depend on: the weights, the versions, and how layers and numbers are cut."""
-        own, layout = own_versions(), self.layout
+        """A digest of what a seed's tokens depend on: the weights, the versions, and how layers and numbers are cut.
+        ``recut`` changes it."""
+        layout = self.layout
         cuts = [(stage.start, stage.end) for stage in layout.stages]
-        inputs = (self._checkpoint.fingerprint().digest(), layout.dtype, layout.kv_format, cuts, own)
+        inputs = (self._weights, layout.dtype, layout.kv_format, cuts, self._versions)
         return hashlib.blake2b(repr(inputs).encode(), digest_size=6).hexdigest()
 
     @cached_property
@@ -390,6 +419,37 @@ class LLM:
         budget = token_budget_of(changed, (ready.device for ready in self._engine.pipeline.ready))
         self._engine.tune(changed.policy_config, budget, changed.max_running or MAX_RUNNING)
         self.serving_options = changed
+
+    def plan(self, aim: Aim = Aim.CHAT) -> Rebalance:
+        """Compare the cut in force with the best for ``aim``, by what the pipeline's own steps have cost; ``recut``
+        loads its layout.
+
+        Raises:
+            RequestError: no step has been computed yet, or no cut meets the aim.
+        """
+        return rebalance_of(self._engine, self._checkpoint, self.layout, self.settings, aim)
+
+    def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
+        """Load another cut of the model over its machines; returns the seconds in which nothing was computed.
+
+        Requests wait meanwhile, and go on with the same tokens: what the stages held of them is computed again, or read
+        from disk, as far as every stage has it there.
+
+        ``cut``: the numbers of layers of the stages in their order, or a layout, whose stages replace the present ones.
+
+        Raises:
+            LayoutError: the layers are not the model's.
+            SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
+                force again.
+        """
+        if isinstance(cut, Sequence) and not isinstance(cut, str):
+            layout = with_layers(self.layout, cut)
+        else:
+            layout = replace(self.layout, stages=as_layout(cut, None).stages)
+        layout.check(self.layout.num_layers)
+        paused = self._engine.recut(layout)
+        self.layout = layout
+        return paused
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as a plain dictionary; ``docs/metrics.md`` explains each.

@@ -4,9 +4,10 @@ Only the drafter is loaded here, on the engine's thread; the rest is arithmetic 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ class PipelineSetup:
         config = PipelineConfig(
             layout=self.layout,
             model=_absolute(model_of(self.layout)),
-            fingerprint=self._fingerprint,
+            fingerprint=self.fingerprint,
             vocab_size=self.vocab_size,
             kv_tokens=min(self.context_length, self._most_context),
             max_tokens=self._most_context,
@@ -71,8 +72,12 @@ class PipelineSetup:
             keys=Keyring() if any(spec.key for spec in self.layout.stages) else None,
             kv_root=self._kv_root if self.settings.disk is not None else b"",
         )
-        names = [spec.name for spec in self.layout.stages]
-        return lambda put: Pipeline(config, put, lambda stage, progress: notice(names[stage], progress))
+
+        def make(put: Callable[[Event], None]) -> Pipeline:
+            made = Pipeline(config, put, lambda stage, progress: notice(made.layout.stages[stage].name, progress))
+            return made
+
+        return make
 
     def scheduler_config(self, pipeline: Pipeline) -> SchedulerConfig:
         """The scheduler's config, once the stages are loaded.
@@ -144,7 +149,7 @@ class PipelineSetup:
         return self.settings.most_context_of(self.checkpoint.context_length, drafting)
 
     @cached_property
-    def _fingerprint(self) -> Fingerprint:
+    def fingerprint(self) -> Fingerprint:
         """What identifies the weights; computed once, because it reads files."""
         return self.checkpoint.fingerprint()
 
@@ -153,7 +158,7 @@ class PipelineSetup:
         """The root of the blocks' keys: a hash of everything that the KV of all stages depends on. What depends on one
         stage's machine is in the name of its group of files."""
         v = own_versions()
-        layout, weights = self.layout, self._fingerprint.digest()
+        layout, weights = self.layout, self.fingerprint.digest()
         inputs = (weights, layout.dtype, layout.kv_format, BLOCK, v.splitinfer, v.mlx, v.mlx_lm)
         return hashlib.blake2b(repr(inputs).encode(), digest_size=KEY_BYTES).digest()
 
@@ -222,6 +227,20 @@ def with_settings(layout: PlainLayout, settings: Settings) -> PlainLayout:
     if settings.float32_head is not None:
         layout = replace(layout, float32_head=settings.float32_head)
     return layout if settings.codec is None else layout.with_codec(settings.codec)
+
+
+def with_layers(layout: PlainLayout, layers: Sequence[int]) -> PlainLayout:
+    """The layout with other numbers of layers for its stages.
+
+    Raises:
+        LayoutError: there are more or fewer numbers than stages, or a stage gets no layer.
+    """
+    if len(layers) != layout.num_stages:
+        cut = "-".join(map(str, layers))
+        raise LayoutError(f"the cut {cut} is for {len(layers)} stages; layout {layout.name} has {layout.num_stages}")
+    ends = list(accumulate(layers))
+    stages = zip(layout.stages, (0, *ends), ends, strict=False)
+    return replace(layout, stages=tuple(replace(stage, start=start, end=end) for stage, start, end in stages))
 
 
 def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:

@@ -46,37 +46,37 @@ from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import MAX_BUFFERS, DeviceTraits
 from splitinfer.machine.machine import Accelerator, EachLayer, Hop, Machine
 
-_NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
-_Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
-_Count = Annotated[int, pydantic.Field(ge=1)]
-_RowsMs = Annotated[dict[_Count, _NotNegative], pydantic.Field(min_length=1)]
-_MS, _US = 1e-3, 1e-6
+NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, pydantic.Field(ge=1)]
+_RowsMs = Annotated[dict[Count, NotNegative], pydantic.Field(min_length=1)]
+MS, US = 1e-3, 1e-6
 
 EXAMPLES = Path(__file__).parent / "examples"
 
 
-class _Times(pydantic.BaseModel):
+class Times(pydantic.BaseModel):
     """Milliseconds by rows and by the positions attended to."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     rows_ms: _RowsMs
-    decode_per_1k_ms: _NotNegative = 0.0
-    prompt_per_1k_ms: _NotNegative = 0.0
+    decode_per_1k_ms: NotNegative = 0.0
+    prompt_per_1k_ms: NotNegative = 0.0
 
     def costs(self) -> StageCosts:
         """The costs in seconds."""
-        seconds = {rows: ms * _MS for rows, ms in self.rows_ms.items()}
-        return StageCosts.through(seconds, self.decode_per_1k_ms * _MS / 1000, self.prompt_per_1k_ms * _MS / 1000)
+        seconds = {rows: ms * MS for rows, ms in self.rows_ms.items()}
+        return StageCosts.through(seconds, self.decode_per_1k_ms * MS / 1000, self.prompt_per_1k_ms * MS / 1000)
 
 
-class _Layer(_Times):
-    buffers: _Positive = 1.0
+class _Layer(Times):
+    buffers: Positive = 1.0
 
 
-class _Stage(_Times):
+class _Stage(Times):
     layers: int
-    buffers: _Count = 1
+    buffers: Count = 1
 
 
 class _StageOfLayers(pydantic.BaseModel):
@@ -90,16 +90,16 @@ class _Common(pydantic.BaseModel):
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
-    hop_ms: _NotNegative = 0.0
-    per_row_us: _NotNegative = 0.0
-    host_ms: _NotNegative = 0.0
-    draft_ms: _NotNegative = 0.0
-    draft_more_ms: _NotNegative = 0.0
-    draft_buffers: _Count = 1
+    hop_ms: NotNegative = 0.0
+    per_row_us: NotNegative = 0.0
+    host_ms: NotNegative = 0.0
+    draft_ms: NotNegative = 0.0
+    draft_more_ms: NotNegative = 0.0
+    draft_buffers: Count = 1
     launches_ahead: bool = False
-    max_buffers: _Count = MAX_BUFFERS
-    wait_us: _NotNegative = 0.0
-    idle_after_s: _Positive = 1.0
+    max_buffers: Count = MAX_BUFFERS
+    wait_us: NotNegative = 0.0
+    idle_after_s: Positive = 1.0
     idle_factor: Annotated[float, pydantic.Field(ge=1, allow_inf_nan=False)] = 1.0
 
     def _of(
@@ -111,16 +111,16 @@ class _Common(pydantic.BaseModel):
     ) -> Machine:
         return Machine(
             tuple(stages),
-            (Hop(self.hop_ms * _MS, self.per_row_us * _US),) * len(stages),
+            (Hop(self.hop_ms * MS, self.per_row_us * US),) * len(stages),
             tuple(layers),
-            self.host_ms * _MS,
-            self.draft_ms * _MS,
+            self.host_ms * MS,
+            self.draft_ms * MS,
             self.launches_ahead,
             tuple(buffers),
-            DeviceTraits(self.max_buffers, self.wait_us * _US, self.idle_after_s, self.idle_factor),
+            DeviceTraits(self.max_buffers, self.wait_us * US, self.idle_after_s, self.idle_factor),
             self.draft_buffers,
             each_layer,
-            self.draft_more_ms * _MS,
+            self.draft_more_ms * MS,
         )
 
 
@@ -138,12 +138,12 @@ class _ByStage(_Common):
 
 class _ByLayer(_Common):
     each_layer: _Layer
-    each_step_ms: _NotNegative = 0.0
+    each_step_ms: NotNegative = 0.0
     stages: Annotated[list[_StageOfLayers], pydantic.Field(min_length=1)] | None = None
 
     def machine(self, layers: Sequence[int]) -> Machine:
         """The machine of stages with these numbers of layers."""
-        each = EachLayer(self.each_layer.costs(), self.each_step_ms * _MS, self.each_layer.buffers)
+        each = EachLayer(self.each_layer.costs(), self.each_step_ms * MS, self.each_layer.buffers)
         return self._of([each.stage(n) for n in layers], layers, [each.stage_buffers(n) for n in layers], each)
 
 
@@ -167,8 +167,16 @@ class MachineFile:
                 f"machine {self.path} says what each layer costs, but not how many layers each stage has; add, "
                 "for example, 'stages: [{layers: 40}, {layers: 26}]'"
             )
-        with _refusing(self.path):
+        with refusing(self.path):
             return self._found.machine([stage.layers for stage in self._found.stages])
+
+    def check_each_layer(self) -> None:
+        """Raises ConfigError if the file gives the costs of stages, and not those of each layer."""
+        if isinstance(self._found, Machine):
+            raise ConfigError(
+                f"machine {self.path} says what whole stages cost, and to plan, what each layer costs must be known "
+                "(each_layer)"
+            )
 
     def accelerator(self, stage: int, num_stages: int, num_layers: int) -> Accelerator:
         """The device of one stage of a layout: stage ``stage`` of ``num_stages``, with ``num_layers`` layers.
@@ -214,21 +222,21 @@ def read_machine_file(path: Path) -> MachineFile:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"machine {path} cannot be read: {error}") from error
     measured = _measured(text)
-    with _refusing(path):
+    with refusing(path):
         return MachineFile(path, _described(text) if measured is None else Machine.from_dict(measured))
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
-    """Turns what is wrong with a description into one sentence."""
+def refusing(path: Path, what: str = "machine") -> Iterator[None]:
+    """Turns what is wrong with a description into one sentence. ``what``: of which it is one."""
     try:
         yield
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = "".join(f"{part}." for part in first["loc"])[:-1]
-        raise ConfigError(f"machine {path}: {where + ': ' if where else ''}{first['msg'].lower()}") from error
+        raise ConfigError(f"{what} {path}: {where + ': ' if where else ''}{first['msg'].lower()}") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"machine {path}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{what} {path}: {str(error).splitlines()[0]}") from error
 
 
 def _measured(text: str) -> Any:

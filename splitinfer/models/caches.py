@@ -293,6 +293,14 @@ def _refuse_write(ghost: Cache, *_args: Any, **_kwargs: Any) -> None:
     raise AssertionError(f"a layer of another stage wrote to its {type(ghost).__name__}")
 
 
+def cache_kind_of(cache: Cache) -> tuple[Any, ...]:
+    """What makes two caches of a model alike: "state", "window" with its size, or their class; of a list of caches all
+    of theirs."""
+    if isinstance(cache, mlx_caches.CacheList):
+        return ("list", *(cache_kind_of(one) for one in cache.caches))
+    return ("state", len(cache.cache)) if _is_state(cache) else tuple(map(str, _kind(cache)))
+
+
 class _Ghost:
     """A read-only view of an own cache, in the place of another stage's cache of the same kind."""
 

@@ -20,11 +20,12 @@ from splitinfer.errors import ModelError
 _MAX_HEADER = 100 * 2**20  # the format's own bound
 _NUM_SAMPLES = 32
 _SAMPLE_BYTES = 4096
-_ITEM_BITS = {
+ITEM_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
     "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
     "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
 }  # fmt: skip
+"""Bits of a number of each dtype, by safetensors' name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,10 @@ def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
         if name == "__metadata__":
             continue
         begin, end = entry["data_offsets"]
-        if entry["dtype"] not in _ITEM_BITS:
+        if entry["dtype"] not in ITEM_BITS:
             raise ModelError(f"{file} holds {name} as {entry['dtype']}, which MLX does not load")
         shape = tuple(entry["shape"])
-        if begin < 0 or min(shape, default=0) < 0 or 8 * (end - begin) != prod(shape) * _ITEM_BITS[entry["dtype"]]:
+        if begin < 0 or min(shape, default=0) < 0 or 8 * (end - begin) != prod(shape) * ITEM_BITS[entry["dtype"]]:
             raise ValueError(f"{name} does not fill its place")
         infos.append(TensorInfo(name, entry["dtype"], shape, file, begin, end))
     return infos

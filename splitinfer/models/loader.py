@@ -44,7 +44,8 @@ _DTYPES = {
     "F32": mx.float32, "F64": mx.float32, "F8_E4M3": mx.uint8, "F8_E5M2": mx.uint8, "F8_E8M0": mx.uint8,
 }  # fmt: skip
 _FLOATS = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
-_LINKED = ("config.json", "generation_config.json", "hf_quant_config.json")
+CONFIGURATION = ("config.json", "generation_config.json", "hf_quant_config.json")
+"""The files of a model's folder that say how to build it."""
 _PROBES = (1, 3)  # rows: some models read other tensors for one row than for many
 _TOGETHER = 32 * 2**20  # bytes of parameters read at a time: MLX itself cuts one that is larger into such pieces
 _patching = threading.Lock()  # two stages of one process may load at a time
@@ -104,11 +105,11 @@ def survey(
             and values of ``kv_format``.
         CannotCut: this cut cannot be correct.
     """
-    placeholders = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
-    model = _build(checkpoint, placeholders, dtype)
+    placeholders = placeholders_of(checkpoint)
+    model = build_model(checkpoint, placeholders, dtype)
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
-    outputs, output = _probe_outputs(stage)
+    outputs, output = probe_outputs(stage)
     check_format(stage, kv_format)
     stage.use_format(kv_format)
     if not stage.traceable:
@@ -117,7 +118,7 @@ def survey(
     read = arrays_read(outputs, parameters)
     files = sorted({checkpoint.tensors[name].file for name in tensors})
     own = stage.make_caches().own
-    kv_fixed, kv_per_token, kv_stored, attention = _kv_need(stage)
+    kv_fixed, kv_per_token, kv_stored, attention = kv_need(stage)
     if not attention and kv_per_token:  # the model computes it by itself
         attention = from_config(checkpoint.config, output.itemsize)
     return Survey(
@@ -147,8 +148,8 @@ def _head_bytes(stage: StageModel, logits_size: int) -> int | None:
 
 def count_layers(checkpoint: Checkpoint) -> int:
     """The number of layers of the whole model. Reads no weight."""
-    placeholders = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
-    return len(find_layers(_build(checkpoint, placeholders, None)))
+    placeholders = placeholders_of(checkpoint)
+    return len(find_layers(build_model(checkpoint, placeholders, None)))
 
 
 def load_stage(
@@ -164,14 +165,14 @@ def load_stage(
     Raises:
         ModelError: a tensor the stage reads is in no file.
     """
-    arrays = {name: _placeholder(info) for name, info in checkpoint.tensors.items()}
+    arrays = placeholders_of(checkpoint)
     for file in found.files:
         there: dict[str, mx.array] = mx.load(str(checkpoint.folder / file))  # type: ignore[assignment]
         arrays.update({name: array for name, array in there.items() if name in found.tensors})
-    model = _build(checkpoint, arrays, dtype)
+    model = build_model(checkpoint, arrays, dtype)
     parameters = dict(tree_flatten(model.parameters()))
     stage = StageModel(model, start, end)
-    outputs, _ = _probe_outputs(stage)
+    outputs, _ = probe_outputs(stage)
     if not stage.traceable:
         outputs = list(parameters.values())
     missing = arrays_read(outputs, {n: a for n, a in arrays.items() if n not in found.tensors})
@@ -206,7 +207,7 @@ def in_bunches(arrays: Iterable[mx.array], most: int) -> Iterator[list[mx.array]
         yield bunch
 
 
-def _probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
+def probe_outputs(stage: StageModel) -> tuple[list[mx.array], mx.array]:
     """Everything the stage computes for one and for several rows, unevaluated; and the output for one."""
     outputs: list[mx.array] = []
     with uncompiled():
@@ -222,7 +223,7 @@ def cache_arrays(caches: SequenceCaches) -> list[mx.array]:
     return [array for cache in caches.own for array in arrays_of(cache)]
 
 
-def _kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
+def kv_need(stage: StageModel) -> tuple[int, int, int, tuple[Attention, ...]]:
     """Bytes of caches that do not grow (states, full sliding windows), per token of those that do, and per stored
     block; and what attention the layers compute."""
     caches, sizes = stage.make_caches(), []
@@ -254,7 +255,7 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
         raise ModelError(f"{name} has no layer with plain keys and values, so they cannot be {kv_format.name}")
     stage.use_format(kv_format)
     try:
-        _probe_outputs(stage)
+        probe_outputs(stage)
     except CannotQuantise as error:
         reason = str(error)
     except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
@@ -265,15 +266,21 @@ def check_format(stage: StageModel, kv_format: KVFormat | None) -> None:
         raise ModelError(f"keys and values of {name} cannot be {kv_format.name}: {reason}")
 
 
-def _placeholder(info: TensorInfo) -> mx.array:
-    return mx.zeros(info.shape, _DTYPES[info.dtype])
+def placeholders_of(checkpoint: Checkpoint) -> dict[str, mx.array]:
+    """Lazy zeros of the shapes and dtypes of all tensors, which take no memory."""
+    return {name: mx.zeros(info.shape, dtype_of(info)) for name, info in checkpoint.tensors.items()}
 
 
-def _build(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
+def dtype_of(info: TensorInfo) -> mx.Dtype:
+    """The dtype in which MLX loads a tensor."""
+    return _DTYPES[info.dtype]
+
+
+def build_model(checkpoint: Checkpoint, arrays: Mapping[str, mx.array], dtype: str | None) -> nn.Module:
     """The model as mlx-lm's own ``load_model`` builds it, sanitised and quantised, from ``arrays``."""
     with cleanup.temporary_folder("splitinfer-") as name, _loading(arrays):
         folder = Path(name)
-        for file in _LINKED:
+        for file in CONFIGURATION:
             if (checkpoint.folder / file).exists():
                 (folder / file).symlink_to((checkpoint.folder / file).absolute())
         (folder / "model.safetensors").touch()

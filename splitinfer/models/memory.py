@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from splitinfer.core.kv.budget import KV_SHARE as KV_SHARE
+from splitinfer.core.kv.budget import STAGE_MARGIN
 from splitinfer.core.kv.growth import spare
 from splitinfer.errors import CannotFit
 from splitinfer.system import ledger
 from splitinfer.system.claims import left_over
 from splitinfer.system.free_memory import available_bytes, wired_limit_bytes
 
-KV_SHARE = 0.5  # of the free memory, for KV; the rest is for activations, for padding, and for rebuilding cohorts
 _REPORT_EVERY, _WORTH_REPORTING = 2.0, 64 * 2**20  # seconds, bytes
-_MARGIN = 256 * 2**20  # activations, buffers and the interpreter
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,11 @@ def free_bytes(patience: float | None = None) -> int:
     return left_over(available_bytes(), gpu_limit(), mx.get_active_memory(), others)
 
 
+def unloaded_bytes(patience: float | None = None) -> int:
+    """Bytes this process might take for weights and KV if it held nothing that it holds now."""
+    return free_bytes(patience) + mx.get_active_memory()
+
+
 def gpu_limit() -> int | None:
     """Bytes that the GPU may hold for all processes; ``None`` where MLX knows of no limit. (``system.free_memory``)"""
     recommended = mx.device_info().get("max_recommended_working_set_size") if on_gpu() else None
@@ -101,7 +106,7 @@ def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS
         CannotFit: it does not fit; the message has the numbers and the ``remedy``.
     """
     free = free_bytes()
-    needed = need.total(kv_tokens) + _MARGIN + scores
+    needed = need.total(kv_tokens) + STAGE_MARGIN + scores
     if needed > free:
         sentence = need.sentence(kv_tokens, free, scores)
         raise CannotFit(f"{name} does not fit: it {sentence}, {size(needed - free)} too little; {remedy}")
@@ -111,7 +116,7 @@ def check_fit(need: Need, kv_tokens: int, name: str, remedy: str = _FEWER_LAYERS
 def set_limits(need: Need, kv_tokens: int, scores: int = 0) -> None:
     """Keep what a stage holds resident on a GPU, and MLX's cache of freed buffers small: but scores are to be found
     there by the next layer."""
-    wanted = need.total(kv_tokens) + _MARGIN
+    wanted = need.total(kv_tokens) + STAGE_MARGIN
     limit = gpu_limit()
     if limit is not None:
         mx.set_wired_limit(limit)  # KV may grow into all free memory
@@ -139,13 +144,13 @@ def reserve(need: Need, kv_tokens: int, what: str, name: str, scores: int = 0) -
     own = ledger.of_this_process()
     with own.locked():
         free = check_fit(need, kv_tokens, what, scores=scores)
-        own.claim(name, held=mx.get_active_memory(), load=need.total(kv_tokens) + _MARGIN + scores)
+        own.claim(name, held=mx.get_active_memory(), load=need.total(kv_tokens) + STAGE_MARGIN + scores)
     return free
 
 
 def announce_loaded(need: Need, kv_tokens: int, name: str, free: int, scores: int = 0) -> None:
     """Announce what a loaded stage may take besides: KV, which a coordinator was told of ``free`` bytes for."""
-    load = need.total(kv_tokens) - need.weights + _MARGIN + scores
+    load = need.total(kv_tokens) - need.weights + STAGE_MARGIN + scores
     growth = int(free * KV_SHARE)
     ledger.of_this_process().claim(name, held=mx.get_active_memory(), load=load, growth=growth)
 

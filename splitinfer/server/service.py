@@ -54,7 +54,6 @@ class Service:
     max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
         that its own queue is what is full first.
     logs_prompts: whether what is asked is written to the log.
-    fingerprint: while it is the same, a seed gives the same answer.
     """
 
     llm: LLM
@@ -66,14 +65,15 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     logs_prompts: bool = False
-    fingerprint: str = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
     _answers: dict[tuple[str, str], list[UnderWay]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
     _num_turned_away: int = 0  # since the engine took a request
 
-    def __post_init__(self) -> None:
-        self.fingerprint = f"fp_{self.llm.fingerprint}"
+    @property
+    def fingerprint(self) -> str:
+        """While it is the same, a seed gives the same answer. Another cut of the model has another one."""
+        return f"fp_{self.llm.fingerprint}"
 
     @property
     def num_running(self) -> int:

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.sequence import SamplingParams
@@ -22,6 +23,7 @@ from splitinfer.sim.simulator import Simulator
 
 _PROMPT = 16  # tokens
 _MOST_DRAFTS = 10
+_STEPS = 10  # of one row through all stages, after which is looked whether a simulation is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +40,14 @@ LIVE = Choice()
 @dataclass(frozen=True, slots=True)
 class Crowd:
     """Streams side by side. ``acceptance``: of each; ``tokens``: of each answer, of which the first quarter is not
-    counted; ``itl_slo``: seconds between two tokens, at most."""
+    counted; ``itl_slo``: seconds between two tokens, at most; ``by_place``: see ``Simulator``."""
 
     machine: Machine
     acceptance: tuple[float, ...]
     tokens: int = 400
     itl_slo: float | None = None
     seed: int = 1
+    by_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +85,12 @@ def run(crowd: Crowd, choice: Choice = LIVE) -> Figures:
         params = SamplingParams(max_tokens=50 * crowd.tokens)
         simulator.submit(0.0, Stream(seq_id, [0] * _PROMPT, params, 0, flight=choice.flight))
     times = [served.token_times for _, served in sorted(simulator.served.items())]
+    a_while = _STEPS * sum(stage.at(Shape(1)) for stage in crowd.machine.stages)
     while min(map(len, times)) < crowd.tokens // 4:
-        simulator.run(simulator.now + 1.0)
+        simulator.run(simulator.now + a_while)
     begin = simulator.now
     while min(map(len, times)) < crowd.tokens:
-        simulator.run(simulator.now + 1.0)
+        simulator.run(simulator.now + a_while)
     end = simulator.now
     counted = [[at for at in each if begin < at <= end] for each in times]
     rates = tuple(len(each) / (end - begin) for each in counted)
@@ -111,7 +115,8 @@ def _simulator(crowd: Crowd, choice: Choice) -> Simulator:
         fixed_groups=choice.groups is not None,
     )
     scheduler = Scheduler(config)
-    return Simulator(scheduler, crowd.machine, acceptance=dict(enumerate(crowd.acceptance)), seed=crowd.seed)
+    acceptance = dict(enumerate(crowd.acceptance))
+    return Simulator(scheduler, crowd.machine, acceptance=acceptance, seed=crowd.seed, by_place=crowd.by_place)
 
 
 def without_drafts(crowd: Crowd) -> dict[int, Figures]:

@@ -2,7 +2,7 @@
 
     coordinator    take in messages | draft | plan | launch | ...      one thing at a time
     stages         one step each, in order of arrival
-    hops           any number of steps at a time
+    hops           any number of steps at a time, whose rows leave one after the other
 
 Where a device computes while its host goes on (``Machine.launches_ahead``), each stage has a queue
 (``machine.device_queue``). A launch holds the thread that launches as long as the queue does; a step's result leaves
@@ -28,6 +28,7 @@ from splitinfer.core.speculation.speculation import Draft, Wish
 from splitinfer.machine.device_queue import DeviceQueue, DeviceTraits, Timing
 from splitinfer.machine.machine import Machine
 
+_STRETCH = 50  # tokens
 _TARGET, _WRONG = 0, 1  # the token that is always sampled, and a wrong draft
 
 
@@ -75,9 +76,26 @@ class Answers:
         return tuple(sampled), tuple(computed)
 
 
+class _Places:
+    """Which places of a text have right drafts: the same share of every ``_STRETCH``, drawn from a seed."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._right: dict[tuple[int, int], frozenset[int]] = {}
+
+    def is_right(self, seq_id: int, place: int, share: float) -> bool:
+        """Whether the draft at a place of a sequence is right."""
+        stretch, at = divmod(place, _STRETCH)
+        if (seq_id, stretch) not in self._right:
+            drawn = Random(f"{self._seed} {seq_id} {stretch}").sample(range(_STRETCH), round(share * _STRETCH))
+            self._right[seq_id, stretch] = frozenset(drawn)
+        return at in self._right[seq_id, stretch]
+
+
 class Simulator:
     """Runs a scheduler on a machine until nothing is left to do. ``acceptance``: the share of drafts that are right,
-    for all requests or by id; ``check``: whether to check the scheduler's invariants after each step."""
+    for all requests or by id; ``by_place``: whether a draft is right depends on its place in the text alone, so that
+    machines can be compared without luck; ``check``: whether to check the scheduler's invariants after each step."""
 
     def __init__(
         self,
@@ -86,6 +104,7 @@ class Simulator:
         *,
         acceptance: float | Mapping[int, float] = 0.0,
         seed: int = 0,
+        by_place: bool = False,
         check: bool = False,
     ) -> None:
         self.scheduler, self.machine = scheduler, machine
@@ -94,9 +113,11 @@ class Simulator:
         self._sequences: dict[int, Sequence] = {}
         self.busy = [Busy() for _ in machine.stages]
         self._acceptance, self._random, self._checks = acceptance, Random(seed), check
+        self._places = _Places(seed) if by_place else None
         self._answers = Answers()
         traits = machine.device if machine.launches_ahead else DeviceTraits()
         self._queues = [DeviceQueue(traits) for _ in machine.stages]
+        self._sent = [0.0] * machine.num_stages  # when the last step's rows had left for the next stage
         self._in_line: list[deque[tuple[StepPlan, float]]] = [deque() for _ in machine.stages]
         self._void: set[tuple[int, int]] = set()  # slices that the stages in the middle know to be void
         self._unsent: dict[int, StepPlan] = {}  # launched on the first stage and not done, by step
@@ -170,7 +191,10 @@ class Simulator:
     def is_right(self, wish: Wish) -> bool:
         """Whether the next draft for a wish is right."""
         given = self._acceptance
-        return self._random.random() < (given if isinstance(given, float | int) else given[wish.seq.seq_id])
+        share = given if isinstance(given, float | int) else given[wish.seq.seq_id]
+        if self._places is not None:
+            return self._places.is_right(wish.seq.seq_id, wish.position + len(wish.drafts), share)
+        return self._random.random() < share
 
     def _make_round(self, sequences: int) -> float:
         """Wait for a draft for each of some sequences, which stands in line behind the first stage's steps on a device
@@ -237,7 +261,9 @@ class Simulator:
             sampled, _ = self.sampled(plan)
             self._answer(plan, sampled, done)
             return
-        arrives = done + self.machine.hops[stage].seconds(plan.num_tokens)
+        hop = self.machine.hops[stage]
+        self._sent[stage] = max(done, self._sent[stage]) + hop.per_row * plan.num_tokens
+        arrives = self._sent[stage] + hop.fixed
         self._at(arrives, lambda: self._arrive(stage + 1, plan, arrives))
 
     def _arrive(self, stage: int, plan: StepPlan, received: float) -> None:

@@ -19,6 +19,8 @@ _CLASSES: dict[str, type[Message]] = {
         messages.Hello,
         messages.Welcome,
         messages.Refuse,
+        messages.Profile,
+        messages.Profiled,
         messages.Load,
         messages.Progress,
         messages.Ready,

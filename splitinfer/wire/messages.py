@@ -1,7 +1,8 @@
 """The messages on a link, by sender and receiver.
 
-    coordinator -> worker      Hello, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step, Void
-    worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Echoed, Measured, Result, Fault
+    coordinator -> worker      Hello, Profile, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step, Void
+    worker -> coordinator      Welcome, Refuse, Progress, Profiled, Ready, Connected, ClockTell, Echoed, Measured,
+                               Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
 
 Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
@@ -18,7 +19,7 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +113,35 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """Measure the machine for ``model``, whose configuration and shapes are in the frame's one part
+    (``engine.profiling.question``), before anything is loaded.
+
+    ``again``: measure also where the worker remembers having done so.
+    """
+
+    model: str
+    dtype: str  # as in ``Load``
+    kv_format: str
+    again: bool
+
+    def __post_init__(self) -> None:
+        format_of(self.kv_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Profiled:
+    """The machine's profile, as JSON (``machine.profile.MachineProfile.as_dict``). ``is_new``: it was not remembered,
+    but measured now."""
+
+    profile: str
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading is, in bytes. ``phase``: "survey", "download" or "load"; or "link" for a note about a link."""
+    """How far loading is, in bytes, or measuring, in steps. ``phase``: "measure", "survey", "download" or "load"; or
+    "link" for a note about a link."""
 
     phase: str
     done: int
@@ -272,6 +300,6 @@ class Fault:
 
 
 Message = (
-    Hello | Welcome | Refuse | Load | Progress | Ready | Expect | Connect | Connected | Compress
+    Hello | Welcome | Refuse | Profile | Profiled | Load | Progress | Ready | Expect | Connect | Connected | Compress
     | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Void | Result | Fault
 )  # fmt: skip

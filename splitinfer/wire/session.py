@@ -4,6 +4,7 @@ All transitions are in ``_TABLE``. Messages of the end that opened the link go "
 ends use the same table, so a message that is illegal to send is also illegal to receive.
 
     control link   NEW -Hello-> GREETED -Welcome-> FREE -Load-> LOADING -Progress*, Ready-> READY
+                   FREE -Profile-> PROFILING -Progress*, Profiled-> FREE
                    READY -Connect-> JOINING -Connected-> READY        (every worker but the last)
                    READY -Compress-> READY                            (every worker but the last)
                    READY -ClockAsk-> TIMING -ClockTell-> READY        (repeatedly, before the first step)
@@ -32,6 +33,7 @@ class State(Enum):
     NEW = "new"
     GREETED = "greeted"
     FREE = "free"
+    PROFILING = "profiling"
     LOADING = "loading"
     READY = "ready"
     JOINING = "joining"
@@ -63,6 +65,8 @@ _TABLE: dict[Move, State] = {
     (State.GREETED, "up", "welcome"): State.FREE,
     (State.GREETED, "up", "refuse"): State.OVER,
     (State.FREE, "down", "load"): State.LOADING,
+    (State.PROFILING, "up", "progress"): State.PROFILING,
+    (State.PROFILING, "up", "refuse"): State.OVER,
     (State.FREE, "down", "expect"): State.FREE,
     (State.FREE, "down", "step"): State.STREAM,
     (State.STREAM, "down", "step"): State.STREAM,
@@ -81,6 +85,7 @@ _TABLE: dict[Move, State] = {
     **_exchange(State.READY, "clockask", State.TIMING, "clocktell"),
     **_exchange(State.READY, "echo", State.ECHOING, "echoed"),
     **_exchange(State.READY, "measurenext", State.MEASURING, "measured"),
+    **_exchange(State.FREE, "profile", State.PROFILING, "profiled"),
     **_exchange(State.FREE, "connect", State.FREE_JOINING, "connected"),
     **_exchange(State.FREE, "clockask", State.FREE_TIMING, "clocktell"),
     **_exchange(State.FREE, "echo", State.FREE_ECHOING, "echoed"),

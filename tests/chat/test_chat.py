@@ -18,6 +18,7 @@ from splitinfer.core.sequence import SamplingParams
 from splitinfer.engine.coordinator.requests import RequestOutput, StreamEvent
 from splitinfer.errors import PeerError, RequestError
 from splitinfer.llm import LLM, Settings
+from splitinfer.llm.rebalance import Rebalance
 
 
 class Script:
@@ -88,6 +89,17 @@ class MadeUpLLM:
         self.prompts: list[str] = []
         self.forgotten = 0
         self.failure: str | None = None
+        self.gain = 2.0
+        self.cuts: list[Layout] = []
+
+    def plan(self) -> Rebalance:
+        if self.failure:
+            raise RequestError(self.failure)
+        return Rebalance(self.layout, self.gain, f"{self.gain:g} times as good")
+
+    def recut(self, layout: Layout) -> float:
+        self.cuts.append(layout)
+        return 1.25
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         return [ord(c) for c in "|".join(m["content"] for m in messages)]
@@ -125,6 +137,22 @@ def test_every_command_is_carried_out(tmp_path: Path):
         chat, screen, code = run(f"/{name}{argument}", llm=llm)
         assert (code, chat.has_refused) == (0, False)
         assert screen.said or name == "quit"
+
+
+def test_another_cut_is_loaded_only_where_that_was_said_and_is_worth_it():
+    llm = MadeUpLLM()
+    assert run("/plan", llm=llm)[1].said[-1] == "2 times as good"
+    assert llm.cuts == []
+    assert run("/plan apply", llm=llm)[1].said[-1] == "1 is in force; loading it took 1.2 s"
+    assert llm.cuts == [llm.layout]
+    llm.gain = 1.01
+    assert run("/plan apply", llm=llm)[1].said[-1] == "1.01 times as good"
+    assert len(llm.cuts) == 1
+    for text, failure in (("/plan", "no step yet"), ("/plan at once", "/plan at once is none of")):
+        llm.failure = "no step yet"
+        chat, screen, _ = run(text, llm=llm)
+        assert chat.has_refused
+        assert failure in screen.said[-1]
 
 
 def test_turns_go_into_the_next_prompt():

@@ -40,6 +40,19 @@ def test_one_stream_takes_one_way_through_all_stages_for_each_token(num_stages: 
         assert b - a == pytest.approx(0.01 * num_stages + hops + 0.0005)
 
 
+def test_a_link_carries_one_step_after_the_other():
+    """Two long prompts' chunks and the short steps behind them: none overtakes, and bytes wait for those before."""
+    rig = Machine((StageCosts.line(0.001, 0.0),) * 3, (Hop(0.001, 0.001),) * 3, (8,) * 3)
+    config = SchedulerConfig(3, 4, 64, 8, 10_000, num_stages=3, fixed_groups=True)
+    clockwork = Simulator(Scheduler(config), rig, check=True)
+    for seq_id, length in enumerate([200, 1, 1]):
+        clockwork.submit(0.0, Sequence(seq_id, [0] * length, SamplingParams(max_tokens=20), 0))
+    clockwork.run()
+    assert [len(served.token_times) for served in clockwork.served.values()] == [20] * 3
+    # 200 rows pass the first link one after the other, and the last ones the second link, whose rows came in time.
+    assert clockwork.served[0].token_times[0] > 0.2
+
+
 def test_as_many_groups_as_stages_keep_them_busy():
     clockwork = run(machine(2), [200] * 8)
     assert all(busy.duty(0.5, 1.5) > 0.99 for busy in clockwork.busy)

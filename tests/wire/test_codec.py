@@ -123,6 +123,10 @@ def _loads(draw: st.DrawFn) -> messages.Load:
     )  # fmt: skip
 
 
+def _profiles() -> st.SearchStrategy[messages.Profile]:
+    return st.builds(messages.Profile, values(str), values(str), st.sampled_from(KV_FORMATS), values(bool))
+
+
 def _plans() -> st.SearchStrategy[StepPlan]:
     """A sequence has one slice."""
     each = st.lists(_slices(), max_size=4, unique_by=lambda part: part.seq_id).map(tuple)
@@ -168,7 +172,7 @@ def _link_figures() -> st.SearchStrategy[LinkMeasurement]:
 
 _CAREFUL = {
     SamplingParams: _params, Slice: _slices, StepPlan: _plans, NewSequence: _new_sequences,
-    Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads,
+    Save: _saves, Fetch: _fetches, messages.Step: _steps, messages.Load: _loads, messages.Profile: _profiles,
     messages.Compress: lambda: st.sampled_from(("none", *CODECS)).map(messages.Compress),
     messages.Void: lambda: st.lists(
         st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
@@ -195,6 +199,8 @@ EXAMPLES: dict[str, Message] = {
         messages.Hello("coordinator", "studio", "5f3a", VERSIONS),
         messages.Welcome("mini", VERSIONS, "gpu", 12 * 10**9),
         messages.Refuse("it is busy"),
+        messages.Profile("owner/name", "auto", "k8v4", again=True),
+        messages.Profiled("{}", is_new=False),
         messages.Load(
             model="owner/name",
             dtype="auto",

@@ -13,6 +13,7 @@ Word = tuple[str, str]  # direction, kind
 WORDS: tuple[Word, ...] = tuple(itertools.product(("down", "up"), EXAMPLES))
 
 HELLO = [("down", "hello"), ("up", "welcome")]
+PROFILE = [("down", "profile"), ("up", "progress"), ("up", "progress"), ("up", "profiled")]
 LOADED = [*HELLO, ("down", "load"), ("up", "progress"), ("up", "progress"), ("up", "ready")]
 CLOCK = [("down", "clockask"), ("up", "clocktell")]
 ECHO = [("down", "echo"), ("up", "echoed")]
@@ -46,6 +47,9 @@ CONVERSATIONS = {
     ],
     "data link": [*STREAM, ("up", "fault")],
     "data link, measured before the first step": [*HELLO, *ECHO, *ECHO, ("down", "step"), ("down", "step")],
+    "measured, its link too, and then used": [*HELLO, *PROFILE, *ECHO, *PROFILE, ("down", "load"), ("up", "ready")],
+    "refused to be measured": [*HELLO, ("down", "profile"), ("up", "progress"), ("up", "refuse")],
+    "failed while it was measured": [*HELLO, ("down", "profile"), ("up", "fault")],
     "refused at the door": [("down", "hello"), ("up", "refuse")],
     "refused to load": [*HELLO, ("down", "load"), ("up", "progress"), ("up", "refuse")],
     "failed to load": [*HELLO, ("down", "load"), ("up", "fault")],
@@ -118,9 +122,10 @@ LEGAL: dict[State, set[Word]] = {
     State.NEW: {("down", "hello")},
     State.GREETED: {("up", "welcome"), ("up", "refuse")},
     State.FREE: {
-        ("down", "load"), ("down", "expect"), ("down", "connect"), ("down", "clockask"), ("down", "echo"),
-        ("down", "measurenext"), ("down", "step"), ("up", "fault"),
+        ("down", "profile"), ("down", "load"), ("down", "expect"), ("down", "connect"), ("down", "clockask"),
+        ("down", "echo"), ("down", "measurenext"), ("down", "step"), ("up", "fault"),
     },
+    State.PROFILING: {("up", "progress"), ("up", "profiled"), ("up", "refuse"), ("up", "fault")},
     State.LOADING: {("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault")},
     State.READY: {
         ("down", "connect"), ("down", "compress"), ("down", "clockask"), ("down", "echo"), ("down", "measurenext"),

@@ -171,7 +171,7 @@ class StageCosts:
             matrix[i - 1][i] -= alike
         keep = list(range(_NUM_FEATURES))
         while keep:
-            found = _solved([[matrix[i][j] for j in keep] for i in keep], [self._vector[i] for i in keep])
+            found = solved([[matrix[i][j] for j in keep] for i in keep], [self._vector[i] for i in keep])
             worst = min(range(len(keep)), key=lambda at: found[at] * matrix[keep[at]][keep[at]] ** 0.5)
             if found[worst] >= 0:
                 break
@@ -236,8 +236,18 @@ class StageCosts:
         coefficients = [self.factor * factor * c for c in self.coefficients]
         return StageCosts(coefficients, self.num_seen, self.most_rows, most_attended=self.most_attended)
 
+    def plus(self, other: "StageCosts", most_rows: int | None = None) -> "StageCosts":
+        """The costs of both, one after the other. ``most_rows``: the edge of a piece, behind which further rows cost
+        nothing of ``other``."""
+        more = [other.factor * c for c in other.coefficients]
+        for i, edge in enumerate(_EDGES, 1):
+            if most_rows is not None and edge >= most_rows:
+                more[i] = 0.0
+        coefficients = [self.factor * c + d for c, d in zip(self.coefficients, more, strict=True)]
+        return StageCosts(coefficients, self.num_seen, self.most_rows, most_attended=self.most_attended)
 
-def _solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
+
+def solved(matrix: list[list[float]], vector: list[float]) -> list[float]:
     """Solve a symmetric, positive definite system by elimination."""
     rows = [[*row, right] for row, right in zip(matrix, vector, strict=True)]
     size = len(rows)

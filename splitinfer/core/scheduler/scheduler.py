@@ -235,6 +235,24 @@ class Scheduler:
             self.waiting.add(seq)
         self.running.clear()
 
+    def moved_to(self, config: SchedulerConfig) -> "Scheduler":
+        """A scheduler of other stages, which hold nothing yet, with all sequences in its queue. Call after ``replay``;
+        this scheduler is of no use afterwards.
+
+        Raises:
+            NeverFits: a sequence is too large for one of those stages even when alone; nothing has changed.
+        """
+        for seq in self.waiting:
+            config.check_fits(seq)
+        new = Scheduler(config)
+        new.state.now, new.num_preemptions = self.state.now, self.num_preemptions
+        new._next_step, new._num_arrived, new._deadlines = self._next_step, self._num_arrived, self._deadlines
+        for seq in self.waiting:
+            if config.blocks.keeps_blocks:
+                seq.keys = full_keys(config.blocks.root, seq.tokens)
+            new.waiting.add(seq)
+        return new
+
     def lower_budget(self, stage: int) -> bool:
         """Lower a stage's budget because its device had no memory left for what is in use; call before ``replay``.
         Returns whether there is less now, so that it will not happen for ever."""

@@ -25,9 +25,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.config import SchedulerConfig
@@ -41,6 +43,7 @@ from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.own_steps import OwnResult, OwnSteps
 from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.recut import Recut, no_room
 from splitinfer.engine.coordinator.request_table import RequestTable
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.stats import stats_of
@@ -57,6 +60,8 @@ from splitinfer.system import qos
 from splitinfer.system.keep_awake import KeepAwake
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 Call = Callable[[], None]
 _Event = Event | OwnResult | StepFailed | Call
@@ -95,6 +100,7 @@ class Engine:
         self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
         self._started = threading.Event()
         self._is_closing = False
+        self._wanted: list[Recut] = []  # cuts that were asked for, and are not in force yet
         self._lost_stage: str | None = None  # the stage that is waited for, or was in vain
         self._awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
         self.totals = Totals([])
@@ -107,7 +113,9 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
-        self._thread = threading.Thread(target=self._run, args=(draft, configure), name="engine", daemon=True)
+        self._configure = configure
+        self._tune: Callable[[Scheduler], None] = lambda _scheduler: None  # what a scheduler of another cut is told
+        self._thread = threading.Thread(target=self._run, args=(draft,), name="engine", daemon=True)
         self._thread.start()
 
     # -- from other threads ------------------------------------------------------------------
@@ -161,13 +169,59 @@ class Engine:
         self._inbox.put(lambda: self.scheduler.drop(session))
 
     def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
-        """Go by other rules from the next step on."""
-        self._inbox.put(lambda: self.scheduler.tune(policy_config, token_budget, max_running))
+        """Go by other rules from the next step on, also after another cut."""
+
+        def tune() -> None:
+            self._tune = lambda scheduler: scheduler.tune(policy_config, token_budget, max_running)
+            self._tune(self.scheduler)
+
+        self._inbox.put(tune)
 
     def fix_groups(self, count: int | None) -> None:
         """Have requests decode in so many groups from the next step on, however fast that is; ``None``: as the layout
         has it, by cost. For measurements."""
         self._inbox.put(lambda: self.scheduler.fix_groups(count))
+
+    def recut(self, layout: Layout) -> float:
+        """Load another cut of the same model. Requests wait meanwhile, and go on with the same tokens: what the stages
+        held is computed again from them, or read from disk where all stages have it. Returns the seconds of the pause.
+
+        Raises:
+            SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
+                force again. Or the pipeline has failed, or was closed.
+        """
+        wanted = Recut(layout)
+
+        def ask() -> None:
+            raise wanted
+
+        self._wanted.append(wanted)
+        if self._requests.failure is not None:
+            raise self._requests.failure
+        self._inbox.put(ask)
+        return wanted.paused.result()
+
+    def carry_out(self, work: Callable[[], T]) -> T:
+        """Have the loop's thread carry out ``work`` between two steps, and return its result. For what must not meet a
+        step that is being built.
+
+        Raises:
+            SplitinferError: the pipeline has failed, or was closed.
+            Exception: what ``work`` raises.
+        """
+        result = Future[T]()
+
+        def act() -> None:
+            try:
+                result.set_result(work())
+            except Exception as error:  # noqa: BLE001 - the caller's
+                result.set_exception(error)
+
+        self._inbox.put(act)
+        while not wait([result], timeout=_WATCH_EVERY).done:
+            if self._requests.failure is not None:
+                raise self._requests.failure
+        return result.result()
 
     def drain(self, seconds: float) -> None:
         """Take no new request from now on; those under way have ``seconds`` to end, then they are aborted.
@@ -227,7 +281,7 @@ class Engine:
 
     # -- the loop ----------------------------------------------------------------------------
 
-    def _run(self, draft: Callable[[], Drafter | None], configure: Callable[[Pipeline], SchedulerConfig]) -> None:
+    def _run(self, draft: Callable[[], Drafter | None]) -> None:
         reason = FinishReason.ERROR
         qos.serve_requests()
         self._awake.update(True, time.monotonic())  # loading takes minutes
@@ -237,14 +291,14 @@ class Engine:
             if self.drafter is not None:
                 self.drafter.use_device(self.pipeline.own.device)
             self.metrics.opened(self.pipeline.clocks, time.monotonic())
-            self._scheduler = Scheduler(configure(self.pipeline))
-            if self.drafter is not None:
-                self._drafting = Drafting(self.drafter, self._scheduler, self._receive_without_waiting)
+            self._use(Scheduler(self._configure(self.pipeline)))
             self.totals = Totals([StageTotals() for _ in range(self.pipeline.num_stages)])
             self._started.set()
             while True:
                 try:
                     self._turn()
+                except Recut as wanted:
+                    self._recut(wanted)
                 except (WorkerLost, DeviceFailed) as loss:
                     self._rejoin(loss)
         except _Stop:
@@ -258,6 +312,8 @@ class Engine:
             self._requests.failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
         finally:
             self._requests.end_all(reason)
+            for one in self._wanted:
+                one.paused.set_exception(self._requests.failure or PeerError("the pipeline was closed"))
             self._later.run()
             self._started.set()
             self.pipeline.close(
@@ -409,6 +465,58 @@ class Engine:
             if reason is not None:
                 self.scheduler.finish(event.seq_id, reason)
                 self._forget(event.seq_id, reason)
+
+    def _use(self, scheduler: Scheduler) -> None:
+        """Go by a scheduler from now on."""
+        self._scheduler = scheduler
+        if self.drafter is not None:
+            self._drafting = Drafting(self.drafter, scheduler, self._receive_without_waiting)
+
+    # -- another cut -------------------------------------------------------------------------
+
+    def _recut(self, wanted: Recut) -> None:
+        """Open the pipeline with another cut; with the one before, if that cannot be done."""
+        before, began = self.pipeline.layout, time.monotonic()
+        self._later.put(self.metrics.lost, began)
+        self._watch.reset()
+        self._own_steps.drop()
+        error = self._try_cut(wanted.layout)
+        if error is not None:
+            log.warning("the cut %s cannot be used: %s", wanted.layout.cut, error)
+            try:
+                self._open_cut(before)
+            except WorkerLost as loss:
+                self._rejoin(loss)
+        self._wanted.remove(wanted)
+        if error is None:
+            wanted.paused.set_result(time.monotonic() - began)
+        else:
+            wanted.paused.set_exception(error)
+
+    def _try_cut(self, layout: Layout) -> SplitinferError | None:
+        """Open the pipeline with another cut; why that cannot be done, if so."""
+        try:
+            self._open_cut(layout)
+        except NeverFits as error:
+            return no_room(error, layout)
+        except SplitinferError as error:
+            return error
+        return None
+
+    def _open_cut(self, layout: Layout) -> None:
+        self.pipeline.relay(layout)
+        self.pipeline.open()
+        self.scheduler.replay()
+        moved = self.scheduler.moved_to(self._configure(self.pipeline))
+        self._tune(moved)
+        self._use(moved)
+        if self.drafter is not None:
+            self.drafter.use_device(self.pipeline.own.device)
+        self._later.run()
+        now = time.monotonic()
+        self.totals.stages = [StageTotals() for _ in layout.stages]
+        self.metrics.relaid([spec.name for spec in layout.stages], now)
+        self.metrics.resumed(self.pipeline.clocks, now)
 
     # -- a worker is lost, or a device fails ---------------------------------------------------
 

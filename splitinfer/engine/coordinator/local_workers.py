@@ -49,6 +49,12 @@ def take(name: str, disk: Disk | None) -> "LocalWorker":
     return LocalWorker(name, disk)
 
 
+def give_back(worker: "LocalWorker") -> None:
+    """Keep a worker that was taken, for the next ``take`` of its name."""
+    _early[worker.name] = worker
+    atexit.register(end_early)
+
+
 class LocalWorker:
     """One child process; it starts when this is constructed."""
 

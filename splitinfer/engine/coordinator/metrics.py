@@ -305,6 +305,13 @@ class PipelineMetrics:
         with self._lock:
             self._window = _Window.of(len(self._names), now)
 
+    def relaid(self, names: Sequence[str], now: float) -> None:
+        """The stages are others, of these names: a window of theirs begins."""
+        with self._lock:
+            self._names, self._window = tuple(names), _Window.of(len(names), now)
+            if self._trace is not None:
+                self._trace.begin(list(names))
+
     def resumed(self, clocks: Clocks, now: float) -> None:
         """All stages are connected."""
         with self._lock:

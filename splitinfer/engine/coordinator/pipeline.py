@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import DiskBlock, Key
@@ -205,6 +205,18 @@ class Pipeline:
         self._notice(0, progress)
         if not self._worker_group.is_whole:
             self._worker_group.await_ready()  # raises when it reaches that worker's last message
+
+    def relay(self, layout: Layout) -> None:
+        """Take another layout of the same model from the next ``open`` on. What this machine holds of the layout before
+        is given up, if it differs, and so are local workers that have no place in it. No step may be under way."""
+        self._config = replace(self._config, layout=layout)
+        self.codecs = None
+        if self._own is not None and not self._own.serves(self._load_command(0)):
+            self._own.close()
+            self._own = None
+        names = {spec.name for spec in layout.stages if spec.is_local}
+        for name in [name for name in self._locals if name not in names]:
+            self._locals.pop(name).stop()
 
     # -- running -----------------------------------------------------------------------------
 

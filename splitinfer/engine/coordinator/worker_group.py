@@ -214,7 +214,7 @@ class WorkerGroup:
         """
         ready: dict[int, Ready] = {}
         while len(ready) < len(self.workers):
-            worker, message = self._next_message()
+            worker, message = self.next_message()
             if isinstance(message, Progress):
                 self._notice(worker.stage, message)
             elif isinstance(message, Ready):
@@ -229,7 +229,7 @@ class WorkerGroup:
             worker.send(Connect(address_for_others(address), following.spec.key or "", fallback))
         waiting = {worker.stage for worker in self.workers[:-1]}
         while waiting:
-            worker, message = self._next_message()
+            worker, message = self.next_message()
             if isinstance(message, Connected):
                 waiting.discard(worker.stage)
                 self._note(worker.stage + 1, message.note)
@@ -312,7 +312,12 @@ class WorkerGroup:
         for worker in reversed(self.workers):
             worker.link.close(reason)
 
-    def _next_message(self) -> tuple[WorkerHandle, Message]:
+    def next_message(self) -> tuple[WorkerHandle, Message]:
+        """Wait for the next message of any worker.
+
+        Raises:
+            PeerError: a worker refused, failed or is gone.
+        """
         assert self._opening is not None
         worker, item, _ = self._opening.get()
         return worker, worker.receive(item)

@@ -5,7 +5,8 @@ threads, so the next step is received while this one is computed. A step is sent
 the thread that waits for that (``engine.device.steps``), because launching the next one may hold the engine for most of
 a step; so neither the device nor the link waits for the other. Where the device computes at launch, the engine sends.
 
-    inbox -> Load      -> survey, fetch, read the weights -> Ready
+    inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
+          -> Load      -> survey, fetch, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
           -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
@@ -41,13 +42,14 @@ from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
+from splitinfer.engine.profiling.answer import answer
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Launched
 from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
-from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
+from splitinfer.errors import CannotFit, DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.memory import HeldReport
@@ -69,6 +71,7 @@ from splitinfer.wire.messages import (
     Measured,
     MeasureNext,
     Message,
+    Profile,
     Progress,
     Refuse,
     Result,
@@ -248,6 +251,8 @@ class Worker:
                 self._expecting = True
             case Void():
                 self._take_void()
+            case Profile():
+                self._profile(connection, message, item)
             case Load():
                 self._load(connection, message)
             case Connect():
@@ -299,25 +304,35 @@ class Worker:
         if self._model is not None:
             command = replace(command, model=self._model)
         _check_load(command)
-
-        def report(progress: Progress) -> None:
-            if connection.link.closed is not None:
-                raise _Abandoned
-            connection.send(progress)
-
         try:
             if self._stage is None or not self._stage.serves(command):
                 self._unload()
-                self._stage = load(command, self.name, report, self._disk)
+                self._stage = load(command, self.name, _reporter(connection), self._disk)
             self._access.expect(command.upstream_key)
             ready = self._stage.offer()
         except SplitinferError as error:
-            log.warning("refused %s: %s", connection.name, error)
-            connection.send(Refuse(str(error)))
-            connection.link.close(str(error))
+            _refuse(connection, error)
             return
         log.info("holding layers %d to %d of %s", command.start, command.end - 1, command.model)
         connection.send(ready)
+
+    def _profile(self, connection: Connection, command: Profile, frame: Frame) -> None:
+        """Measure this machine. A loaded stage stays, unless its memory is needed for that."""
+        parts, report = [memoryview(part) for part in frame.parts], _reporter(connection)
+        try:
+            try:
+                profiled = answer(command, parts, self.name, report)
+            except CannotFit:
+                if self._stage is None:
+                    raise
+                self._unload()
+                profiled = answer(command, parts, self.name, report)
+        except ProtocolError:
+            raise
+        except SplitinferError as error:
+            _refuse(connection, error)
+            return
+        connection.send(profiled)
 
     def _unload(self) -> None:
         """Free the stage's memory."""
@@ -443,6 +458,23 @@ class Worker:
         self._access.expect("")
         if self._stage is not None:
             self._stage.rest()
+
+
+def _reporter(connection: Connection) -> Callable[[Progress], None]:
+    """Sends progress to a coordinator, and raises if it has gone away."""
+
+    def report(progress: Progress) -> None:
+        if connection.link.closed is not None:
+            raise _Abandoned
+        connection.send(progress)
+
+    return report
+
+
+def _refuse(connection: Connection, error: SplitinferError) -> None:
+    log.warning("refused %s: %s", connection.name, error)
+    connection.send(Refuse(str(error)))
+    connection.link.close(str(error))
 
 
 def _wait_for(under_way: _StepInFlight) -> None:

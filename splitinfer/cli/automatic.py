@@ -1,0 +1,30 @@
+"""The layout of a command that runs a pipeline: the one that is named, or one that is planned for the workers named."""
+
+from typing import TYPE_CHECKING
+
+from splitinfer.cli.options import PipelineOptions
+
+if TYPE_CHECKING:
+    from splitinfer.core.layout import Layout
+    from splitinfer.llm import Settings
+
+
+def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Layout":
+    """The layout, or its name. What is planned is said on standard error, and why.
+
+    Raises:
+        SplitinferError: a machine cannot be measured, or no cut fits.
+    """
+    if options.layout is not None:
+        return options.layout
+    assert options.model is not None
+    assert options.workers is not None
+    from splitinfer.console import errors, measuring
+    from splitinfer.llm.automatic import choose_layout, named
+
+    with measuring() as notice:
+        chosen = choose_layout(
+            options.model, named(options.workers), settings, notice, aim=options.aim, again=options.measure
+        )
+    errors.print(chosen.text, soft_wrap=True)
+    return chosen.layout

@@ -1,0 +1,206 @@
+"""`splitinfer plan`: which machine gets which layers, from what was measured of them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splitinfer.cli.options import MeasureOption, ModelOption, Timeout, Verbose, finite
+from splitinfer.cli.running import finish, set_up
+from splitinfer.errors import CannotFit, ConfigError
+from splitinfer.placement.asked import Aim, Asked
+
+if TYPE_CHECKING:
+    from splitinfer.core.layout import Layout
+    from splitinfer.machine.profile import Profiles
+    from splitinfer.machine.profile_files import ProfileSource
+    from splitinfer.placement.plan import Plan
+
+NO_DRAFT = "none"
+_GB = 1e9
+_DEFAULTS = Asked()
+_MEMORY = "Memory: what has to fit, and what is left free"
+_FIGURES = "What figures are for"
+
+
+def plan(
+    model: ModelOption = None,
+    workers: Annotated[
+        str | None, typer.Option("--workers", help="The workers that may get layers, with commas between them.")
+    ] = None,
+    layout: Annotated[
+        str | None,
+        typer.Option(
+            "--layout", help="A layout whose stages may get layers, in place of --workers; its cut is ignored."
+        ),
+    ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            "--profiles", help="A file that describes the machines (docs/planning.md); they are measured if not given."
+        ),
+    ] = None,
+    aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts --out writes.")] = Aim.CHAT,
+    out: Annotated[Path | None, typer.Option("--out", help="Write the layout to this file.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
+    uses_all: Annotated[
+        bool, typer.Option("--use-all", help="Give every machine layers, though fewer be better.")
+    ] = False,
+    draft: Annotated[
+        str | None, typer.Option("--draft", help="The drafter, or 'none'; the layout's or the profiles' if not given.")
+    ] = None,
+    acceptance: Annotated[
+        float,
+        typer.Option("--acceptance", min=0, max=1, help="Share of drafts that are right.", rich_help_panel=_FIGURES),
+    ] = 0.7,
+    streams: Annotated[
+        int, typer.Option("--streams", min=1, help="Streams at once, for throughput.", rich_help_panel=_FIGURES)
+    ] = _DEFAULTS.streams,
+    prompt_tokens: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, help="A chat's prompt.", rich_help_panel=_FIGURES)
+    ] = _DEFAULTS.prompt,
+    answer_tokens: Annotated[
+        int, typer.Option("--answer-tokens", min=2, help="A chat's answer.", rich_help_panel=_FIGURES)
+    ] = _DEFAULTS.answer,
+    token_budget: Annotated[
+        int | None,
+        typer.Option("--token-budget", min=1, help="Tokens in a step, as coord has it.", rich_help_panel=_FIGURES),
+    ] = None,
+    context: Annotated[
+        int, typer.Option("--context", min=1, help="Tokens of a sequence that have to fit.", rich_help_panel=_MEMORY)
+    ] = _DEFAULTS.context,
+    spare_gb: Annotated[
+        float,
+        typer.Option(
+            "--spare-gb", min=0, callback=finite, help="GB left free on each machine besides.", rich_help_panel=_MEMORY
+        ),
+    ] = 0.0,
+    kv_share: Annotated[
+        float,
+        typer.Option(
+            "--kv-share",
+            min=0.01,
+            max=1,
+            rich_help_panel=_MEMORY,
+            help="Share of what weights leave free that KV may take; coord takes half, or --kv-gb.",
+        ),
+    ] = _DEFAULTS.kv_share,
+    measure: MeasureOption = False,
+    connect_timeout: Timeout = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the tables.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find the best cuts of a model for machines as they were measured: for one reader, for many, for long contexts."""
+    set_up(verbose)
+
+    def run() -> int:
+        from splitinfer.cli.plan_tables import show
+
+        base = _base(layout, workers)
+        if out is not None and out.exists() and not force:
+            raise ConfigError(f"{out} exists; name another file, or replace it with --force")
+        if profiles is not None:
+            found = _with_drafter(_chosen(_source(profiles, model).profiles(), base, workers), draft)
+        else:
+            found = _measured(model, workers, base, draft, again=measure, connect_timeout=connect_timeout)
+        asked = Asked(
+            context=min(context, found.model.context_length),
+            streams=streams,
+            prompt=prompt_tokens,
+            answer=answer_tokens,
+            acceptance=None if found.model.draft is None else acceptance,
+            token_budget=token_budget,
+            uses_all=uses_all,
+            spare_bytes=round(spare_gb * _GB),
+            kv_share=kv_share,
+        )
+        best = _planned(found, asked)
+        origin = "measurements" if profiles is None else str(profiles)
+        return show(best, aim, base, out, origin, as_json=as_json)
+
+    finish(run, verbose)
+
+
+def _planned(profiles: "Profiles", asked: Asked) -> "Plan":
+    from splitinfer.placement.plan import plan as make
+
+    if asked.uses_all and len(profiles.machines) > profiles.model.num_layers:
+        raise CannotFit(f"{len(profiles.machines)} machines cannot all have one of {profiles.model.num_layers} layers")
+    return make(profiles, asked)
+
+
+def _base(layout: str | None, workers: str | None) -> "Layout | None":
+    """The layout that has what a plan does not choose."""
+    if layout is None:
+        return None
+    if workers is not None:
+        raise typer.BadParameter("--layout names the machines, and so does --workers; give one of them")
+    from splitinfer.config import find_layout
+
+    return find_layout(layout)
+
+
+def _source(profiles: Path, model: str | None) -> "ProfileSource":
+    """The file that the profiles come from."""
+    from splitinfer.machine.profile_files import ProfileFile
+
+    return ProfileFile(profiles, model)
+
+
+def _measured(
+    model: str | None,
+    workers: str | None,
+    base: "Layout | None",
+    draft: str | None,
+    *,
+    again: bool,
+    connect_timeout: float,
+) -> "Profiles":
+    """The profiles of this machine and of the workers that are named, measured now or remembered by each."""
+    from splitinfer.console import measuring
+    from splitinfer.llm import Settings
+    from splitinfer.llm.automatic import MeasuredProfiles, as_workers, named
+
+    name = model or (None if base is None else base.model)
+    if name is None or (base is None and workers is None):
+        raise ConfigError(
+            "name a model with --model and its machines with --workers or --layout, which are measured; or a file that "
+            "describes them with --profiles"
+        )
+    specs = as_workers(named(workers or "")) if base is None else base.stages[1:]
+    settings = Settings(
+        draft=draft or (None if base is None else base.draft),
+        kv_format=None if base is None else base.kv_format,
+        connect_timeout=connect_timeout,
+    )
+    with measuring() as notice:
+        dtype = "auto" if base is None else base.dtype
+        return MeasuredProfiles(name, specs, settings, notice, dtype, again).profiles()
+
+
+def _chosen(profiles: "Profiles", base: "Layout | None", workers: str | None) -> "Profiles":
+    """The coordinator and the machines that --workers or a layout name, by name or address; all where neither does."""
+    first, *others = profiles.machines
+    if base is not None:
+        wanted = [stage.name for stage in base.stages[1:]]
+    elif workers is not None:
+        wanted = [each.strip() for each in workers.split(",") if each.strip()]
+    else:
+        return profiles
+    names = {key: machine.name for machine in others for key in (machine.address, machine.name) if key}
+    if unknown := [each for each in wanted if each not in names]:
+        known = ", ".join(machine.name for machine in others) or "none"
+        raise ConfigError(f"there are no figures of worker {unknown[0]!r}; there are of {known}")
+    return profiles.only([first.name, *dict.fromkeys(names[each] for each in wanted)])
+
+
+def _with_drafter(profiles: "Profiles", draft: str | None) -> "Profiles":
+    from dataclasses import replace
+
+    known = profiles.model.draft
+    if draft is None or (known is not None and draft == known.name):
+        return profiles
+    if draft != NO_DRAFT:
+        there = "none" if known is None else known.name
+        raise ConfigError(f"there are no figures of the drafter {draft}; there are of {there}")
+    return replace(profiles, model=replace(profiles.model, draft=None))

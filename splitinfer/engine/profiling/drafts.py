@@ -1,0 +1,77 @@
+"""Measures what a draft costs the coordinator: a round for one sequence, and for each further one."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import islice
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.sequence import Sequence as Tokens
+from splitinfer.engine.device.selection import open_device
+from splitinfer.engine.drafts.draft_model import DraftModel
+from splitinfer.engine.drafts.drafters import model_in
+from splitinfer.machine.profile import DraftProfile
+from splitinfer.models.cut import StageModel
+from splitinfer.models.hub import open_model
+from splitinfer.models.loader import build_model, in_bunches, kv_need, resolve_dtype
+from splitinfer.models.made_up import made_up
+from splitinfer.models.memory import on_gpu
+from splitinfer.models.openblas import use_transposed_products
+from splitinfer.models.structure import ModelStructure
+
+_ROUNDS, _SEVERAL = 6, 8  # of which the first is not counted; sequences that are drafted for together
+_PROMPT = 16  # tokens
+_TOGETHER = 64 * 2**20  # bytes of weights made at a time
+
+
+def measure_draft(name: str, dtype: str, vocab_size: int) -> tuple[DraftProfile, float, float]:
+    """A drafter's bytes, the seconds of a draft, and those of each further sequence in a round. Its weights are made
+    up; n-grams cost next to nothing.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    small = model_in(name)
+    if small is None:
+        return DraftProfile(name), 0.0, 0.0
+    checkpoint = open_model(small)
+    model = build_model(checkpoint, made_up(checkpoint), resolve_dtype(dtype, gpu=on_gpu()))
+    parameters = [array for _, array in tree_flatten(model.parameters())]
+    for few in in_bunches(parameters, _TOGETHER):
+        mx.eval(few)
+    structure = ModelStructure(model)
+    stage = StageModel(model, 0, structure.num_layers, structure)
+    per_token = kv_need(stage)[1]
+    use_transposed_products(stage.whole)
+    drafter = DraftModel(small, stage, vocab_size)
+    drafter.use_device(open_device(0, (0, 1)))
+    one, several = _round(drafter, 1), _round(drafter, _SEVERAL)
+    profile = DraftProfile(name, sum(array.nbytes for array in parameters), per_token)
+    return profile, one, max(0.0, several - one) / (_SEVERAL - 1)
+
+
+def _round(drafter: DraftModel, count: int) -> float:
+    """Seconds of a round of drafts for so many sequences: the median."""
+    sequences = [_sequence(i) for i in range(count)]
+    seconds, began = list[float](), time.monotonic()
+    for drafts in islice(drafter.draft_together(sequences, [_ROUNDS] * count), _ROUNDS):
+        now = time.monotonic()
+        own = [draft.seconds for draft in drafts if draft is not None]
+        known = [one for one in own if one is not None]
+        seconds.append(sum(known) if known else now - began)
+        began = now
+    for sequence in sequences:
+        drafter.forget(sequence.seq_id)
+    return _median(seconds[1:])
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def _sequence(number: int) -> Tokens:
+    tokens = [5 + (7 * at + 31 * number) % 100 for at in range(_PROMPT)]
+    return Tokens(seq_id=number, tokens=tokens, params=SamplingParams(temperature=0.7), seed=number)

@@ -1,0 +1,210 @@
+"""Chooses a layout where none is given: measures the machines, plans, and says what was chosen and why.
+
+    model, workers ──survey──▶ profiles ──placement──▶ the best cut for one aim ──▶ a layout, and a paragraph
+
+What was measured is remembered (``engine.profiling.remembered``), so that the second time takes as long as measuring
+the links does.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from splitinfer.core.kv.format import EXACT, format_of
+from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
+from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
+from splitinfer.engine.profiling.drafts import measure_draft
+from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.survey import Notice, Surveyor
+from splitinfer.engine.versions import machine_name
+from splitinfer.errors import CannotFit, LayoutError
+from splitinfer.keyring import Keyring
+from splitinfer.llm.settings import NO_DRAFT, Settings
+from splitinfer.machine.profile import Profiles
+from splitinfer.models.hub import open_model
+from splitinfer.models.layer_kinds import describe
+from splitinfer.models.loader import count_layers, resolve_dtype
+from splitinfer.models.memory import on_gpu
+from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.document import figures_in_words, layout_of
+from splitinfer.placement.plan import plan
+from splitinfer.placement.remedies import shortage
+from splitinfer.placement.words import name_in_words, shortage_in_words, why
+
+DEFAULT_PORT = 5577  # of a worker
+ACCEPTANCE = 0.7  # share of drafts that are taken to be right before any was made
+_WORKER = re.compile(r"(?:(?P<name>[\w.-]+)=)?(?P<address>[^#=]+)(?:#(?P<key>[0-9a-fA-F]{64}))?")
+_PORT = re.compile(r":[0-9]+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A layout, and in one paragraph what it is and why."""
+
+    layout: Layout
+    text: str
+
+
+def choose_layout(
+    model: str,
+    workers: Sequence[str | Mapping[str, Any]],
+    settings: Settings,
+    notice: Notice,
+    *,
+    aim: Aim = Aim.CHAT,
+    again: bool = False,
+) -> Chosen:
+    """Measure this machine and ``workers``, and choose the best cut of ``model``.
+
+    Raises:
+        LayoutError: a worker's address is none.
+        CannotFit: no cut fits; the text says by how much, and what would.
+        PeerError, ModelError: a machine cannot be used, or the model.
+    """
+    if not workers:  # there is nothing to choose
+        num_layers = count_layers(open_model(model))
+        only = Layout((StageSpec(_own_name(set()), 0, num_layers),), model, name="(planned)")
+        return Chosen(only, f"All {num_layers} layers are on this machine: no workers were named.")
+    profiles = MeasuredProfiles(model, as_workers(workers), settings, notice, again=again).profiles()
+    return chosen_from(profiles, settings, aim)
+
+
+def chosen_from(profiles: Profiles, settings: Settings, aim: Aim) -> Chosen:
+    """The best cut of measured machines.
+
+    Raises:
+        CannotFit: no cut fits.
+    """
+    context = settings.context_of(profiles.model.context_length)
+    asked = Asked(
+        context=context,
+        acceptance=None if profiles.model.draft is None else ACCEPTANCE,
+        token_budget=settings.token_budget,
+    )
+    found = plan(profiles, asked, [aim])
+    best = found.best.get(aim)
+    if best is None:
+        raise CannotFit(" ".join(shortage_in_words(shortage(profiles, asked, aim), asked)))
+    layout = replace(layout_of(found, best), name="(planned)")
+    reasons = [*figures_in_words(best.figures, asked), *why(found, best)]
+    return Chosen(layout, f"Planned for {aim}: {name_in_words(found, best.cut)}. {' '.join(reasons)}")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredProfiles:
+    """Profiles of machines that are measured, or remembered: a source like ``machine.profile_files.ProfileFile``."""
+
+    model: str
+    workers: Sequence[StageSpec]
+    settings: Settings
+    notice: Notice
+    dtype: str = "auto"
+    again: bool = False
+
+    def profiles(self) -> Profiles:
+        """Measure this machine and the workers, and the links between them.
+
+        Raises:
+            PeerError, ModelError, ConfigError: one cannot be measured.
+        """
+        checkpoint = open_model(self.model)
+        kv_format = self.settings.kv_format or EXACT
+        question = Question(self.model, checkpoint, self.dtype, kv_format)
+        here = _own_name({spec.name for spec in self.workers})
+        taken = list[LocalWorker]()
+
+        def take_local(name: str) -> LocalWorker:
+            taken.append(take(name, self.settings.disk))
+            return taken[-1]
+
+        surveyor = Surveyor(
+            question,
+            here,
+            self.workers,
+            Keyring().own,
+            self.settings.connect_timeout,
+            self.notice,
+            again=self.again,
+            take_local=take_local,
+        )
+        try:
+            surveyed = surveyor.run()
+        except BaseException:
+            for worker in taken:
+                worker.kill()
+            raise
+        for worker in taken:
+            give_back(worker)
+        dtype = resolve_dtype(self.dtype, gpu=on_gpu())
+        described = describe(checkpoint, dtype, self.model, kv_format=format_of(kv_format)).profile
+        own, *others = surveyed.machines
+        if self.settings.draft not in (None, NO_DRAFT):
+            draft, seconds, more = measure_draft(str(self.settings.draft), self.dtype, checkpoint.vocab_size or 2)
+            own = replace(own, draft=seconds, draft_more=more)
+            described = replace(described, draft=draft)
+        return Profiles(described, (own, *others), surveyed.links)
+
+
+def as_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec, ...]:
+    """Workers by their addresses: ``[NAME=]ADDRESS[#KEY]``, where an address is ``local``, a host, ``host:port`` or
+    ``tcp://host:port``; or mappings with the keys ``address``, ``name`` and ``key``.
+
+    Raises:
+        LayoutError: one is none of these, or two are alike.
+
+    >>> [(each.name, each.address) for each in as_workers(["mini.local", "air=tcp://10.0.0.3:7000", "local"])]
+    [('mini', 'tcp://mini.local:5577'), ('air', 'tcp://10.0.0.3:7000'), ('local', 'local')]
+    """
+    parts, names = [], set[str]()
+    for worker in workers:
+        name, address, key = _parts_of(worker)
+        name = _free_name(name or _name_of(address), names)
+        names.add(name)
+        parts.append((name, 1, address, {"key": key}))
+    specs = lay_out([("(coordinator)", 1, None), *parts])
+    return Layout(specs, name="of --workers").stages[1:]
+
+
+def named(workers: str) -> list[str]:
+    """The workers of a command line, with commas between them."""
+    return [each.strip() for each in workers.split(",") if each.strip()]
+
+
+def _parts_of(worker: str | Mapping[str, Any]) -> tuple[str, str, str | None]:
+    if isinstance(worker, Mapping):
+        unknown = sorted(set(worker) - {"name", "address", "key"})
+        if unknown or not worker.get("address"):
+            raise LayoutError(f"a worker has an address, and perhaps a name and a key, but this is {dict(worker)}")
+        return str(worker.get("name") or ""), _address(str(worker["address"])), worker.get("key")
+    match = _WORKER.fullmatch(worker.strip())
+    if match is None:
+        raise LayoutError(f"{worker!r:.100} is no worker; write [NAME=]ADDRESS[#KEY], such as mini=mini.local:5577")
+    return match["name"] or "", _address(match["address"]), match["key"]
+
+
+def _address(text: str) -> str:
+    if text == LOCAL or text.startswith("inproc://"):
+        return text
+    host = text.removeprefix("tcp://")
+    return f"tcp://{host}" if _PORT.search(host) else f"tcp://{host}:{DEFAULT_PORT}"
+
+
+def _name_of(address: str) -> str:
+    """A name for the machine at an address: the first part of its host's name."""
+    host = address.removeprefix("tcp://").rpartition(":")[0] if address != LOCAL else LOCAL
+    first = host.partition(".")[0]
+    return first if first[:1].isalpha() else "worker"
+
+
+def _own_name(others: set[str]) -> str:
+    return _free_name(_name_of(f"tcp://{machine_name()}:0"), others)
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    """The name, with a number where it is taken."""
+    count, found = 1, name
+    while found in taken:
+        count += 1
+        found = f"{name}-{count}"
+    return found

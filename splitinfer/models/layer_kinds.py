@@ -1,0 +1,227 @@
+"""Which layers of a model are alike, and what each kind of them holds: found in the model's own modules and graphs.
+
+Two layers are of one *kind* if their modules have the same classes, the same shapes and the same numbers (a window, a
+count of heads or of experts), and caches of the same kind: then a step costs them the same. No table of architectures
+is needed, and no configuration key is read. A number that no two of several layers share says where a layer is, not
+what it costs, and is left out.
+
+Nothing is computed: shapes and graphs are those of placeholders (``models.loader``), so a model of any size is
+described in the seconds that it takes to build its graph.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from splitinfer.core.kv.format import KVFormat
+from splitinfer.machine.profile import LayerProfile, ModelProfile
+from splitinfer.models.attention import STEP_ROWS, Attention, backend, from_config, score_bytes
+from splitinfer.models.caches import cache_kind_of
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.cut import StageModel
+from splitinfer.models.graph import arrays_read
+from splitinfer.models.loader import build_model, kv_need, placeholders_of, probe_outputs
+from splitinfer.models.mlx_lm import make_prompt_cache
+from splitinfer.models.structure import ModelStructure
+
+_FEW = 3  # layers: among fewer, a number may differ in all of them and still be a window's size
+_EXPERTS = "Switch"  # in the names of modules that compute experts (mlx_lm.models.switch_layers)
+_CONTEXT = 4096  # tokens at which the memory of attention's scores is taken
+
+Signature = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    """A model, built from ``arrays`` that stand for its tensors, its structure, and what a plan has to know of it.
+
+    scores: bytes of unfused attention in a step on this machine, for each token of context.
+    """
+
+    model: nn.Module
+    structure: ModelStructure
+    profile: ModelProfile
+    scores: int
+
+
+def describe(
+    checkpoint: Checkpoint,
+    dtype: str | None,
+    name: str,
+    arrays: Mapping[str, Any] | None = None,
+    kv_format: KVFormat | None = None,
+) -> DescribedModel:
+    """Build a model and describe it. Reads no weight.
+
+    Args:
+        checkpoint: its configuration, and the names, shapes and dtypes of its tensors.
+        dtype: of its numbers as loaded; ``None``: as stored.
+        name: as a layout names it.
+        arrays: what the model is made of; ``None``: placeholders.
+        kv_format: how keys and values are stored; ``None``: as computed.
+
+    Raises:
+        ModelError: an architecture that mlx-lm does not know, or tensors that do not fit it.
+        CannotCut: the model cannot be cut into layers.
+    """
+    model = build_model(checkpoint, placeholders_of(checkpoint) if arrays is None else arrays, dtype)
+    structure = ModelStructure(model)
+    kinds = kinds_of(structure)
+    first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
+    needs = {kind: _kv_of(structure, layer, kv_format) for kind, layer in first.items()}
+    layers = tuple(LayerProfile(kind, _weights(structure.layers[i]), *needs[kind][0]) for i, kind in enumerate(kinds))
+    attention = tuple(dict.fromkeys(each for _, found in needs.values() for each in found))
+    embedding, head, is_tied = _outer_bytes(structure)
+    profile = ModelProfile(
+        name=name,
+        layers=layers,
+        embedding=embedding,
+        head=head,
+        is_tied=is_tied,
+        hidden_row=_hidden_row(structure),
+        context_length=checkpoint.context_length,
+    )
+    return DescribedModel(model, structure, profile, _scores(attention or _unknown_attention(checkpoint, layers)))
+
+
+# -- kinds --------------------------------------------------------------------------------------
+
+
+def kinds_of(structure: ModelStructure) -> list[str]:
+    """The kind of each layer, by a name that says what can be seen of it: "attention", "window of 1,024, experts" ...
+    Names are the same on every machine that builds the same model, in whatever dtype."""
+    layers = structure.layers
+    caches = make_prompt_cache(structure.model)
+    own = [[i for i in range(structure.num_caches) if structure.first_user(i) == layer] for layer in range(len(layers))]
+    shared = [sum(layer in users for users in structure.users) for layer in range(len(layers))]
+    held = [tuple(cache_kind_of(caches[i]) for i in places) for places in own]
+    plain = [(_shapes(layer), held[i], shared[i]) for i, layer in enumerate(layers)]
+    numbers = _telling([_numbers(layer) for layer in layers], plain)
+    signatures: list[Signature] = [(*one, found) for one, found in zip(plain, numbers, strict=True)]
+    words = {
+        signature: _words(layers[i], [caches[place] for place in own[i]])
+        for i, signature in reversed(list(enumerate(signatures)))
+    }
+    names = _distinct({signature: words[signature] for signature in dict.fromkeys(signatures)})
+    return [names[signature] for signature in signatures]
+
+
+def _shapes(layer: nn.Module) -> Signature:
+    """The classes of a layer's modules, and the shapes of its parameters."""
+    classes = tuple((path, type(module).__name__) for path, module in layer.named_modules())
+    parameters = sorted((path, tuple(array.shape)) for path, array in tree_flatten(layer.parameters()))
+    return (*sorted(classes), *parameters)
+
+
+def _numbers(layer: nn.Module) -> dict[tuple[str, str], Hashable]:
+    """The whole numbers, switches and words among the attributes of a layer's modules."""
+    return {
+        (path, name): value
+        for path, module in layer.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, bool | int | str) and not name.startswith("_")
+    }
+
+
+def _telling(
+    numbers: Sequence[Mapping[tuple[str, str], Hashable]], groups: Sequence[Hashable]
+) -> list[tuple[tuple[tuple[str, str], Hashable], ...]]:
+    """Each layer's numbers without those that differ in every one of all layers, or of those of its group."""
+    members: dict[Hashable, list[int]] = {}
+    for i, group in enumerate(groups):
+        members.setdefault(group, []).append(i)
+    keys = {key for each in numbers for key in each}
+    everywhere = {key for key in keys if _says_where(key, numbers)}
+    found: list[tuple[tuple[tuple[str, str], Hashable], ...]] = [()] * len(numbers)
+    for among in members.values():
+        places = everywhere | {key for key in keys if _says_where(key, [numbers[i] for i in among])}
+        for i in among:
+            found[i] = tuple(sorted(((key, value) for key, value in numbers[i].items() if key not in places), key=repr))
+    return found
+
+
+def _says_where(key: tuple[str, str], numbers: Sequence[Mapping[tuple[str, str], Hashable]]) -> bool:
+    values = [each[key] for each in numbers if key in each]
+    return len(values) >= _FEW and len(set(values)) == len(values)
+
+
+def _words(layer: nn.Module, caches: Sequence[Any]) -> str:
+    """What can be seen of a layer, in words."""
+    window = next((cache.max_size for cache in caches if getattr(cache, "max_size", None)), None)
+    has_state = any(cache_kind_of(cache)[0] == "state" for cache in caches)
+    mixer = "no cache" if not caches else "state" if has_state else "attention"
+    if window is not None:
+        mixer = f"window of {window:,}"
+    has_experts = any(_EXPERTS in type(module).__name__ for _, module in layer.named_modules())
+    return f"{mixer}, experts" if has_experts else mixer
+
+
+def _distinct(words: Mapping[Signature, str]) -> dict[Signature, str]:
+    """Words for each signature, numbered where several have the same."""
+    seen: Counter[str] = Counter()
+    names = {}
+    for signature, said in words.items():
+        seen[said] += 1
+        names[signature] = said if seen[said] == 1 else f"{said} ({seen[said]})"
+    return names
+
+
+# -- bytes --------------------------------------------------------------------------------------
+
+
+def _weights(layer: nn.Module) -> int:
+    return sum(array.nbytes for _, array in tree_flatten(layer.parameters()))
+
+
+def _kv_of(
+    structure: ModelStructure, layer: int, kv_format: KVFormat | None
+) -> tuple[tuple[int, int, int], tuple[Attention, ...]]:
+    """Bytes of a layer's KV for each token, for each sequence and for each stored block, and its attention."""
+    stage = StageModel(structure.model, layer, layer + 1, structure)
+    stage.use_format(kv_format)
+    if not any(structure.first_user(place) == layer for place in stage.own_places):
+        return (0, 0, 0), ()  # it attends to another layer's keys and values
+    fixed, per_token, stored, attention = kv_need(stage)
+    return (per_token, fixed, stored), attention
+
+
+def _outer_bytes(structure: ModelStructure) -> tuple[int, int, bool]:
+    """Bytes of what is read before and behind the layers, and whether both read the same."""
+    parameters = dict(tree_flatten(structure.model.parameters()))
+    inside = {id(array) for layer in structure.layers for _, array in tree_flatten(layer.parameters())}
+    outer = {name: array for name, array in parameters.items() if id(array) not in inside}
+    last = structure.num_layers - 1
+    if last == 0:
+        read = _read(structure, 0, outer)
+        return 0, sum(outer[name].nbytes for name in read), True
+    before, behind = _read(structure, 0, outer), _read(structure, last, outer)
+    return (
+        sum(outer[name].nbytes for name in before),
+        sum(outer[name].nbytes for name in behind),
+        bool(before & behind),
+    )
+
+
+def _read(structure: ModelStructure, layer: int, named: Mapping[str, Any]) -> set[str]:
+    outputs, _ = probe_outputs(StageModel(structure.model, layer, layer + 1, structure))
+    return arrays_read(outputs, named)
+
+
+def _hidden_row(structure: ModelStructure) -> int:
+    """Bytes of a row of hidden states between two layers, of the widest border."""
+    borders = [structure.border(layer) for layer in {1, structure.num_layers // 2} if 0 < layer < structure.num_layers]
+    return max((border.width * border.dtype.size for border in borders), default=0)
+
+
+def _scores(attention: Sequence[Attention]) -> int:
+    """Bytes of a step's scores for each token of context, on this machine."""
+    return score_bytes(attention, backend(), STEP_ROWS, _CONTEXT) // _CONTEXT
+
+
+def _unknown_attention(checkpoint: Checkpoint, layers: Sequence[LayerProfile]) -> tuple[Attention, ...]:
+    """The attention of a model that computes it by itself, where any layer has keys and values."""
+    return from_config(checkpoint.config, 2) if any(layer.kv_per_token for layer in layers) else ()

@@ -1,0 +1,79 @@
+"""A cut of profiled machines as a machine that can be simulated.
+
+A stage's costs are those of its layers by kind, of the step itself, and of the embedding or the head where it has them.
+Drafts and the coordinator's own time are those of the first machine. A simulated pipeline has devices of one kind: they
+are taken to be like the coordinator's.
+
+The head computes a prompt's chunk for one row, and answers and drafts for every row. The simulator's steps do not tell
+which of their rows have logits, so rows beyond ``HEAD_ROWS`` cost the head nothing: steps of answers seldom have more,
+and of a chunk it is little beside the layers.
+"""
+
+import math
+
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.machine.machine import Hop, Machine
+from splitinfer.machine.profile import LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.cuts import Cut
+
+HEAD_ROWS = 64
+UNKNOWN_LATENCY, UNKNOWN_BANDWIDTH = 0.001, 100e6  # of a link that nobody measured, where no other was either
+
+
+def pipeline_of(profiles: Profiles, cut: Cut) -> Machine:
+    """The pipeline of a cut."""
+    stages = list(cut.stages())
+    first = profiles.machines[0]
+    return Machine(
+        stages=tuple(costs_of(profiles.model, profiles.machines[m], start, end) for m, start, end in stages),
+        hops=tuple(hop_of(profiles, a, b) for a, b in hop_ends(cut)),
+        layers=cut.layers,
+        host=first.host,
+        draft=first.draft,
+        launches_ahead=first.launches_ahead,
+        buffers=tuple(max(1, round(profiles.machines[m].buffers * (end - start))) for m, start, end in stages),
+        device=first.device,
+        draft_buffers=first.draft_buffers,
+        draft_more=first.draft_more,
+    )
+
+
+def costs_of(model: ModelProfile, machine: MachineProfile, start: int, end: int) -> StageCosts:
+    """The costs of the layers [start, end) on a machine, with what comes before and behind them."""
+    costs = StageCosts.line(machine.step, 0.0)
+    for kind, count in model.kinds(start, end).items():
+        costs = costs.plus(machine.layers[kind].scaled(count))
+    if start == 0:
+        costs = costs.plus(machine.embedding)
+    return costs.plus(machine.head, HEAD_ROWS) if end == model.num_layers else costs
+
+
+def hop_ends(cut: Cut) -> list[tuple[int, int]]:
+    """The machines at both ends of the hop after each stage; the last one's leads back."""
+    return [(a, b) for a, b in zip(cut.machines, (*cut.machines[1:], cut.machines[0]), strict=True)]
+
+
+def hop_of(profiles: Profiles, source: int, target: int) -> Hop:
+    """The hop from one machine to another, by their places; the last stage's results are few bytes."""
+    if source == target:
+        return Hop()
+    link = link_of(profiles, source, target)
+    row = profiles.model.hidden_row / link.bytes_per_second if math.isfinite(link.bytes_per_second) else 0.0
+    return Hop(link.latency, row)
+
+
+def link_of(profiles: Profiles, source: int, target: int) -> LinkProfile:
+    """The link between two machines; one that was not measured is taken to be like the slowest that was."""
+    names = profiles.machines[source].name, profiles.machines[target].name
+    found = profiles.link(*names)
+    if found is not None:
+        return found
+    latency = max((link.latency for link in profiles.links), default=UNKNOWN_LATENCY)
+    bandwidth = min((link.bytes_per_second for link in profiles.links), default=UNKNOWN_BANDWIDTH)
+    return LinkProfile(*names, latency, bandwidth)
+
+
+def unmeasured(profiles: Profiles, cut: Cut) -> list[tuple[str, str]]:
+    """The names at the ends of the hops of a cut whose links were not measured."""
+    names = [(profiles.machines[a].name, profiles.machines[b].name) for a, b in hop_ends(cut) if a != b]
+    return [pair for pair in names if profiles.link(*pair) is None]

@@ -1,0 +1,235 @@
+"""A machine is measured on emulated accelerators, whose costs of each layer have to come out, and on the processor."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+
+from splitinfer.core.scheduler.cost_model import Shape
+from splitinfer.engine.device import emulated as device
+from splitinfer.engine.drafts import draft_model
+from splitinfer.engine.profiling import drafts, measure, remembered, trial
+from splitinfer.engine.profiling.drafts import measure_draft
+from splitinfer.engine.profiling.measure import measure_machine
+from splitinfer.engine.profiling.question import Question, checkpoint_of, described
+from splitinfer.engine.profiling.remembered import profile_here, profiles_folder
+from splitinfer.engine.stage import runner
+from splitinfer.errors import CannotFit, ConfigError, ProtocolError
+from splitinfer.machine.profile import MachineProfile
+from splitinfer.machine.selection import VARIABLE
+from splitinfer.models.checkpoint import open_folder
+
+FILE = """
+each_layer: {rows_ms: {1: 3, 8: 4, 512: 9}, buffers: 7, decode_per_1k_ms: 2, prompt_per_1k_ms: 0.02}
+each_step_ms: 5
+launches_ahead: true
+draft_ms: 4
+draft_more_ms: 0.5
+wait_us: 300
+"""
+
+
+def ignore(_done: int, _total: int) -> None:
+    """Discards progress."""
+
+
+class Clock:
+    """A clock that only waiting moves, so that nothing is late, whoever shares this machine."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += max(seconds, 1e-6)
+
+
+@pytest.fixture
+def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "quick.yaml").write_text(FILE)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "quick.yaml"))
+    clock = Clock()
+    for module in (device, trial, measure, drafts, draft_model, runner):
+        monkeypatch.setattr(module, "time", clock)
+
+
+@pytest.fixture
+def question(tiny_folder: Callable[..., Path]) -> Question:
+    return Question("m", open_folder(tiny_folder("gemma3_text")))
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_costs_of_an_emulated_accelerator_come_out(question: Question):
+    profile = measure_machine("mini", question, seconds=9)
+    assert set(profile.layers) == {"attention", "window of 24"}
+    for kind, costs in profile.layers.items():
+        for shape, seconds in ((Shape(1), 3e-3), (Shape(8), 4e-3)):
+            assert costs.at(shape) == pytest.approx(seconds, rel=0.02), (kind, shape)
+    # What a chunk attends to within itself is told apart where layers attend to everything.
+    within = 512 * 513 // 2
+    assert profile.layers["attention"].at(Shape(512)) == pytest.approx(9e-3, rel=0.02)
+    assert profile.layers["window of 24"].at(Shape(512)) == pytest.approx(9e-3 + within * 2e-8, rel=0.02)
+    attention = profile.layers["attention"]
+    assert attention.at(Shape(1, 1000)) - attention.at(Shape(1)) == pytest.approx(2e-3, rel=0.05)
+    assert attention.at(Shape(512, 0, 10**6)) - attention.at(Shape(512)) == pytest.approx(20e-3, rel=0.05)
+    assert profile.step == pytest.approx(5e-3, rel=0.02)
+    assert profile.head.at(Shape(8)) == pytest.approx(0, abs=0.1e-3)
+    assert profile.launches_ahead
+    assert profile.device.wait == pytest.approx(300e-6, rel=0.1)
+    assert profile.buffers == pytest.approx(7, rel=0.1)
+    assert profile.device_name == "emulated accelerator"
+    assert MachineProfile.from_dict(json.loads(json.dumps(profile.as_dict()))).as_dict() == profile.as_dict()
+
+
+@pytest.mark.usefixtures("emulated")
+def test_little_time_leaves_large_steps_to_lines(question: Question):
+    profile = measure_machine("mini", question, seconds=1.5)
+    for costs in profile.layers.values():
+        assert costs.at(Shape(1)) == pytest.approx(3e-3, rel=0.02)
+    assert profile.step == pytest.approx(5e-3, rel=0.02)
+
+
+@pytest.mark.usefixtures("emulated")
+def test_the_costs_of_drafts_come_out():
+    draft, seconds, more = measure_draft("demo-draft+ngram", "auto", 2048)
+    assert seconds == pytest.approx(4e-3, rel=0.02)
+    assert more == pytest.approx(0.5e-3, rel=0.02)
+    assert draft.name == "demo-draft+ngram"
+    assert draft.weights > 10**6
+    assert measure_draft("ngram", "auto", 2048)[1:] == (0.0, 0.0)
+
+
+@pytest.mark.own_device
+@pytest.mark.parametrize("name", ["qwen3_next", "deepseek_v3"])
+def test_on_the_processor(name: str, tiny_folder: Callable[..., Path]):
+    question = Question(name, open_folder(tiny_folder(name)))
+    profile = measure_machine("here", question, seconds=0.5)
+    assert set(profile.layers) == {kind for kind in profile.layers if profile.layers[kind].at(Shape(1)) > 0}
+    for costs in profile.layers.values():
+        assert costs.at(Shape(32)) >= costs.at(Shape(1))
+    assert not profile.launches_ahead
+    assert profile.free_bytes > 2**28
+
+
+def test_whoever_is_told_of_the_steps_may_end_them(question: Question):
+    class Ended(Exception):
+        pass
+
+    def end(done: int, total: int) -> None:
+        assert 0 <= done <= total
+        if done == 3:
+            raise Ended
+
+    with pytest.raises(Ended):
+        measure_machine("here", question, end, seconds=1)
+
+
+def test_a_layer_that_does_not_fit_is_one_sentence(question: Question, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(measure, "free_bytes", lambda: 100_000)
+    with pytest.raises(CannotFit, match="a layer with the head takes 165 kB, and 100 kB are free"):
+        measure_machine("here", question, seconds=1)
+
+
+def test_an_accelerator_without_costs_of_layers_is_one_sentence(
+    question: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "stages.yaml").write_text("stages: [{layers: 6, rows_ms: {1: 5}}]")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "stages.yaml"))
+    with pytest.raises(ConfigError, match="what each layer costs must be known"):
+        measure_machine("here", question, seconds=1)
+
+
+# -- the question ---------------------------------------------------------------------------------
+
+
+def test_a_model_is_described_without_its_weights(tmp_path: Path):
+    folder = tiny.save(tmp_path / "m", "llama", bits=4)
+    here = open_folder(folder)
+    with checkpoint_of(described(here)) as there:
+        assert there.folder != folder
+        assert there.config == here.config
+        shapes = [{name: (t.dtype, t.shape, t.nbytes) for name, t in one.tensors.items()} for one in (here, there)]
+        assert shapes[0] == shapes[1]
+        assert Question("m", here).shape() == Question("other name", there).shape()
+        left = there.folder
+    assert not left.exists()
+    assert Question("m", here).shape() != Question("m", here, "float16").shape()
+    assert Question("m", here).shape() != Question("m", here, kv_format="k8v8").shape()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"files": {}, "tensors": {"a": 3}}', '{"files": [], "tensors": {}}',
+        '{"files": {}, "tensors": []}',
+        '{"files": {}, "tensors": {"a": {"dtype": "F32", "shape": [-1, 3]}}}',
+        '{"files": {}, "tensors": {"a": {"dtype": "F32", "shape": ["x"]}}}', "[" * 10**5,
+    ],
+)  # fmt: skip
+def test_a_description_that_is_none(text: str):
+    with pytest.raises(ProtocolError), checkpoint_of(text.encode()):
+        pass
+
+
+# -- remembered -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names under which this machine was measured."""
+    names: list[str] = []
+
+    def count(name: str, question: Question, report: object, seconds: float) -> MachineProfile:
+        names.append(name)
+        return MachineProfile.from_dict({"name": name, **MEASURED})
+
+    monkeypatch.setattr(remembered, "measure_machine", count)
+    return names
+
+
+COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
+MEASURED = {"layers": {"attention": COSTS}, "embedding": COSTS, "head": COSTS, "free_bytes": 5}
+
+
+def test_a_machine_is_measured_once(question: Question, counted: list[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(remembered, "unloaded_bytes", lambda: 7)
+    first, was_new = profile_here("mini", question, ignore)
+    again, is_new = profile_here("studio", question, ignore)
+    assert (was_new, is_new, counted) == (True, False, ["mini"])
+    assert (first.free_bytes, again.free_bytes) == (5, 7), "what is free is never remembered"
+    assert again.name == "studio"
+    assert again.layers["attention"].as_dict() == COSTS
+    assert profile_here("mini", question, ignore, again=True)[1]
+
+
+def test_another_model_version_or_device_is_measured_anew(
+    question: Question, counted: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    profile_here("a", question, ignore)
+    profile_here("b", Question("m", question.checkpoint, "float16"), ignore)
+    monkeypatch.setattr(remembered, "device_name", lambda: "Apple M9")
+    profile_here("c", question, ignore)
+    for text in (FILE, FILE + "hop_ms: 1"):  # the same name, another device
+        (tmp_path / "machine.yaml").write_text(text)
+        monkeypatch.setenv(VARIABLE, str(tmp_path / "machine.yaml"))
+        profile_here(text, question, ignore)
+    assert len(counted) == 5
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 99}', '{"version": 1, "machine": {}}', "[1]", "\x00"])
+def test_a_damaged_file_is_none(question: Question, counted: list[str], text: str):
+    profile_here("a", question, ignore)
+    (file,) = profiles_folder().iterdir()
+    file.write_text(text)
+    assert profile_here("a", question, ignore)[1]
+    assert not profile_here("a", question, ignore)[1]
+
+
+def test_a_folder_that_cannot_be_written_changes_nothing(question: Question, counted: list[str]):
+    profiles_folder().parent.mkdir(parents=True)
+    profiles_folder().write_text("a file in its place")
+    assert profile_here("a", question, ignore)[1]
+    assert profile_here("a", question, ignore)[1]

@@ -1,0 +1,128 @@
+"""What a worker replies to a coordinator, or a peer of any kind, that asks for its profile."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import peers
+import pytest
+import stages
+from peers import Peer
+
+from splitinfer.engine.profiling import answer
+from splitinfer.engine.profiling.measure import Report
+from splitinfer.engine.profiling.question import Question, described
+from splitinfer.errors import CannotFit
+from splitinfer.machine.profile import MachineProfile
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.hub import open_model
+from splitinfer.wire.messages import Echo, Echoed, Fault, Profile, Profiled, Ready, Refuse, Welcome
+
+COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
+QUICK = MachineProfile.from_dict({"name": "x", "layers": {"a": COSTS}, "embedding": COSTS, "head": COSTS})
+ASK = Profile("m", "auto", "exact", False)
+
+
+@pytest.fixture
+def model(tiny_folder: Callable[..., Path]) -> bytes:
+    return described(open_folder(tiny_folder("llama")))
+
+
+def greeted(address: str) -> Peer:
+    peer = Peer(address).say(peers.hello())
+    assert isinstance(peer.hear(), Welcome)
+    return peer
+
+
+def quick(*_: object, **__: object) -> tuple[MachineProfile, bool]:
+    return QUICK, True
+
+
+def test_before_and_after_echoes_and_before_the_load(model: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(answer, "profile_here", quick)
+    with stages.worker("tcp") as there, greeted(there) as peer:
+        assert isinstance(peer.say(Echo(3)).hear(), Echoed)
+        for _ in range(2):
+            reply = peer.say(ASK, model).hear()
+            assert isinstance(reply, Profiled)
+            assert MachineProfile.from_dict(json.loads(reply.profile)).as_dict() == QUICK.as_dict()
+        assert isinstance(peer.say(peers.load()).hear(), Ready)
+        peer.say(ASK, model)
+        assert "a profile message, which cannot follow in state 'ready'" in peer.ending
+
+
+@pytest.mark.parametrize(
+    ("ask", "parts"),
+    [
+        (ASK, ()), (ASK, (b"{}", b"{}")), (ASK, (b"{",)), (Profile("m", "int3", "exact", False), (b"{}",)),
+        (Profile("m" * 5000, "auto", "exact", False), (b"{}",)),
+    ],
+)  # fmt: skip
+def test_what_no_coordinator_sends_ends_its_session_only(ask: Profile, parts: tuple[bytes, ...], model: bytes):
+    with stages.worker("tcp") as there:
+        with greeted(there) as peer:
+            (fault,) = peer.say(ask, *parts).rest()
+            assert isinstance(fault, Fault)
+        with greeted(there) as peer:
+            assert isinstance(peer.say(Echo(3)).hear(), Echoed)
+
+
+def test_a_model_that_cannot_be_built_is_refused():
+    strange = described(open_model("demo")).replace(b'model_type\\": \\"', b'model_type\\": \\"no')
+    with stages.worker("tcp") as there, greeted(there) as peer:
+        reply = peer.say(ASK, strange).hear()
+        assert isinstance(reply, Refuse)
+        assert "mlx-lm cannot build the model" in reply.reason
+
+
+def test_only_a_coordinator_may_ask(model: bytes):
+    with stages.worker("tcp") as there, greeted(there) as owner:
+        owner.say(Echo(3)).hear()
+        with Peer(there) as other:
+            other.say(peers.hello("upstream")).hear()
+            assert "sends hidden states only" in other.say(ASK, model).ending
+
+
+def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypatch: pytest.MonkeyPatch):
+    """The worker is heard of all the while, and serves the next one at once."""
+    measuring, ended = threading.Event(), threading.Event()
+
+    def endless(name: str, question: Question, report: Report, *, again: bool) -> tuple[MachineProfile, bool]:
+        try:
+            while True:
+                measuring.set()
+                report(1, 100)
+                time.sleep(0.01)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(answer, "profile_here", endless)
+    with stages.worker("tcp") as there:
+        with greeted(there) as peer:
+            peer.say(ASK, model)
+            assert measuring.wait(10)
+            assert peer.link.silent_for < 2
+        assert ended.wait(10)
+        with greeted(there) as peer:
+            assert isinstance(peer.say(Echo(3)).hear(), Echoed)
+
+
+def test_a_loaded_stage_makes_room_only_where_it_must(model: bytes, monkeypatch: pytest.MonkeyPatch):
+    rooms = list[bool]()
+
+    def profile(*_: object, **__: object) -> tuple[MachineProfile, bool]:
+        rooms.append(len(rooms) == 1)
+        if rooms[-1]:
+            raise CannotFit("no room")
+        return QUICK, True
+
+    monkeypatch.setattr(answer, "profile_here", profile)
+    with stages.worker("tcp") as there:
+        for _ in range(2):
+            with greeted(there) as peer:
+                assert isinstance(peer.say(peers.load()).hear(), Ready)
+            with greeted(there) as peer:
+                assert isinstance(peer.say(ASK, model).hear(), Profiled)
+    assert rooms == [False, True, False]

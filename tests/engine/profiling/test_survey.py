@@ -1,0 +1,99 @@
+"""Workers are asked for their profiles before anything is loaded, and all links are measured."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import stages
+
+from splitinfer.core.layout import StageSpec
+from splitinfer.engine.profiling import answer, remembered, survey
+from splitinfer.engine.profiling.measure import Report
+from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.survey import Surveyed, Surveyor
+from splitinfer.errors import CannotFit, PeerError, Refused
+from splitinfer.keyring import Keyring
+from splitinfer.machine.profile import MachineProfile, Profiles
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.layer_kinds import describe
+from splitinfer.wire.messages import Profiled
+
+COSTS = {"coefficients": [0.001] * 12, "most_rows": 512}
+QUICK = MachineProfile.from_dict(
+    {"name": "x", "layers": {"attention": COSTS}, "embedding": COSTS, "head": COSTS, "free_bytes": 9}
+)
+
+
+@pytest.fixture
+def question(tiny_folder: Callable[..., Path]) -> Question:
+    return Question("m", open_folder(tiny_folder("llama")))
+
+
+@pytest.fixture
+def quickly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names under which machines were measured, in no time."""
+    names: list[str] = []
+
+    def measure(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
+        names.append(name)
+        report(1, 2)
+        return replace(QUICK, name=name)
+
+    monkeypatch.setattr(remembered, "measure_machine", measure)
+    return names
+
+
+def run(question: Question, addresses: list[str], notice: survey.Notice = lambda _name, _progress: None) -> Surveyed:
+    workers = [StageSpec(f"w{i}", i, i + 1, address) for i, address in enumerate(addresses, 1)]
+    return Surveyor(question, "studio", workers, Keyring().own, 10, notice, take_local=no_local).run()
+
+
+def no_local(name: str) -> None:
+    raise AssertionError(name)
+
+
+def test_all_machines_and_links(question: Question, quickly: list[str]):
+    heard: list[tuple[str, str]] = []
+    with stages.worker("inproc") as first, stages.worker("tcp") as second:
+        found = run(question, [first, second], lambda name, progress: heard.append((name, progress.phase)))
+        assert [machine.name for machine in found.machines] == ["studio", "w1", "w2"]
+        assert [machine.address for machine in found.machines] == [None, first, second]
+        assert found.machines[1].layers["attention"].as_dict() == COSTS
+        pairs = {(link.source, link.target) for link in found.links}
+        assert pairs == {(a, b) for a in ("studio", "w1", "w2") for b in ("studio", "w1", "w2") if a != b}
+        assert found.num_new == 1, "workers in this process remember what it was measured to do"
+        assert {("studio", "measure"), ("studio to w1", "link"), ("w1 to w2", "link")} <= set(heard)
+        again = run(question, [first, second])
+        assert again.num_new == 0
+    model = describe(question.checkpoint, None, "m").profile
+    Profiles(model, found.machines, found.links)
+
+
+def test_workers_of_this_machine_share_its_memory(
+    question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(survey, "unloaded_bytes", lambda: 24)
+    monkeypatch.setattr(remembered, "unloaded_bytes", lambda: 24)
+    with stages.worker("inproc") as first, stages.worker("inproc") as second:
+        assert [machine.free_bytes for machine in run(question, [first, second]).machines] == [8, 8, 8]
+
+
+def test_a_worker_that_cannot_be_measured_is_one_sentence(
+    question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise CannotFit("there is room for no layer")
+
+    monkeypatch.setattr(answer, "profile_here", refuse)
+    with stages.worker("inproc") as there, pytest.raises(Refused, match=r"w1 .* refused: there is room for no layer"):
+        run(question, [there])
+
+
+def test_a_profile_that_cannot_be_read_is_one_sentence(
+    question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    for said in ("{", "{}", '{"layers": {}}', '{"name": "a", "layers": {"k": {"coefficients": [-1], "most_rows": 1}}}'):
+        monkeypatch.setattr("splitinfer.engine.worker.worker.answer", lambda *_, said=said: Profiled(said, True))
+        with stages.worker("inproc") as there, pytest.raises(PeerError, match="sent a profile that cannot be read"):
+            run(question, [there])

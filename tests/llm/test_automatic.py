@@ -1,0 +1,146 @@
+"""Without a layout the machines are measured, and the best cut is taken; what was chosen is said."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import stages
+from typer.testing import CliRunner
+
+from splitinfer.cli import app
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.engine.profiling import remembered
+from splitinfer.engine.profiling.measure import Report
+from splitinfer.engine.profiling.question import Question
+from splitinfer.errors import CannotFit, ConfigError, LayoutError
+from splitinfer.llm import LLM, Settings, automatic
+from splitinfer.llm.automatic import as_workers, chosen_from
+from splitinfer.machine.profile import LayerProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.placement.asked import Aim, Asked
+
+KEY = "ab" * 32
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Machines are measured in no time; their names."""
+    names: list[str] = []
+
+    def measure(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
+        names.append(name)
+        return machine(name)
+
+    monkeypatch.setattr(remembered, "measure_machine", measure)
+    return names
+
+
+def machine(name: str, seconds: float = 3e-3, free: int = 10**9, address: str | None = None) -> MachineProfile:
+    costs = StageCosts.line(seconds / 8, seconds)
+    return MachineProfile(name, {"attention": costs}, address, step=1e-4, free_bytes=free)
+
+
+# -- workers --------------------------------------------------------------------------------------
+
+
+def test_workers_as_they_are_written():
+    found = as_workers(
+        ["mini.local", "10.0.0.3:7000", f"air=tcp://air.local:5577#{KEY}", "local", "local", "[fe80::1%en5]:5577",
+         {"address": "mini.local:9", "key": KEY}]
+    )  # fmt: skip
+    assert [(each.name, each.address, each.key) for each in found] == [
+        ("mini", "tcp://mini.local:5577", None),
+        ("worker", "tcp://10.0.0.3:7000", None),
+        ("air", "tcp://air.local:5577", KEY),
+        ("local", "local", None),
+        ("local-2", "local", None),
+        ("worker-2", "tcp://[fe80::1%en5]:5577", None),
+        ("mini-2", "tcp://mini.local:9", KEY),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "words"),
+    [
+        (["a b"], "is neither tcp://host:port"),
+        (["a=b=c"], "is no worker; write"),
+        ([""], "is no worker; write"),
+        (["a#12"], "is no worker; write"),
+        (["a", "tcp://a:5577"], "are both at"),
+        (["a:99999"], "is not from 1 to 65535"),
+        ([{"name": "a"}], "a worker has an address"),
+        ([{"address": "a", "layers": 3}], "a worker has an address"),
+        ([{"address": "a", "key": "12"}], "is no key"),
+    ],
+)
+def test_workers_that_are_none(workers: list[str], words: str):
+    with pytest.raises(LayoutError, match=words):
+        as_workers(workers)
+
+
+# -- the choice -----------------------------------------------------------------------------------
+
+MODEL = ModelProfile("m", (LayerProfile("attention", 10**7, 100),) * 12, 10**6, 10**6, hidden_row=100)
+
+
+def test_the_quicker_machine_gets_more_and_that_is_said():
+    profiles = Profiles(MODEL, (machine("studio"), machine("mini", 9e-3, address="tcp://mini:1")))
+    chosen = chosen_from(profiles, Settings(), Aim.THROUGHPUT)
+    first, second = chosen.layout.stages
+    assert first.num_layers > 2 * second.num_layers
+    assert (first.address, second.address) == (None, "tcp://mini:1")
+    assert chosen.text.startswith(f"Planned for throughput: studio {first.num_layers}, mini {second.num_layers}. ")
+    assert "A group's step takes" in chosen.text
+    assert "\n" not in chosen.text
+
+
+def test_what_does_not_fit_says_by_how_much():
+    profiles = Profiles(MODEL, (machine("studio", free=10**7), machine("mini", free=10**7, address="tcp://mini:1")))
+    with pytest.raises(CannotFit, match=r"does not fit: [\d.]+ GB too little"):
+        chosen_from(profiles, Settings(), Aim.CHAT)
+
+
+def test_a_pipeline_of_workers_alone(
+    tiny_folder: Callable[..., Path], measured: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The same tokens as in any other cut. (Few turns are simulated, of few tokens.)"""
+    folder, prompt = tiny_folder("llama"), stages.prompt(9)
+    monkeypatch.setattr(automatic, "Asked", partial(Asked, simulated=1, streams=1, prompt=8, answer=4))
+    with (
+        stages.worker("tcp") as there,
+        LLM(model=str(folder), workers=[f"mini={there}"], aim=Aim.CONTEXT) as llm,
+    ):
+        assert llm.layout.num_layers == 4
+        assert "Planned for context: " in llm.explanation
+        output = llm.generate([prompt])[0]
+    assert output.token_ids[:12] == stages.plain_greedy(folder, prompt, 12)
+    assert len(measured) == 1
+
+
+def test_no_workers_are_no_choice(tiny_folder: Callable[..., Path], measured: list[str]):
+    with LLM(model=str(tiny_folder("llama"))) as llm:
+        assert llm.layout.num_stages == 1
+        assert "no workers were named" in llm.explanation
+    assert measured == []
+
+
+def test_what_contradicts_itself_is_one_sentence():
+    with pytest.raises(ConfigError, match="give one or the other"):
+        LLM("demo", workers=["mini"])
+    with pytest.raises(ConfigError, match="name a layout, or a model"):
+        LLM()
+
+
+@pytest.mark.parametrize("command", [["coord", "--prompt", "x"], ["serve"]])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "name a layout with --layout"),
+        (["--layout", "demo", "--workers", "mini"], "give one of them"),
+        (["--workers", "mini"], "needs a model to cut"),
+    ],
+)
+def test_the_command_line_wants_one_of_both(command: list[str], given: list[str], words: str):
+    done = CliRunner().invoke(app, [*command, *given], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert done.exit_code == 2
+    assert words in done.output

@@ -1,0 +1,88 @@
+"""Layers that cost the same are of one kind, whatever the architecture, and hold what the loading of a stage counts."""
+
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import tiny
+
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.layer_kinds import describe, kinds_of
+from splitinfer.models.loader import survey
+from splitinfer.models.made_up import made_up
+from splitinfer.models.structure import ModelStructure
+
+KINDS = {
+    "llama": ["attention"] * 4,
+    "qwen3": ["attention"] * 4,
+    "gemma3_text": ["window of 24", "window of 24", "attention"] * 2,
+    "gpt_oss": ["window of 24, experts", "attention, experts"] * 2,
+    "qwen3_moe": ["attention, experts"] * 4,
+    "qwen3_next": ["state, experts", "attention, experts"] * 2,
+    "deepseek_v3": ["attention"] + ["attention, experts"] * 3,
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_kinds_and_bytes(name: str, tiny_folder: Callable[..., Path]):
+    checkpoint = open_folder(tiny_folder(name))
+    model = describe(checkpoint, None, name).profile
+    assert [layer.kind for layer in model.layers] == KINDS[name]
+    for start, end in [(0, model.num_layers), (0, 1), (1, model.num_layers)]:
+        need = survey(checkpoint, start, end, None).need
+        assert model.weights(start, end) == need.weights
+        own = model.layers[start:end]
+        assert sum(layer.kv_per_token for layer in own) == need.kv_per_token
+        assert sum(layer.kv_fixed for layer in own) == need.kv_fixed
+        assert sum(layer.kv_stored for layer in own) == need.kv_stored
+
+
+def test_a_row_on_the_link(tiny_folder: Callable[..., Path]):
+    checkpoint = open_folder(tiny_folder("llama"))
+    assert describe(checkpoint, None, "m").profile.hidden_row == 64 * 4
+    assert describe(checkpoint, "bfloat16", "m").profile.hidden_row == 64 * 2
+
+
+def test_names_do_not_depend_on_the_dtype(tiny_folder: Callable[..., Path]):
+    checkpoint = open_folder(tiny_folder("gemma3_text"))
+    kinds = [[layer.kind for layer in describe(checkpoint, dtype, "m").profile.layers] for dtype in (None, "bfloat16")]
+    assert kinds[0] == kinds[1]
+
+
+def test_layers_of_other_sizes_are_of_other_kinds():
+    model, _ = tiny.build("llama")
+    larger, _ = tiny.build("llama", intermediate_size=192)
+    model.layers[1].mlp = larger.layers[1].mlp
+    assert kinds_of(ModelStructure(model)) == ["attention", "attention (2)", "attention", "attention"]
+
+
+def test_layers_of_other_numbers_are_of_other_kinds_but_not_by_their_places():
+    model, _ = tiny.build("llama")
+    for i, layer in enumerate(model.layers):
+        layer.number, layer.num_heard = i, 2 if i == 3 else 1
+    assert kinds_of(ModelStructure(model)) == ["attention"] * 3 + ["attention (2)"]
+
+
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_made_up_numbers_are_finite(bits: int | None, tmp_path: Path):
+    """Through all layers, in half precision, and a router takes other experts for other tokens."""
+    dtype = mx.float32 if bits is None else mx.float16  # MLX's CPU multiplies experts in float32 only
+    checkpoint = open_folder(tiny.save(tmp_path / "m", "qwen3_moe", bits=bits, dtype=dtype))
+    model = describe(checkpoint, None, "m", made_up(checkpoint)).model
+    logits = model(mx.arange(12)[None])
+    assert mx.isfinite(logits).all()
+    rows = logits[0].astype(mx.float32)
+    assert all(mx.abs(rows[a] - rows[b]).max() > 1e-3 for a, b in combinations(range(0, 12, 3), 2))
+    made = made_up(checkpoint)
+    for name, info in checkpoint.tensors.items():
+        assert (made[name].shape, made[name].dtype) == (info.shape, mx.uint32 if info.dtype == "U32" else dtype)
+
+
+def test_words_of_quantised_weights_use_all_their_bits(tmp_path: Path):
+    checkpoint = open_folder(tiny.save(tmp_path / "m", "llama", bits=4))
+    words = next(array for array in made_up(checkpoint).values() if array.dtype == mx.uint32)
+    for nibble in range(8):
+        values = (words >> (4 * nibble)) & 15
+        assert len(set(values.flatten().tolist())) == 16

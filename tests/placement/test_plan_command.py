@@ -1,0 +1,107 @@
+"""The command: tables, a layout on disk that is never lost, and mistakes in one sentence."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from splitinfer.cli import app
+from splitinfer.config import read_layout
+from splitinfer.errors import CannotFit, ConfigError, SplitinferError
+from splitinfer.machine.profile import Profiles
+from tests.placement.rigs import GB, rig
+
+_QUICK = ["--streams", "2", "--prompt-tokens", "64", "--answer-tokens", "32"]
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs the command on profiles; returns its exit code, standard output's lines and its error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(profiles: Profiles | None, *given: str) -> tuple[int, list[str], SplitinferError | None]:
+        found: list[tuple[int, SplitinferError | None]] = []
+
+        def finish(call, _verbose: bool) -> None:
+            try:
+                found.append((call(), None))
+            except SplitinferError as error:
+                found.append((1, error))
+
+        monkeypatch.setattr(sys.modules["splitinfer.cli.plan"], "finish", finish)
+        if profiles is not None:
+            Path("profiles.json").write_text(json.dumps(profiles.as_dict()))
+            given = ("--profiles", "profiles.json", *given)
+        if "--draft" not in given:
+            given = (*given, "--draft", "none")
+        done = CliRunner().invoke(app, ["plan", *given, *_QUICK], catch_exceptions=False)
+        code, error = found[0] if found else (done.exit_code, None)
+        return code, done.stdout.strip().splitlines(), error
+
+    return run
+
+
+def test_three_cuts_and_a_layout(plan):
+    code, lines, error = plan(rig((1, 3)), "--for", "throughput", "--out", "my.yaml", "--model", "other/model")
+    assert (code, error) == (0, None)
+    document = json.loads(lines[-1])
+    assert set(document["best"]) == {"chat", "throughput", "context"}
+    assert any("best for chat" in line for line in lines)
+    layout = read_layout(Path("my.yaml"))
+    assert [(each.name, each.num_layers) for each in layout.stages] == [
+        (each["name"], each["layers"]) for each in document["best"]["throughput"]["stages"]
+    ]
+    assert layout.model == "other/model"
+
+
+def test_a_file_that_is_there_is_kept(plan):
+    Path("my.yaml").write_text("mine")
+    _, _, error = plan(rig((1, 1)), "--out", "my.yaml")
+    assert "my.yaml exists; name another file, or replace it with --force" in str(error)
+    assert Path("my.yaml").read_text() == "mine"
+    assert plan(rig((1,)), "--out", "my.yaml", "--force")[0] == 0
+    assert read_layout(Path("my.yaml")).num_layers == 12
+
+
+def test_what_does_not_fit_is_an_error_with_what_would(plan):
+    code, lines, error = plan(rig((1, 1), free=(3 * GB, 2 * GB)), "--json", "--out", "my.yaml")
+    assert code == 1
+    assert isinstance(error, CannotFit)
+    assert "GB too little" in str(error)
+    assert "one more machine with" in str(error)
+    assert set(json.loads(lines[0])["shortages"]) == {"chat", "throughput", "context"}
+    assert len(lines) == 1
+    assert not Path("my.yaml").exists()
+
+
+def test_workers_by_name_and_by_address_and_from_a_layout(plan):
+    Path("base.yaml").write_text(
+        "{model: m, stages: [{name: m0, layers: 1}, {name: m2, layers: 1, address: 'tcp://x:1', codec: int8}]}"
+    )
+    for given in (("--workers", "m2"), ("--workers", " tcp://m2.local:5577,"), ("--layout", "base.yaml")):
+        code, lines, _ = plan(rig((1, 2, 1)), *given, "--use-all", "--json", "--out", "my.yaml", "--force")
+        assert code == 0
+        assert json.loads(lines[-1])["machines"] == ["m0", "m2"]
+    assert read_layout(Path("my.yaml")).stages[1].codec == "int8"
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        (["--workers", "m7"], "there are no figures of worker 'm7'; there are of m1"),
+        (["--draft", "some/other"], "there are no figures of the drafter some/other; there are of some/draft"),
+        (["--out", "no/such/folder.yaml"], "no/such/folder.yaml cannot be written"),
+    ],
+)
+def test_mistakes_are_one_sentence(plan, given: list[str], sentence: str):
+    _, _, error = plan(rig((1, 1)), *given)
+    assert isinstance(error, ConfigError)
+    assert sentence in str(error)
+
+
+def test_options_that_contradict_each_other(plan):
+    _, _, error = plan(None)
+    assert "--profiles" in str(error)
+    assert plan(rig((1,)), "--kv-share", "2")[0] == 2

@@ -1,0 +1,102 @@
+"""A plan as a layout file and in words: it loads again, and says what the figures say."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from splitinfer.config import Layout
+from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.cuts import Cut
+from splitinfer.placement.document import Origin, as_dict, layout_of, layout_text
+from splitinfer.placement.plan import Best, Figures, Plan
+from splitinfer.placement.remedies import Shortage
+from splitinfer.placement.words import shortage_in_words, why
+from tests.placement.rigs import GB, rig
+
+_ORIGIN = Origin("2026-01-31", "9.8.7", "profiles.yaml")
+_FIGURES = Figures(21.25, 80.5, 12.0, 30.0, 4096, 42.0, 99.0)
+_BEST = Best(Aim.CHAT, Cut((0, 2, 1), (6, 4, 2)), _FIGURES, Cut((0, 1), (11, 1)), 1.25)
+
+
+def _plan(asked: Asked, *best: Best, free: tuple[int, ...] = (8 * GB, 3 * GB, 6 * GB)) -> Plan:
+    return Plan(rig((1, 2, 1), free=free), asked, {each.aim: each for each in best}, 121, 40)
+
+
+def test_a_layout_file_loads_as_the_cut_that_was_planned():
+    plan = _plan(Asked(acceptance=0.7), _BEST)
+    text = layout_text(plan, _BEST, _ORIGIN)
+    layout = Layout.from_dict(yaml.safe_load(text))
+    assert [(each.name, each.num_layers, each.address) for each in layout.stages] == [
+        ("m0", 6, None), ("m2", 4, "tcp://m2.local:5577"), ("m1", 2, "tcp://m1.local:5577"),
+    ]  # fmt: skip
+    assert (layout.model, layout.draft) == ("some/model", "some/draft")
+    assert layout.stages == layout_of(plan, _BEST).stages
+    for part in ("2026-01-31", "9.8.7", "profiles.yaml", "42 with drafts", "21.2", "4,096", "weights 3.38 GB of 8 GB"):
+        assert part in text
+
+
+def test_without_drafts_the_layout_has_none():
+    best = replace(_BEST, figures=replace(_FIGURES, one_with_drafts=None, many_with_drafts=None))
+    text = layout_text(_plan(Asked(), best), best, _ORIGIN)
+    assert "draft" not in text
+    assert Layout.from_dict(yaml.safe_load(text)).draft is None
+
+
+def test_what_a_plan_does_not_choose_stays_as_the_layout_has_it():
+    base = Layout.from_dict({
+        "model": "old", "draft": "old", "dtype": "float16", "kv_format": "k8v8", "float32_head": True,
+        "serving": {"policy": "prefill_first", "max_running": 3},
+        "stages": [
+            {"name": "m0", "layers": 1},
+            {"name": "m1", "layers": 1, "address": "tcp://x:1", "codec": "int8", "transport": "auto"},
+            {"name": "m2", "layers": 1, "address": "tcp://y:1"},
+        ],
+    })  # fmt: skip
+    plan = _plan(Asked(acceptance=0.7), _BEST)
+    found = Layout.from_dict(yaml.safe_load(layout_text(plan, _BEST, _ORIGIN, base)))
+    assert found == replace(layout_of(plan, _BEST, base), name=found.name)
+    assert found.serving == base.serving
+    assert (found.dtype, found.kv_format, found.float32_head) == ("float16", "k8v8", True)
+    last = found.stages[-1]
+    assert (last.codec, last.link_transport) == ("int8", base.stages[1].link_transport)
+    assert last.address == "tcp://m1.local:5577"
+
+
+def test_why_says_who_is_slow_and_what_memory_forces():
+    one, many, long = (replace(_BEST, aim=aim) for aim in Aim)
+    plan = _plan(Asked(acceptance=0.7), one)
+    sentences = " ".join(why(plan, one))
+    assert "Drafts keep the stages busy at once, for 2 times the tokens" in sentences
+    assert "Memory forces it: m0 11, m1 1 would be 25% faster, but" in sentences
+    assert "m1 has" in sentences or "m0 has" in sentences
+    assert "bottleneck" in " ".join(why(plan, many))
+    lacks = plan.memory.lacks(long.cut, 4096 + 256, 1)
+    if max(lacks) > 0:
+        assert "full" in " ".join(why(plan, long))
+    alone = replace(_BEST, cut=Cut((0,), (12,)), faster=None)
+    assert "m1 and m2 get no layers" in " ".join(why(plan, alone))
+
+
+def test_what_is_lacking_says_what_would_do():
+    short = Shortage(Aim.THROUGHPUT, 8192, 8, int(2.5 * GB), 0, 0.5, 3 * GB, 4096, 5)
+    (first, remedies, share) = shortage_in_words(short, Asked())
+    assert first == "For throughput, 8 streams of 8,192 tokens do not fit: 2.5 GB too little."
+    assert remedies == (
+        "It would fit with weights of 50% of their size (fewer bits) or with one more machine with 3 GB free or with "
+        "a context of 4,096 tokens or with 5 streams."
+    )
+    assert "50%" in share
+    nothing = replace(short, weights=None, machine=None, context=None, streams=None, first=GB)
+    assert shortage_in_words(nothing, Asked(kv_share=1.0)) == [
+        first, "The coordinator has 1 GB too little for one layer; start it elsewhere.",
+    ]  # fmt: skip
+
+
+def test_a_plan_is_a_line_of_json():
+    plan = _plan(Asked(acceptance=0.7), _BEST)
+    found = json.loads(json.dumps(as_dict(plan, {Aim.CONTEXT: ["no"]}, _ORIGIN), allow_nan=False))
+    assert found["best"]["chat"]["stages"][0] == {"name": "m0", "layers": 6, "weights": round(3.375 * GB)}
+    assert found["best"]["chat"]["figures"]["one"] == pytest.approx(21.25)
+    assert found["shortages"] == {"context": ["no"]}
