@@ -79,6 +79,14 @@ def test_links_lead_somewhere(page: Path):
     assert broken(page) == []
 
 
+MARKER = re.compile(r"^(<{7} |={7}$|>{7} )", re.MULTILINE)  # of two versions that were to be merged
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_merge_was_finished(page: Path):
+    assert not MARKER.search(page.read_text())
+
+
 def test_every_page_of_docs_is_in_the_table_of_contents():
     listed = {(CONTENTS.parent / target).resolve() for target in links(CONTENTS.read_text())}
     assert {page for page in PAGES if page.parent == CONTENTS.parent} - {CONTENTS} - listed == set()
