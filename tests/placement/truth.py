@@ -174,7 +174,7 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
         layout = {"model": str(model), "stages": stages}
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
         this_machine.pin_stages(llm.layout.stages, None, this_machine.free_processors())
-        live = _Live(llm, replay, effort.tokens)
+        live = Live(llm, replay, effort.tokens)
         live.warm_up()
         runs = [live.trial(number) for number in range(effort.trials)]
         longest = _longest(llm, rig, cut)
@@ -185,38 +185,41 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
 
 
 @dataclass(slots=True)
-class _Live:
+class Live:
+    """A pipeline that is up, and what it is asked. ``tokens``: of an answer alone."""
+
     llm: LLM
     replay: Replay
     tokens: int
 
     def warm_up(self) -> None:
         """Every kind of step, so that costs and drafts are known."""
-        prompts = self._prompts("warm", STREAMS, 16)
+        prompts = self.prompts("warm", STREAMS, 16)
         for flight in (OFF, None):
-            self._many(prompts, flight, self.tokens // 4)
+            self.many(prompts, flight, self.tokens // 4)
         for flight in (OFF, None):
-            self._turn(self._prompts("warm turn", 1, PROMPT)[0], flight, self.tokens // 2)
+            self.turn(self.prompts("warm turn", 1, PROMPT)[0], flight, self.tokens // 2)
 
     def trial(self, number: int) -> dict[str, float]:
         """Everything once, without drafts first: its answers are what the drafter knows."""
-        (prompt,) = self._prompts(f"turn {number}", 1, PROMPT)
-        streams = self._prompts(f"streams {number}", STREAMS, 16)
-        plain = self._turn(prompt, OFF, self.tokens)
-        many = self._many(streams, OFF, self.tokens // 4)
-        drafted = self._turn(prompt, None, self.tokens)
+        (prompt,) = self.prompts(f"turn {number}", 1, PROMPT)
+        streams = self.prompts(f"streams {number}", STREAMS, 16)
+        plain = self.turn(prompt, OFF, self.tokens)
+        many = self.many(streams, OFF, self.tokens // 4)
+        drafted = self.turn(prompt, None, self.tokens)
         began = time.monotonic()
-        self.llm.submit(self._prompts(f"long {number}", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
+        self.llm.submit(self.prompts(f"long {number}", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
         return {
             "ttft_4k": time.monotonic() - began, "one": plain[1], "turn": plain[0], "many": many,
             "one_with_drafts": drafted[1], "turn_with_drafts": drafted[0],
-            "many_with_drafts": self._many(streams, None, self.tokens // 4),
+            "many_with_drafts": self.many(streams, None, self.tokens // 4),
         }  # fmt: skip
 
-    def _prompts(self, name: str, count: int, length: int) -> list[list[int]]:
+    def prompts(self, name: str, count: int, length: int) -> list[list[int]]:
+        """So many prompts that have nothing in common with those of other names."""
         return [list(made_up(f"truth {name} {i}", length, VOCAB)) for i in range(count)]
 
-    def _turn(self, prompt: list[int], flight: Any, tokens: int) -> tuple[float, float]:
+    def turn(self, prompt: list[int], flight: Any, tokens: int) -> tuple[float, float]:
         """Seconds of a turn, and the rate of its answer behind the first quarter, as ``placement.simulate`` has it."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         output = self.llm.submit(prompt, params, flight=flight).result()
@@ -227,7 +230,7 @@ class _Live:
         rate = (len(times) - 1 - begin) / (times[-1] - times[begin])
         return times[0] + (ANSWER - 1) / rate, rate
 
-    def _many(self, prompts: Sequence[list[int]], flight: Any, tokens: int) -> float:
+    def many(self, prompts: Sequence[list[int]], flight: Any, tokens: int) -> float:
         """Tokens per second while all streams decode, behind the first quarter."""
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         began = time.monotonic()
