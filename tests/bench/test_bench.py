@@ -254,7 +254,7 @@ def test_streams_are_a_list() -> None:
 
 
 def test_answers_too_short_to_be_measured_are_refused(layout_file: Path) -> None:
-    short = ["--streams", "8", "--stream-prompt-tokens", "100", "--stream-tokens", "3", "--no-baseline", "--json"]
+    short = ["--streams", "8", "--stream-prompt-tokens", "100", "--stream-tokens", "5", "--no-baseline", "--json"]
     running = start(layout_file, *SIZES, *short)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 1
