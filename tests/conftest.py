@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 import effort  # noqa: E402
 import interrupts  # noqa: E402
-import surveys  # noqa: E402
+import loaded_once  # noqa: E402
 import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
@@ -92,10 +92,10 @@ def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def a_stage_is_surveyed_once() -> Iterator[None]:
+def a_stage_is_loaded_once() -> Iterator[None]:
     """Hundreds of pipelines are made of a dozen stages."""
     with pytest.MonkeyPatch.context() as patch:
-        surveys.look_up(patch)
+        loaded_once.look_up(patch)
         yield
 
 

@@ -215,26 +215,20 @@ def test_plain_mlx_lm_says_why_it_ended(tmp_path: Path) -> None:
 
 
 def test_plain_mlx_lm_serves_task_after_task(layout_file: Path) -> None:
-    plain = PlainMlxLm(str(layout_file.parent / "model"), "float32")
+    """And in a pipeline of its own it has the same tokens as alone."""
+    folder, batch = str(layout_file.parent / "model"), Batch(3, 0, tuple(tuple(range(i, i + 9)) for i in range(3)), 6)
+    plain = PlainMlxLm(folder, "float32")
     try:
         task = Task("decode", 0, tuple(range(40)), 5)
         one, again, in_chunks = plain.run(task, 2048), plain.run(task, 2048), plain.run(task, 16)
         assert len(one.token_ids) == len(one.token_times) == 5
         assert one.token_ids == again.token_ids == in_chunks.token_ids
         assert one.token_times == tuple(sorted(one.token_times))
-    finally:
-        plain.close()
-    assert not psutil.pid_exists(plain.pid)
-
-
-def test_mlx_lm_has_the_same_tokens_alone_and_in_a_pipeline(layout_file: Path) -> None:
-    folder, batch = str(layout_file.parent / "model"), Batch(3, 0, tuple(tuple(range(i, i + 9)) for i in range(3)), 6)
-    plain = PlainMlxLm(folder, "float32")
-    try:
         alone = plain.run_batch(batch)
         nodes = plain.count_nodes(batch)
     finally:
         plain.close()
+    assert not psutil.pid_exists(plain.pid)
     with MlxLmProcesses(folder, "float32", [1, 3]) as peers:
         split = peers.run(batch)
         pids = peers.pids
@@ -260,7 +254,7 @@ def test_streams_are_a_list() -> None:
 
 
 def test_answers_too_short_to_be_measured_are_refused(layout_file: Path) -> None:
-    short = ["--streams", "16", "--stream-prompt-tokens", "200", "--stream-tokens", "5", "--no-baseline", "--json"]
+    short = ["--streams", "8", "--stream-prompt-tokens", "100", "--stream-tokens", "5", "--no-baseline", "--json"]
     running = start(layout_file, *SIZES, *short)
     _, err = running.communicate(timeout=60)
     assert running.returncode == 1

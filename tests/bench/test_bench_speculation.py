@@ -11,6 +11,7 @@ from typing import Any
 import brief
 import pytest
 import yaml
+from effort import thorough
 from rich.console import Console
 
 from splitinfer.bench.shared.texts import passages
@@ -37,7 +38,7 @@ KERNELS = {1: 1.0, 2: 1.1, 3: 1.3, 4: 1.15, 6: 1.4, 8: 1.35, 12: 1.6, 16: 1.7}
 FEWER = {
     "speculation.run._TEACHER_TEXTS": 3,
     "speculation.trials._CROWD": 4,
-    "speculation.trials.SETTLE": 20,
+    "speculation.trials.SETTLE": 8,
     "speculation.trials._WARM_UP": 12,
 }
 
@@ -62,7 +63,8 @@ def test_replay_on_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path
     layout.write_text(yaml.safe_dump({"model": str(tiny_folder("llama")), "stages": stages}))
     picture = tmp_path / "speed.png"
     found = bench(
-        "--layout", str(layout), "--decode-tokens", "40", "--acceptance", "0,0.8", "--plot", str(picture)
+        "--layout", str(layout), "--decode-tokens", thorough("30", "40"), "--acceptance", "0,0.8",
+        "--plot", str(picture),
     )  # fmt: skip
     assert picture.read_bytes().startswith(b"\x89PNG")
     assert [case["case"] for case in found["cases"]] == ["acceptance 0", "acceptance 0.8"]

@@ -8,6 +8,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 import tiny
+from effort import long
 from noisy_layers import RowNoise
 
 from splitinfer.bench.exact import roads, run
@@ -38,7 +39,7 @@ def measure(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     return measured
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text"])
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", long("gemma3_text")])
 def test_on_the_reference_blas_no_road_parts(name: str, measure: Callable[..., Any]):
     found, _ = measure(name)
     assert found["batch_invariant"]

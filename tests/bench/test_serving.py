@@ -19,10 +19,12 @@ from splitinfer.bench.shared.fidelity import Fidelity
 from splitinfer.machine.files import read_machine
 from splitinfer.sim.workload import Arrival
 
+LINKS = (("as it is", "none"), ("slow", "none"), ("slow", "int8"))  # of seven: each is a pipeline
+REQUESTS = thorough(2, 4)
 FEWER = {
     "serve": {"serving.run._WARM_UP": 10, "serving.run._BEFORE": 15, "serving.run.DIAL": (0.1, 1.0)},
-    "wire": {"wire.run._LENGTH": 200},
-    "kv": {"kv.run._TEXTS": 3},
+    "wire": {"wire.run._LENGTH": 80, "wire.run._SYSTEMS": LINKS},
+    "kv": {"kv.run._TEXTS": 3, "kv.run._LENGTH": 120},
 }
 pytestmark = pytest.mark.timeout(300)  # while the machine is busy; each takes 20 s alone
 
@@ -42,7 +44,7 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
     picture = tmp_path / "serve.png"
     found, text = bench(
         "serve", tiny_folder("llama"), tmp_path, "--trials", "1", "--prompt-tokens", "120", "--streams", "2",
-        "--requests", "4", "--scale", "0.02", "--plot", str(picture), *thorough(["--rate", "20"], []),
+        "--requests", str(REQUESTS), "--scale", "0.02", "--plot", str(picture), *thorough(["--rate", "20"], []),
     )  # fmt: skip
     assert found["deprecated"] == {"contenders": "systems"}
     stall = found["stall"]["trials"][0]  # type: ignore[index]
@@ -55,7 +57,7 @@ def test_serving_a_tiny_model(tiny_folder: Callable[..., Path], tmp_path: Path) 
     names = [point["name"] for point in found["arrivals"]]  # type: ignore[attr-defined]
     assert {"stall_free", "prefill_first", "watermark", "decode_first", "mlx-lm BatchGenerator"} <= set(names)
     for point in [*found["arrivals"], *found["dial"]]:  # type: ignore[misc]
-        assert point["live"]["num_requests"] == 4
+        assert point["live"]["num_requests"] == REQUESTS
         if "simulated" in point:
             assert point["simulated"]["num_tokens"] == point["live"]["num_tokens"]
     assert [point["prefill_share"] for point in found["dial"]] == thorough([0.1, 1.0], list(DIAL))  # type: ignore[attr-defined]
@@ -92,7 +94,7 @@ def test_kv_formats_of_a_tiny_model(tmp_path: Path) -> None:
     assert formats["exact"]["bytes_to_exact"] == 1.0  # type: ignore[index]
     assert formats["k8v8"]["bytes_to_exact"] == pytest.approx(0.28125)  # type: ignore[index]
     assert 0 < formats["k8v8"]["mean_kl"] < formats["k8v4"]["mean_kl"]  # type: ignore[index]
-    assert formats["k8v8"]["positions"] > 1000  # type: ignore[index]
+    assert formats["k8v8"]["positions"] > thorough(300, 1000)  # type: ignore[index]
 
 
 def test_the_same_distribution_is_no_different() -> None:

@@ -1,8 +1,9 @@
 """A few of the kills, freezes, cuts and dead coordinators of ``campaign.py``, which runs any number of them."""
 
 import pytest
+import rig
 from campaign import Outcome, Trial, run, table
-from effort import long
+from effort import long, thorough
 from processes import figure
 
 # The first four of a kind are on 2 remote, 3 remote, 2 local and 3 mixed stages with one stream, the next four with
@@ -20,7 +21,10 @@ NOTICED = 5.0  # seconds: the transport's limit is 3 of silence; the rest is for
     [ANOTHER_MACHINE, ITS_OWN_BESIDES, long(MORE), long(DRAFTS_FOR_FOUR)],
     ids=["machine", "own", "more", "four"],
 )
-def test_whatever_is_lost_no_token_changes_and_nothing_stays(trials: list[Trial]) -> None:
+def test_whatever_is_lost_no_token_changes_and_nothing_stays(
+    trials: list[Trial], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rig, "NUM_REQUESTS", thorough(12, rig.NUM_REQUESTS))  # each is answered undisturbed first
     outcomes: list[Outcome] = run(trials, seed=1)
     figure(table(outcomes))
     assert len(outcomes) == len(trials)

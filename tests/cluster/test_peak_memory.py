@@ -44,13 +44,15 @@ def peak(process: psutil.Process) -> int:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same model, with its weights in two dtypes."""
-    model, config = tiny.build("llama", **SHAPE)
+    """The same model, with its weights in two dtypes. What they are is of no importance here, so all are equal."""
+    model, config = tiny.build("llama", **SHAPE)  # whose random numbers nobody reads, so that none is drawn
     found = {}
     for dtype in ("float32", "bfloat16"):
         folder = found[dtype] = tmp_path_factory.mktemp(dtype)
         (folder / "config.json").write_text(json.dumps(config))
-        weights = {name: array.astype(getattr(mx, dtype)) for name, array in tree_flatten(model.parameters())}
+        weights = {
+            name: mx.full(array.shape, 0.01, getattr(mx, dtype)) for name, array in tree_flatten(model.parameters())
+        }
         mx.save_safetensors(str(folder / "model.safetensors"), weights)
     return found
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from effort import long
 from processes import START_SECONDS, Running, are_gone, coordinator, figure, until, worker, write_layout
 
 from splitinfer.cli.draining import DRAIN_SECONDS
@@ -23,7 +24,6 @@ LONG = (*TALE, "--max-tokens", "8000")
 NOT_WAITING = ("--rejoin-timeout", "0")
 SOON = 3.0
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
-both = pytest.mark.parametrize("number", CODES, ids=lambda number: signal.Signals(number).name)
 
 
 def ends(running: Running, number: int, within: float = SOON) -> None:
@@ -68,8 +68,14 @@ def phase(name: str, folder: Path, address: str) -> Iterator[Running]:
         yield running
 
 
-@both
-@pytest.mark.parametrize("name", ["starting", "connecting", "loading", "answering", "chatting"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("starting", signal.SIGINT), ("starting", signal.SIGTERM), ("connecting", signal.SIGINT),
+     ("loading", signal.SIGTERM), ("answering", signal.SIGINT), ("answering", signal.SIGTERM),
+     ("chatting", signal.SIGINT), ("chatting", signal.SIGTERM),
+     long("connecting", signal.SIGTERM), long("loading", signal.SIGINT)],
+    ids=lambda value: value if isinstance(value, str) else signal.Signals(value).name,
+)  # fmt: skip
 def test_the_coordinator_is_told_to_end(number: int, name: str, tmp_path: Path, remote: str):
     drains = number == signal.SIGTERM and name in ("answering", "chatting")
     with phase(name, tmp_path, remote) as running:
@@ -106,7 +112,7 @@ def test_sigterm_cuts_a_long_answer_and_keeps_its_text(tmp_path: Path, remote: s
         assert running.complaints == []
 
 
-@both
+@pytest.mark.parametrize("number", [signal.SIGTERM, long(signal.SIGINT)], ids=["SIGTERM", "SIGINT"])
 def test_the_second_signal_does_not_wait(number: int, tmp_path: Path, remote: str):
     with phase("answering", tmp_path, remote) as running:
         running.signal(signal.SIGTERM)
@@ -131,8 +137,11 @@ def remote() -> Iterator[str]:
         yield running.address
 
 
-@both
-@pytest.mark.parametrize("is_serving", [False, True], ids=["idle", "serving"])
+@pytest.mark.parametrize(
+    ("is_serving", "number"),
+    [(False, signal.SIGINT), (False, signal.SIGTERM), (True, signal.SIGTERM), long(True, signal.SIGINT)],
+    ids=lambda value: ["idle", "serving"][value] if isinstance(value, bool) else signal.Signals(value).name,
+)
 def test_a_worker_is_told_to_end(number: int, is_serving: bool, tmp_path: Path):
     with worker() as remote, ExitStack() as stack:
         address = remote.address

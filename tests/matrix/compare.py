@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -24,11 +25,13 @@ from mlx_lm.utils import _get_classes
 
 from splitinfer.core.kv.rewind import least_rewind
 from splitinfer.errors import CannotCut
+from splitinfer.models import step_trial
 from splitinfer.models.caches import WindowKVCache, rewind_limit, trim
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import StageModel
 from splitinfer.models.graph import arrays_read
 from splitinfer.models.kv_trial import try_blocks
+from splitinfer.models.rounding import Errors
 from splitinfer.models.step import StepModel, Way
 from splitinfer.models.structure import ModelStructure
 
@@ -82,7 +85,7 @@ class Care:
 
     Attributes:
         each_alone: cut into two at every layer, and into three here and there. Otherwise every cut is one of several
-            of a model: that takes two runs, however many layers there are.
+            of a model: that takes two runs, however many layers there are; and KV is kept in the last half only.
         chunks: sizes of a prompt's chunks, besides the usual one.
         num_decoded: tokens of the answer.
     """
@@ -145,7 +148,8 @@ def examine(config: Config, care: Care = ALL) -> Finding:
             assert _equal(_run(stages, tokens, chunk), other), f"cut, chunks of {chunk}: other logits than whole"
         _check_rows(stages, whole, tokens)
         _together(stages[-1])
-        assert kept == "no" or all(_kept(stage) != "no" for stage in stages), "kept whole, and not in halves"
+        looked_at = stages if care.each_alone else stages[-1:]
+        assert kept == "no" or all(_kept(stage) != "no" for stage in looked_at), "kept whole, and not in halves"
         if rollback != "none":
             _check_rollback(stages, tokens, straight)
     return Finding(num_cuts, refused, any_chunking, rollback, together, kept, (*notes, *_notes(structure, right)))
@@ -251,10 +255,18 @@ def _rollback(whole: Stages) -> str:
 
 def _together(stage: StageModel) -> str:
     """How the rows of many sequences are run; to the last bit what each has alone, or the way would be wrong."""
-    step = StepModel(stage, exact=True)
-    if step.way is not Way.SEQUENCES:
-        assert step.trial_errors().values.max() == 0, f"{step.way}: rows of many sequences differ from those of each"
-    return step.way.value
+    step, found = StepModel(stage, exact=True), list[Errors]()
+    errors = step_trial._Round.errors
+
+    def noted(one: Any, way: step_trial.Together) -> Errors:
+        found.append(errors(one, way))
+        return found[-1]
+
+    with mock.patch.object(step_trial._Round, "errors", noted):  # the last is of the way that was chosen
+        way = step.way
+    if way is not Way.SEQUENCES:
+        assert found[-1].values.max() == 0, f"{way}: rows of many sequences differ from those of each"
+    return way.value
 
 
 def _kept(stage: StageModel) -> str:

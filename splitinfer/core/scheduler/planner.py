@@ -97,6 +97,8 @@ class StepPlanner:
         for group in self.groups_in_turn():
             decision = Decision(self._state.allocation(), group)
             for seq in sorted(self._state.batches.going_on(group, self._follows), key=lambda one: one.rank):
+                if decision.allocation.is_preempted(seq):
+                    continue  # for one before it in this loop
                 if seq.num_awaited or decision.allocation.allocate(seq, seq.kv_tokens, seq.num_scheduled + 1):
                     decision.decodes.append(seq)
             rows = accumulate(seq.num_to_compute for seq in decision.decodes)

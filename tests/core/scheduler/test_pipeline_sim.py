@@ -4,6 +4,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+from effort import thorough
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_sim import PipelineSim, Stage
@@ -34,7 +35,7 @@ def check_tokens(sim: PipelineSim, prompts: dict[int, list[int]], sequences: dic
     assert all(not toy.caches and set(toy.blocks) == stored for toy in sim.toys), "KV that belongs to nobody"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=thorough(30, 60), deadline=None)
 @given(seed=st.integers(0, 2**32), num_stages=st.integers(1, 4))
 def test_everybody_gets_the_tokens_it_gets_alone(seed: int, num_stages: int):
     """Whatever the arrivals, aborts, priorities, deadlines, sessions, stages, budgets and memory."""

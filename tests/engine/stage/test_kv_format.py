@@ -39,7 +39,7 @@ def shape(name: str, num_stages: int) -> list[int]:
 def test_every_road_gives_the_same(name: str, kv_format: str, tiny_folder: Callable[..., Path]) -> None:
     folder = tiny_folder(name, **CHANGES[name])
     outcomes = {}
-    for num_stages, budget in [(1, 512), (2, 7), (3, 1), *thorough([], [(1, 16), (2, 16)])]:
+    for num_stages, budget in [(1, 512), (2, 7), (3, 3), *thorough([], [(3, 1), (1, 16), (2, 16)])]:
         with pipeline(folder, shape(name, num_stages), token_budget=budget, kv_format=kv_format) as llm:
             outcomes[num_stages, budget] = sampled(llm, PROMPT)
     with pipeline(folder, shape(name, 2)) as llm:
@@ -75,7 +75,8 @@ def test_among_others_under_every_policy(
     shorten_blocks(monkeypatch, 16)
     folder = tiny_folder("llama", head_dim=64)
     prompts = [prompt(n, seed=n) for n in (70, 9, 33, 64, 5, 48, 21, 90)]
-    params = [splitinfer.SamplingParams(max_tokens=NUM, temperature=0.8, seed=i, ignore_eos=True) for i in range(8)]
+    num = thorough(14, NUM)
+    params = [splitinfer.SamplingParams(max_tokens=num, temperature=0.8, seed=i, ignore_eos=True) for i in range(8)]
     with pipeline(folder, [2, 2], kv_format=kv_format) as llm:
         alone = [llm.generate([p], one)[0].token_ids for p, one in zip(prompts, params, strict=True)]
         per_token = max(stage["kv_bytes_per_token"] for stage in llm.stats()["stages"])
