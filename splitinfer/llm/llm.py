@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import itertools
 import secrets
+import threading
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -101,6 +102,7 @@ class LLM:
         self.layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
         """The serving options in force."""
+        self._recutting = threading.Lock()  # of several callers each begins with the cut that the one before has left
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
         try:
@@ -440,15 +442,16 @@ class LLM:
         Raises:
             LayoutError: the layers are not the model's.
             SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
-                force again.
+                force again. Or the pipeline has failed, was closed, or is being drained.
         """
-        if isinstance(cut, Sequence) and not isinstance(cut, str):
-            layout = with_layers(self.layout, cut)
-        else:
-            layout = replace(self.layout, stages=as_layout(cut, None).stages)
-        layout.check(self.layout.num_layers)
-        paused = self._engine.recut(layout)
-        self.layout = layout
+        with self._recutting:
+            if isinstance(cut, Sequence) and not isinstance(cut, str):
+                layout = with_layers(self.layout, cut)
+            else:
+                layout = replace(self.layout, stages=as_layout(cut, None).stages)
+            layout.check(self.layout.num_layers)
+            paused = self._engine.recut(layout)
+            self.layout = layout
         return paused
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
