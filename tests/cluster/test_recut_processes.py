@@ -2,10 +2,13 @@
 that is killed while it loads its new layers. No token changes."""
 
 import json
+from collections.abc import Callable
 from contextlib import closing, suppress
+from pathlib import Path
 
 import psutil
 from processes import Running
+from stages import prompt
 
 from splitinfer import SamplingParams
 from splitinfer.errors import SplitinferError
@@ -13,7 +16,7 @@ from splitinfer.llm import LLM, Request, Settings
 from splitinfer.llm.door import Door
 from splitinfer.wire.messages import Progress
 
-TWO = {"model": "demo", "stages": [{"name": "a", "layers": 6}, {"name": "b", "layers": 6, "address": "local"}]}
+TWO = [{"name": "a", "layers": 2}, {"name": "b", "layers": 2, "address": "local"}]
 STREAMS, SECONDS = 8, 120.0
 
 
@@ -28,7 +31,7 @@ def submit(llm: LLM) -> list[Request]:
         SamplingParams(max_tokens=24 + 2 * i, ignore_eos=True, temperature=0.8 * (i % 2), seed=i)
         for i in range(STREAMS)
     ]
-    return [llm.submit(f"Once upon a time number {i}", each) for i, each in enumerate(params)]
+    return [llm.submit(prompt(9 + i), each) for i, each in enumerate(params)]
 
 
 def tokens(requests: list[Request]) -> list[list[int]]:
@@ -37,7 +40,7 @@ def tokens(requests: list[Request]) -> list[list[int]]:
     return [output.token_ids for output in outputs]
 
 
-def test_eight_streams_under_other_cuts():
+def test_eight_streams_under_other_cuts(tiny_folder: Callable[..., Path]):
     killed: list[psutil.Process] = []
     is_armed = False
 
@@ -46,16 +49,17 @@ def test_eight_streams_under_other_cuts():
             killed.append(worker())
             killed[0].kill()
 
-    with LLM(TWO, settings=Settings(prefix_cache=False), notice=notice) as llm, closing(Door(llm)):
+    layout = {"model": str(tiny_folder("llama")), "stages": TWO}
+    with LLM(layout, settings=Settings(prefix_cache=False), notice=notice) as llm, closing(Door(llm)):
         expected, requests = tokens(submit(llm)), submit(llm)
         events = [iter(request) for request in requests]  # one that nobody has any more would end its request
-        for number, cut in enumerate(([3, 9], [9, 3])):
+        for number, cut in enumerate(([1, 3], [3, 1])):
             next(events[number])
             assert llm.recut(cut) > 0
             assert llm.layout.cut == "-".join(map(str, cut))
         is_armed = True
         with suppress(SplitinferError):  # it was ready a moment before it died, or was not; either way
-            llm.recut([2, 10])
+            llm.recut([2, 2])
         assert len(killed) == 1
         assert tokens(requests) == expected
         assert worker().pid != killed[0].pid, "another was started"

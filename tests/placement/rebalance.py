@@ -1,7 +1,7 @@
 """Another cut under eight streams: what `splitinfer plan --live --apply` predicts and what comes of it.
 
     python tests/placement/rebalance.py
-    python tests/placement/rebalance.py --cuts 2-10,4-8,10-2 --ratio 1:2 --tokens 1500
+    python tests/placement/rebalance.py --cuts 2-10,4-8,10-2 --ratio 1:2 --tokens 1000
     python tests/placement/rebalance.py --cuts 4-8 --slower 5 --tokens 200        # on a busy machine, to try it
 
 A model of 12 layers stands in for a large one: it is really computed, by this process and a worker in a process of its
@@ -133,9 +133,9 @@ def run(llm: LLM, num_tokens: int, act: float | None = None) -> tuple[Ran, list[
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.8 * (i % 2), seed=i)
         submitted.append((time.monotonic(), llm.submit(list(made_up(f"rebalance {i}", PROMPT, VOCAB)), params)))
     if act is not None:
-        for count, _ in enumerate(submitted[0][1]):
-            if count >= act * num_tokens:
-                break
+        events = iter(submitted[0][1])  # kept: an iterator that is dropped ends its request
+        for _ in range(round(act * num_tokens)):
+            next(events)
         began = time.monotonic()
         said.append({**command(), "began": began, "ended": time.monotonic()})
     outputs = [(at, request.result()) for at, request in submitted]
@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cuts", default="2-10,4-8,10-2", help="to begin with")
     parser.add_argument("--ratio", default="1:2", help="of the machines' times")
-    parser.add_argument("--tokens", type=int, default=1500, help="of each stream")
+    parser.add_argument("--tokens", type=int, default=1000, help="of each stream")
     parser.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
     args = parser.parse_args()
     first, second = (args.slower * float(each) for each in args.ratio.split(":"))
