@@ -8,8 +8,8 @@ A model of 12 layers stands in for a large one: it is really computed, by this p
 own, in the times of accelerators whose costs are known for each layer; the worker's are so many times as slow as the
 ratio says. For each cut the pipeline starts so badly cut, eight streams decode, and in the middle the command is run,
 as a person runs it, in a process of its own. One line for each: the cut that it chose; tokens a second before and
-after, without the seconds in which the command ran; the gain that it predicted beside the one measured; the pause that
-it said, and the longest gap between two tokens of a stream; and whether every token is the one that the same streams
+after, without the seconds in which the command ran and in which the streams' tokens were computed again; the gain that
+it predicted beside the one measured; the pause that it said, and the longest gap between two tokens of a stream; and whether every token is the one that the same streams
 have where nothing is changed. Once the machines are known from their steps alone ("steps"), once they were measured
 before, with the fixed part of a step apart ("profiles"). Nothing else may run on the machine meanwhile.
 """
@@ -46,6 +46,7 @@ from splitinfer.machine.selection import VARIABLE
 LAYERS, VOCAB, STREAMS, PROMPT = 12, 512, 8, 16
 LAYER_MS = {1: 0.6, 8: 0.68, 16: 1.0, 32: 1.8, 128: 7.0, 512: 27.5}
 STEP_MS = 1.0
+AGAIN = 3  # tokens
 SETTLED = 0.1  # of a stream's tokens, that are not counted at either end
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,6 +104,12 @@ class Ran:
         """From when on, and until when, all streams decode, less what is not settled."""
         few = round(SETTLED * len(self.times[0]))
         return max(times[few] for times in self.times), min(times[-1 - few] for times in self.times)
+
+    def all_again(self, moment: float) -> float:
+        """When all streams have got some tokens behind a moment, so that what was held is computed again; never, where
+        one has not."""
+        later = [[at for at in times if at > moment] for times in self.times]
+        return max(times[AGAIN] if len(times) > AGAIN else float("inf") for times in later)
 
     @property
     def longest_gap(self) -> float:
@@ -165,12 +172,13 @@ def row(rig: Rig, cut: Sequence[int], *, measured: bool) -> list[str]:
         changed, (said,) = run(llm, rig.tokens, act=2 * SETTLED)
         best = llm.layout.cut
     begin, end = changed.all_decode
-    before, after = changed.rate(begin, said["began"]), changed.rate(said["ended"], end)
+    again = changed.all_again(said["ended"])
+    before, after = changed.rate(begin, said["began"]), changed.rate(again, end)
     gain = after / before if before else 0.0
     void_share = (VOID_STEPS.void - void) / max(1, VOID_STEPS.steps - steps)
     return [
         "profiles" if measured else "steps", "-".join(map(str, cut)), best, f"{before:.1f}", f"{after:.1f}",
-        f"{said['gain']:.2f}", f"{gain:.2f}" if end > said["ended"] and before else "too few tokens",
+        f"{said['gain']:.2f}", f"{gain:.2f}" if end > again and before else "too few tokens",
         f"{said.get('paused', 0.0):.2f}", f"{changed.longest_gap:.2f}", f"{plain.longest_gap:.2f}",
         "equal" if changed.tokens == plain.tokens else "NOT EQUAL",
         f"{void_share:.2%}{' (means nothing)' if void_share > MOST_VOID else ''}",
