@@ -9,9 +9,10 @@ own, in the times of accelerators whose costs are known for each layer; the work
 ratio says. For each cut the pipeline starts so badly cut, eight streams decode, and in the middle the command is run,
 as a person runs it, in a process of its own. One line for each: the cut that it chose; tokens a second before and
 after, without the seconds in which the command ran and in which the streams' tokens were computed again; the gain that
-it predicted beside the one measured; the pause that it said, and the longest gap between two tokens of a stream; and whether every token is the one that the same streams
-have where nothing is changed. Once the machines are known from their steps alone ("steps"), once they were measured
-before, with the fixed part of a step apart ("profiles"). Nothing else may run on the machine meanwhile.
+it predicted beside the one measured; the pause that it said, and the longest gap between two tokens of a stream; and
+whether every token is the one that the same streams have where nothing is changed. Once the machines are known from
+their steps alone ("steps"), once they were measured before, with the fixed part of a step apart ("profiles"). Nothing
+else may run on the machine meanwhile.
 """
 
 import argparse
