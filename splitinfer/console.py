@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from splitinfer.core.layout import Layout
 from splitinfer.llm import DRAFT, LLM, Settings
+from splitinfer.llm.automatic import Chosen
 from splitinfer.wire import messages
 
 _WORDS = {"survey": "", "download": "downloading", "load": "reading"}
@@ -19,7 +19,7 @@ _WORDS = {"survey": "", "download": "downloading", "load": "reading"}
 errors = Console(stderr=True, highlight=False)
 
 
-def load_llm(layout: str | Layout, model: str | None, settings: Settings) -> LLM:
+def load_llm(layout: str | Chosen, model: str | None, settings: Settings) -> LLM:
     """Load an LLM while showing its progress.
 
     Raises:
@@ -27,7 +27,8 @@ def load_llm(layout: str | Layout, model: str | None, settings: Settings) -> LLM
     """
     display = _LoadDisplay()
     with display.live():
-        llm = LLM(layout, model=model, settings=settings, notice=display.notice)
+        planned = (layout, None) if isinstance(layout, str) else (layout.layout, layout.profiles)
+        llm = LLM(planned[0], model=model, settings=settings, notice=display.notice, profiles=planned[1])
     display.is_done = True
     return llm
 

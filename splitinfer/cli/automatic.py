@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from splitinfer.cli.options import PipelineOptions
 
 if TYPE_CHECKING:
-    from splitinfer.core.layout import Layout
     from splitinfer.llm import Settings
+    from splitinfer.llm.automatic import Chosen
 
 
-def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Layout":
-    """The layout, or its name. What is planned is said on standard error, and why.
+def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
+    """The layout's name, or what was planned. What is planned is said on standard error, and why.
 
     Raises:
         SplitinferError: a machine cannot be measured, or no cut fits.
@@ -27,4 +27,4 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Layout":
             options.model, named(options.workers), settings, notice, aim=options.aim, again=options.measure
         )
     errors.print(chosen.text, soft_wrap=True)
-    return chosen.layout
+    return chosen

@@ -8,12 +8,13 @@ for.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Protocol
 
 from splitinfer.console import load_llm
-from splitinfer.core.layout import Layout
 from splitinfer.llm import LLM, Settings
+from splitinfer.llm.automatic import Chosen
+from splitinfer.llm.door import Door
 from splitinfer.shutdown import Closing, Shutdown
 
 DRAIN_SECONDS = 5.0
@@ -41,7 +42,7 @@ class Draining(Protocol):
 
 @contextmanager
 def open_llm(
-    layout: str | Layout,
+    layout: str | Chosen,
     model: str | None,
     settings: Settings,
     shutdown: Shutdown,
@@ -53,12 +54,10 @@ def open_llm(
     servers: those that are open then; the caller may add to them. ``drain_seconds``: that running answers may take.
     """
     llm, left = load_llm(layout, model, settings), threading.Event()
-    with (
-        shutdown.closed_by(
-            _closing(llm, left, servers, drain_seconds, _CLOSE_SECONDS + (_SAVE_SECONDS if settings.kv_dir else 0.0))
-        ),
-        llm,
-    ):
+    closing_llm = _closing(
+        llm, left, servers, drain_seconds, _CLOSE_SECONDS + (_SAVE_SECONDS if settings.kv_dir else 0.0)
+    )
+    with shutdown.closed_by(closing_llm), llm, closing(Door(llm)):
         try:
             yield llm
         finally:

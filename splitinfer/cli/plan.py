@@ -1,5 +1,6 @@
 """`splitinfer plan`: which machine gets which layers, from what was measured of them."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,6 +22,7 @@ _GB = 1e9
 _DEFAULTS = Asked()
 _MEMORY = "Memory: what has to fit, and what is left free"
 _FIGURES = "What figures are for"
+_LIVE = "A running pipeline"
 
 
 def plan(
@@ -85,6 +87,21 @@ def plan(
             help="Share of what weights leave free that KV may take; coord takes half, or --kv-gb.",
         ),
     ] = _DEFAULTS.kv_share,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Compare the cut of a running pipeline with the best by what its own steps have cost.",
+            rich_help_panel=_LIVE,
+        ),
+    ] = False,
+    applies: Annotated[
+        bool,
+        typer.Option("--apply", help="Load the better cut; requests wait meanwhile.", rich_help_panel=_LIVE),
+    ] = False,
+    pid: Annotated[
+        int | None, typer.Option("--pid", help="The pipeline's process, where several run.", rich_help_panel=_LIVE)
+    ] = None,
     measure: MeasureOption = False,
     connect_timeout: Timeout = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the tables.")] = False,
@@ -96,6 +113,14 @@ def plan(
     def run() -> int:
         from splitinfer.cli.plan_tables import show
 
+        if live:
+            given = {
+                "--model": model, "--workers": workers, "--layout": layout, "--profiles": profiles, "--out": out,
+                "--draft": draft, "--measure": measure or None,
+            }  # fmt: skip
+            return _live(given, pid, aim, applies=applies, as_json=as_json)
+        if applies or pid is not None:
+            raise ConfigError("--apply and --pid are for a running pipeline; add --live")
         base = _base(layout, workers)
         if out is not None and out.exists() and not force:
             raise ConfigError(f"{out} exists; name another file, or replace it with --force")
@@ -119,6 +144,15 @@ def plan(
         return show(best, aim, base, out, origin, as_json=as_json)
 
     finish(run, verbose)
+
+
+def _live(given: Mapping[str, object], pid: int | None, aim: Aim, *, applies: bool, as_json: bool) -> int:
+    """Compare a running pipeline. ``given``: options that have no meaning then, with their values."""
+    from splitinfer.cli.plan_live import plan_live
+
+    if wrong := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(f"--live asks a running pipeline, which has its model and machines; leave out {wrong[0]}")
+    return plan_live(pid, aim, applies=applies, as_json=as_json)
 
 
 def _planned(profiles: "Profiles", asked: Asked) -> "Plan":

@@ -40,10 +40,11 @@ _PORT = re.compile(r":[0-9]+$")
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A layout, and in one paragraph what it is and why."""
+    """A layout, and in one paragraph what it is and why. ``profiles``: what the machines were measured to do."""
 
     layout: Layout
     text: str
+    profiles: Profiles | None = None
 
 
 def choose_layout(
@@ -88,7 +89,7 @@ def chosen_from(profiles: Profiles, settings: Settings, aim: Aim) -> Chosen:
         raise CannotFit(" ".join(shortage_in_words(shortage(profiles, asked, aim), asked)))
     layout = replace(layout_of(found, best), name="(planned)")
     reasons = [*figures_in_words(best.figures, asked), *why(found, best)]
-    return Chosen(layout, f"Planned for {aim}: {name_in_words(found, best.cut)}. {' '.join(reasons)}")
+    return Chosen(layout, f"Planned for {aim}: {name_in_words(found, best.cut)}. {' '.join(reasons)}", profiles)
 
 
 @dataclass(frozen=True, slots=True)

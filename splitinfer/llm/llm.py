@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import itertools
 import secrets
+import threading
 import time
 import warnings
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -36,9 +37,9 @@ from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
-from splitinfer.llm.live_plan import rebalance_of
+from splitinfer.llm.live_plan import live_figures
 from splitinfer.llm.prompts import PromptEncoder
-from splitinfer.llm.rebalance import Rebalance
+from splitinfer.llm.rebalance import LiveFigures, Rebalance, rebalance
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.settings import Settings
 from splitinfer.llm.setup import (
@@ -53,6 +54,7 @@ from splitinfer.llm.setup import (
     with_layers,
     with_settings,
 )
+from splitinfer.machine.profile import Profiles
 from splitinfer.models.generation_config import read_recommended
 from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
@@ -74,6 +76,7 @@ class LLM:
         settings: how it is run.
         notice: called with a stage's name and its progress while loading, from several threads.
         drafter: makes another drafter than the layout's, on the engine's thread; for measurements.
+        profiles: what the machines of a layout were measured to do, for ``plan``.
 
     Raises:
         SplitinferError: the layout, the model or a worker cannot be used; the text says why in one sentence.
@@ -89,7 +92,9 @@ class LLM:
         settings: Settings | None = None,
         notice: Notice | None = None,
         drafter: MakeDrafter | None = None,
+        profiles: Profiles | None = None,
     ) -> None:
+        self._profiles = profiles
         self.settings = settings or Settings()
         notice = notice or (lambda _name, _progress: None)
         self.explanation = ""
@@ -101,6 +106,7 @@ class LLM:
         self.layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
         """The serving options in force."""
+        self._recutting = threading.Lock()  # of several callers each begins with the cut that the one before has left
         self._make_drafter = drafter
         self._trace = None if self.settings.trace is None else Trace(self.settings.trace)
         try:
@@ -115,7 +121,7 @@ class LLM:
         if model is None:
             raise ConfigError("name a layout, or a model and the workers that may get layers of it")
         chosen = choose_layout(model, workers, self.settings, notice, aim=aim)
-        self.explanation = chosen.text
+        self.explanation, self._profiles = chosen.text, chosen.profiles
         return chosen.layout
 
     def _open(self, notice: Notice) -> None:
@@ -427,7 +433,17 @@ class LLM:
         Raises:
             RequestError: no step has been computed yet, or no cut meets the aim.
         """
-        return rebalance_of(self._engine, self._checkpoint, self.layout, self.settings, aim)
+        return rebalance(self.live_figures(), aim)
+
+    def live_figures(self) -> LiveFigures:
+        """What the cut in force and its machines do, for ``llm.rebalance``: as ``plan`` takes it, also in another
+        process.
+
+        Raises:
+            RequestError: no step has been computed yet.
+        """
+        with self._recutting:
+            return live_figures(self._engine, self._checkpoint, self.layout, self.settings, self._profiles)
 
     def recut(self, cut: Sequence[int] | PlainLayout | Mapping[str, Any] | str | Path) -> float:
         """Load another cut of the model over its machines; returns the seconds in which nothing was computed.
@@ -440,15 +456,16 @@ class LLM:
         Raises:
             LayoutError: the layers are not the model's.
             SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
-                force again.
+                force again. Or the pipeline has failed, was closed, or is being drained.
         """
-        if isinstance(cut, Sequence) and not isinstance(cut, str):
-            layout = with_layers(self.layout, cut)
-        else:
-            layout = replace(self.layout, stages=as_layout(cut, None).stages)
-        layout.check(self.layout.num_layers)
-        paused = self._engine.recut(layout)
-        self.layout = layout
+        with self._recutting:
+            if isinstance(cut, Sequence) and not isinstance(cut, str):
+                layout = with_layers(self.layout, cut)
+            else:
+                layout = replace(self.layout, stages=as_layout(cut, None).stages)
+            layout.check(self.layout.num_layers)
+            paused = self._engine.recut(layout)
+            self.layout = layout
         return paused
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:

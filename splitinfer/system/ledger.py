@@ -13,13 +13,13 @@ import contextlib
 import fcntl
 import logging
 import os
-import platform
 import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from splitinfer.system.caches import of_this_host
 from splitinfer.system.claims import Claim, Others, merged, sum_up
 
 log = logging.getLogger(__name__)
@@ -205,7 +205,4 @@ def of_this_process() -> Ledger:
 
 
 def _default_folder() -> Path:
-    usual = Path("Library", "Caches") if platform.system() == "Darwin" else Path(".cache")
-    caches = os.environ.get("XDG_CACHE_HOME")
-    host = "".join(c if c.isalnum() or c in "-." else "_" for c in platform.node()) or "localhost"
-    return (Path(caches) if caches else Path.home() / usual) / "splitinfer" / "memory" / host
+    return of_this_host("memory")

@@ -1,7 +1,7 @@
 """The cut in force is compared with the best, by what its own steps have cost."""
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,12 @@ from splitinfer import SamplingParams
 from splitinfer.core.layout import Layout, lay_out
 from splitinfer.core.scheduler.cost_model import CostModel, Shape, StageCosts
 from splitinfer.errors import RequestError
-from splitinfer.llm import live_plan
-from splitinfer.llm.rebalance import Rebalance, profiles_of, rebalance
+from splitinfer.llm import llm as llm_module
+from splitinfer.llm.rebalance import LiveFigures, Rebalance, Running, figures_of, rebalance
 from splitinfer.llm.setup import with_layers
-from splitinfer.machine.profile import LayerProfile, ModelProfile, Profiles
+from splitinfer.machine.profile import LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.pipeline import costs_of
 from splitinfer.wire.messages import Ready
 
 GB = 10**9
@@ -37,9 +38,14 @@ def ran(found: Layout, *seconds_a_layer: float) -> CostModel:
     return CostModel([StageCosts.line(n * stage.num_layers, 0.0) for stage, n in each], hop=1e-4)
 
 
+def live(found: Layout, costs: CostModel, measured: Profiles | None = None, free: int = GB) -> LiveFigures:
+    said = [ready(i, free) for i in range(found.num_stages)]
+    return figures_of(MODEL, Running(found, costs, said), ASKED, measured)
+
+
 def test_what_steps_have_cost_is_divided_over_layers_and_head():
     found = layout(8, 4)
-    profiles = profiles_of(MODEL, found, ran(found, 2e-3, 1e-3), [ready(0), ready(1, free=5)], 0.0)
+    profiles = live(found, ran(found, 2e-3, 1e-3), free=5).profiles
     first, second = profiles.machines
     assert first.layers["a"].at(Shape(1)) == pytest.approx(2e-3, rel=0.05)
     whole = 4 * second.layers["a"].at(Shape(1)) + second.head.at(Shape(1))
@@ -50,14 +56,12 @@ def test_what_steps_have_cost_is_divided_over_layers_and_head():
 
 def test_layers_go_to_the_quicker_machine():
     found = layout(8, 4)
-    profiles = profiles_of(MODEL, found, ran(found, 3e-3, 1e-3), [ready(0), ready(1)], 0.0)
-    better = rebalance(profiles, found, ASKED, Aim.THROUGHPUT)
+    better = rebalance(live(found, ran(found, 3e-3, 1e-3)), Aim.THROUGHPUT)
     assert better.is_worth_it
     assert better.layout.stages[1].num_layers > 6
     assert better.gain > 1.5
     assert f"would give {better.gain:.2f} times the tokens a second" in better.text
-    again = profiles_of(MODEL, better.layout, ran(better.layout, 3e-3, 1e-3), [ready(0), ready(1)], 0.0)
-    settled = rebalance(again, better.layout, ASKED, Aim.THROUGHPUT)
+    settled = rebalance(live(better.layout, ran(better.layout, 3e-3, 1e-3)), Aim.THROUGHPUT)
     assert not settled.is_worth_it
     assert settled.layout == better.layout
     assert "is the best for throughput" in settled.text
@@ -65,18 +69,75 @@ def test_layers_go_to_the_quicker_machine():
 
 def test_without_steps_nothing_is_known():
     with pytest.raises(RequestError, match="no step has been computed yet"):
-        profiles_of(MODEL, layout(8, 4), CostModel.of(2), [ready(0), ready(1)], 0.0)
+        live(layout(8, 4), CostModel.of(2))
+
+
+def machine(name: str, seconds_a_layer: float, step: float = 2e-3) -> MachineProfile:
+    """A machine as it was measured; its steps take ``step`` seconds beside the layers."""
+    layers = {"a": StageCosts.line(seconds_a_layer, seconds_a_layer / 2)}
+    address = None if name == "s0" else f"tcp://host{name[1:]}:1"
+    return MachineProfile(name, layers, address, step=step, host=1e-4, free_bytes=GB)
+
+
+def computing(*stages: StageCosts) -> CostModel:
+    """What is learned of stages that cost so much, from steps of one row to eight."""
+    learned = [StageCosts() for _ in stages]
+    for i in range(100):
+        for stage, own in zip(stages, learned, strict=True):
+            own.took(Shape(1 + i % 8), stage.at(Shape(1 + i % 8)))
+    return CostModel(learned, hop=1e-4)
+
+
+def test_a_throttled_machine_shows():
+    """Measured alike, 6-6 was the best; by now one takes three times as long, the fixed part of a step, too."""
+    measured = Profiles(MODEL, (machine("s0", 1e-3), machine("s1", 1e-3)), (LinkProfile("s0", "s1", 1e-4),))
+    found, stage = layout(6, 6), costs_of(MODEL, machine("s0", 1e-3), 0, 6)
+    steady = live(found, computing(stage, costs_of(MODEL, machine("s1", 1e-3), 6, 12)), measured)
+    assert steady.times == {"s0": pytest.approx(1, rel=1e-3), "s1": pytest.approx(1, rel=1e-3)}
+    assert not rebalance(steady, Aim.THROUGHPUT).is_worth_it
+    throttled = live(found, computing(stage, costs_of(MODEL, machine("s1", 1e-3).slower(3), 6, 12)), measured)
+    assert throttled.times["s1"] == pytest.approx(3, rel=0.02)
+    before, now = measured.machines[1], throttled.profiles.machines[1]
+    assert now.step == pytest.approx(3 * before.step, rel=0.02)
+    assert (now.host, now.draft) == (before.host, before.draft), "no part of a stage's steps"
+    better = rebalance(throttled, Aim.THROUGHPUT)
+    assert better.is_worth_it
+    assert better.layout.stages[0].num_layers > 7
+    assert "s1 takes 3 times as long as it was measured to take." in better.text
+
+
+def test_a_machine_that_has_no_layers_may_get_some():
+    measured = Profiles(MODEL, (machine("s0", 1e-3), machine("s1", 1e-3), machine("s2", 1e-3)))
+    found = layout(6, 6)
+    slow = [costs_of(MODEL, machine("s0", 1e-3), 0, 6), costs_of(MODEL, machine("s1", 4e-3), 6, 12)]
+    better = rebalance(live(found, computing(*slow), measured), Aim.THROUGHPUT)
+    assert "s2" in [stage.name for stage in better.layout.stages]
+    assert better.is_worth_it
+
+
+def test_profiles_of_other_machines_are_of_no_use():
+    measured, found = Profiles(MODEL, (machine("s0", 1e-3), machine("other", 1e-3))), layout(8, 4)
+    assert live(found, ran(found, 2e-3, 1e-3), measured).times == {}
+
+
+def test_figures_go_to_another_process_and_back():
+    found = layout(8, 4)
+    figures = live(found, ran(found, 3e-3, 1e-3))
+    again = LiveFigures.from_dict(json.loads(json.dumps(figures.as_dict())))
+    there, here = rebalance(again, Aim.CHAT), rebalance(figures, Aim.CHAT)
+    assert (there.text, there.gain, there.layout.stages) == (here.text, here.gain, here.layout.stages)
+    assert (again.layout.stages, again.layout.name) == (figures.layout.stages, figures.layout.name)
 
 
 def test_a_running_pipeline_is_planned_and_recut(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
     prompt, seen = stages.prompt(9), list[Profiles]()
 
-    def other(profiles: Profiles, found: Layout, asked: Asked, aim: Aim) -> Rebalance:
-        seen.append(profiles)
-        assert (asked.context, aim) == (512, Aim.CONTEXT)
-        return Rebalance(replace(found, stages=with_layers(found, [1, 3]).stages), 2.0, "better")
+    def other(figures: LiveFigures, aim: Aim) -> Rebalance:
+        seen.append(figures.profiles)
+        assert (figures.asked.context, aim) == (512, Aim.CONTEXT)
+        return Rebalance(with_layers(figures.layout, [1, 3]), 2.0, "better")
 
-    monkeypatch.setattr(live_plan, "rebalance", other)
+    monkeypatch.setattr(llm_module, "rebalance", other)
     with stages.pipeline(tiny_folder("llama"), [2, 2], draft="ngram") as llm:
         with pytest.raises(RequestError, match="no step has been computed yet"):
             llm.plan()

@@ -180,6 +180,18 @@ class StageCosts:
         for at, i in enumerate(keep):
             self.coefficients[i] = found[at]
 
+    def relative_to(self, other: "StageCosts") -> float | None:
+        """How many times as long the steps that were learned from take by now as ``other`` predicts for their shapes;
+        ``None`` before the first step, or where one of the two knows nothing."""
+        weight = self._matrix[0][0]
+        if not weight:
+            return None
+        mean = [x / weight for x in self._matrix[0]]  # of the features, the weights those of the fit
+        own, predicted = (
+            costs.factor * sum(c * x for c, x in zip(costs.coefficients, mean, strict=True)) for costs in (self, other)
+        )
+        return own / predicted if own > 0 and predicted > 0 else None
+
     def as_dict(self) -> dict[str, Any]:
         """The costs as plain numbers, for ``from_dict``."""
         return {"coefficients": [self.factor * c for c in self.coefficients], "most_rows": self.most_rows}

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
-from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
+from splitinfer.core.liveness import StallDetector
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
@@ -43,7 +43,7 @@ from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.own_steps import OwnResult, OwnSteps
 from splitinfer.engine.coordinator.pipeline import Pipeline
-from splitinfer.engine.coordinator.recut import Recut, no_room
+from splitinfer.engine.coordinator.reopening import Parts, Reopening
 from splitinfer.engine.coordinator.request_table import RequestTable
 from splitinfer.engine.coordinator.requests import RequestState
 from splitinfer.engine.coordinator.stats import stats_of
@@ -67,7 +67,6 @@ Call = Callable[[], None]
 _Event = Event | OwnResult | StepFailed | Call
 
 _WATCH_EVERY = 1.0  # seconds between looks at a step that does not come back
-_RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that aborts are handled in between
 _RETRY_EVERY = 0.25  # seconds between attempts
 _SAVE = 5.0  # seconds for the KV of the last answers to be saved, at the end; a machine that is idle takes a moment
 _ABORT = 0.5  # seconds for aborts to be carried out, between two steps
@@ -97,11 +96,9 @@ class Engine:
         self._inbox: Mailbox[_Event] = Mailbox()
         self._requests = RequestTable()
         self._later = Later()
-        self._watch, self._losses, self._rejoin_timeout = StallDetector(), LossCounter(), rejoin_timeout
+        self._watch, self._rejoin_timeout = StallDetector(), rejoin_timeout
         self._started = threading.Event()
         self._is_closing = False
-        self._wanted: list[Recut] = []  # cuts that were asked for, and are not in force yet
-        self._lost_stage: str | None = None  # the stage that is waited for, or was in vain
         self._awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
         self.totals = Totals([])
         self.pipeline = build(self._inbox.put)
@@ -110,11 +107,14 @@ class Engine:
         if trace is not None:
             trace.begin(names)
         self.metrics = PipelineMetrics(names, time.monotonic(), trace)
-        self._scheduler: Scheduler | None = None
+        self._in_force: tuple[Scheduler, Layout] | None = None  # both at once: other threads read them
         self.drafter: Drafter | None = None
         self._drafting: Drafting | None = None
         self._configure = configure
-        self._tune: Callable[[Scheduler], None] = lambda _scheduler: None  # what a scheduler of another cut is told
+        parts = Parts(
+            self.pipeline, self._own_steps, self._requests, self.metrics, self.totals, self._later, self._watch
+        )
+        self._reopening = Reopening(parts, self, configure, rejoin_timeout)
         self._thread = threading.Thread(target=self._run, args=(draft,), name="engine", daemon=True)
         self._thread.start()
 
@@ -148,13 +148,14 @@ class Engine:
 
     def _check_room(self, state: RequestState, num_arriving: int) -> None:
         """Refuse here, in the caller's thread, what the scheduler would refuse."""
-        config, num_waiting = self.scheduler.config, len(self.scheduler.waiting) + num_arriving
+        scheduler, layout = self._both_in_force
+        config, num_waiting = scheduler.config, len(scheduler.waiting) + num_arriving
         if num_waiting >= config.max_waiting:
             raise QueueFull(f"{num_waiting:,} requests wait already, and no more may; try again later")
         try:
             config.check_fits(state.sequence)
         except NeverFits as error:
-            name = self.pipeline.layout.stages[error.stage].name
+            name = layout.stages[error.stage].name
             raise RequestError(
                 f"a prompt and answer of {error.num_tokens:,} tokens can never fit: they need {size(error.needed)} "
                 f"of KV on stage {name}, which has {size(error.there)} for it; shorten them, or give it fewer layers"
@@ -172,8 +173,8 @@ class Engine:
         """Go by other rules from the next step on, also after another cut."""
 
         def tune() -> None:
-            self._tune = lambda scheduler: scheduler.tune(policy_config, token_budget, max_running)
-            self._tune(self.scheduler)
+            self._reopening.tune = lambda scheduler: scheduler.tune(policy_config, token_budget, max_running)
+            self._reopening.tune(self.scheduler)
 
         self._inbox.put(tune)
 
@@ -188,18 +189,13 @@ class Engine:
 
         Raises:
             SplitinferError: the cut cannot be loaded, or has no room for a request under way; the one before is in
-                force again. Or the pipeline has failed, or was closed.
+                force again. Or the pipeline has failed, was closed, or is being drained.
         """
-        wanted = Recut(layout)
-
-        def ask() -> None:
-            raise wanted
-
-        self._wanted.append(wanted)
+        paused = self._reopening.ask(layout)
         if self._requests.failure is not None:
             raise self._requests.failure
-        self._inbox.put(ask)
-        return wanted.paused.result()
+        self._inbox.put(lambda: None)  # wakes the loop
+        return paused.result()
 
     def carry_out(self, work: Callable[[], T]) -> T:
         """Have the loop's thread carry out ``work`` between two steps, and return its result. For what must not meet a
@@ -243,13 +239,14 @@ class Engine:
 
     @property
     def _keeps_on_disk(self) -> bool:
-        return self._scheduler is not None and self._scheduler.config.blocks.on_disk
+        return self._in_force is not None and self._in_force[0].config.blocks.on_disk
 
     def stats(self, *, reset: bool = False) -> dict[str, Any]:
         """Counters and per-stage figures, as plain numbers; ``reset`` begins another window."""
         self._later.run()
+        scheduler, layout = self._in_force or (None, self.pipeline.layout)
         return stats_of(
-            self.pipeline, self._scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
+            self.pipeline, layout, scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
         )
 
     def seconds_until_room(self, nth: int) -> float:
@@ -260,24 +257,35 @@ class Engine:
 
     def health(self) -> PipelineHealth:
         """How the pipeline is now."""
-        failure, lost = self._requests.failure, self._lost_stage
+        failure, lost = self._requests.failure, self._reopening.lost_stage
         state = StageState.READY if failure is None else StageState.STOPPED
         stages = tuple(
             StageHealth(spec.name, spec.start, spec.end, StageState.LOST if spec.name == lost else state)
-            for spec in self.pipeline.layout.stages
+            for spec in self._layout.stages
         )
         if failure is not None:
             reason = "the pipeline has failed" if lost is None else f"stage {lost} was lost and did not come back"
             return PipelineHealth(stages, failure=reason)
         if lost is not None:
             return PipelineHealth(stages, f"stage {lost}, for up to {self._rejoin_timeout:.0f} s")
+        if self._reopening.is_changing:
+            return PipelineHealth(stages, "another cut of the layers")
         return PipelineHealth(stages)
 
     @property
     def scheduler(self) -> Scheduler:
         """The scheduler. It exists once the stages are loaded."""
-        assert self._scheduler is not None
-        return self._scheduler
+        return self._both_in_force[0]
+
+    @property
+    def _both_in_force(self) -> tuple[Scheduler, Layout]:
+        assert self._in_force is not None
+        return self._in_force
+
+    @property
+    def _layout(self) -> Layout:
+        """The cut in force; while another is being tried, the one before."""
+        return self.pipeline.layout if self._in_force is None else self._in_force[1]
 
     # -- the loop ----------------------------------------------------------------------------
 
@@ -288,19 +296,18 @@ class Engine:
         try:
             self.drafter = draft()  # before the stages say what memory is free
             self.pipeline.open()
-            if self.drafter is not None:
-                self.drafter.use_device(self.pipeline.own.device)
             self.metrics.opened(self.pipeline.clocks, time.monotonic())
-            self._use(Scheduler(self._configure(self.pipeline)))
-            self.totals = Totals([StageTotals() for _ in range(self.pipeline.num_stages)])
+            self.use(Scheduler(self._configure(self.pipeline)))
+            self.totals.stages = [StageTotals() for _ in range(self.pipeline.num_stages)]
             self._started.set()
             while True:
                 try:
-                    self._turn()
-                except Recut as wanted:
-                    self._recut(wanted)
+                    if self._reopening.is_asked and not self._is_waiting:
+                        self._reopening.change()
+                    else:
+                        self._turn()
                 except (WorkerLost, DeviceFailed) as loss:
-                    self._rejoin(loss)
+                    self._reopening.rejoin(loss)
         except _Stop:
             self._requests.failure, reason = PeerError("the pipeline was closed"), FinishReason.ABORT
             self._save_last_kv()
@@ -312,8 +319,7 @@ class Engine:
             self._requests.failure = SplitinferError(f"the coordinator failed ({type(error).__name__}: {error})")
         finally:
             self._requests.end_all(reason)
-            for one in self._wanted:
-                one.paused.set_exception(self._requests.failure or PeerError("the pipeline was closed"))
+            self._reopening.refuse_all(self._requests.failure or PeerError("the pipeline was closed"))
             self._later.run()
             self._started.set()
             self.pipeline.close(
@@ -323,8 +329,11 @@ class Engine:
             self._awake.close()
 
     def _turn(self) -> None:
-        """One turn of the loop; at most one step is launched."""
+        """One turn of the loop; at most one step is launched, and none if another cut was asked for: results of those
+        under way are waited for."""
         self._receive()
+        if self._reopening.is_asked:
+            return
         self._watch_machine()
         self._expire()
         self._end_unable()
@@ -367,8 +376,7 @@ class Engine:
 
     def _receive(self) -> None:
         """Handle all events that have arrived; wait for the first only if there is nothing else to do."""
-        can_schedule = self.scheduler.can_schedule or (self._drafting is not None and self._drafting.is_wished_for)
-        nothing_to_do = not can_schedule
+        nothing_to_do = self._reopening.is_asked or not self._can_schedule
         if nothing_to_do:
             self._later.put(self.metrics.blocked)
             nothing_to_do = not self._reads_ahead()
@@ -376,6 +384,10 @@ class Engine:
         while (event := self._next_event(for_ever=nothing_to_do)) is not None:
             self._handle(event)
             nothing_to_do = False
+
+    @property
+    def _can_schedule(self) -> bool:
+        return self.scheduler.can_schedule or (self._drafting is not None and self._drafting.is_wished_for)
 
     def _handle(self, event: _Event) -> None:
         if isinstance(event, OwnResult):
@@ -403,11 +415,11 @@ class Engine:
 
     @property
     def _is_waiting(self) -> bool:
-        return self._scheduler is not None and self._scheduler.num_in_flight > 0
+        return self._in_force is not None and self.scheduler.num_in_flight > 0
 
     def _until_next_look(self) -> float:
         """Seconds until a step may be stuck, a request's deadline, or the device's next tick."""
-        if self._scheduler is None:
+        if self._in_force is None:
             return _WATCH_EVERY
         now, deadline = time.monotonic(), self.scheduler.next_deadline
         tick = self.pipeline.own.until_tick(now)
@@ -420,7 +432,7 @@ class Engine:
     def _tick(self) -> None:
         """Keep the device awake while requests are open."""
         self._watch_machine()
-        if self._scheduler is not None:
+        if self._in_force is not None:
             self.pipeline.own.tick(time.monotonic())
 
     def _watch_machine(self) -> None:
@@ -466,113 +478,30 @@ class Engine:
                 self.scheduler.finish(event.seq_id, reason)
                 self._forget(event.seq_id, reason)
 
-    def _use(self, scheduler: Scheduler) -> None:
-        """Go by a scheduler from now on."""
-        self._scheduler = scheduler
-        if self.drafter is not None:
-            self._drafting = Drafting(self.drafter, scheduler, self._receive_without_waiting)
+    # -- what opening the pipeline again needs -------------------------------------------------
 
-    # -- another cut -------------------------------------------------------------------------
-
-    def _recut(self, wanted: Recut) -> None:
-        """Open the pipeline with another cut; with the one before, if that cannot be done."""
-        before, began = self.pipeline.layout, time.monotonic()
-        self._later.put(self.metrics.lost, began)
-        self._watch.reset()
-        self._own_steps.drop()
-        error = self._try_cut(wanted.layout)
-        if error is not None:
-            log.warning("the cut %s cannot be used: %s", wanted.layout.cut, error)
-            try:
-                self._open_cut(before)
-            except WorkerLost as loss:
-                self._rejoin(loss)
-        self._wanted.remove(wanted)
-        if error is None:
-            wanted.paused.set_result(time.monotonic() - began)
-        else:
-            wanted.paused.set_exception(error)
-
-    def _try_cut(self, layout: Layout) -> SplitinferError | None:
-        """Open the pipeline with another cut; why that cannot be done, if so."""
-        try:
-            self._open_cut(layout)
-        except NeverFits as error:
-            return no_room(error, layout)
-        except SplitinferError as error:
-            return error
-        return None
-
-    def _open_cut(self, layout: Layout) -> None:
-        self.pipeline.relay(layout)
-        self.pipeline.open()
-        self.scheduler.replay()
-        moved = self.scheduler.moved_to(self._configure(self.pipeline))
-        self._tune(moved)
-        self._use(moved)
+    def use(self, scheduler: Scheduler) -> None:
+        """Go by a scheduler of the pipeline's present stages from now on. On the loop's thread."""
+        self._in_force = scheduler, self.pipeline.layout
         if self.drafter is not None:
             self.drafter.use_device(self.pipeline.own.device)
-        self._later.run()
-        now = time.monotonic()
-        self.totals.stages = [StageTotals() for _ in layout.stages]
-        self.metrics.relaid([spec.name for spec in layout.stages], now)
-        self.metrics.resumed(self.pipeline.clocks, now)
+            self._drafting = Drafting(self.drafter, scheduler, self._receive_without_waiting)
 
-    # -- a worker is lost, or a device fails ---------------------------------------------------
+    def hear(self) -> None:
+        """Handle submissions and aborts for a moment, and end the requests whose time is over. On the loop's
+        thread."""
+        self._handle_calls()
+        self._expire()
 
-    def _rejoin(self, loss: WorkerLost | DeviceFailed) -> None:
-        """Wait until all stages are back, then have them compute what they held.
+    def stop_if_closing(self) -> None:
+        """End the loop if the pipeline was closed from another thread. On the loop's thread."""
+        if self._is_closing:
+            raise _Stop
 
-        Raises:
-            WorkerLost, DeviceFailed: it took too long, or the same loss was repeated without a token in between.
-        """
-        if isinstance(loss, DeviceFailed):
-            loss = DeviceFailed(f"stage {self._own_name} cannot go on: {loss}", loss.no_memory)
-        lost = self._own_name if isinstance(loss, DeviceFailed) else self.pipeline.lost_name
-        self._lost_stage = lost or "of a worker"
-        log.warning("%s; %s", loss, self._remedy(loss))
-        self._later.put(self.metrics.lost, time.monotonic())
-        self._watch.reset()
-        self.pipeline.regroup(str(loss))
-        self._own_steps.drop()
-        if isinstance(loss, DeviceFailed) and self._drafting is not None:
+    def draft_again(self) -> None:
+        """What the drafter has computed is lost with this machine's device. On the loop's thread."""
+        if self._drafting is not None:
             self._drafting.begin_again(self._requests)
-        patience, reason = RejoinDeadline(self._rejoin_timeout), self._reopen()
-        while reason is not None:
-            self._handle_calls()
-            self._expire()
-            if patience.is_over(time.monotonic(), anybody_waits=bool(self._requests)):
-                raise WorkerLost(f"{loss}; it was not back after {self._rejoin_timeout:.0f} s: {reason}")
-            reason = self._reopen()
-        self.scheduler.replay(self.pipeline.kept())
-        self._later.put(self.metrics.resumed, self.pipeline.clocks, time.monotonic())
-        self.totals.rejoins += 1
-        self._lost_stage = None
-        log.warning("all stages are back; going on where it stopped")
-
-    def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
-        """What is done about a loss, as part of a sentence.
-
-        Raises:
-            WorkerLost, DeviceFailed: nothing; the loss is repeated, or is not to be waited for.
-        """
-        stage = _stage_without_memory(loss)
-        if stage is not None and self.scheduler.lower_budget(stage):
-            kv = self.scheduler.state.budget.stages[stage]
-            return f"it gets {size(kv.budget_bytes)} of KV at most from now on, and fewer requests at a time"
-        if self._rejoin_timeout <= 0 or not self._losses.another(self.totals.generated_tokens):
-            raise loss
-        if isinstance(loss, DeviceFailed):
-            return "it computes again what it held"
-        return f"waiting up to {self._rejoin_timeout:.0f} s for it: {self.pipeline.remedy}"
-
-    def _reopen(self) -> str | None:
-        """Open the pipeline again; the reason if that cannot be done yet."""
-        try:
-            self.pipeline.open(connect_timeout=_RECONNECT)
-        except PeerError as error:
-            return str(error)
-        return None
 
     def _handle_calls(self) -> None:
         """Handle submissions and aborts while a stage is away; messages of its links are ignored."""
@@ -589,7 +518,7 @@ class Engine:
 
     def _save_last_kv(self) -> None:
         """Save the KV of the last answers, where KV is kept on disk, within what a person would wait."""
-        if not self._keeps_on_disk:
+        if not (self._keeps_on_disk and self.pipeline.is_loaded):
             return
         give_up = time.monotonic() + _SAVE
         try:
@@ -657,10 +586,3 @@ class Engine:
     def _abort_all(self) -> None:
         for seq_id in self._requests:
             self._abort(seq_id)
-
-
-def _stage_without_memory(loss: WorkerLost | DeviceFailed) -> int | None:
-    """The stage whose device had no memory left, if that is why."""
-    if isinstance(loss, DeviceFailed):
-        return 0 if loss.no_memory else None
-    return loss.no_memory_on

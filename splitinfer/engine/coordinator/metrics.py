@@ -112,7 +112,7 @@ class Totals:
                     "bytes_copied": stage.bytes_copied,
                     "copy_seconds": stage.copying,
                 }
-                for name, stage in zip(names, self.stages, strict=True)
+                for name, stage in zip(names, self.stages, strict=False)  # the engine's thread may change the cut
             ],
         }
 

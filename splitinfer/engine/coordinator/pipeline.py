@@ -248,6 +248,11 @@ class Pipeline:
         return self._own.kept(key for key in self.ready[0].kept or () if key in everywhere)
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the coordinator's own layers are loaded."""
+        return self._own is not None
+
+    @property
     def own(self) -> StageRunner:
         """The coordinator's own layers. They exist once the pipeline was opened."""
         assert self._own is not None

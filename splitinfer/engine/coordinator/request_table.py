@@ -72,6 +72,11 @@ class RequestTable:
                 drained.set()
             return drained
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether no new request is taken any more."""
+        return self._drained is not None
+
     def check_drained(self) -> None:
         """Tell whoever drains if no request is left."""
         if self._drained is not None and not self._states and not self._arriving:

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from splitinfer.core.layout import Layout
 from splitinfer.core.scheduler.scheduler import Scheduler
 from splitinfer.core.speculation.speculation import Speculation
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, Totals
@@ -12,6 +13,7 @@ from splitinfer.engine.drafts.drafters import Drafter
 
 def stats_of(
     pipeline: Pipeline,
+    layout: Layout,
     scheduler: Scheduler | None,
     drafter: Drafter | None,
     totals: Totals,
@@ -21,8 +23,8 @@ def stats_of(
     reset: bool,
 ) -> dict[str, Any]:
     """Counters and per-stage figures, as plain numbers. ``scheduler``: ``None`` before the stages are loaded.
-    ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
-    stats = totals.as_dict([spec.name for spec in pipeline.layout.stages], now)
+    ``layout``: the cut in force. ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
+    stats = totals.as_dict([spec.name for spec in layout.stages], now)
     stats["window"] = metrics.snapshot(now, reset=reset)
     if scheduler is not None:
         stats |= _queue_stats(scheduler)

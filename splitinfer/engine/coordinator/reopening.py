@@ -1,0 +1,292 @@
+"""Opens the pipeline again while requests are under way: as it was, when a stage was lost, or with another cut.
+
+    a stage is lost   open until all stages are back; they compute again what they held, from the tokens, which are here
+    another cut       open the other stages; a scheduler of theirs takes all sequences over. If that cannot be done, the
+                      cut before is opened again, as after a loss, and its own scheduler goes on
+
+All of it is on the loop's thread and between two turns, never within one, so that no step is half launched and no draft
+half made; before another cut is opened, the steps under way come back. Readers see a pause. While a lost stage is
+waited for, a cut that was asked for is tried, too: it may do without that stage.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from splitinfer.core.kv.budget import NeverFits
+from splitinfer.core.layout import Layout
+from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
+from splitinfer.core.scheduler.config import SchedulerConfig
+from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.engine.coordinator.later import Later
+from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
+from splitinfer.engine.coordinator.own_steps import OwnSteps
+from splitinfer.engine.coordinator.pipeline import Pipeline
+from splitinfer.engine.coordinator.request_table import RequestTable
+from splitinfer.errors import CannotFit, DeviceFailed, PeerError, RequestError, SplitinferError, WorkerLost
+from splitinfer.models.memory import size
+
+log = logging.getLogger(__name__)
+
+_RECONNECT = 1.0  # seconds for one attempt to reach a worker, so that aborts are handled in between
+
+
+class Loop(Protocol):
+    """The engine's loop, as far as it takes part."""
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The scheduler in force."""
+        ...
+
+    def use(self, scheduler: Scheduler) -> None:
+        """Go by a scheduler of the pipeline's present stages from now on."""
+        ...
+
+    def hear(self) -> None:
+        """Handle submissions and aborts for a moment, and end the requests whose time is over; or stop."""
+        ...
+
+    def stop_if_closing(self) -> None:
+        """Stop the loop if the pipeline was closed from another thread."""
+        ...
+
+    def draft_again(self) -> None:
+        """What the drafter has computed is lost with this machine's device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop and opening again share."""
+
+    pipeline: Pipeline
+    own_steps: OwnSteps
+    requests: RequestTable
+    metrics: PipelineMetrics
+    totals: Totals
+    later: Later
+    watch: StallDetector
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A cut that was asked for. ``paused``: gets the seconds in which nothing was computed."""
+
+    layout: Layout
+    paused: Future[float]
+
+
+class Reopening:
+    """Opens the pipeline of ``parts`` again.
+
+    ``configure`` makes the bounds of a scheduler, given the open pipeline. ``rejoin_timeout``: seconds that requests
+    wait for a lost stage; 0 ends them at once.
+    """
+
+    def __init__(
+        self, parts: Parts, loop: Loop, configure: Callable[[Pipeline], SchedulerConfig], rejoin_timeout: float
+    ) -> None:
+        self._parts, self._loop, self._configure, self._timeout = parts, loop, configure, rejoin_timeout
+        self._losses = LossCounter()
+        self._wanted: deque[_Wanted] = deque()
+        self.lost_stage: str | None = None
+        """The stage that is waited for, or was in vain."""
+        self.is_changing = False
+        """Whether another cut is being loaded."""
+        self.tune: Callable[[Scheduler], None] = lambda _scheduler: None
+        """Tells a scheduler of another cut what was tuned since the start."""
+
+    # -- another cut -------------------------------------------------------------------------
+
+    def ask(self, layout: Layout) -> Future[float]:
+        """Ask for another cut, from any thread; ``change`` loads it. The result is the seconds of the pause."""
+        wanted = _Wanted(layout, Future())
+        self._wanted.append(wanted)
+        return wanted.paused
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether another cut was asked for, and is not loaded yet."""
+        return bool(self._wanted)
+
+    def change(self) -> None:
+        """Open the pipeline with the cut that was asked for first, or again with the one in force. No step may be under
+        way.
+
+        Raises:
+            WorkerLost, DeviceFailed: neither can be opened.
+        """
+        parts, pipeline, began = self._parts, self._parts.pipeline, time.monotonic()
+        before, wanted = pipeline.layout, self._wanted[0]
+        error = self._objection()
+        if error is not None:
+            self._refuse(error)
+            return
+        parts.own_steps.drain()  # all results are here, but blocks of KV may be on their way to the disk
+        parts.later.put(parts.metrics.lost, began)
+        parts.watch.reset()
+        error = self._attempt(wanted.layout)
+        if error is None:
+            self._wanted.popleft().paused.set_result(time.monotonic() - began)
+            return
+        log.warning("the cut %s cannot be used: %s", wanted.layout.cut, error)
+        self._loop.stop_if_closing()
+        pipeline.relay(before)
+        reason = self._open()
+        self._refuse(error)
+        if reason is not None:
+            self.lost_stage = pipeline.lost_name or "of a worker"
+            self._wait(WorkerLost(f"the cut {before.cut} cannot be loaded again"), reason)
+        self._resume()
+
+    def refuse_all(self, error: SplitinferError) -> None:
+        """Tell everybody who asked for another cut that the pipeline has ended."""
+        while self._wanted:
+            self._refuse(error)
+
+    def _refuse(self, error: SplitinferError) -> None:
+        self._wanted.popleft().paused.set_exception(error)
+
+    def _objection(self) -> SplitinferError | None:
+        """Why no other cut is to be loaded now, if so."""
+        if self._parts.requests.is_draining:
+            return PeerError("no other cut is loaded: the coordinator was told to end")
+        return None
+
+    def _attempt(self, layout: Layout) -> SplitinferError | None:
+        """Open the pipeline with another cut; why that cannot be done, if so."""
+        self.is_changing = True
+        try:
+            self._open_cut(layout)
+        except NeverFits as error:
+            return _no_room(error, layout)
+        except SplitinferError as error:
+            return error
+        except Exception as error:  # whatever it is, the cut before it works
+            log.exception("the cut %s cannot be loaded", layout.cut)
+            return SplitinferError(f"the cut {layout.cut} cannot be loaded ({type(error).__name__}: {error})")
+        finally:
+            self.is_changing = False
+        return None
+
+    def _open_cut(self, layout: Layout) -> None:
+        parts = self._parts
+        parts.pipeline.relay(layout)
+        parts.pipeline.open()
+        self._loop.scheduler.replay()
+        moved = self._loop.scheduler.moved_to(self._configure(parts.pipeline))
+        self.tune(moved)
+        self._loop.use(moved)
+        parts.later.run()
+        now = time.monotonic()
+        parts.totals.stages = [StageTotals() for _ in layout.stages]
+        parts.metrics.relaid([spec.name for spec in layout.stages], now)
+        parts.metrics.resumed(parts.pipeline.clocks, now)
+
+    # -- a stage is lost ---------------------------------------------------------------------
+
+    def rejoin(self, loss: WorkerLost | DeviceFailed) -> None:
+        """Wait until all stages are back, then have them compute what they held.
+
+        Raises:
+            WorkerLost, DeviceFailed: it took too long, or the same loss was repeated without a token in between.
+        """
+        pipeline = self._parts.pipeline
+        own_name = pipeline.layout.stages[0].name
+        if isinstance(loss, DeviceFailed):
+            loss = DeviceFailed(f"stage {own_name} cannot go on: {loss}", loss.no_memory)
+        lost = own_name if isinstance(loss, DeviceFailed) else pipeline.lost_name
+        self.lost_stage = lost or "of a worker"
+        log.warning("%s; %s", loss, self._remedy(loss))
+        self._parts.later.put(self._parts.metrics.lost, time.monotonic())
+        self._parts.watch.reset()
+        pipeline.regroup(str(loss))
+        self._parts.own_steps.drop()
+        if isinstance(loss, DeviceFailed):
+            self._loop.draft_again()
+        reason = self._open()
+        if reason is not None:
+            self._wait(loss, reason)
+        self._resume()
+        self._parts.totals.rejoins += 1
+        log.warning("all stages are back; going on where it stopped")
+
+    def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
+        """What is done about a loss, as part of a sentence.
+
+        Raises:
+            WorkerLost, DeviceFailed: nothing; the loss is repeated, or is not to be waited for.
+        """
+        stage, scheduler = _stage_without_memory(loss), self._loop.scheduler
+        if stage is not None and scheduler.lower_budget(stage):
+            kv = scheduler.state.budget.stages[stage]
+            return f"it gets {size(kv.budget_bytes)} of KV at most from now on, and fewer requests at a time"
+        if self._timeout <= 0 or not self._losses.another(self._parts.totals.generated_tokens):
+            raise loss
+        if isinstance(loss, DeviceFailed):
+            return "it computes again what it held"
+        return f"waiting up to {self._timeout:.0f} s for it: {self._parts.pipeline.remedy}"
+
+    # -- both --------------------------------------------------------------------------------
+
+    def _wait(self, loss: WorkerLost | DeviceFailed, reason: str | None) -> None:
+        """Open the pipeline until that works. ``reason``: why it has not worked so far."""
+        patience = RejoinDeadline(self._timeout)
+        while reason is not None:
+            self._loop.hear()
+            if patience.is_over(time.monotonic(), anybody_waits=bool(self._parts.requests)):
+                raise WorkerLost(f"{loss}; it was not back after {self._timeout:.0f} s: {reason}")
+            if self.is_asked and self._change_instead():
+                return
+            reason = self._open()
+
+    def _change_instead(self) -> bool:
+        """Open the pipeline with the cut that was asked for, in place of the one that has lost a stage; whether that
+        could be done."""
+        wanted, before, began = self._wanted[0], self._parts.pipeline.layout, time.monotonic()
+        error = self._objection() or self._attempt(wanted.layout)
+        if error is None:
+            self._wanted.popleft().paused.set_result(time.monotonic() - began)
+            return True
+        self._loop.stop_if_closing()
+        self._parts.pipeline.relay(before)
+        self._refuse(error)
+        return False
+
+    def _open(self) -> str | None:
+        """Open the pipeline as it was; the reason if that cannot be done yet."""
+        try:
+            self._parts.pipeline.open(connect_timeout=_RECONNECT)
+        except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
+            self._loop.stop_if_closing()
+            return str(error)
+        return None
+
+    def _resume(self) -> None:
+        """All stages are there, and hold nothing but what they have on disk."""
+        scheduler, parts = self._loop.scheduler, self._parts
+        scheduler.replay(parts.pipeline.kept())
+        self._loop.use(scheduler)
+        parts.later.put(parts.metrics.resumed, parts.pipeline.clocks, time.monotonic())
+        self.lost_stage = None
+
+
+def _no_room(error: NeverFits, layout: Layout) -> RequestError:
+    """Why a cut cannot be used while a request is under way."""
+    name = layout.stages[error.stage].name
+    return RequestError(
+        f"a request under way has no room in the cut {layout.cut}: {error.num_tokens:,} tokens need "
+        f"{size(error.needed)} of KV on stage {name}, which has {size(error.there)}; try again when it has ended"
+    )
+
+
+def _stage_without_memory(loss: WorkerLost | DeviceFailed) -> int | None:
+    """The stage whose device had no memory left, if that is why."""
+    if isinstance(loss, DeviceFailed):
+        return 0 if loss.no_memory else None
+    return loss.no_memory_on
