@@ -18,18 +18,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = map(str, Path(__file__).resolve().parents[2:3])
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cluster"))
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes
+from processes import worker
 
-from splitinfer.bench.shared import machine as this_machine
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
 from splitinfer.llm import LLM, Settings
@@ -64,7 +65,9 @@ def _plan(when: str, model: Path, asked: argparse.Namespace) -> None:
     with workers(asked.workers) as addresses:
         began = _now()
         settings = Settings(draft=asked.draft, connect_timeout=60)
-        profiles = MeasuredProfiles(str(model), as_workers(addresses), settings, lambda _name, _progress: None).profiles()
+        profiles = MeasuredProfiles(
+            str(model), as_workers(addresses), settings, lambda _name, _progress: None
+        ).profiles()
         measured = _now()
         acceptance = None if profiles.model.draft is None else ACCEPTANCE
         found = plan(profiles, Asked(acceptance=acceptance))
@@ -83,19 +86,27 @@ def _plan(when: str, model: Path, asked: argparse.Namespace) -> None:
 
 def _start(folder: Path, asked: argparse.Namespace) -> None:
     """Start a pipeline of a small model of as many layers, twice, with new workers each time."""
-    model = make(folder, ModelShape(num_layers=asked.layers, hidden_size=128, intermediate_size=256, vocab_size=512))
+    make(folder, ModelShape(layers=asked.layers, hidden=128, heads=4, kv_heads=2, mlp=256, vocab=512))
     for when in ("start", "start again"):
         with workers(asked.workers) as addresses:
             began = _now()
-            with LLM(str(model), workers=addresses):
+            with LLM(model=str(folder), workers=addresses):
                 _tell(when, {"whole": _between(began, _now())})
 
 
 @contextmanager
 def workers(count: int) -> Iterator[list[str]]:
-    """Addresses of workers in processes of their own, on ports that are free."""
-    with this_machine.workers(count) as addresses:
-        yield [f"w{i}={address}" for i, address in enumerate(addresses, 1)]
+    """Addresses of workers in processes of their own, at addresses of the loopback that count as machines of their own:
+    such are measured at the same time. Each remembers what it was measured to do in a folder of its own."""
+    caches = Path(os.environ["XDG_CACHE_HOME"])
+    with ExitStack() as stack:
+        ports = [
+            stack.enter_context(
+                worker("--host", f"127.0.0.{i + 1}", env={"XDG_CACHE_HOME": f"{caches}-{i}"})
+            ).address.rpartition(":")[2]
+            for i in range(1, count + 1)
+        ]
+        yield [f"w{i}=tcp://127.0.0.{i + 1}:{port}" for i, port in enumerate(ports, 1)]
 
 
 def write_shapes(folder: Path, asked: argparse.Namespace) -> Path:
