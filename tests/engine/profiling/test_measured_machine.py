@@ -63,7 +63,7 @@ def question(tiny_folder: Callable[..., Path]) -> Question:
 
 @pytest.mark.usefixtures("emulated")
 def test_the_costs_of_an_emulated_accelerator_come_out(question: Question):
-    profile = measure_machine("mini", question, seconds=4)
+    profile = measure_machine("mini", question, seconds=2.5)
     assert set(profile.layers) == {"attention", "window of 24"}
     for kind, costs in profile.layers.items():
         for shape, seconds in ((Shape(1), 3e-3), (Shape(8), 4e-3)):
