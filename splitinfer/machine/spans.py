@@ -55,10 +55,10 @@ class Chosen:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """All of them, none twice: the long one first, then by their first layers."""
-        others = {*self.singles.values(), self.first, self.last}
+        """All of them, none twice, in the order in which they are timed: a layer of each kind, the first and the last
+        one, and the long one, for which there need not be time for many rows."""
         long = [] if self.long is None else [self.long]
-        return (*long, *sorted(others - set(long), key=lambda span: (span.start, span.end)))
+        return tuple(dict.fromkeys([*self.singles.values(), self.first, self.last, *long]))
 
 
 def choose(model: ModelProfile, room: int) -> Chosen:
@@ -119,16 +119,18 @@ class Fitted:
 
 
 def fit(model: ModelProfile, chosen: Chosen, timings: Timings) -> Fitted:
-    """What the timings say. Numbers of rows that were not timed on every span are left to lines through the others.
+    """What the timings say. Numbers of rows that were not timed on every span but the long one are left to lines
+    through the others.
 
     Raises:
         ValueError: nothing was timed.
     """
     spans = list(timings.by_rows)
-    rows = sorted(set.intersection(*(set(timings.by_rows[span]) for span in spans))) if spans else []
-    if not rows:
+    rows = _common(timings, [span for span in spans if span != chosen.long or len(spans) == 1])
+    on_all = _common(timings, spans)
+    if not on_all:
         raise ValueError("no step was timed")
-    step = _step(model, timings, spans, [count for count in rows if count <= _STEP_ROWS] or rows[:1])
+    step = _step(model, timings, spans, [count for count in on_all if count <= _STEP_ROWS] or on_all[:1])
     found = _by_term(model, timings, rows, step)
     layers = {}
     for kind, weights in {layer.kind: layer.weights for layer in model.layers}.items():
@@ -141,6 +143,11 @@ def fit(model: ModelProfile, chosen: Chosen, timings: Timings) -> Fitted:
             {count: found[kind][count] - _attended(little[count][0], slopes) for count in rows}, slopes
         )
     return Fitted(layers, step, _costs(found.get(_EMBEDDING, {})), _costs(found.get(_HEAD, {})))
+
+
+def _common(timings: Timings, spans: Sequence[Span]) -> list[int]:
+    """The numbers of rows that were timed on all of some spans."""
+    return sorted(set.intersection(*(set(timings.by_rows[span]) for span in spans))) if spans else []
 
 
 def _step(model: ModelProfile, timings: Timings, spans: Sequence[Span], rows: Sequence[int]) -> float:
@@ -157,6 +164,8 @@ def _by_term(model: ModelProfile, timings: Timings, rows: Sequence[int], step: f
     for count in rows:
         terms, left, head = {}, {}, found.get(_HEAD, {}).get(rows[0], 0.0)
         for span, timed in timings.by_rows.items():
+            if count not in timed:
+                continue
             shape, seconds = timed[count]
             terms[span] = {name: n for name, n in _terms(model, span).items() if name != _STEP}
             has_chunk_head = bool(shape.chunk_context) and terms[span].pop(_HEAD, None) is not None

@@ -141,6 +141,8 @@ class StageModel:
     Several stages may share one ``model`` (and its ``structure``, which is read from it if not given);
     only one of them runs at a time.
 
+    ``checks``: whether to look that nothing is read of the layers before; a stage that is only timed need not.
+
     Attributes:
         traceable: whether MLX's graph shows what this stage reads; if not, the stage is the whole model.
 
@@ -148,7 +150,9 @@ class StageModel:
         CannotCut: this cut cannot be correct, with the reason.
     """
 
-    def __init__(self, model: nn.Module, start: int, end: int, structure: ModelStructure | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, start: int, end: int, structure: ModelStructure | None = None, *, checks: bool = True
+    ) -> None:
         self._kv_format: KVFormat | None = None
         self._slots = find_layers(model)
         if not 0 <= start < end <= len(self._slots):
@@ -165,7 +169,9 @@ class StageModel:
         self._own = self._own_caches(structure)
         self._stand_ins = {} if structure is None else self._make_stand_ins(structure)
         if structure is not None:
-            self._check(structure)
+            self._tap(structure)
+            if checks and self._incoming is not None:
+                self._check(structure)
 
     @property
     def whole(self) -> nn.Module:
@@ -373,14 +379,16 @@ class StageModel:
             stand_ins[last] = _Tap(stand_ins.get(last, layers[last]), self._result_rows, self._relay)
         return stand_ins
 
-    def _check(self, structure: ModelStructure) -> None:
+    def _tap(self, structure: ModelStructure) -> None:
+        """Take the rows of the last layer that want logits, if what follows works on rows."""
         if self.is_last and not self._can_tap():
             self._is_tapped = False
             self._stand_ins.pop(self.num_layers - 1)
             if self._incoming is not None and self.start == self.num_layers - 1:
                 self._stand_ins[self.start] = _Inject(structure.layers[self.start], self._incoming, self._relay)
-        if self._incoming is None:
-            return
+
+    def _check(self, structure: ModelStructure) -> None:
+        """Raises CannotCut if anything here depends on the layers before."""
         self._relay.stale = {}
         results = self._results()
         read = Graph(results, {**self._relay.stale, **dict(tree_flatten(self._model.parameters()))}).read_by(

@@ -89,14 +89,47 @@ class StepModel:
     def _try(self, trial: StepTrial, way: Way, places: list[int]) -> str | None:
         """Why a way is not correct; ``None`` if it is."""
         try:
-            cache_consumers = [] if way is Way.ROWS else self._cache_consumers
-            if way is Way.MIXED:
-                cache_consumers = [one for one in cache_consumers if not self._has_kv(one.place)]
-            self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
-            self._each = [(one.holder, one.key, EachSequence(one.holder[one.key])) for one in cache_consumers]
+            self._take(way, places)
             return trial.why_wrong(self._together)
         except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
             return f"{type(error).__name__}: {error}"
+
+    def _take(self, way: Way, places: list[int]) -> None:
+        """Run in a way from now on. ``places``: of plain caches, which may share attention calls."""
+        consumers = [] if way is Way.ROWS else self._cache_consumers
+        if way is Way.MIXED:
+            consumers = [one for one in consumers if not self._has_kv(one.place)]
+        self._places = [] if way is Way.MODULES else places  # such a module sees one sequence at a time
+        self._each = [(one.holder, one.key, EachSequence(one.holder[one.key])) for one in consumers]
+
+    def choose_by_form(self) -> Way:
+        """Choose the first way in which the graph of a small step can be built, and compute nothing: for stages that
+        are only timed, where a trial would take longer than what is timed."""
+        self.way = Way.SEQUENCES
+        if self.stage.may_go_by_rows:
+            attend_by_rows(self.stage.whole)
+            for way in (Way.ROWS, Way.MIXED, Way.MODULES):
+                if self._has_form(way, self._plain_places) or self._has_form(way, []):
+                    self.way = way
+                    break
+        return self.way
+
+    def _has_form(self, way: Way, places: list[int]) -> bool:
+        """Whether the graphs of two steps can be built in a way, with as many rows of output as one by one."""
+        try:
+            self._take(way, places)
+            caches = [self.stage.make_caches() for _ in range(2)]
+            for rows in (2, 1), (1, 1):
+                parts = [Part(own, own.place.position, n, 1) for own, n in zip(caches, rows, strict=True)]
+                spec, total = self.stage.hidden_spec, sum(rows)
+                hidden = None if spec is None else mx.zeros((total, spec[0]), spec[1])
+                outputs = self._by_rows(parts, [0] * total, hidden)
+                if sum(y.shape[0] for y in outputs) != (len(parts) if self.stage.is_last else total):
+                    return False
+            return True
+        except Exception as error:  # noqa: BLE001 - a model's code may raise anything when given unknown caches
+            log.debug("%s has no steps by %s: %s", type_name(self.stage.whole), way.value, error)
+            return False
 
     def trial_errors(self) -> Errors:
         """What the rows of a few small steps differ by from each sequence alone, in the way that was found."""

@@ -1,11 +1,12 @@
 """The best cut for each aim, with all its figures.
 
-Every cut and order is screened by formula; the best of those that fit go through the simulator, and the best of these
-is the plan. Formulas leave out what the scheduler does between steps, the simulator has the luck of its drafts: where
-simulated figures are as good as equal, the formula decides.
+Every cut and order is screened by formula; the best of those that fit go through the simulator, roughly, and the best
+of these once more, as long as it takes to be sure; the best of those is the plan. Formulas leave out what the scheduler
+does between steps, the simulator has the luck of its drafts: where simulated figures are as good as equal, the formula
+decides.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -21,6 +22,7 @@ _EQUAL = 0.995  # of the best simulated figure
 _WORTH = 0.99  # of it, that fewer machines may have: one more that can fail is to be worth something
 _AS_LONG = 0.99  # of the longest context
 _WIDER = 16  # cuts of a grid that are looked around, the best
+_FINALISTS = 4  # cuts whose rough figures are the best, of which the figures are computed in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ class Planner:
     asked: Asked
     memory: Memory = field(init=False)
     screen: Screen = field(init=False)
-    _known: dict[tuple[str, Cut], float] = field(default_factory=dict)  # simulated
+    _turns: dict[tuple[Cut, float | None, simulate.Effort], simulate.Turn] = field(default_factory=dict)  # simulated
+    _rates: dict[tuple[Cut, float | None], float] = field(default_factory=dict)  # of many streams, simulated
     _scores: dict[tuple[Cut, bool], float] = field(default_factory=dict)  # by formula
 
     def __post_init__(self) -> None:
@@ -88,7 +91,7 @@ class Planner:
             found = self.best(aim, cuts)
             if found is not None:
                 best[aim] = found
-        simulated = {cut for _, cut in self._known}
+        simulated = {key[0] for key in (*self._turns, *self._rates)}
         return Plan(self.profiles, self.asked, best, len(cuts), len(simulated))
 
     def candidates(self) -> list[Cut]:
@@ -130,12 +133,22 @@ class Planner:
         machines."""
         of_each = {len(cut.machines): cut for cut in reversed(ranked)}
         tried = dict.fromkeys([*ranked[: self.asked.simulated], *of_each.values()])
-        values = {cut: self.value(aim, cut) for cut in tried}
+        final = self._finalists(aim, list(tried))
+        values = {cut: self.value(aim, cut) for cut in final}
         most = max(values.values())
-        fewest = min(len(cut.machines) for cut in tried if values[cut] >= _WORTH * most)
-        same = [cut for cut in tried if len(cut.machines) == fewest]
+        fewest = min(len(cut.machines) for cut in final if values[cut] >= _WORTH * most)
+        same = [cut for cut in final if len(cut.machines) == fewest]
         enough = _EQUAL * max(values[cut] for cut in same)
         return next(cut for cut in same if values[cut] >= enough)
+
+    def _finalists(self, aim: Aim, tried: list[Cut]) -> list[Cut]:
+        """The best of some cuts by rough figures, and the best of each number of machines; in the order given."""
+        if aim is Aim.THROUGHPUT or len(tried) <= _FINALISTS:
+            return tried
+        ranked = sorted(tried, key=lambda cut: self.value(aim, cut, simulate.ROUGH), reverse=True)
+        of_each = {len(cut.machines): cut for cut in reversed(ranked)}
+        kept = {*ranked[:_FINALISTS], *of_each.values()}
+        return [cut for cut in tried if cut in kept]
 
     def _fitting(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
         """The cuts that meet an aim's need of memory; for the context those with the longest one."""
@@ -169,11 +182,11 @@ class Planner:
             return None, 1.0
         return free, self._score(free, aim) / self._score(chosen, aim)
 
-    def value(self, aim: Aim, cut: Cut) -> float:
+    def value(self, aim: Aim, cut: Cut, effort: simulate.Effort = simulate.FULL) -> float:
         """What is to be as large as possible, simulated: tokens per second of all streams, or turns per second."""
         if aim is Aim.THROUGHPUT:
             return self._many(cut, self.asked.acceptance)
-        return 1 / self._turn(cut, self.asked.acceptance)
+        return 1 / self._turn(cut, self.asked.acceptance, effort).seconds
 
     # -- figures -------------------------------------------------------------------------------
 
@@ -183,8 +196,8 @@ class Planner:
         return Figures(
             one=self._one(cut, None),
             many=self._many(cut, None),
-            ttft=self._once("ttft", cut, lambda: simulate.long_prompt(pipeline_of(self.profiles, cut), self._budget)),
-            turn=self._turn(cut, a),
+            ttft=simulate.long_prompt(pipeline_of(self.profiles, cut), self._budget),
+            turn=self._turn(cut, a).seconds,
             longest=self.memory.longest(cut),
             one_with_drafts=None if a is None else self._one(cut, a),
             many_with_drafts=None if a is None else self._many(cut, a),
@@ -194,30 +207,23 @@ class Planner:
     def _budget(self) -> int:
         return self.asked.budget(self.profiles)
 
-    def _turn(self, cut: Cut, acceptance: float | None) -> float:
-        self._one(cut, acceptance)
-        return self._known[f"turn {acceptance}", cut]
-
     def _one(self, cut: Cut, acceptance: float | None) -> float:
-        """Tokens per second of one stream; its turn becomes known, too."""
+        """Tokens per second of one stream."""
+        return self._turn(cut, acceptance).rate
 
-        def run() -> float:
-            found = simulate.turn(pipeline_of(self.profiles, cut), self.asked, self._budget, acceptance)
-            self._known[f"turn {acceptance}", cut] = found.seconds
-            return found.rate
-
-        return self._once(f"one {acceptance}", cut, run)
+    def _turn(self, cut: Cut, acceptance: float | None, effort: simulate.Effort = simulate.FULL) -> simulate.Turn:
+        effort = simulate.FULL if acceptance is None else effort  # which makes no difference then
+        key = cut, acceptance, effort
+        if key not in self._turns:
+            machine = pipeline_of(self.profiles, cut)
+            self._turns[key] = simulate.turn(machine, self.asked, self._budget, acceptance, effort)
+        return self._turns[key]
 
     def _many(self, cut: Cut, acceptance: float | None) -> float:
-        return self._once(
-            f"many {acceptance}", cut, lambda: simulate.many(pipeline_of(self.profiles, cut), self.asked, acceptance)
-        )
-
-    def _once(self, what: str, cut: Cut, run: Callable[[], float]) -> float:
-        """What ``run`` gives, which runs only once for each cut."""
-        if (what, cut) not in self._known:
-            self._known[what, cut] = run()
-        return self._known[what, cut]
+        key = cut, acceptance
+        if key not in self._rates:
+            self._rates[key] = simulate.many(pipeline_of(self.profiles, cut), self.asked, acceptance)
+        return self._rates[key]
 
 
 def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> Plan:

@@ -1,7 +1,14 @@
-"""The figures of a cut by the live scheduler in virtual time, with the live choice of groups and drafts."""
+"""The figures of a cut by the live scheduler in virtual time, with the live choice of groups and drafts.
+
+A simulated token costs some tenths of a millisecond, so no more of them are simulated than figures need: a stretch in
+the middle of an answer, whose rate is that of the whole answer. Without drafts every step is like the one before it,
+and few tokens do; with drafts there is luck, and a choice to be learned. ``ROUGH`` tells the turns of cuts apart that
+differ by more than some percent, ``FULL`` is for the figures that are told. Of many streams the choice of drafts takes
+longer to settle, so that a shorter window would rank cuts wrongly.
+"""
 
 from dataclasses import dataclass
-from statistics import harmonic_mean, mean
+from statistics import harmonic_mean
 
 from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
 from splitinfer.core.scheduler.config import SchedulerConfig
@@ -15,8 +22,20 @@ from splitinfer.sim.simulator import Served, Simulator
 
 _SETTLED = 0.25  # of an answer: what is not counted of its rate, while the choice of drafts is learned
 _WINDOW = 120  # tokens of each of many streams
-_LEAST_ANSWER = 300  # tokens from which a rate with drafts is taken
-_SEEDS = (1, 2, 3)  # of the places where drafts are right: what is learned first may settle the choice of drafts
+_STEADY = 48  # tokens from which a rate without drafts is taken
+_SEED = 1  # where chance plays no part
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``answer``: tokens of one stream from which a rate with drafts is taken; ``seeds``: of the places where drafts
+    are right: what is learned first may settle the choice of drafts."""
+
+    answer: int
+    seeds: tuple[int, ...]
+
+
+ROUGH, FULL = Effort(120, (1,)), Effort(300, (1, 2, 3))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +48,35 @@ class Turn:
     rate: float
 
 
-def turn(machine: Machine, asked: Asked, budget: int, acceptance: float | None) -> Turn:
+def turn(machine: Machine, asked: Asked, budget: int, acceptance: float | None, effort: Effort = FULL) -> Turn:
     """A prompt and its answer, alone. With drafts the answer's seconds are those at its usual rate: the first requests
     pay for trying numbers of drafts, later ones do not."""
+    ttft = long_prompt(machine, budget, asked.prompt)
     if acceptance is None:
-        return _turn(machine, asked, asked.answer, budget, None, _SEEDS[0])
-    answer = max(asked.answer, _LEAST_ANSWER)
-    turns = [_turn(machine, asked, answer, budget, acceptance, seed) for seed in _SEEDS]
-    rate = harmonic_mean(one.rate for one in turns)
-    return Turn(mean(one.seconds for one in turns), mean(one.ttft for one in turns), rate)
+        rate = _rate(machine, asked, min(asked.answer, _STEADY), budget, None, _SEED)
+    else:
+        rates = [_rate(machine, asked, effort.answer, budget, acceptance, seed) for seed in effort.seeds]
+        rate = harmonic_mean(rates)
+    return Turn(ttft + (asked.answer - 1) / rate, ttft, rate)
 
 
-def _turn(machine: Machine, asked: Asked, answer: int, budget: int, acceptance: float | None, seed: int) -> Turn:
-    times = _serve(machine, asked.prompt, answer, budget, acceptance, seed).token_times
+def _rate(machine: Machine, asked: Asked, answer: int, budget: int, acceptance: float | None, seed: int) -> float:
+    """Tokens per second of ``answer`` tokens in the middle of an answer."""
+    prompt = max(1, asked.prompt + (asked.answer - answer) // 2)
+    times = _serve(machine, prompt, answer, budget, acceptance, seed).token_times
     begin = int(_SETTLED * len(times))
-    rate = (len(times) - 1 - begin) / (times[-1] - times[begin])
-    return Turn(times[0] + (asked.answer - 1) / rate, times[0], rate)
+    return (len(times) - 1 - begin) / (times[-1] - times[begin])
 
 
 def long_prompt(machine: Machine, budget: int, num_tokens: int = LONG_PROMPT) -> float:
     """Seconds from a long prompt until its first token, with nothing else under way."""
-    return _serve(machine, num_tokens, 1, budget, None, _SEEDS[0]).token_times[0]
+    return _serve(machine, num_tokens, 1, budget, None, _SEED).token_times[0]
 
 
 def many(machine: Machine, asked: Asked, acceptance: float | None) -> float:
     """Tokens per second of ``asked.streams`` streams together, while all decode."""
-    crowd = drafts.Crowd(machine, (acceptance or 0.0,) * asked.streams, _WINDOW, seed=_SEEDS[0], by_place=True)
+    window = _STEADY if acceptance is None else _WINDOW
+    crowd = drafts.Crowd(machine, (acceptance or 0.0,) * asked.streams, window, seed=_SEED, by_place=True)
     return drafts.run(crowd, drafts.Choice(flight=OFF) if acceptance is None else drafts.LIVE).rate
 
 

@@ -86,3 +86,15 @@ def test_words_of_quantised_weights_use_all_their_bits(tmp_path: Path):
     for nibble in range(8):
         values = (words >> (4 * nibble)) & 15
         assert len(set(values.flatten().tolist())) == 16
+
+
+def test_large_made_up_tensors_have_no_two_rows_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """They repeat what is drawn, at another place of each row."""
+    monkeypatch.setattr("splitinfer.models.made_up._MOST", 2**8 - 3)
+    checkpoint = open_folder(tiny.save(tmp_path / "m", "llama", bits=4))
+    large = {name: array for name, array in made_up(checkpoint).items() if array.size > 2**9 and array.ndim == 2}
+    assert large
+    for name, array in large.items():
+        assert tuple(array.shape) == checkpoint.tensors[name].shape
+        rows = {bytes(memoryview(row.astype(mx.uint32) if row.dtype == mx.uint32 else row)) for row in array}
+        assert len(rows) == array.shape[0], name

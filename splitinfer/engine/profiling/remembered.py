@@ -15,8 +15,9 @@ import secrets
 from dataclasses import replace
 from pathlib import Path
 
-from splitinfer.engine.profiling.measure import SECONDS, Report, measure_machine
+from splitinfer.engine.profiling.measure import SECONDS, measure_machine
 from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.kvstore.paths import default_folder
 from splitinfer.machine.profile import VERSION, MachineProfile

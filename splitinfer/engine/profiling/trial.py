@@ -29,11 +29,11 @@ class Trial:
     """A stage of a few layers, and its sequences of made-up rows. One thread uses it, the one that made it."""
 
     def __init__(self, structure: ModelStructure, span: Span, vocab_size: int) -> None:
-        stage = StageModel(structure.model, span.start, span.end, structure)
+        stage = StageModel(structure.model, span.start, span.end, structure, checks=False)
         use_transposed_products(stage.whole)
         self.device = open_device(0, (0, span.num_layers))
         self._runner = StageRunner(stage, 0, vocab_size, self.device)
-        self._runner.prepare()
+        self._runner.prepare(tries=False)
         self._spec, self._vocab_size, self._is_last = stage.hidden_spec, vocab_size, stage.is_last
         self._num_steps = self._num_sequences = 0
         self._lengths: dict[int, int] = {}

@@ -146,8 +146,12 @@ class StageRunner:
         """This stage's caches."""
         return self._pool
 
-    def prepare(self) -> None:
-        """Choose how steps of many sequences are computed here, so that the first such step is not delayed by it."""
+    def prepare(self, *, tries: bool = True) -> None:
+        """Choose how steps of many sequences are computed here, so that the first such step is not delayed by it.
+        ``tries``: by trial; else by what can be built, for stages that are only timed."""
+        if not tries:
+            self._step.choose_by_form()
+            return
         log.info("many sequences run by %s", self._step.way.value)
 
     def reset(self) -> None:

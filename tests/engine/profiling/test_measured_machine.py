@@ -10,7 +10,7 @@ import tiny
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.engine.device import emulated as device
 from splitinfer.engine.drafts import draft_model
-from splitinfer.engine.profiling import drafts, measure, remembered, trial
+from splitinfer.engine.profiling import drafts, measure, remembered, stopwatch, trial
 from splitinfer.engine.profiling.drafts import measure_draft
 from splitinfer.engine.profiling.measure import measure_machine
 from splitinfer.engine.profiling.question import Question, checkpoint_of, described
@@ -52,7 +52,7 @@ def emulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "quick.yaml").write_text(FILE)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "quick.yaml"))
     clock = Clock()
-    for module in (device, trial, measure, drafts, draft_model, runner):
+    for module in (device, trial, measure, stopwatch, drafts, draft_model, runner):
         monkeypatch.setattr(module, "time", clock)
 
 
@@ -63,7 +63,7 @@ def question(tiny_folder: Callable[..., Path]) -> Question:
 
 @pytest.mark.usefixtures("emulated")
 def test_the_costs_of_an_emulated_accelerator_come_out(question: Question):
-    profile = measure_machine("mini", question, seconds=9)
+    profile = measure_machine("mini", question, seconds=2.5)
     assert set(profile.layers) == {"attention", "window of 24"}
     for kind, costs in profile.layers.items():
         for shape, seconds in ((Shape(1), 3e-3), (Shape(8), 4e-3)):

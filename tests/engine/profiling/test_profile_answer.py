@@ -12,8 +12,8 @@ import stages
 from peers import Peer
 
 from splitinfer.engine.profiling import answer
-from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question, described
+from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.models.checkpoint import open_folder

@@ -9,8 +9,8 @@ import stages
 
 from splitinfer.core.layout import StageSpec
 from splitinfer.engine.profiling import answer, remembered, survey
-from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question
+from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.engine.profiling.survey import Surveyed, Surveyor
 from splitinfer.errors import CannotFit, PeerError, Refused
 from splitinfer.keyring import Keyring
