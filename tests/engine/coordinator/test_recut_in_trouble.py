@@ -50,7 +50,7 @@ def alone(tiny_folder: Callable[..., Path]) -> list[list[int]]:
 
 
 def test_a_cut_that_does_without_a_lost_worker(folder: Path, alone: list[list[int]]):
-    with ExitStack() as stack, stages.worker("inproc") as other:
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack, stages.worker("inproc") as other:
         address = stack.enter_context(stages.worker("inproc"))
         start = stages.layout(folder, [2, 2], [address])
         with LLM(start, settings=Settings(rejoin_timeout=600)) as llm:
@@ -58,8 +58,8 @@ def test_a_cut_that_does_without_a_lost_worker(folder: Path, alone: list[list[in
             stack.close()  # the worker ends, and nobody starts it again
             until(lambda: llm.health().waits_for is not None, "the loss", SECONDS)
             with pytest.raises(SplitinferError, match="inproc://nobody"):
-                llm.recut(stages.layout(folder, [2, 2], ["inproc://nobody"]))
-            assert llm.recut(stages.layout(folder, [3, 1], [other])) > 0
+                pool.submit(llm.recut, stages.layout(folder, [2, 2], ["inproc://nobody"])).result(SECONDS)
+            assert pool.submit(llm.recut, stages.layout(folder, [3, 1], [other])).result(SECONDS) > 0
             assert tokens(requests) == alone
             assert llm.health().can_answer
             assert llm.layout.cut == "3-1"
