@@ -3,7 +3,8 @@
     ~/Library/Caches/splitinfer/running/HOST/PID      (macOS; elsewhere ~/.cache/...)
 
 Only its owner can enter the folder, and that is what protects a socket: its own permissions are ignored by some systems
-(unix(7), "Pathname socket ownership and permissions").
+(unix(7), "Pathname socket ownership and permissions"). That macOS keeps others out of the folder is *assumed*, as all
+of this ran on Linux alone.
 
 The path of a socket has 104 bytes on macOS (unix(4)), 108 on Linux (unix(7)). Where the folder's is longer, PID is a
 symbolic link to a socket in a temporary folder, which only its owner can enter, either.

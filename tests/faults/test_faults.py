@@ -22,6 +22,10 @@ def test_names_are_unique():
     assert [name for name, count in Counter(fault.name for fault in FAULTS).items() if count > 1] == []
 
 
+def test_the_documentation_counts_them():
+    assert f"plants {len(FAULTS)} faults" in (ROOT / "docs" / "development.md").read_text()
+
+
 def test_rooms_and_tests_are_there():
     rooms = load_rooms()
     paths = {path for fault in FAULTS for tier in rooms.tiers(fault) for path in tier}
