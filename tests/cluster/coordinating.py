@@ -60,7 +60,7 @@ def main() -> None:
     """Serve until standard input ends. The argument is a file with the layout, the settings and the vocabulary."""
     order, mouth = json.loads(Path(sys.argv[1]).read_text()), _Mouth()
     logging.basicConfig(format="%(asctime)s %(message)s", level=logging.WARNING)
-    logging.getLogger("splitinfer.engine.coordinator.engine").addHandler(mouth)
+    logging.getLogger("splitinfer.engine.coordinator").addHandler(mouth)
     replay = Replay(order["vocab_size"])
     replay.error = WRONG
     with LLM(order["layout"], settings=Settings(**order["settings"]), drafter=lambda: replay) as llm:
