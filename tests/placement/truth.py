@@ -101,10 +101,13 @@ def ratio_of(text: str) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """``trials`` of each cut; ``tokens`` of an answer alone, of which streams side by side get a quarter each."""
+    """``trials`` of each cut; ``tokens`` of an answer alone, of which streams side by side get a quarter each. Whether
+    drafts are measured, too, and the first token of a long prompt."""
 
     trials: int
     tokens: int
+    drafts: bool = True
+    long: bool = False
 
 
 # -- measuring ---------------------------------------------------------------------------------
@@ -164,7 +167,6 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
     ]
     replay = Replay(VOCAB)
     settings = Settings(context=8192, prefix_cache=False, token_budget=512, rejoin_timeout=0.0, max_running=STREAMS)
-    steps, void = VOID_STEPS.steps, VOID_STEPS.void
     with ExitStack() as stack:
         file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "machine.json"
         file.write_text(json.dumps({"machine": machine.as_dict()}) + "\n", encoding="utf-8")
@@ -175,13 +177,12 @@ def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) 
         llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
         this_machine.pin_stages(llm.layout.stages, None, this_machine.free_processors())
         live = Live(llm, replay, effort.tokens)
-        live.warm_up()
-        runs = [live.trial(number) for number in range(effort.trials)]
-        longest = _longest(llm, rig, cut)
-    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    return {
-        **medians, "longest": longest, "steps": VOID_STEPS.steps - steps, "void": VOID_STEPS.void - void,
-    }  # fmt: skip
+        found = live.without_drafts(effort.trials)
+        if effort.drafts:
+            found |= live.with_drafts(effort.trials)
+        if effort.long:
+            found["ttft_4k"] = live.long_prompt()
+        return {**found, "longest": _longest(llm, rig, cut)}
 
 
 @dataclass(slots=True)
@@ -192,28 +193,42 @@ class Live:
     replay: Replay
     tokens: int
 
-    def warm_up(self) -> None:
-        """Every kind of step, so that costs and drafts are known."""
-        prompts = self.prompts("warm", STREAMS, 16)
-        for flight in (OFF, None):
-            self.many(prompts, flight, self.tokens // 4)
-        for flight in (OFF, None):
-            self.turn(self.prompts("warm turn", 1, PROMPT)[0], flight, self.tokens // 2)
-
-    def trial(self, number: int) -> dict[str, float]:
-        """Everything once, without drafts first: its answers are what the drafter knows."""
-        (prompt,) = self.prompts(f"turn {number}", 1, PROMPT)
-        streams = self.prompts(f"streams {number}", STREAMS, 16)
-        plain = self.turn(prompt, OFF, self.tokens)
-        many = self.many(streams, OFF, self.tokens // 4)
-        drafted = self.turn(prompt, None, self.tokens)
-        began = time.monotonic()
-        self.llm.submit(self.prompts(f"long {number}", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
+    def without_drafts(self, trials: int) -> dict[str, float]:
+        """Medians of turns and of streams side by side, once the costs of steps are known."""
+        steps, void = VOID_STEPS.steps, VOID_STEPS.void
+        self.many(self.prompts("warm", STREAMS, 16), OFF, self.tokens // 4)
+        turns = [self.turn(self._turn(number), OFF, self.tokens) for number in range(trials)]
+        many = [self.many(self._streams(number), OFF, self.tokens // 4) for number in range(trials)]
         return {
-            "ttft_4k": time.monotonic() - began, "one": plain[1], "turn": plain[0], "many": many,
-            "one_with_drafts": drafted[1], "turn_with_drafts": drafted[0],
-            "many_with_drafts": self.many(streams, None, self.tokens // 4),
+            "one": statistics.median(rate for _, rate in turns), "turn": statistics.median(took for took, _ in turns),
+            "many": statistics.median(many), "steps": VOID_STEPS.steps - steps, "void": VOID_STEPS.void - void,
         }  # fmt: skip
+
+    def with_drafts(self, trials: int) -> dict[str, float]:
+        """The same with drafts: the answers without are what the drafter knows."""
+        steps, void = VOID_STEPS.steps, VOID_STEPS.void
+        self.many(self.prompts("warm", STREAMS, 16), None, self.tokens // 4)
+        self.turn(self._turn(0), None, self.tokens // 2)  # numbers of drafts are tried
+        turns = [self.turn(self._turn(number), None, self.tokens) for number in range(trials)]
+        many = [self.many(self._streams(number), None, self.tokens // 4) for number in range(trials)]
+        return {
+            "one_with_drafts": statistics.median(rate for _, rate in turns),
+            "turn_with_drafts": statistics.median(took for took, _ in turns),
+            "many_with_drafts": statistics.median(many),
+            "steps_with_drafts": VOID_STEPS.steps - steps, "void_with_drafts": VOID_STEPS.void - void,
+        }  # fmt: skip
+
+    def long_prompt(self) -> float:
+        """Seconds from a prompt of 4,096 tokens to its first token."""
+        began = time.monotonic()
+        self.llm.submit(self.prompts("long", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
+        return time.monotonic() - began
+
+    def _turn(self, number: int) -> list[int]:
+        return self.prompts(f"turn {number}", 1, PROMPT)[0]
+
+    def _streams(self, number: int) -> list[list[int]]:
+        return self.prompts(f"streams {number}", STREAMS, 16)
 
     def prompts(self, name: str, count: int, length: int) -> list[list[int]]:
         """So many prompts that have nothing in common with those of other names."""
@@ -293,9 +308,12 @@ def judge(files: Sequence[Path], least: float) -> int:
                 if verdict["by_memory"] is None or verdict["by_memory"][1] <= _LOSES:
                     beside.append(verdict["to_best"])
                 print(_line(f"{ratio} {hop:g} ms", room, verdict), flush=True)
-        void = sum(line["void"] for line in cuts.values()) / sum(line["steps"] for line in cuts.values())
-        verdict = ", so this rig's figures mean nothing" if void > MOST_VOID else ""
-        print(f"{ratio} {hop:g} ms: {len(cuts)} cuts, {void:.2%} of steps void{verdict}", flush=True)
+        for suffix in ("", "_with_drafts"):
+            counted = [line for line in cuts.values() if "steps" + suffix in line]
+            steps = sum(line["steps" + suffix] for line in counted)
+            void = sum(line["void" + suffix] for line in counted) / steps if steps else 0.0
+            verdict = ", so these figures mean nothing" if void > MOST_VOID else ""
+            print(f"{ratio} {hop:g} ms{suffix}: {len(counted)} cuts, {void:.2%} of steps void{verdict}", flush=True)
     where = f"where layers by memory lose 10 % or do not fit, {len(beside)} cases"
     print(f"worst: {worst:.3f}; {where}: {min(beside, default=1.0):.3f}")
     return int(worst < least)
@@ -311,6 +329,8 @@ def _line(rig: str, room: str, verdict: dict[str, Any]) -> str:
 def _verdicts(rig: Profiles, room: str, cuts: dict[Cut, dict[str, Any]]) -> Iterator[dict[str, Any]]:
     free = [machine.free_bytes for machine in rig.machines]
     for acceptance, suffix in ((None, ""), (ACCEPTANCE, "_with_drafts")):
+        if not all("many" + suffix in line for line in cuts.values()):
+            continue
         for aim in Aim if not suffix else (Aim.CHAT, Aim.THROUGHPUT):
             wish = asked(acceptance)
             context = 8192 if room == "ample" else TIGHT_CONTEXT // wish.sequences(aim)
@@ -372,6 +392,8 @@ def main() -> None:
     measuring.add_argument("--random", type=int, default=10, help="with --best, so many others")
     measuring.add_argument("--trials", type=int, default=2)
     measuring.add_argument("--tokens", type=int, default=400, help="of an answer alone")
+    measuring.add_argument("--plain", action="store_true", help="without drafts")
+    measuring.add_argument("--long", action="store_true", help="also the first token of a long prompt")
     measuring.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
     judging = commands.add_parser("judge")
     judging.add_argument("files", type=Path, nargs="+")
@@ -381,7 +403,13 @@ def main() -> None:
         raise SystemExit(judge(args.files, args.least))
     hops = [float(hop) for hop in args.hops.split(",")]
     measure(
-        args.out, args.ratios.split(","), hops, args.best, args.random, args.slower, Effort(args.trials, args.tokens)
+        args.out,
+        args.ratios.split(","),
+        hops,
+        args.best,
+        args.random,
+        args.slower,
+        Effort(args.trials, args.tokens, not args.plain, args.long),
     )
 
 
