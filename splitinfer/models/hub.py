@@ -11,7 +11,8 @@ from pathlib import Path
 
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import Checkpoint, TensorInfo, open_folder, read_config, read_header, table_of
+from splitinfer.core.tensor_info import TensorInfo
+from splitinfer.models.checkpoint import Checkpoint, open_folder, read_config, read_header, table_of
 
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "tokenizer.model", "*.tiktoken"]
 
