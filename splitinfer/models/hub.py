@@ -9,9 +9,9 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.models.checkpoint import Checkpoint, open_folder, read_config, read_header, table_of
 
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "tokenizer.model", "*.tiktoken"]

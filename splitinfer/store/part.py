@@ -3,8 +3,8 @@
     .part-x.safetensors.partial    header and pieces, in any order
     .part-x.safetensors.digests    32 bytes for each piece: its digest once it was written, else zeros
 
-Nothing is believed after a restart: what the digests say is there is read and compared, because a power failure may have
-lost any of it. A complete part is forced to the disk before it gets its name.
+Nothing is believed after a restart: what the digests say is there is read and compared, because a power failure may
+have lost any of it. A complete part is forced to the disk before it gets its name.
 """
 
 import contextlib
@@ -52,23 +52,19 @@ class PartWriter:
     def _resume(self) -> list[bytes]:
         """The digests of the pieces that are here."""
         with _said(self._folder):
-            _lock(self._file, self._part.name)
+            _lock(self._file, self._folder / f".{self._part.name}{PARTIAL}")
             kept = os.pread(self._digests_file, DIGEST_BYTES * self._part.num_pieces, 0)
             if os.pread(self._file, len(self._part.header), 0) != self._part.header:
                 kept = b""
                 _write(self._file, self._part.header, 0)
-            digests = [
-                kept[at : at + DIGEST_BYTES] for at in range(0, DIGEST_BYTES * self._part.num_pieces, DIGEST_BYTES)
-            ]
-            return [
-                digest if self._is_here(piece, slot, digest) else _NONE
-                for (piece, slot), digest in zip(self._part.pieces(), digests, strict=True)
-            ]
+            return [self._kept(piece, slot, kept[DIGEST_BYTES * slot.index :]) for piece, slot in self._part.pieces()]
 
-    def _is_here(self, piece: Piece, slot: Slot, digest: bytes) -> bool:
+    def _kept(self, piece: Piece, slot: Slot, kept: bytes) -> bytes:
+        """The digest of a piece that is here, which ``kept`` begins with; else zeros."""
+        digest = kept[:DIGEST_BYTES]
         if len(digest) < DIGEST_BYTES or digest == _NONE:
-            return False
-        return digest_of(os.pread(self._file, piece.nbytes, slot.offset)) == digest
+            return _NONE
+        return digest if digest_of(os.pread(self._file, piece.nbytes, slot.offset)) == digest else _NONE
 
     def missing(self) -> list[tuple[Piece, Slot]]:
         """The pieces that are not here yet, and where they go."""
@@ -89,9 +85,8 @@ class PartWriter:
             os.ftruncate(self._file, self._part.nbytes)
             for file in (self._file, self._digests_file):
                 os.fsync(file)
-            hidden = self._folder / f".{self._part.name}"
-            os.replace(f"{hidden}{DIGESTS}", f"{final}{DIGESTS}")
-            os.replace(f"{hidden}{PARTIAL}", final)
+            (self._folder / f".{self._part.name}{DIGESTS}").replace(f"{final}{DIGESTS}")
+            (self._folder / f".{self._part.name}{PARTIAL}").replace(final)
             _sync_folder(self._folder)
         self.close()
         return final
@@ -125,7 +120,7 @@ def write_whole(folder: Path, name: str, data: bytes) -> None:
             os.fsync(file)
         finally:
             os.close(file)
-        os.replace(hidden, folder / name)
+        hidden.replace(folder / name)
         _sync_folder(folder)
 
 
@@ -153,11 +148,16 @@ def _open(path: Path) -> int:
     return file
 
 
-def _lock(file: int, name: str) -> None:
+def _lock(file: int, path: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_same = path.exists() and path.stat().st_ino == os.fstat(file).st_ino  # else it was finished meanwhile
     except BlockingIOError:
-        raise ModelError(f"another process of this machine is copying {name}; try again when it is done") from None
+        is_same = False
+    if not is_same:
+        raise ModelError(
+            f"another process of this machine is copying the same weights to {path.parent}; try again when it is done"
+        )
 
 
 def _write(file: int, data: bytes | memoryview, offset: int) -> None:

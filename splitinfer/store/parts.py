@@ -5,8 +5,9 @@
     data      the tensors one behind the other, in the order of the header
 
 (The format: huggingface/safetensors, README, "Format".) A part is a file of weights like any other, so what reads those
-reads it. It is bounded, so that a copy for other layers, after another cut, begins with what earlier ones have completed;
-and it is large, because MLX keeps a file open while it reads from it and macOS gives a process 256 files.
+reads it. It is bounded, so that a copy for other layers, after another cut, begins with what earlier ones have
+completed; and it is large, because MLX keeps a file open while it reads from it and a process may have 256 files open
+on macOS (*assumed*: the default of launchd's limit maxfiles).
 """
 
 import hashlib

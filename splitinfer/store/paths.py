@@ -31,7 +31,8 @@ def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int =
     '3.0 GB are to be copied, and with the 9.0 GB that are there the store would have over 10.0 GB'
     """
     if cap is not None and stored + wanted > cap:
-        return f"{_gb(wanted)} are to be copied, and with the {_gb(stored)} that are there the store would have over {_gb(cap)}"
+        there = f"with the {_gb(stored)} that are there the store would have over {_gb(cap)}"
+        return f"{_gb(wanted)} are to be copied, and {there}"
     if wanted > free - reserve:
         return f"{_gb(wanted)} are to be copied, and of the {_gb(free)} free on the disk {_gb(reserve)} stay free"
     return None

@@ -1,7 +1,7 @@
 """Items in pieces: how they are cut, which are missing, and how many may be under way.
 
-A piece is what one message brings and what one digest checks. Pieces do not cross items, so an item is complete when its
-pieces are. Two megabytes: a gigabit link is busy with one for 17 ms, which is as long as a token beside it may have to
+A piece is what one message brings and what one digest checks. Pieces do not cross items, so an item is complete when
+its pieces are. Two megabytes: a gigabit link is busy with one for 17 ms, which is as long as a token beside it may have to
 wait, and a message about it has less than a thousandth of its bytes.
 """
 
