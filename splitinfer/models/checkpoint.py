@@ -27,7 +27,8 @@ class Checkpoint:
     """A model folder's configuration and tensors. Weight files may still be missing from ``folder``.
 
     ``copied``: tensors that were copied from another machine, and the files that hold them here; they are not read from
-    ``folder`` (``splitinfer.store``).
+    ``folder`` (``splitinfer.store``). ``origin``: the fingerprint of the files they were copied from, which as such are
+    not here.
     """
 
     folder: Path
@@ -35,6 +36,7 @@ class Checkpoint:
     tensors: Mapping[str, TensorInfo]
     revision: str | None = None
     copied: Mapping[str, Path] = field(default_factory=dict)
+    origin: Fingerprint | None = None
 
     def path_of(self, tensor: str) -> Path:
         """The file that holds a tensor, or would hold it."""
@@ -75,6 +77,12 @@ class Checkpoint:
 
     def fingerprint(self) -> Fingerprint:
         """A fingerprint of these weights, cheap enough to compute at every start."""
+        if self.origin is not None:
+            return self.origin
+        return self.table_fingerprint()
+
+    def table_fingerprint(self) -> Fingerprint:
+        """The fingerprint computed from what is here, although the weights were copied."""
         prints = {name: self._file_print(name) for name in self.files}
         return Fingerprint(_digest(json.dumps(self.config, sort_keys=True)), prints, self.revision)
 

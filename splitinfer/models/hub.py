@@ -94,7 +94,8 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Repo
         ModelError: a file is missing from a local folder, or cannot be downloaded.
     """
     sizes = {f: sum(t.nbytes for t in checkpoint.tensors.values() if t.file == f) for f in files}
-    missing = [f for f in files if not (checkpoint.folder / f).exists()]
+    not_copied = {t.file for t in checkpoint.tensors.values() if t.name not in checkpoint.copied}
+    missing = [f for f in files if f in not_copied and not (checkpoint.folder / f).exists()]
     total, done = sum(sizes[f] for f in missing), 0
     for file in missing:
         if checkpoint.revision is None:

@@ -1,8 +1,8 @@
 """Items in pieces: how they are cut, which are missing, and how many may be under way.
 
 A piece is what one message brings and what one digest checks. Pieces do not cross items, so an item is complete when
-its pieces are. Two megabytes: a gigabit link is busy with one for 17 ms, which is as long as a token beside it may have to
-wait, and a message about it has less than a thousandth of its bytes.
+its pieces are. Two megabytes: a gigabit link is busy with one for 17 ms, which is as long as a token beside it may have
+to wait, and a message about it has less than a thousandth of its bytes.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from splitinfer.store.manifest import Item
 PIECE = 2 * 2**20  # bytes
 DIGEST_BYTES = 32
 WINDOW = 32 * 2**20  # bytes that may be asked for and not yet here: 10 Gb/s for 25 ms
+MOST_ASKED = 512  # pieces that may be; a model may have thousands of small tensors
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,12 +74,17 @@ class Asked:
     def to_ask(self) -> list[Piece]:
         """The pieces to ask for now."""
         asking: list[Piece] = []
-        while self._next is not None and (not self._under_way or self._bytes + self._next.nbytes <= self._window):
+        while self._next is not None and self._has_room_for(self._next):
             asking.append(self._next)
             self._under_way.append(self._next)
             self._bytes += self._next.nbytes
             self._next = next(self._coming, None)
         return asking
+
+    def _has_room_for(self, piece: Piece) -> bool:
+        if not self._under_way:
+            return True
+        return self._bytes + piece.nbytes <= self._window and len(self._under_way) < MOST_ASKED
 
     def came(self, item: int, at: int, nbytes: int) -> Piece | None:
         """The piece that came; ``None`` if it is not the one that is due, or has another size."""
