@@ -152,6 +152,12 @@ def read_header(path: Path) -> list[TensorInfo]:
     return infos
 
 
+def data_begin(path: Path) -> int:
+    """Where the data part of a safetensors file begins that ``read_header`` has read."""
+    with path.open("rb") as file:
+        return 8 + int(struct.unpack("<Q", file.read(8))[0])
+
+
 def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
     """The tensors in a header's JSON.
 

@@ -38,6 +38,43 @@ def open_model(model: str) -> Checkpoint:
     return _open_hub(model)
 
 
+def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
+    """The checkpoint of that name if all of it is on this machine; ``None`` otherwise. Never asks the hub.
+
+    Raises:
+        ModelError: it is a folder that holds no model.
+    """
+    if model in DEMO_MODELS or _folder(model) is not None:
+        return open_model(model)
+    snapshot = local_snapshot(model, revision)
+    if snapshot is None or not _is_whole(snapshot):
+        return None
+    return open_folder(snapshot, snapshot.name)
+
+
+def local_snapshot(model: str, revision: str | None = None) -> Path | None:
+    """The folder in which the hub's client keeps a model's files, if it has any. Never asks the hub."""
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        return None
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+
+
+def _is_whole(snapshot: Path) -> bool:
+    """Whether all weights are there."""
+    local = {path.name for path in snapshot.glob("model*.safetensors")}
+    index = snapshot / "model.safetensors.index.json"
+    try:
+        return bool(local) and (snapshot / "config.json").exists() and (not index.exists() or _names_in(index) <= local)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def _folder(model: str) -> Path | None:
     """The local folder of that name; ``None`` if there is none."""
     try:

@@ -5,7 +5,7 @@ few small files, nothing else.
 
     names       which files of a model are taken at all, and that a name is no path
     manifest    what a model has: its small files and its tensors, with their sizes; and who has them
-    pieces      tensors in pieces of two megabytes, which of them are missing, how many are under way
+    pieces      items in pieces of two megabytes, and how many may be under way
     parts       which tensors lie together in one file, and its header
     pace        how fast a sender may send beside serving
     paths       the store's folder, and room on its disk

@@ -17,7 +17,7 @@ import re
 import shutil
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.store.manifest import MAX_BYTES, Manifest, pack, unpack
 from splitinfer.store.part import PARTIAL, is_busy, write_whole
+from splitinfer.store.parts import Part
 from splitinfer.store.paths import no_room
 
 _MANIFEST = ".manifest"
@@ -63,6 +64,10 @@ class StoredModel:
         """Whether these small files are here."""
         here = set(self.files())
         return all(self.manifest.files[number].name in here for number in numbers)
+
+    def begun(self, parts: Iterable[Part]) -> int:
+        """Bytes of these parts that an earlier copy has written."""
+        return sum(min(_size(self.folder / f".{part.name}{PARTIAL}") or 0, part.nbytes) for part in parts)
 
     @property
     def nbytes(self) -> int:
@@ -112,7 +117,7 @@ class ModelStore:
             ModelError: it cannot be made.
         """
         there = self.find(manifest.fingerprint.digest())
-        if there is not None:
+        if there is not None and {file.name for file in manifest.files} <= {file.name for file in there.manifest.files}:
             return there
         folder = self.path / manifest.fingerprint.digest()
         try:
@@ -122,7 +127,7 @@ class ModelStore:
             raise ModelError(f"the folder {folder} cannot be made: {error.strerror or error}") from error
         if folder.is_symlink():
             raise ModelError(f"{folder} is a link, which is not followed; remove it")
-        write_whole(folder, _MANIFEST, pack(manifest))
+        write_whole(folder, _MANIFEST, pack(manifest))  # of several that differ, the one that names more files
         return StoredModel(folder, manifest)
 
     def check_room(self, wanted: int) -> None:

@@ -99,18 +99,3 @@ class Asked:
     def is_done(self) -> bool:
         """Whether nothing is under way, and nothing is left to ask for."""
         return not self._under_way and self._next is None
-
-
-def assign(wanted: Iterable[int], sources: Sequence[frozenset[int]]) -> tuple[list[list[int]], list[int]]:
-    """Who sends which items: each the first of ``sources`` that has it. Returns the items of each source, and those
-    that none has.
-
-    >>> assign([1, 2, 3, 4], [frozenset({1, 2}), frozenset({2, 3})])
-    ([[1, 2], [3]], [4])
-    """
-    shares: list[list[int]] = [[] for _ in sources]
-    nobodys: list[int] = []
-    for number in wanted:
-        holder = next((at for at, held in enumerate(sources) if number in held), None)
-        (nobodys if holder is None else shares[holder]).append(number)
-    return shares, nobodys
