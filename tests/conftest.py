@@ -88,6 +88,7 @@ def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
 
 
@@ -104,6 +105,7 @@ def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """Each test has folders of caches and of keys of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,10 @@
 """Checkpoints made of what was copied from other machines, and checkpoints that others copy from."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint, data_begin, read_config, read_header, table_of
 from splitinfer.store.manifest import Manifest, SmallFile, manifest
@@ -19,18 +21,22 @@ def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint
         ModelError: its configuration is damaged or missing, or its tensors are others than its fingerprint says.
     """
     tensors, origin = table_of(stored.manifest.tensors), stored.manifest.fingerprint
-    beside = (
-        {} if snapshot is None else {n: snapshot / t.file for n, t in tensors.items() if (snapshot / t.file).exists()}
-    )
-    here = {**beside, **stored.tensors()}
+    here = {**_beside(snapshot, tensors), **stored.tensors()}
     config = read_config(stored.folder)
     checkpoint = Checkpoint(stored.folder, config, tensors, origin.revision, here, origin)
     difference = origin.difference(checkpoint.table_fingerprint())
     if difference:
-        raise ModelError(
-            f"{stored.folder} is damaged ({difference}); remove it with: splitinfer models rm {stored.digest}"
-        )
+        remedy = f"remove it with: splitinfer models rm {stored.digest}"
+        raise ModelError(f"{stored.folder} is damaged ({difference}); {remedy}")
     return checkpoint
+
+
+def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[str, Path]:
+    """The tensors in those files that the snapshot has."""
+    if snapshot is None:
+        return {}
+    there = {file: snapshot / file for file in {info.file for info in tensors.values()} if (snapshot / file).exists()}
+    return {name: there[info.file] for name, info in tensors.items() if info.file in there}
 
 
 def matches(told: Manifest, config_folder: Path, wanted: Fingerprint) -> str | None:

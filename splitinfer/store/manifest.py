@@ -93,6 +93,12 @@ def manifest(
     return Manifest(model, fingerprint, small, ordered, numbers)
 
 
+def with_files(made: Manifest, files: Iterable[SmallFile]) -> Manifest:
+    """The same model with these small files, too; of two with one name, these."""
+    merged = {file.name: file for file in (*made.files, *files)}
+    return manifest(made.model, made.fingerprint, merged.values(), made.tensors, ())
+
+
 def pack(made: Manifest) -> bytes:
     """A manifest as bytes."""
     fields = {

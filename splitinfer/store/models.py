@@ -23,7 +23,7 @@ from pathlib import Path
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
-from splitinfer.store.manifest import MAX_BYTES, Manifest, pack, unpack
+from splitinfer.store.manifest import MAX_BYTES, Manifest, pack, unpack, with_files
 from splitinfer.store.part import PARTIAL, is_busy, write_whole
 from splitinfer.store.parts import Part
 from splitinfer.store.paths import no_room
@@ -117,8 +117,10 @@ class ModelStore:
             ModelError: it cannot be made.
         """
         there = self.find(manifest.fingerprint.digest())
-        if there is not None and {file.name for file in manifest.files} <= {file.name for file in there.manifest.files}:
-            return there
+        if there is not None:
+            manifest = with_files(manifest, there.manifest.files)
+            if manifest.files == there.manifest.files:
+                return there
         folder = self.path / manifest.fingerprint.digest()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -127,7 +129,7 @@ class ModelStore:
             raise ModelError(f"the folder {folder} cannot be made: {error.strerror or error}") from error
         if folder.is_symlink():
             raise ModelError(f"{folder} is a link, which is not followed; remove it")
-        write_whole(folder, _MANIFEST, pack(manifest))  # of several that differ, the one that names more files
+        write_whole(folder, _MANIFEST, pack(manifest))
         return StoredModel(folder, manifest)
 
     def check_room(self, wanted: int) -> None:

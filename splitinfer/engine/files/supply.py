@@ -94,10 +94,7 @@ class PeerSupply:
         for remote in self._remotes(command):
             numbers = remote.holds(stored.manifest, wanted)
             if numbers:
-                peer = f"from {remote.channel.peer}"
-                copy_tensors(
-                    remote, stored, numbers, lambda done, total, peer=peer: report(Progress("copy", done, total, peer))
-                )
+                copy_tensors(remote, stored, numbers, _copying(report, remote.channel.peer))
             wanted = [number for number in wanted if number not in set(numbers)]
             if not wanted:
                 break
@@ -128,6 +125,10 @@ class PeerSupply:
                 f"({len(names):,} tensors in {', '.join(files[:2])} are missing)"
             )
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+
+
+def _copying(report: Report, peer: str) -> Callable[[int, int], None]:
+    return lambda done, total: report(Progress("copy", done, total, f"from {peer}"))
 
 
 def check_room(store: ModelStore, stored: StoredModel, wanted: list[int]) -> None:

@@ -35,10 +35,8 @@ class FromHub:
         """As ``Supply.fetch``."""
         missing = checkpoint.missing(found.tensors)
         if missing and checkpoint.origin is not None:
-            raise ModelError(
-                f"of {command.model} this machine has other layers than {command.start} to {command.end - 1}; copy these, "
-                f"too: splitinfer models pull {command.model} --from ADDRESS --layers {command.start}-{command.end - 1}"
-            )
+            remedy = f"splitinfer models pull {command.model} --from ADDRESS --layers {command.start}-{command.end - 1}"
+            raise ModelError(f"of {command.model} this machine has other layers; copy these, too: {remedy}")
         files = sorted({checkpoint.tensors[name].file for name in missing})
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
         return checkpoint
