@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from splitinfer.machine.selection import VARIABLE
 from transports.rdma.groups import kept_groups
 
-for folder in ("", "cluster", "core", "transports"):
+for folder in ("", "cluster", "core", "store", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -26,7 +26,7 @@ import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
-PURE = ("", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service")  # what ``--fast`` runs
+PURE = ("", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service", "store")  # what ``--fast`` runs
 
 
 # How long an example takes depends on what else the machine does.
