@@ -94,9 +94,11 @@ def test_one_that_cannot_be_right(fields: dict[str, Any], why: str):
         unpack(changed(**fields))
 
 
-@pytest.mark.parametrize("data", [b"", b"nothing", zlib.compress(b"[" * 100_000), zlib.compress(b"{}"), pack(described())[:-9]])
+@pytest.mark.parametrize(
+    "data", [b"", b"nothing", zlib.compress(b"[" * 100_000), zlib.compress(b"{}"), pack(described())[:-9]]
+)
 def test_bytes_that_are_none(data: bytes):
-    with pytest.raises(ModelError, match="cannot be read|too early"):
+    with pytest.raises(ModelError, match=r"cannot be read|too early"):
         unpack(data)
 
 

@@ -59,7 +59,7 @@ def test_a_part_in_one_go(folder: Path, part: Part, source: Source, tmp_path: Pa
         assert fill(writer, source) == part.num_pieces
         path = writer.finish()
     assert path.name == part.name
-    assert sorted(os.listdir(folder)) == [part.name, f"{part.name}.digests"]
+    assert sorted(path.name for path in folder.iterdir()) == [part.name, f"{part.name}.digests"]
     for info in part.tensors:
         assert bytes_in(path, info.name) == bytes_in(tmp_path / "model" / "model.safetensors", info.name)
 
@@ -146,7 +146,10 @@ def test_a_full_disk_is_one_sentence_and_the_next_try_goes_on(
         return real(file, data, offset)
 
     monkeypatch.setattr("splitinfer.store.part.os.pwrite", write)
-    with PartWriter(folder, part) as writer, pytest.raises(ModelError, match="is full; what was copied stays") as raised:
+    with (
+        PartWriter(folder, part) as writer,
+        pytest.raises(ModelError, match="is full; what was copied stays") as raised,
+    ):
         fill(writer, source)
     assert "\n" not in str(raised.value)
     monkeypatch.undo()

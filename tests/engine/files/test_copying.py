@@ -1,4 +1,4 @@
-"""One copies from another over a link: all of it arrives, once, or it ends with a sentence and the next copy goes on."""
+"""One copies from another over a link: all arrives, once, or it ends with a sentence and the next copy goes on."""
 
 import itertools
 import os
@@ -151,7 +151,7 @@ def test_no_more_is_under_way_than_the_window(make, stored: StoredModel, monkeyp
 @pytest.mark.parametrize("most", range(1, 18, 2))
 def test_a_peer_that_goes(make, stored: StoredModel, tmp_path: Path, most: int):
     """What was received before it went is not sent again."""
-    with connected(make, most=most) as (channel, first), pytest.raises(TransportError):
+    with connected(make, most=most) as (channel, _), pytest.raises(TransportError):
         copy(channel, stored)
     kept = sum(path.stat().st_size for path in stored.folder.glob(".part*.digests")) // 32
     with connected(make) as (channel, _):
@@ -260,7 +260,10 @@ def test_a_manifest_with_a_path_is_refused(make, stored: StoredModel, monkeypatc
                 return message, [pack(hostile)]
         return message, data
 
-    with connected(make, with_path) as (channel, _), pytest.raises(ModelError, match="'../config.json' is not allowed"):
+    with (
+        connected(make, with_path) as (channel, _),
+        pytest.raises(ModelError, match=r"'\.\./config.json' is not allowed"),
+    ):
         ask_manifest(channel, stored.digest)
 
 
