@@ -1,4 +1,4 @@
-"""Opens the model that a layout names: "demo", a local folder, or a hub id.
+"""Opens the model that a layout names: "demo", a local folder, one that was copied to this machine, or a hub id.
 
 For a hub id only the small files are downloaded at first; the tensors' names and shapes come from the weight
 files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs. The hub's client is imported
@@ -13,6 +13,9 @@ from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint, open_folder, read_config, read_header, table_of
+from splitinfer.models.copied import open_stored
+from splitinfer.store.models import ModelStore, StoredModel
+from splitinfer.store.paths import default_folder
 
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "tokenizer.model", "*.tiktoken"]
 
@@ -23,13 +26,17 @@ def open_model(model: str) -> Checkpoint:
     """The checkpoint a layout's ``model`` names.
 
     Raises:
-        ModelError: it is no demo model and no folder, and the hub does not have it or cannot be reached.
+        ModelError: it is no demo model, no folder and not in the store, and the hub does not have it or cannot be
+            reached.
     """
     if model in DEMO_MODELS:
         return open_folder(DEMO_MODELS[model])
     path = _folder(model)
     if path is not None:
         return open_folder(path)
+    stored = _stored(model)
+    if stored is not None:
+        return open_stored(stored)
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         known = ", ".join(sorted(DEMO_MODELS))
         raise ModelError(
@@ -73,6 +80,13 @@ def _is_whole(snapshot: Path) -> bool:
         return bool(local) and (snapshot / "config.json").exists() and (not index.exists() or _names_in(index) <= local)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _stored(model: str) -> StoredModel | None:
+    """The model of that name in this machine's store, with its tokenizer: what workers copy for themselves has none."""
+    found = ModelStore(default_folder()).named(model)
+    whole = [one for one in found if one.has_files(one.manifest.small(tokenizer=True))]
+    return whole[0] if len(whole) == 1 else None
 
 
 def _folder(model: str) -> Path | None:
