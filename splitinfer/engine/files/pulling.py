@@ -43,9 +43,8 @@ def pull(
         raise Refused(f"{channel.peer} has no weights for this machine: {remote.reason}")
     stored = store.begin(remote.manifest)
     copy_small(remote, stored, stored.manifest.small(tokenizer=True))
-    numbers = [
-        number for number in _wanted(stored, layers) if stored.manifest.items[number].name not in stored.tensors()
-    ]
+    here = stored.tensors()
+    numbers = [number for number in _wanted(stored, layers) if stored.manifest.items[number].name not in here]
     coming = remote.holds(stored.manifest, numbers)
     check_room(store, stored, coming)
     copy_tensors(remote, stored, coming, report, rate)
