@@ -5,7 +5,8 @@
 A child process copies a model of random bytes from this process, over an encrypted link of a gigabit, ten gigabits, or
 as it is, and is killed (-9) at random moments of the first; then it is let finish. Bytes are counted where they are
 sent, so what was under way when the child was killed counts as sent twice. The link's own limit is what the same two
-processes reach on the same link with frames of one piece that nobody reads from a disk, hashes or writes.
+processes reach on the same link with frames of one piece that nobody reads from a disk, hashes or writes. Seconds of
+processors are of both ends together: where both run on one machine with two of them, those are the limit.
 """
 
 import argparse
@@ -59,14 +60,14 @@ from splitinfer.engine.files.pulling import pull
 from splitinfer.engine.files.reader import Reader
 from splitinfer.store.models import ModelStore
 from transports import KeyPair, LinkOptions, Security, connect
-options = LinkOptions(security=Security(KeyPair(*{own!r}), {peer!r}))
+options, cpu = LinkOptions(security=Security(KeyPair(*{own!r}), {peer!r})), time.process_time()
 if {drain!r}:
     link, took, begun = connect({address!r}, timeout=10, options=options), 0, None
     while took < {drain!r}:
         took += sum(memoryview(part).nbytes for part in link.recv(timeout=60).parts)
         begun = begun or (time.monotonic(), took)
     seconds = time.monotonic() - begun[0]
-    print(json.dumps({{"rate": (took - begun[1]) / seconds}}), flush=True)
+    print(json.dumps({{"rate": (took - begun[1]) / seconds, "cpu": time.process_time() - cpu}}), flush=True)
     link.close()
 else:
     with Reader({address!r}, options, 10.0) as reader:
@@ -74,7 +75,8 @@ else:
         marks, store = [], ModelStore(Path({store!r}))
         done = pull(reader, store, {name!r}, None, lambda at, total: marks.append((time.monotonic(), at)))
     (t0, b0), (t1, b1) = marks[0], marks[-1]
-    print(json.dumps({{"rate": (b1 - b0) / max(1e-9, t1 - t0), "nbytes": done.nbytes}}), flush=True)
+    cpu = time.process_time() - cpu
+    print(json.dumps({{"rate": (b1 - b0) / max(1e-9, t1 - t0), "nbytes": done.nbytes, "cpu": cpu}}), flush=True)
 """
 
 
@@ -214,18 +216,21 @@ def speed(folder: Path, model: Path, link: str) -> dict[str, float | str]:
     """One copy, the link's own limit, and what was sent for each byte of the tensors."""
     sender = Sender(model, LINKS[link])
     size = sum(path.stat().st_size for path in model.iterdir())
-    sender.stream = size
+    sender.stream, cpu = size, time.process_time()
     with child(sender, folder / "none", drain=size) as process:
-        limit = result_of(process)["rate"]
-    sender.stream, before = 0, sender.sent
+        limit = result_of(process)
+    limit["cpu"] += time.process_time() - cpu
+    sender.stream, before, cpu = 0, sender.sent, time.process_time()
     store = folder / f"speed {link}"
     with child(sender, store) as process:
-        rate = result_of(process)["rate"]
+        copy = result_of(process)
+    copy["cpu"] += time.process_time() - cpu
     nbytes = check_copy(model, ModelStore(store))
     sent = sender.sent - before
     sender.close()
-    rates = {"MB/s": rate / 1e6, "limit MB/s": limit / 1e6, "share": rate / limit}
-    return {"link": link, **rates, "sent/tensors": sent / nbytes}
+    rates = {"MB/s": copy["rate"] / 1e6, "limit MB/s": limit["rate"] / 1e6, "share": copy["rate"] / limit["rate"]}
+    cpus = {"cpu s/GB": 1e9 * copy["cpu"] / size, "limit cpu s/GB": 1e9 * limit["cpu"] / size}
+    return {"link": link, **rates, **cpus, "sent/tensors": sent / nbytes}
 
 
 def strangers(folder: Path, model: Path, count: int, seed: int) -> dict[str, object]:

@@ -2,11 +2,12 @@
 
     missing pieces -> ask, a window ahead -> TellPiece -> [ compare with its digest -> write -> part complete ]
 
-What is in brackets happens in a second thread, while the next piece is received. Pieces come in the order in which they
-were asked for; any other, one of another size or with other bytes than its digest says ends the copy with a sentence.
-What was written until then stays, and the next copy asks for the rest.
+What is in brackets happens in two other threads, because hashing and writing together may take longer than receiving.
+Pieces come in the order in which they were asked for; any other, one of another size or with other bytes than its
+digest says ends the copy with a sentence. What was written until then stays, and the next copy asks for the rest.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -112,7 +113,7 @@ def copy_tensors(
     total = sum(stored.manifest.items[number].nbytes for number in numbers)
     with (
         ExitStack() as stack,
-        ThreadPoolExecutor(1, "store-writer") as pool,
+        ThreadPoolExecutor(2, "store-writer") as pool,
     ):  # the pool ends first: it writes the files
         copying = _Copying(remote, stored, stack, pool)
         asked = Asked(copying.pieces(numbers))
@@ -130,6 +131,7 @@ class _Copying:
         self._remote, self._stored, self._stack, self._pool = remote, stored, stack, pool
         self._targets: dict[Piece, tuple[PartWriter, Slot]] = {}
         self._left: dict[PartWriter, int] = {}
+        self._lock = threading.Lock()
         self._writing: deque[Future[None]] = deque()
         self.done = 0  # bytes that are here
 
@@ -163,8 +165,10 @@ class _Copying:
 
     def _write(self, writer: PartWriter, slot: Slot, piece: Piece, told: TellPiece, data: memoryview) -> None:
         writer.write(slot, _checked(self._remote, piece, told, data), told.digest)
-        self._left[writer] -= 1
-        if not self._left[writer]:
+        with self._lock:
+            self._left[writer] -= 1
+            is_last = not self._left[writer]
+        if is_last:
             writer.finish()
 
 
