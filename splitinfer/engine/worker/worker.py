@@ -342,7 +342,7 @@ class Worker:
         connection.send(ready)
 
     def _load_anew(self, connection: Connection, command: Load, report: Callable[[Progress], None]) -> LoadedStage:
-        if self._store is None:
+        if self._store is None or self._model is not None:  # who names a folder of this machine wants that one
             return load(command, self.name, report, self._disk)
         self._copying = ControlChannel(connection)
         try:
