@@ -192,23 +192,26 @@ def hashes(places: dict[str, Path]) -> dict[str, str]:
 
 
 def killed(folder: Path, model: Path, kills: int, seed: int) -> dict[str, float]:
-    """Kill the child at random moments of a copy over a gigabit, then let it finish."""
+    """Kill the child after a random number of bytes of a copy over a gigabit, again and again; then let it finish."""
     chance, store = random.Random(seed), folder / "killed"
     sender = Sender(model, LINKS["1gbe"])
-    copied = 0
-    seconds = sum(path.stat().st_size for path in model.iterdir()) / 117e6
+    copied, midway = 0, 0
+    most = 2 * sum(path.stat().st_size for path in model.iterdir()) / kills
     for _ in range(kills):
         with child(sender, store) as process:
             assert process.stdout is not None
             process.stdout.readline()  # connected
-            time.sleep(chance.uniform(0.0, 2.0 * seconds / kills))
+            before, enough = sender.sent, chance.uniform(0.0, most)
+            while process.poll() is None and sender.sent - before < enough:
+                time.sleep(0.002)
             copied += process.poll() is not None
+            midway += sender.sent - before > 2 * PIECE
     with child(sender, store) as process:
         result_of(process)
     nbytes = check_copy(model, ModelStore(store))
     sent = sender.sent
     sender.close()
-    counted = {"kills": kills, "finished_before": copied, "tensor_bytes": nbytes, "sent": sent}
+    counted = {"kills": kills, "midway": midway, "finished_before": copied, "tensor_bytes": nbytes, "sent": sent}
     return counted | {"sent_twice": sent - nbytes, "twice_per_kill": (sent - nbytes) / max(1, kills)}
 
 
