@@ -44,10 +44,8 @@ def test_weights_travel_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         two = [{"name": "a", "layers": 2}, {"name": "b", "layers": 2, "address": address, "key": there.own().public}]
         with LLM({"model": name, "stages": two}) as llm:
             assert stages.tokens_of(llm, prompt, max_tokens=6) == wanted
-        with pytest.raises(
-            AssertionError, match="cannot be asked for weights"
-        ):  # its door admits this machine's key only
-            monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "stranger"))
+        with pytest.raises(AssertionError, match="cannot be asked for weights"):  # the door admits this machine's key
             said("pull", name, "--from", address, "--key", there.own().public, "--connect-timeout", "3")
 
     listed = said("ls", "--models-dir", str(theirs))
