@@ -14,7 +14,7 @@ from splitinfer.store.manifest import Item
 
 PIECE = 2 * 2**20  # bytes
 DIGEST_BYTES = 32
-WINDOW = 16 * 2**20  # bytes that may be asked for and not yet here: 10 Gb/s for 13 ms
+WINDOW = 32 * 2**20  # bytes that may be asked for and not yet here: 10 Gb/s for 25 ms, a busy machine's hiccup
 MOST_ASKED = 512  # pieces that may be; a model may have thousands of small tensors
 
 

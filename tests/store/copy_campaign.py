@@ -56,6 +56,7 @@ _CHILD = """
 import json, sys, time
 from pathlib import Path
 sys.path[:0] = {paths!r}
+sys.setswitchinterval(0.0005)  # as the command line does
 from splitinfer.engine.files.pulling import pull
 from splitinfer.engine.files.reader import Reader
 from splitinfer.store.models import ModelStore
@@ -295,6 +296,7 @@ def main() -> None:
     parser.add_argument("--links", nargs="*", default=list(LINKS))
     parser.add_argument("--seed", type=int, default=1)
     chosen = parser.parse_args()
+    sys.setswitchinterval(0.0005)
     with tempfile.TemporaryDirectory(prefix="splitinfer-copy-") as name:
         folder = Path(name)
         model = make_model(folder / "model", chosen.megabytes)

@@ -28,6 +28,7 @@ from splitinfer.wire.messages import AskManifest, AskPieces, Message, TellManife
 Report = Callable[[int, int], None]  # bytes here, bytes in all
 
 _WRITING = 8  # pieces that may wait to be written
+_REPORTED = 2**24  # bytes between two reports
 
 
 class Channel(Protocol):
@@ -117,9 +118,11 @@ def copy_tensors(
     ):  # the pool ends first: it writes the files
         copying = _Copying(remote, stored, stack, pool)
         asked = Asked(copying.pieces(numbers))
+        reported = 0
         for piece, told, data in _coming(remote, asked, rate):
             copying.take(piece, told, data)
-            report(copying.done, total)
+            if copying.done - reported >= _REPORTED:
+                report(reported := copying.done, total)
         copying.settle()
         report(total, total)
 

@@ -91,6 +91,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
 _STOP = "stop"
+_SERVING_SECONDS = 5.0  # after a step, in which weights are sent at the pace of a machine that serves
 _MAX_PATH = 4096  # characters of a model's name
 
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
@@ -145,11 +146,11 @@ class Worker:
         self._downstream: NextStage | None = None
         self._stage: LoadedStage | None = None
         self._steps = StepsUnderWay(_wait_for, self._send, self._inbox.put)
-        self._num_steps = 0
+        self._num_steps, self._stepped = 0, float("-inf")  # and when the last was launched, in seconds
         self._awake, self._held = KeepAwake(f"splitinfer worker {self.name} serves a coordinator"), HeldReport()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-        door = Door(WorkerShelf(self._running, store), lambda: self._owner is not None)
+        door = Door(WorkerShelf(self._running, store), self._is_serving)
         self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, door)
 
     def stop(self, timeout: float) -> bool:
@@ -203,6 +204,10 @@ class Worker:
     def _raise(self, why: StepFailed) -> None:
         if not why.is_late():
             raise why.error
+
+    def _is_serving(self) -> bool:
+        """Whether there was a step just now, so that another may come at any moment. From any thread."""
+        return time.monotonic() - self._stepped < _SERVING_SECONDS
 
     def _running(self) -> Running | None:
         """The model whose layers are held. From any thread."""
@@ -413,6 +418,7 @@ class Worker:
         parts = tuple(memoryview(part) for part in frame.parts)
         hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
         launched = stage.runner.launch(step.plan, hidden)
+        self._stepped = time.monotonic()
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
         self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)

@@ -137,7 +137,16 @@ def test_what_is_asked_for_arrives_and_nothing_else(make, stored: StoredModel, t
     wanted = sum(stored.manifest.items[number].nbytes for number in numbers)
     assert end.sent == wanted + len(CONFIG) + len(pack(stored.manifest))
     assert reports[-1] == (wanted, wanted)
-    assert [done for done, _ in reports] == sorted(done for done, _ in reports)
+
+
+def test_progress_is_reported_now_and_then(make, stored: StoredModel, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("splitinfer.engine.files.asking._REPORTED", 20)
+    with connected(make) as (channel, _):
+        reports = copy(channel, stored)
+    steps = [later - done for (done, _), (later, _) in itertools.pairwise([(0, 82), *reports])]
+    assert min(steps[:-1]) >= 20
+    assert len(steps) >= 3
+    assert reports[-1] == (82, 82)
 
 
 def test_no_more_is_under_way_than_the_window(make, stored: StoredModel, monkeypatch: pytest.MonkeyPatch):

@@ -22,8 +22,9 @@ from splitinfer.models.copied import open_stored, source_of
 from splitinfer.models.loader import survey
 from splitinfer.store.manifest import Manifest, manifest, pack
 from splitinfer.store.models import ModelStore, StoredModel
+from splitinfer.store.pace import BESIDE_SERVING
 from splitinfer.store.source import Source
-from splitinfer.wire.messages import AskManifest
+from splitinfer.wire.messages import AskManifest, AskPieces, TellPiece
 from transports import LinkOptions, listen
 
 _names = itertools.count()
@@ -143,17 +144,32 @@ def test_another_fingerprint_than_described(model: Path, tmp_path: Path, monkeyp
     assert store.models() == []
 
 
-def test_a_reader_at_the_door_of_a_worker_that_serves(model: Path, tmp_path: Path):
-    """Weights are taken beside serving; and a reader gets the messages about weights, no others."""
+def test_a_reader_at_the_door_of_a_worker_that_serves(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Weights are taken beside serving, at a bounded rate then."""
+    rates = list[float | None]()
+    monkeypatch.setattr("splitinfer.store.pace.Pace.wait", lambda _self, _now, _nbytes, rate: rates.append(rate) or 0.0)
     store = ModelStore(tmp_path / "store")
     with worker(store) as address, LLM(layout(model, [2, 2], [address]), settings=Settings()) as llm:
-        request = llm.submit(prompt(12), SamplingParams(max_tokens=40, ignore_eos=True))
         with Reader(address, LinkOptions(), 5.0) as reader:
             answer = ask_manifest(reader, only(store).digest)
             assert isinstance(answer, Remote)
+            tensor = max(answer.manifest.held)
+            ask_piece(reader, tensor)
+            assert rates.pop() is None
+            request = llm.submit(prompt(12), SamplingParams(max_tokens=40, ignore_eos=True))
+            events = iter(request)
+            next(events)
+            ask_piece(reader, tensor)
+            assert rates.pop() == BESIDE_SERVING
             held = {answer.manifest.items[number].name for number in answer.manifest.held}
             assert held == {"config.json", *only(store).tensors()}
+        assert len(list(events)) == 39
         assert request.result().token_ids == plain_greedy(model, prompt(12), 40)
+
+
+def ask_piece(reader: Reader, item: int) -> None:
+    reader.send(AskPieces(((item, 0),)))
+    assert isinstance(reader.receive()[0], TellPiece)
 
 
 def test_only_so_many_readers(model: Path, tmp_path: Path):
