@@ -10,8 +10,7 @@ worker on a link of its own, in the role "reader".
 
 Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
 read them. So are the bytes of a manifest and of pieces of weights, and those of ``Echo`` and ``Echoed``, which mean
-nothing. Goodbyes and heartbeats belong to the
-transport.
+nothing. Goodbyes and heartbeats belong to the transport.
 """
 
 from dataclasses import dataclass

@@ -103,10 +103,10 @@ class Sender:
                 threading.Thread(target=serve, args=(link,), daemon=True).start()
 
     def _stream_to(self, link: Link) -> None:
-        data = random.Random(1).randbytes(PIECE)
+        data = [random.Random(at).randbytes(PIECE) for at in range(64)]  # more than a cache holds, as weights are
         with suppress(TransportError):
-            for _ in range(-(-self.stream // PIECE)):
-                link.send(Frame(b"x", (data,)))
+            for at in range(-(-self.stream // PIECE)):
+                link.send(Frame(b"x", (data[at % len(data)],)))
             with suppress(TransportError):
                 link.recv(timeout=120)
 

@@ -34,10 +34,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.files.door import Door
-from splitinfer.engine.files.reader import Reader
-from splitinfer.engine.files.shelf import Running, WorkerShelf
-from splitinfer.engine.files.supply import PeerSupply
+from splitinfer.engine.files.shelf import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
@@ -50,8 +47,8 @@ from splitinfer.engine.stage.runner import Launched
 from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
-from splitinfer.engine.worker.control_channel import ControlChannel
 from splitinfer.engine.worker.handshake import Acceptor, one_line
+from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.hidden_states import ReceivedRows
@@ -76,7 +73,6 @@ from splitinfer.wire.messages import (
     Measured,
     MeasureNext,
     Message,
-    Peer,
     Progress,
     Refuse,
     Result,
@@ -91,7 +87,6 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT = 10.0  # seconds to reach the next stage
 _STOP = "stop"
-_SERVING_SECONDS = 5.0  # after a step, in which weights are sent at the pace of a machine that serves
 _MAX_PATH = 4096  # characters of a model's name
 
 Event = tuple[Connection, Frame | LinkClosed, float]  # and when it arrived, in seconds
@@ -136,8 +131,9 @@ class Worker:
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
-        self._model, self._disk, self._store, self._ended = model, disk, store, ended
-        self._copying: ControlChannel | None = None  # takes what the coordinator sends while it is asked for weights
+        self._model, self._disk, self._ended = model, disk, ended
+        # Who names a folder of this machine wants that one.
+        self._weights = Weights(store, self._running, self._own_key, copies=model is None)
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
         self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
@@ -146,12 +142,11 @@ class Worker:
         self._downstream: NextStage | None = None
         self._stage: LoadedStage | None = None
         self._steps = StepsUnderWay(_wait_for, self._send, self._inbox.put)
-        self._num_steps, self._stepped = 0, float("-inf")  # and when the last was launched, in seconds
+        self._num_steps = 0
         self._awake, self._held = KeepAwake(f"splitinfer worker {self.name} serves a coordinator"), HeldReport()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-        door = Door(WorkerShelf(self._running, store), self._is_serving)
-        self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, door)
+        self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.door)
 
     def stop(self, timeout: float) -> bool:
         """Finish the step under way, close all links, end. Whether that was done within ``timeout`` seconds."""
@@ -205,18 +200,13 @@ class Worker:
         if not why.is_late():
             raise why.error
 
-    def _is_serving(self) -> bool:
-        """Whether there was a step just now, so that another may come at any moment. From any thread."""
-        return time.monotonic() - self._stepped < _SERVING_SECONDS
-
     def _running(self) -> Running | None:
         """The model whose layers are held. From any thread."""
         stage = self._stage
         return None if stage is None else (stage.checkpoint, stage.command.model)
 
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
-        copying = self._copying
-        if copying is not None and copying.takes(connection, item):
+        if self._weights.takes(connection, item):
             return
         if isinstance(item, Frame) and codec.is_void(item.header):
             self._void.append((connection, item))
@@ -347,22 +337,11 @@ class Worker:
         connection.send(ready)
 
     def _load_anew(self, connection: Connection, command: Load, report: Callable[[Progress], None]) -> LoadedStage:
-        if self._store is None or self._model is not None:  # who names a folder of this machine wants that one
-            return load(command, self.name, report, self._disk)
-        self._copying = ControlChannel(connection)
-        try:
-            supply = PeerSupply(self._copying, self._store, self._reader_of)
-            return load(command, self.name, report, self._disk, supply)
-        except LinkClosed:
-            raise _Abandoned from None
-        finally:
-            self._copying = None
-
-    def _reader_of(self, peer: Peer) -> Reader:
-        """A link to another worker that may have weights."""
-        if peer.key and self._keys is None:
-            raise PeerError(f"{self.name} was started with --insecure, and {peer.name} wants an encrypted link")
-        return Reader(peer.address, options_to(peer.key, self._own_key), CONNECT_TIMEOUT, peer.name)
+        with self._weights.supply(connection) as supply:
+            try:
+                return load(command, self.name, report, self._disk, supply)
+            except LinkClosed:
+                raise _Abandoned from None
 
     def _unload(self) -> None:
         """Free the stage's memory."""
@@ -403,7 +382,8 @@ class Worker:
         connection.send(Connected(note))
 
     def _own_key(self) -> KeyPair:
-        assert self._keys is not None
+        if self._keys is None:
+            raise PeerError(f"{self.name} was started with --insecure, and has no key for encrypted links")
         return self._keys.own()
 
     # -- steps -------------------------------------------------------------------------------
@@ -418,7 +398,7 @@ class Worker:
         parts = tuple(memoryview(part) for part in frame.parts)
         hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
         launched = stage.runner.launch(step.plan, hidden)
-        self._stepped = time.monotonic()
+        self._weights.stepped()
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
         self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)
