@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Ta
 from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.wire import messages
 
-_WORDS = {"survey": "", "download": "downloading", "load": "reading"}
+_WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "reading"}
 
 errors = Console(stderr=True, highlight=False)
 

@@ -43,6 +43,8 @@ from splitinfer.models.hidden_states import PackedRows, Sent, from_parts, to_par
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
+    AskManifest,
+    AskPieces,
     ClockAsk,
     ClockTell,
     Echo,
@@ -55,6 +57,7 @@ from splitinfer.wire.messages import (
     Refuse,
     Result,
     Step,
+    TellPiece,
     Versions,
     Welcome,
 )
@@ -93,6 +96,9 @@ MESSAGES: list[Message] = [
     Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
     Fault("broken", True, False),
+    AskManifest("3f" * 16),
+    AskPieces(((0, 0), (41, 7))),
+    TellPiece(41, 7, bytes(range(32))),
 ]
 HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
 

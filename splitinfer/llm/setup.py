@@ -70,6 +70,7 @@ class PipelineSetup:
             disk=self.settings.disk,
             keys=Keyring() if any(spec.key for spec in self.layout.stages) else None,
             kv_root=self._kv_root if self.settings.disk is not None else b"",
+            checkpoint=self.checkpoint,
         )
         names = [spec.name for spec in self.layout.stages]
         return lambda put: Pipeline(config, put, lambda stage, progress: notice(names[stage], progress))

@@ -27,6 +27,17 @@ CONVERSATIONS = {
     "control link of the last worker, in which steps arrive on the data link": [
         *LOADED, ("up", "result"), ("up", "result"), ("up", "fault"),
     ],
+    "weights copied while it loads": [
+        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askpieces"),
+        ("up", "askpieces"), ("down", "tellpiece"), ("up", "progress"), ("down", "tellpiece"), ("up", "ready"), *STEPS,
+    ],
+    "no weights to copy": [
+        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "unavailable"), ("up", "progress"), ("up", "refuse"),
+    ],
+    "a reader": [
+        *HELLO, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
+        ("down", "askpieces"), ("up", "tellpiece"), ("up", "fault"),
+    ],
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
     "told what is void": [*JOINED, ("down", "step"), ("down", "void"), ("down", "step"), ("up", "result")],
     "told how to send on": [*JOINED, ("down", "compress"), *CLOCK, *STEPS],
@@ -119,9 +130,16 @@ LEGAL: dict[State, set[Word]] = {
     State.GREETED: {("up", "welcome"), ("up", "refuse")},
     State.FREE: {
         ("down", "load"), ("down", "expect"), ("down", "connect"), ("down", "clockask"), ("down", "echo"),
-        ("down", "measurenext"), ("down", "step"), ("up", "fault"),
+        ("down", "measurenext"), ("down", "step"), ("up", "fault"), ("down", "askmanifest"),
     },
-    State.LOADING: {("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault")},
+    State.LOADING: {
+        ("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault"), ("up", "askmanifest"),
+        ("up", "askpieces"), ("down", "tellmanifest"), ("down", "tellpiece"), ("down", "unavailable"),
+    },
+    State.READING: {
+        ("down", "askmanifest"), ("down", "askpieces"), ("up", "tellmanifest"), ("up", "tellpiece"),
+        ("up", "unavailable"), ("up", "fault"),
+    },
     State.READY: {
         ("down", "connect"), ("down", "compress"), ("down", "clockask"), ("down", "echo"), ("down", "measurenext"),
         ("down", "step"), ("down", "void"), ("up", "result"), ("up", "fault"),
