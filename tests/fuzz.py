@@ -43,6 +43,7 @@ from splitinfer.models.hidden_states import PackedRows, Sent, from_parts, to_par
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
+    AskDigests,
     AskManifest,
     AskPieces,
     ClockAsk,
@@ -57,6 +58,7 @@ from splitinfer.wire.messages import (
     Refuse,
     Result,
     Step,
+    TellDigest,
     TellPiece,
     Versions,
     Welcome,
@@ -98,7 +100,9 @@ MESSAGES: list[Message] = [
     Fault("broken", True, False),
     AskManifest("3f" * 16),
     AskPieces(((0, 0), (41, 7))),
-    TellPiece(41, 7, bytes(range(32))),
+    TellPiece(41, 7, 0xFFFF0001),
+    AskDigests((3, 41)),
+    TellDigest(41, bytes(range(32))),
 ]
 HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
 

@@ -3,7 +3,7 @@
     models/ 3f21.../ .manifest                     what the whole model consists of
                      config.json, ...              small files
                      part-x.safetensors            complete tensors
-                     part-x.safetensors.digests    the digests of their pieces
+                     part-x.safetensors.checks     the checksums of their pieces
                      .part-y.safetensors.partial   being copied, or interrupted
 
 Two sets of weights never share a folder, however alike their tables are: the digest has samples of the weights, or the

@@ -1,9 +1,9 @@
 """One file of the store that is being written, piece by piece, across restarts.
 
     .part-x.safetensors.partial    header and pieces, in any order
-    .part-x.safetensors.digests    32 bytes for each piece: its digest once it was written, else zeros
+    .part-x.safetensors.checks     8 bytes for each piece: its checksum and a 1 once it was written, else zeros
 
-Nothing is believed after a restart: what the digests say is there is read and compared, because a power failure may
+Nothing is believed after a restart: what the checksums say is there is read and compared, because a power failure may
 have lost any of it. A complete part is forced to the disk before it gets its name.
 """
 
@@ -12,6 +12,7 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -19,11 +20,11 @@ from typing import Self
 
 from splitinfer.errors import ModelError
 from splitinfer.store.parts import Part, Slot
-from splitinfer.store.pieces import DIGEST_BYTES, Piece, digest_of
+from splitinfer.store.pieces import Piece, check_of
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-_NONE = bytes(DIGEST_BYTES)
-PARTIAL, DIGESTS = ".partial", ".digests"
+_RECORD = struct.Struct("<II")  # of a piece: its checksum, and 1
+PARTIAL, CHECKS = ".partial", ".checks"
 
 
 class PartWriter:
@@ -35,59 +36,59 @@ class PartWriter:
 
     def __init__(self, folder: Path, part: Part) -> None:
         self._folder, self._part = folder, part
-        with _said(folder):
+        with said(folder):
             self._file = _open(folder / f".{part.name}{PARTIAL}")
             try:
-                self._digests_file = _open(folder / f".{part.name}{DIGESTS}")
+                self._checks_file = _open(folder / f".{part.name}{CHECKS}")
             except BaseException:
                 os.close(self._file)
                 raise
         self._is_open = True
         try:
-            self._digests = self._resume()
+            self._is_here = self._resume()
         except BaseException:
             self.close()
             raise
 
-    def _resume(self) -> list[bytes]:
-        """The digests of the pieces that are here."""
-        with _said(self._folder):
+    def _resume(self) -> list[bool]:
+        """Which pieces are here."""
+        with said(self._folder):
             _lock(self._file, self._folder / f".{self._part.name}{PARTIAL}")
-            kept = os.pread(self._digests_file, DIGEST_BYTES * self._part.num_pieces, 0)
+            kept = os.pread(self._checks_file, _RECORD.size * self._part.num_pieces, 0)
             if os.pread(self._file, len(self._part.header), 0) != self._part.header:
                 kept = b""
                 _write(self._file, self._part.header, 0)
-            return [self._kept(piece, slot, kept[DIGEST_BYTES * slot.index :]) for piece, slot in self._part.pieces()]
+            return [self._kept(piece, slot, kept[_RECORD.size * slot.index :]) for piece, slot in self._part.pieces()]
 
-    def _kept(self, piece: Piece, slot: Slot, kept: bytes) -> bytes:
-        """The digest of a piece that is here, which ``kept`` begins with; else zeros."""
-        digest = kept[:DIGEST_BYTES]
-        if len(digest) < DIGEST_BYTES or digest == _NONE:
-            return _NONE
-        return digest if digest_of(os.pread(self._file, piece.nbytes, slot.offset)) == digest else _NONE
+    def _kept(self, piece: Piece, slot: Slot, kept: bytes) -> bool:
+        """Whether a piece is here, whose record ``kept`` begins with."""
+        if len(kept) < _RECORD.size:
+            return False
+        check, was_written = _RECORD.unpack_from(kept)
+        return bool(was_written == 1 and check_of(os.pread(self._file, piece.nbytes, slot.offset)) == check)
 
     def missing(self) -> list[tuple[Piece, Slot]]:
         """The pieces that are not here yet, and where they go."""
-        return [each for each in self._part.pieces() if self._digests[each[1].index] == _NONE]
+        return [each for each in self._part.pieces() if not self._is_here[each[1].index]]
 
-    def write(self, slot: Slot, data: bytes | memoryview, digest: bytes) -> None:
-        """Write a piece whose bytes have this digest: the caller has checked it."""
-        with _said(self._folder):
+    def write(self, slot: Slot, data: bytes | memoryview, check: int) -> None:
+        """Write a piece whose bytes have this checksum: the caller has compared it."""
+        with said(self._folder):
             _write(self._file, data, slot.offset)
-            _write(self._digests_file, digest, DIGEST_BYTES * slot.index)
-        self._digests[slot.index] = digest
+            _write(self._checks_file, _RECORD.pack(check, 1), _RECORD.size * slot.index)
+        self._is_here[slot.index] = True
 
     def finish(self) -> Path:
         """Give the complete part its name; return its path."""
         assert not self.missing()
         final = self._folder / self._part.name
-        with _said(self._folder):
+        with said(self._folder):
             os.ftruncate(self._file, self._part.nbytes)
-            for file in (self._file, self._digests_file):
+            for file in (self._file, self._checks_file):
                 os.fsync(file)
-            (self._folder / f".{self._part.name}{DIGESTS}").replace(f"{final}{DIGESTS}")
+            (self._folder / f".{self._part.name}{CHECKS}").replace(f"{final}{CHECKS}")
             (self._folder / f".{self._part.name}{PARTIAL}").replace(final)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         self.close()
         return final
 
@@ -96,7 +97,7 @@ class PartWriter:
         if self._is_open:
             self._is_open = False
             os.close(self._file)
-            os.close(self._digests_file)
+            os.close(self._checks_file)
 
     def __enter__(self) -> Self:
         return self
@@ -112,7 +113,7 @@ def write_whole(folder: Path, name: str, data: bytes) -> None:
         ModelError: the disk is full, or it cannot be written.
     """
     hidden = folder / f".{name}{PARTIAL}"
-    with _said(folder):
+    with said(folder):
         hidden.unlink(missing_ok=True)
         file = _open(hidden)
         try:
@@ -121,7 +122,7 @@ def write_whole(folder: Path, name: str, data: bytes) -> None:
         finally:
             os.close(file)
         hidden.replace(folder / name)
-        _sync_folder(folder)
+        sync_folder(folder)
 
 
 def is_busy(partial: Path) -> bool:
@@ -167,7 +168,8 @@ def _write(file: int, data: bytes | memoryview, offset: int) -> None:
         left, offset = left[written:], offset + written
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Force names in a folder to the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)
@@ -176,7 +178,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _said(folder: Path) -> Iterator[None]:
+def said(folder: Path) -> Iterator[None]:
     """Let an error of the disk be a sentence."""
     try:
         yield

@@ -1,11 +1,11 @@
 """Items in pieces: how they are cut, which are missing, and how many may be under way.
 
-A piece is what one message brings and what one digest checks. Pieces do not cross items, so an item is complete when
+A piece is what one message brings and what one checksum is of. Pieces do not cross items, so an item is complete when
 its pieces are. Two megabytes: a gigabit link is busy with one for 17 ms, which is as long as a token beside it may have
 to wait, and a message about it has less than a thousandth of its bytes.
 """
 
-import hashlib
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from splitinfer.store.manifest import Item
 
 PIECE = 2 * 2**20  # bytes
-DIGEST_BYTES = 32
 WINDOW = 32 * 2**20  # bytes that may be asked for and not yet here: 10 Gb/s for 25 ms, a busy machine's hiccup
 MOST_ASKED = 512  # pieces that may be; a model may have thousands of small tensors
 
@@ -54,9 +53,13 @@ def piece_at(items: Sequence[Item], item: int, at: int) -> Piece | None:
     return Piece(item, at, min(PIECE, items[item].nbytes - at * PIECE))
 
 
-def digest_of(data: bytes | memoryview) -> bytes:
-    """A piece's digest: SHA-256, for which the processors of Macs have instructions."""
-    return hashlib.sha256(data).digest()
+def check_of(data: bytes | memoryview) -> int:
+    """A piece's checksum, CRC-32: against accidents on the way, in memory and on the disk.
+
+    It comes from whoever sends the bytes, so no digest would be worth more against a sender that lies: for that,
+    digests come from somebody else (``store.hearsay``). SHA-256 at both ends would take nearly as long as encryption.
+    """
+    return zlib.crc32(data)
 
 
 class Asked:

@@ -4,6 +4,7 @@ A file is known by its inode, size and time of modification from when the manife
 computed for. One that was replaced by another of the same name, or written to, is not read from again.
 """
 
+import hashlib
 import os
 import threading
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from splitinfer.errors import ModelError
 from splitinfer.store.manifest import Manifest
-from splitinfer.store.pieces import Piece
+from splitinfer.store.pieces import Piece, pieces_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,17 @@ class Source:
         if len(data) != piece.nbytes or _state(os.fstat(file)) != self._states[place.path]:
             raise _changed(place.path)
         return data
+
+    def digest(self, number: int) -> bytes:
+        """The digest of a whole item, SHA-256.
+
+        Raises:
+            ModelError: as ``read``.
+        """
+        digest = hashlib.sha256()
+        for piece in pieces_of(number, self.manifest.items[number]):
+            digest.update(self.read(piece))
+        return digest.digest()
 
     def _open(self, path: Path) -> int:
         with self._lock:

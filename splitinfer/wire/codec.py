@@ -40,6 +40,8 @@ _CLASSES: dict[str, type[Message]] = {
         messages.TellManifest,
         messages.AskPieces,
         messages.TellPiece,
+        messages.AskDigests,
+        messages.TellDigest,
         messages.Unavailable,
     )
 }
@@ -64,7 +66,7 @@ def _beginning(kind: str) -> bytes:
 
 
 _VOID = _beginning("void")
-_ASKS = (_beginning("askmanifest"), _beginning("askpieces"))
+_ASKS = tuple(map(_beginning, ("askmanifest", "askpieces", "askdigests")))
 
 
 def is_void(header: bytes | memoryview) -> bool:
@@ -73,7 +75,7 @@ def is_void(header: bytes | memoryview) -> bool:
 
 
 def asks_for_weights(header: bytes | memoryview) -> bool:
-    """Whether a header is that of AskManifest or AskPieces, as far as can be told without decoding it."""
+    """Whether a header is that of AskManifest, AskPieces or AskDigests, as far as can be told without decoding it."""
     return any(bytes(header[1 : 1 + len(each)]) == each for each in _ASKS)
 
 

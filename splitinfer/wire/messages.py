@@ -3,7 +3,8 @@
     coordinator -> worker      Hello, Load, Expect, Connect, Compress, ClockAsk, Echo, MeasureNext, Step, Void
     worker -> coordinator      Welcome, Refuse, Progress, Ready, Connected, ClockTell, Echoed, Measured, Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
-    whoever lacks weights      AskManifest, AskPieces    (answered by TellManifest, TellPiece or Unavailable)
+    whoever lacks weights      AskManifest, AskPieces, AskDigests
+                               (answered by TellManifest, TellPiece, TellDigest or Unavailable)
 
 A worker asks its coordinator for weights on the control link, while it loads; anybody whose key is admitted asks a
 worker on a link of its own, in the role "reader".
@@ -316,10 +317,29 @@ class AskPieces:
 
 @dataclass(frozen=True, slots=True)
 class TellPiece:
-    """One piece, whose bytes are in the frame's part. ``digest``: of those bytes (``store.pieces``)."""
+    """One piece, whose bytes are in the frame's part. ``check``: the checksum of those bytes (``store.pieces``)."""
 
     item: int
     at: int
+    check: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskDigests:
+    """Send the digests of these items, in this order: the asker has them from somebody else."""
+
+    items: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.items) <= MOST_PIECES:
+            raise ValueError(f"{len(self.items)} digests are asked for; a message asks for 1 to {MOST_PIECES}")
+
+
+@dataclass(frozen=True, slots=True)
+class TellDigest:
+    """The SHA-256 of all bytes of an item, as the sender has it."""
+
+    item: int
     digest: bytes
 
 
@@ -333,5 +353,5 @@ class Unavailable:
 Message = (
     Hello | Welcome | Refuse | Load | Progress | Ready | Expect | Connect | Connected | Compress
     | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Void | Result | Fault
-    | AskManifest | TellManifest | AskPieces | TellPiece | Unavailable
+    | AskManifest | TellManifest | AskPieces | TellPiece | AskDigests | TellDigest | Unavailable
 )  # fmt: skip

@@ -177,6 +177,9 @@ _CAREFUL = {
     messages.AskPieces: lambda: st.lists(
         st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
     ).map(lambda pairs: messages.AskPieces(tuple(pairs))),
+    messages.AskDigests: lambda: st.lists(st.integers(0, 2**31), min_size=1, max_size=5).map(
+        lambda items: messages.AskDigests(tuple(items))
+    ),
 }  # fmt: skip
 
 FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
@@ -239,7 +242,9 @@ EXAMPLES: dict[str, Message] = {
         messages.AskManifest("3f" * 16),
         messages.TellManifest(),
         messages.AskPieces(((0, 0), (41, 7))),
-        messages.TellPiece(41, 7, bytes(range(32))),
+        messages.TellPiece(41, 7, 0xFFFF0001),
+        messages.AskDigests((3, 41)),
+        messages.TellDigest(41, bytes(range(32))),
         messages.Unavailable("a model with these weights is not here"),
     )
 }

@@ -29,14 +29,15 @@ CONVERSATIONS = {
     ],
     "weights copied while it loads": [
         *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askpieces"),
-        ("up", "askpieces"), ("down", "tellpiece"), ("up", "progress"), ("down", "tellpiece"), ("up", "ready"), *STEPS,
+        ("up", "askpieces"), ("down", "tellpiece"), ("up", "progress"), ("down", "tellpiece"),
+        ("up", "askdigests"), ("down", "telldigest"), ("up", "ready"), *STEPS,
     ],
     "no weights to copy": [
         *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "unavailable"), ("up", "progress"), ("up", "refuse"),
     ],
     "a reader": [
         *HELLO, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
-        ("down", "askpieces"), ("up", "tellpiece"), ("up", "fault"),
+        ("down", "askpieces"), ("up", "tellpiece"), ("down", "askdigests"), ("up", "telldigest"), ("up", "fault"),
     ],
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
     "told what is void": [*JOINED, ("down", "step"), ("down", "void"), ("down", "step"), ("up", "result")],
@@ -134,10 +135,12 @@ LEGAL: dict[State, set[Word]] = {
     },
     State.LOADING: {
         ("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault"), ("up", "askmanifest"),
-        ("up", "askpieces"), ("down", "tellmanifest"), ("down", "tellpiece"), ("down", "unavailable"),
+        ("up", "askpieces"), ("up", "askdigests"), ("down", "tellmanifest"), ("down", "tellpiece"),
+        ("down", "telldigest"), ("down", "unavailable"),
     },
     State.READING: {
-        ("down", "askmanifest"), ("down", "askpieces"), ("up", "tellmanifest"), ("up", "tellpiece"),
+        ("down", "askmanifest"), ("down", "askpieces"), ("down", "askdigests"), ("up", "tellmanifest"),
+        ("up", "tellpiece"), ("up", "telldigest"),
         ("up", "unavailable"), ("up", "fault"),
     },
     State.READY: {

@@ -1,29 +1,41 @@
 """Takes items of a model from one peer, piece by piece, into the store.
 
-    missing pieces -> ask, a window ahead -> TellPiece -> [ compare with its digest -> write -> part complete ]
+    missing pieces -> ask, a window ahead -> TellPiece -> [ compare with its checksum -> write ] -> [ part complete ]
 
-What is in brackets happens in two other threads, because hashing and writing together may take longer than receiving.
+Each bracket is a thread of its own, so that none does more for a piece than the thread that decrypts it: one writes,
+since two that write to one file wait for each other in the system; one forces complete parts to the disk meanwhile.
 Pieces come in the order in which they were asked for; any other, one of another size or with other bytes than its
-digest says ends the copy with a sentence. What was written until then stays, and the next copy asks for the rest.
+checksum says ends the copy with a sentence. What was written until then stays, and the next copy asks for the rest.
 """
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from splitinfer.errors import PeerError, ProtocolError
+from splitinfer.store import hearsay
 from splitinfer.store.manifest import MAX_BYTES, Manifest, unpack
 from splitinfer.store.models import StoredModel
 from splitinfer.store.pace import Pace
 from splitinfer.store.part import PartWriter, write_whole
 from splitinfer.store.parts import Slot, parts_of
-from splitinfer.store.pieces import Asked, Piece, digest_of, pieces_of
-from splitinfer.wire.messages import AskManifest, AskPieces, Message, TellManifest, TellPiece, Unavailable
+from splitinfer.store.pieces import Asked, Piece, check_of, pieces_of
+from splitinfer.wire.messages import (
+    MOST_PIECES,
+    AskDigests,
+    AskManifest,
+    AskPieces,
+    Message,
+    TellDigest,
+    TellManifest,
+    TellPiece,
+    Unavailable,
+)
 
 Report = Callable[[int, int], None]  # bytes here, bytes in all
 
@@ -32,9 +44,12 @@ _REPORTED = 2**24  # bytes between two reports
 
 
 class Channel(Protocol):
-    """A link to a peer that may be asked for weights. ``peer``: who it is, in messages to people."""
+    """A link to a peer that may be asked for weights. ``peer``: who it is, in messages to people. ``sender``: its key, or,
+    where links are not encrypted, its address, to be noted with what it sends (``store.hearsay``); empty: what it has is
+    right, because it is the coordinator."""
 
     peer: str
+    sender: str
 
     def send(self, message: Message) -> None:
         """Send a message. Raises TransportError."""
@@ -79,7 +94,30 @@ def ask_manifest(channel: Channel, weights: str, model: str = "") -> Remote | Un
         return message
     if not isinstance(message, TellManifest) or len(payload) != 1 or payload[0].nbytes > MAX_BYTES:
         raise ProtocolError(f"{channel.peer} was asked what a model consists of, and sent something else")
-    return Remote(channel, unpack(payload[0]))
+    told = unpack(payload[0])
+    if weights and told.fingerprint.digest() != weights:
+        raise ProtocolError(f"{channel.peer} was asked for other weights than it describes")
+    return Remote(channel, told)
+
+
+def ask_digests(remote: Remote, manifest: Manifest, numbers: Sequence[int]) -> dict[int, bytes]:
+    """Ask a peer for the digests of items that it has, by the numbers of this machine's own ``manifest``.
+
+    Raises:
+        PeerError, TransportError: the peer is gone, cannot read them, or sent something else.
+    """
+    told: dict[int, bytes] = {}
+    for begin in range(0, len(numbers), MOST_PIECES):
+        theirs = [(number, _known(remote.number(manifest, number))) for number in numbers[begin : begin + MOST_PIECES]]
+        remote.channel.send(AskDigests(tuple(item for _, item in theirs)))
+        for number, item in theirs:
+            message, _ = remote.channel.receive()
+            if isinstance(message, Unavailable):
+                raise PeerError(f"{remote.channel.peer} cannot read {manifest.model}: {message.reason}")
+            if not isinstance(message, TellDigest) or message.item != item:
+                raise ProtocolError(f"{remote.channel.peer} was asked for digests, and sent something else")
+            told[number] = message.digest
+    return told
 
 
 def copy_small(remote: Remote, stored: StoredModel, numbers: Iterable[int]) -> None:
@@ -114,9 +152,10 @@ def copy_tensors(
     total = sum(stored.manifest.items[number].nbytes for number in numbers)
     with (
         ExitStack() as stack,
-        ThreadPoolExecutor(2, "store-writer") as pool,
-    ):  # the pool ends first: it writes the files
-        copying = _Copying(remote, stored, stack, pool)
+        ThreadPoolExecutor(1, "store-finisher") as finisher,
+        ThreadPoolExecutor(1, "store-writer") as writer,
+    ):  # the threads end first: they use the files
+        copying = _Copying(remote, stored, stack, writer, finisher)
         asked = Asked(copying.pieces(numbers))
         reported = 0
         for piece, told, data in _coming(remote, asked, rate):
@@ -130,12 +169,14 @@ def copy_tensors(
 class _Copying:
     """The parts that are being written: one, or two while the window reaches into the next."""
 
-    def __init__(self, remote: Remote, stored: StoredModel, stack: ExitStack, pool: ThreadPoolExecutor) -> None:
-        self._remote, self._stored, self._stack, self._pool = remote, stored, stack, pool
+    def __init__(
+        self, remote: Remote, stored: StoredModel, stack: ExitStack, pool: ThreadPoolExecutor, last: ThreadPoolExecutor
+    ) -> None:
+        self._remote, self._stored, self._stack, self._pool, self._last = remote, stored, stack, pool, last
         self._targets: dict[Piece, tuple[PartWriter, Slot]] = {}
         self._left: dict[PartWriter, int] = {}
-        self._lock = threading.Lock()
         self._writing: deque[Future[None]] = deque()
+        self._finishing: list[Future[Path]] = []
         self.done = 0  # bytes that are here
 
     def pieces(self, numbers: Sequence[int]) -> Iterator[Piece]:
@@ -145,6 +186,8 @@ class _Copying:
             missing = writer.missing()
             self.done += sum(info.nbytes for info in part.tensors) - sum(piece.nbytes for piece, _ in missing)
             self._left[writer] = len(missing)
+            if missing and self._remote.channel.sender:
+                hearsay.note(self._stored.folder, part.name, self._remote.channel.sender)
             if not missing:
                 writer.finish()
             theirs = {number: self._remote.number(self._stored.manifest, number) for number in part.numbers}
@@ -165,14 +208,14 @@ class _Copying:
         """Wait until all is written."""
         while self._writing:
             self._writing.popleft().result()
+        for finishing in self._finishing:
+            finishing.result()
 
     def _write(self, writer: PartWriter, slot: Slot, piece: Piece, told: TellPiece, data: memoryview) -> None:
-        writer.write(slot, _checked(self._remote, piece, told, data), told.digest)
-        with self._lock:
-            self._left[writer] -= 1
-            is_last = not self._left[writer]
-        if is_last:
-            writer.finish()
+        writer.write(slot, _checked(self._remote, piece, told, data), told.check)
+        self._left[writer] -= 1
+        if not self._left[writer]:
+            self._finishing.append(self._last.submit(writer.finish))
 
 
 def _coming(remote: Remote, asked: Asked, rate: float | None = None) -> Iterator[tuple[Piece, TellPiece, memoryview]]:
@@ -202,12 +245,12 @@ def _coming(remote: Remote, asked: Asked, rate: float | None = None) -> Iterator
 
 
 def _checked(remote: Remote, piece: Piece, told: TellPiece, data: memoryview) -> memoryview:
-    """The bytes of a piece, if they are what its digest says."""
-    if digest_of(data) != told.digest:
+    """The bytes of a piece, if they are what its checksum says."""
+    if check_of(data) != told.check:
         name = remote.manifest.items[piece.item].name
         raise PeerError(
-            f"{remote.channel.peer} sent other bytes of {name} than its digest says; nothing of them was kept, and the "
-            "next try asks for them again"
+            f"{remote.channel.peer} sent other bytes of {name} than its checksum says; nothing of them was kept, and "
+            "the next try asks for them again"
         )
     return data
 

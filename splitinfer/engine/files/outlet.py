@@ -1,8 +1,9 @@
-"""Answers one link's asks for weights, in a thread of its own: reading and hashing must hold up neither the engine nor
-the thread that receives for all links.
+"""Answers one link's asks for weights, in a thread of its own: reading must hold up neither the engine nor the thread
+that receives for all links.
 
     AskManifest -> find the model -> TellManifest, or Unavailable
-    AskPieces   -> read each -> digest -> TellPiece ..., or Unavailable
+    AskPieces   -> read each -> checksum -> TellPiece ..., or Unavailable
+    AskDigests  -> read each -> TellDigest ..., or Unavailable
 """
 
 import logging
@@ -15,9 +16,18 @@ from typing import Protocol
 from splitinfer.errors import ProtocolError, SplitinferError
 from splitinfer.store.manifest import pack
 from splitinfer.store.pace import Pace
-from splitinfer.store.pieces import digest_of, piece_at
+from splitinfer.store.pieces import check_of, piece_at
 from splitinfer.store.source import Source
-from splitinfer.wire.messages import AskManifest, AskPieces, Message, TellManifest, TellPiece, Unavailable
+from splitinfer.wire.messages import (
+    AskDigests,
+    AskManifest,
+    AskPieces,
+    Message,
+    TellDigest,
+    TellManifest,
+    TellPiece,
+    Unavailable,
+)
 from transports import Frame, Link, TransportError
 
 log = logging.getLogger(__name__)
@@ -99,6 +109,8 @@ class Outlet:
                     self._tell_manifest(message)
                 case AskPieces():
                     self._tell_pieces(message)
+                case AskDigests():
+                    self._tell_digests(message)
                 case _:
                     raise ProtocolError(f"a {type(message).__name__} is no ask for weights")
         except (ProtocolError, TransportError):
@@ -116,9 +128,7 @@ class Outlet:
         self._end.send(TellManifest(), memoryview(pack(self._source.manifest)))
 
     def _tell_pieces(self, ask: AskPieces) -> None:
-        source = self._source
-        if source is None:
-            raise ProtocolError("pieces were asked for before what a model consists of")
+        source = self._opened()
         for item, at in ask.pieces:
             piece = piece_at(source.manifest.items, item, at)
             if piece is None:
@@ -126,4 +136,18 @@ class Outlet:
             data = source.read(piece)
             if self._is_over.wait(self._pace.wait(time.monotonic(), piece.nbytes, self._rate())):
                 return
-            self._end.send(TellPiece(item, at, digest_of(data)), memoryview(data))
+            self._end.send(TellPiece(item, at, check_of(data)), memoryview(data))
+
+    def _tell_digests(self, ask: AskDigests) -> None:
+        source = self._opened()
+        for item in ask.items:
+            if not 0 <= item < len(source.manifest.items):
+                raise ProtocolError(f"the digest of item {item} was asked for, and there is none")
+            if self._is_over.is_set():
+                return
+            self._end.send(TellDigest(item, source.digest(item)))
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            raise ProtocolError("weights were asked for before what a model consists of")
+        return self._source

@@ -27,6 +27,8 @@ class Reader:
         self, address: str, options: LinkOptions, timeout: float, name: str = "", *, role: str = "reader"
     ) -> None:
         self.peer = f"worker {name} ({address})" if name else f"the worker at {address}"
+        security = options.security
+        self.sender = address if security is None or security.peer is None else security.peer
         self._session = Session(opened=True)
         self._link = self._connect(address, options, timeout)
         try:

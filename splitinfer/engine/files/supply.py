@@ -3,6 +3,7 @@
     open     a folder or a whole copy of the hub's -> the store -> the coordinator's manifest -> the hub
     fetch    for each tensor that the stage reads and that is not here, the first that has it:
              the coordinator -> the other workers, in the layout's order -> the hub
+             what workers sent is compared with what others have, before and after (``vouching``)
 
 Without the internet all but the last of each still work. What the coordinator describes must have the fingerprint that
 its Load command names, in every table of tensors, before a byte of weights is asked for.
@@ -10,17 +11,19 @@ its Load command names, in every table of tensors, before a byte of weights is a
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 
 from splitinfer.engine.files.asking import Channel, Remote, ask_manifest, copy_small, copy_tensors
+from splitinfer.engine.files.vouching import Suspect, confirm_by, drop_what_differs, suspects
 from splitinfer.engine.stage.supply import FromHub, Report
 from splitinfer.errors import ModelError, PeerError
 from splitinfer.models.checkpoint import Checkpoint
-from splitinfer.models.copied import matches, open_stored
+from splitinfer.models.copied import matches, open_stored, source_of
 from splitinfer.models.hub import fetch, local_snapshot, open_local
 from splitinfer.models.loader import Survey
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.parts import parts_of
+from splitinfer.store.source import Source
 from splitinfer.wire.messages import Load, Peer, Progress, Unavailable
 
 log = logging.getLogger(__name__)
@@ -80,13 +83,49 @@ class PeerSupply:
     def fetch(self, command: Load, checkpoint: Checkpoint, found: Survey, report: Report) -> Checkpoint:
         """As ``Supply.fetch``."""
         stored = self._store.find(command.fingerprint.digest())
-        missing = checkpoint.missing(found.tensors)
-        if checkpoint.origin is None or stored is None or not missing:
+        if checkpoint.origin is None or stored is None:
             return FromHub().fetch(command, checkpoint, found, report)
+        if self._drop_what_differs(command, stored, found):
+            checkpoint = self._open_stored(command, stored)
+        missing = checkpoint.missing(found.tensors)
+        if not missing:
+            return checkpoint
         left = self._copy(command, stored, [stored.manifest.number_of[name] for name in missing], report)
         if left:
             self._download(command, checkpoint, [stored.manifest.items[number].name for number in left], report)
+        self._ask_the_others(command, stored, found)
         return self._open_stored(command, stored)
+
+    def _drop_what_differs(self, command: Load, stored: StoredModel, found: Survey) -> bool:
+        """Compare what others sent with what the coordinator has; whether something was dropped."""
+        suspected = self._suspects(stored, found)
+        if not suspected:
+            return False
+        try:
+            remote = self._ask_coordinator(command)
+        except PeerError as error:
+            log.info("%s", error)
+            return False
+        with self._own(command, stored) as own:
+            return bool(drop_what_differs(remote, stored, own, suspected))
+
+    def _ask_the_others(self, command: Load, stored: StoredModel, found: Survey) -> None:
+        """Compare what one worker sent, and the coordinator lacks, with what another has."""
+        left = self._suspects(stored, found)
+        with self._own(command, stored) if left else nullcontext() as own:
+            for remote in self._workers(command):
+                if not left or own is None:
+                    return
+                left = confirm_by(remote, stored, own, left)
+        if left:
+            log.info("%s rests on the word of %s alone", command.model, " and ".join(_senders(left)))
+
+    def _suspects(self, stored: StoredModel, found: Survey) -> list[Suspect]:
+        return suspects(stored, [stored.manifest.number_of[name] for name in found.tensors])
+
+    def _own(self, command: Load, stored: StoredModel) -> closing[Source]:
+        """What is here of the model, to be read."""
+        return closing(source_of(self._open_stored(command, stored), command.model))
 
     def _copy(self, command: Load, stored: StoredModel, wanted: list[int], report: Report) -> list[int]:
         """Copy what other machines have; the numbers of what none has."""
@@ -106,6 +145,10 @@ class PeerSupply:
             yield self._ask_coordinator(command)
         except PeerError as error:
             log.info("%s", error)
+        yield from self._workers(command)
+
+    def _workers(self, command: Load) -> Iterator[Remote]:
+        """The other workers that have some of the model."""
         for peer in command.peers:
             with ExitStack() as stack:
                 try:
@@ -125,6 +168,10 @@ class PeerSupply:
                 f"({len(names):,} tensors in {', '.join(files[:2])} are missing)"
             )
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+
+
+def _senders(suspected: list[Suspect]) -> list[str]:
+    return sorted({sender for each in suspected for sender in each.senders})
 
 
 def _copying(report: Report, peer: str) -> Callable[[int, int], None]:

@@ -16,6 +16,7 @@ class ControlChannel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self.sender = ""  # what it has is right
         self.peer = f"the coordinator {connection.name} ({connection.link.address})"
         self._arrived: queue.SimpleQueue[Frame | LinkClosed] = queue.SimpleQueue()
 

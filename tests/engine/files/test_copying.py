@@ -61,12 +61,11 @@ class End:
 
 
 class Channel:
-    """The asker's end. ``most``: how many messages it receives until its link is lost."""
+    """The asker's end. ``most``: how many messages it receives until its link is lost. ``sender``: see ``asking``."""
 
-    peer = "studio"
-
-    def __init__(self, link: Link, most: int) -> None:
-        self.link, self._left = link, most
+    def __init__(self, link: Link, most: int, sender: str) -> None:
+        self.link, self._left, self.sender = link, most, sender
+        self.peer = sender or "studio"
         self.asked: list[Message] = []
 
     def send(self, message: Message) -> None:
@@ -87,14 +86,14 @@ def as_it_is(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]
 
 @contextmanager
 def connected(
-    make: Callable[[], Source], tamper: Tamper = as_it_is, most: int = 10**9
+    make: Callable[[], Source], tamper: Tamper = as_it_is, most: int = 10**9, sender: str = ""
 ) -> Iterator[tuple[Channel, End]]:
     address = f"inproc://copying-{next(_names)}"
     with listen(address) as listener, connect(address, timeout=5) as link:
         end = End(listener.accept(timeout=5), tamper)
         outlet = Outlet(end, OneModel(make), lambda: None)
         end.link.deliver_to(lambda item: outlet.close() if isinstance(item, LinkClosed) else outlet.put(item))
-        yield Channel(link, most), end
+        yield Channel(link, most, sender), end
 
 
 @pytest.fixture
@@ -162,7 +161,7 @@ def test_a_peer_that_goes(make, stored: StoredModel, tmp_path: Path, most: int):
     """What was received before it went is not sent again."""
     with connected(make, most=most) as (channel, _), pytest.raises(TransportError):
         copy(channel, stored)
-    kept = sum(path.stat().st_size for path in stored.folder.glob(".part*.digests")) // 32
+    kept = sum(path.stat().st_size for path in stored.folder.glob(".part*.checks")) // 8
     with connected(make) as (channel, _):
         copy(channel, stored)
     assert_copied(stored, tmp_path)
@@ -191,23 +190,23 @@ def flip(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
 
 def lie(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
     assert isinstance(message, TellPiece)
-    return TellPiece(message.item, message.at, bytes(32)), data
+    return TellPiece(message.item, message.at, 0), data
 
 
 def enlarge(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
     assert isinstance(message, TellPiece)
     more = data[0] + b"x"
-    return TellPiece(message.item, message.at, pieces.digest_of(more)), [more]
+    return TellPiece(message.item, message.at, pieces.check_of(more)), [more]
 
 
 def shorten(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
     assert isinstance(message, TellPiece)
-    return TellPiece(message.item, message.at, pieces.digest_of(data[0][:-1])), [data[0][:-1]]
+    return TellPiece(message.item, message.at, pieces.check_of(data[0][:-1])), [data[0][:-1]]
 
 
 def another(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
     assert isinstance(message, TellPiece)
-    return TellPiece(message.item, message.at + 1, message.digest), data
+    return TellPiece(message.item, message.at + 1, message.check), data
 
 
 def nothing(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
@@ -217,7 +216,7 @@ def nothing(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (flip, "other bytes of layers.4.weight than its digest says"), (lie, "than its digest says"),
+        (flip, "other bytes of layers.4.weight than its checksum says"), (lie, "than its checksum says"),
         (enlarge, "not what it was asked for"), (shorten, "not what it was asked for"),
         (another, "not what it was asked for"), (nothing, "sent something else"),
     ],
@@ -306,7 +305,7 @@ def test_pieces_before_a_manifest_end_the_link(make):
 
 def test_an_answer_that_is_none(make, stored: StoredModel):
     def odd(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-        return TellPiece(0, 0, b""), data
+        return TellPiece(0, 0, 0), data
 
     with connected(make, odd) as (channel, _), pytest.raises(ProtocolError, match="sent something else"):
         ask_manifest(channel, stored.digest)

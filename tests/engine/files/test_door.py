@@ -14,7 +14,7 @@ from splitinfer.errors import PeerError, Refused, WorkerUnreachable
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.part import PartWriter, write_whole
 from splitinfer.store.parts import parts_of
-from splitinfer.store.pieces import digest_of
+from splitinfer.store.pieces import check_of
 from splitinfer.wire.messages import AskManifest, AskPieces, ClockAsk, Expect, Message, Unavailable
 from transports import KeyPair, LinkOptions, Security, listen
 
@@ -49,7 +49,7 @@ def store(tmp_path: Path) -> ModelStore:
     (part,) = parts_of(told, range(1, 6))
     with PartWriter(model.folder, part) as writer:
         for piece, slot in writer.missing():
-            writer.write(slot, source.read(piece), digest_of(source.read(piece)))
+            writer.write(slot, source.read(piece), check_of(source.read(piece)))
         writer.finish()
     return store
 

@@ -20,6 +20,7 @@ from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.copied import open_stored, source_of
 from splitinfer.models.loader import survey
+from splitinfer.store import hearsay
 from splitinfer.store.manifest import Manifest, manifest, pack
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.pace import BESIDE_SERVING
@@ -111,6 +112,39 @@ def test_a_worker_that_has_what_the_coordinator_lacks(model: Path, tmp_path: Pat
         with pipeline(model, [whole, lacking]) as llm:
             assert tokens_of(llm, prompt(20), max_tokens=4) == plain_greedy(model, prompt(20), 4)
     assert set(only(lacking).tensors()) == held
+    assert set(hearsay.noted(only(lacking).folder)) == set(only(lacking).tensors().values())
+
+
+def test_weights_that_a_worker_forged_are_replaced_once_the_coordinator_has_them(model: Path, tmp_path: Path):
+    """A worker's bytes, with checksums that agree, in the store of one that had nobody else to ask."""
+    store, tokens = ModelStore(tmp_path / "store"), prompt(20)
+    with pipeline(model, [store]):
+        pass
+    forged = sorted(set(only(store).tensors().values()))
+    for path in forged:
+        hearsay.note(only(store).folder, path.name, "another worker")
+        data = path.read_bytes()
+        path.write_bytes(data[:-64] + bytes(64))
+    with pipeline(model, [store]) as llm:
+        assert tokens_of(llm, tokens, max_tokens=8) == plain_greedy(model, tokens, 8)
+    assert hearsay.noted(only(store).folder) == {}
+
+
+def test_two_workers_that_have_different_weights(model: Path, tmp_path: Path):
+    """The coordinator has none of the last layers: nothing tells who is right."""
+    stores = [ModelStore(tmp_path / name) for name in ("one", "other", "lacking")]
+    for store in stores[:2]:
+        with pipeline(model, [store]):
+            pass
+    for path in set(only(stores[0]).tensors().values()):
+        path.write_bytes(path.read_bytes()[:-64] + bytes(64))
+    held = survey(open_folder(model), 2, 4, "float32").tensors
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(shelf, "source_of", lambda checkpoint, model: _without(source_of(checkpoint, model), held))
+        addresses = [stack.enter_context(worker(store)) for store in stores]
+        with pytest.raises(PeerError, match=r"has other bytes of .* than .* sent, and the coordinator has none"):
+            stack.enter_context(LLM(layout(model, [1, 1, 1, 1], addresses), settings=Settings()))
+    assert only(stores[2]).tensors() == {}
 
 
 def _without(source: Source, lost: frozenset[str]) -> Source:
