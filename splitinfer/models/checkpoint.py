@@ -16,6 +16,7 @@ from typing import Any
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
 from splitinfer.core.tensor_info import ITEM_BITS, TensorInfo
 from splitinfer.errors import ModelError
+from splitinfer.store.holding import Hold
 
 _MAX_HEADER = 100 * 2**20  # the format's own bound
 _NUM_SAMPLES = 32
@@ -28,7 +29,7 @@ class Checkpoint:
 
     ``copied``: tensors that were copied from another machine, and the files that hold them here; they are not read from
     ``folder`` (``splitinfer.store``). ``origin``: the fingerprint of the files they were copied from, which as such are
-    not here.
+    not here. ``hold``: keeps what was copied from being removed.
     """
 
     folder: Path
@@ -37,6 +38,7 @@ class Checkpoint:
     revision: str | None = None
     copied: Mapping[str, Path] = field(default_factory=dict)
     origin: Fingerprint | None = None
+    hold: Hold | None = field(default=None, compare=False, repr=False)
 
     def path_of(self, tensor: str) -> Path:
         """The file that holds a tensor, or would hold it."""

@@ -18,12 +18,14 @@ def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint
     of the same model, for tensors that the store lacks.
 
     Raises:
-        ModelError: its configuration is damaged or missing, or its tensors are others than its fingerprint says.
+        ModelError: it is being removed, its configuration is damaged or missing, or its tensors are others than its
+            fingerprint says.
     """
+    hold = stored.hold()
     tensors, origin = table_of(stored.manifest.tensors), stored.manifest.fingerprint
     here = {**_beside(snapshot, tensors), **stored.tensors()}
     config = read_config(stored.folder)
-    checkpoint = Checkpoint(stored.folder, config, tensors, origin.revision, here, origin)
+    checkpoint = Checkpoint(stored.folder, config, tensors, origin.revision, here, origin, hold)
     difference = origin.difference(checkpoint.table_fingerprint())
     if difference:
         remedy = f"remove it with: splitinfer models rm {stored.digest}"

@@ -13,9 +13,10 @@ few small files, nothing else.
     part        one file that is being written: pieces that were checked, kept across restarts
     models      the store: the models in it, by their fingerprints
     source      reads pieces of a model's files, and notices when a file changes
+    holding     locks between the processes that share a store
     hearsay     which parts rest on the word of one machine
 
-The first six decide and touch nothing (``paths`` asks the environment for a folder's name); the last four act.
+The first six decide and touch nothing (``paths`` asks the environment for a folder's name); the last five act.
 
 A part becomes visible under its name only when each of its tensors is complete, so a reader never meets a hole. The
 checksum of every piece that was written is kept beside it. A copy that was interrupted, whatever by, reads what it

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
+from splitinfer.store.holding import Hold, alone, make_lock, unused
 from splitinfer.store.manifest import MAX_BYTES, Manifest, pack, unpack, with_files
 from splitinfer.store.part import PARTIAL, is_busy, write_whole
 from splitinfer.store.parts import Part
@@ -68,6 +69,10 @@ class StoredModel:
     def begun(self, parts: Iterable[Part]) -> int:
         """Bytes of these parts that an earlier copy has written."""
         return sum(min(_size(self.folder / f".{part.name}{PARTIAL}") or 0, part.nbytes) for part in parts)
+
+    def hold(self) -> Hold:
+        """Keep other processes from removing it. Raises ModelError."""
+        return Hold(self.folder)
 
     @property
     def nbytes(self) -> int:
@@ -116,19 +121,28 @@ class ModelStore:
         Raises:
             ModelError: it cannot be made.
         """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelError(f"the folder {self.path} cannot be made: {error.strerror or error}") from error
+        with alone(self.path):
+            return self._begin(manifest)
+
+    def _begin(self, manifest: Manifest) -> StoredModel:
         there = self.find(manifest.fingerprint.digest())
         if there is not None:
             manifest = with_files(manifest, there.manifest.files)
             if manifest.files == there.manifest.files:
+                make_lock(there.folder)
                 return there
         folder = self.path / manifest.fingerprint.digest()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             folder.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
             raise ModelError(f"the folder {folder} cannot be made: {error.strerror or error}") from error
         if folder.is_symlink():
             raise ModelError(f"{folder} is a link, which is not followed; remove it")
+        make_lock(folder)
         write_whole(folder, _MANIFEST, pack(manifest))
         return StoredModel(folder, manifest)
 
@@ -152,10 +166,16 @@ class ModelStore:
         """Remove a model; return the bytes freed.
 
         Raises:
-            ModelError: it is being copied, or cannot be removed.
+            ModelError: it is in use, or cannot be removed.
         """
-        if any(is_busy(path) for path in model.folder.glob(f".*{PARTIAL}")):
-            raise ModelError(f"{model.manifest.model} is being copied just now; end that first")
+        with alone(self.path), unused(model.folder) as is_unused:
+            if any(is_busy(path) for path in model.folder.glob(f".*{PARTIAL}")):
+                raise ModelError(f"{model.manifest.model} is being copied just now; end that first")
+            if not is_unused:
+                raise ModelError(f"{model.manifest.model} is in use by a splitinfer of this machine; end that first")
+            return self._remove(model)
+
+    def _remove(self, model: StoredModel) -> int:
         freed = model.nbytes
         try:
             (model.folder / _MANIFEST).unlink(missing_ok=True)  # first, so that half a model is none

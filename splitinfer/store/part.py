@@ -13,6 +13,7 @@ import fcntl
 import os
 import stat
 import struct
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -112,16 +113,18 @@ def write_whole(folder: Path, name: str, data: bytes) -> None:
     Raises:
         ModelError: the disk is full, or it cannot be written.
     """
-    hidden = folder / f".{name}{PARTIAL}"
     with said(folder):
-        hidden.unlink(missing_ok=True)
-        file = _open(hidden)
+        # A name of its own: another process may write the same file just now.
+        file, hidden = tempfile.mkstemp(PARTIAL, f".{name}.", folder)
         try:
             _write(file, data, 0)
             os.fsync(file)
+            Path(hidden).replace(folder / name)
+        except BaseException:
+            Path(hidden).unlink(missing_ok=True)
+            raise
         finally:
             os.close(file)
-        hidden.replace(folder / name)
         sync_folder(folder)
 
 

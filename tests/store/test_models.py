@@ -1,5 +1,6 @@
 """The store: what it holds, what it refuses, what it removes."""
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from test_part import fill
 from weights import CONFIG, described, shorten_pieces, written
 
 from splitinfer.errors import ModelError
+from splitinfer.store.holding import unused
 from splitinfer.store.manifest import SmallFile, with_files
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.part import PartWriter, write_whole
@@ -125,6 +127,80 @@ def test_a_model_is_removed_with_all_that_is_its_own(store: ModelStore, tmp_path
     assert store.remove(model) == nbytes
     assert store.models() == [other]
     assert not model.folder.exists()
+
+
+def test_a_model_that_is_in_use_is_not_removed(store: ModelStore, tmp_path: Path):
+    model = copied(store, tmp_path, range(1, 6))
+    with model.hold(), model.hold():  # several may
+        with pytest.raises(ModelError, match=r"a/model is in use by a splitinfer of this machine; end that first"):
+            store.remove(model)
+        assert len(model.tensors()) == 5
+    assert store.remove(model) > 0
+
+
+def test_who_forgets_a_model_uses_it_no_more(store: ModelStore, tmp_path: Path):
+    model = copied(store, tmp_path, range(1, 6))
+    held = [model.hold()]
+    held.clear()
+    assert store.remove(model) > 0
+
+
+def test_a_model_that_is_being_removed_cannot_be_used(store: ModelStore, tmp_path: Path):
+    model = copied(store, tmp_path, range(1, 6))
+    with unused(model.folder) as is_unused:
+        assert is_unused
+        with pytest.raises(ModelError, match="is being removed by another process; try again"):
+            model.hold()
+    store.remove(model)
+    with pytest.raises(ModelError, match="is being removed"):
+        model.hold()
+
+
+def test_a_model_removed_while_another_process_was_about_to_use_it(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The other has opened the lock, and takes it when the model is gone."""
+    model, flock = copied(store, tmp_path, range(1, 6)), fcntl.flock
+
+    def remove_before(file: int, how: int) -> None:
+        monkeypatch.setattr("splitinfer.store.holding.fcntl.flock", flock)
+        store.remove(model)
+        flock(file, how)
+
+    monkeypatch.setattr("splitinfer.store.holding.fcntl.flock", remove_before)
+    with pytest.raises(ModelError, match="is being removed"):
+        model.hold()
+
+
+def test_one_process_at_a_time_begins_a_model(store: ModelStore, monkeypatch: pytest.MonkeyPatch):
+    """So that neither forgets what the other has named."""
+    store.begin(described())
+    with_lock = list[bool]()
+
+    def merging(*told: object) -> object:
+        with (store.path / ".lock").open() as file, pytest.raises(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with_lock.append(True)
+        return with_files(*told)
+
+    monkeypatch.setattr("splitinfer.store.models.with_files", merging)
+    store.begin(with_files(described(), [SmallFile("tokenizer.json", 5)]))
+    assert with_lock == [True]
+
+
+def test_two_processes_write_the_same_small_file(store: ModelStore, monkeypatch: pytest.MonkeyPatch):
+    folder, replace, other = store.begin(described()).folder, Path.replace, [b"other"]
+
+    def in_between(self: Path, target: Path) -> Path:
+        """The other begins and ends before this one gives its file its name."""
+        if other:
+            write_whole(folder, "config.json", other.pop())
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", in_between)
+    write_whole(folder, "config.json", CONFIG)
+    assert (folder / "config.json").read_bytes() == CONFIG
+    assert not list(folder.glob("*.partial"))
 
 
 def test_a_model_that_is_being_copied_is_not_removed(store: ModelStore):

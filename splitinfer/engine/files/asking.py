@@ -44,9 +44,11 @@ _REPORTED = 2**24  # bytes between two reports
 
 
 class Channel(Protocol):
-    """A link to a peer that may be asked for weights. ``peer``: who it is, in messages to people. ``sender``: its key, or,
-    where links are not encrypted, its address, to be noted with what it sends (``store.hearsay``); empty: what it has is
-    right, because it is the coordinator."""
+    """A link to a peer that may be asked for weights.
+
+    ``peer``: who it is, for people. ``sender``: its key, or, where links are not encrypted, its address, to be noted
+    with what it sends (``store.hearsay``); empty: it is the coordinator, and what it has is right.
+    """
 
     peer: str
     sender: str
@@ -100,13 +102,13 @@ def ask_manifest(channel: Channel, weights: str, model: str = "") -> Remote | Un
     return Remote(channel, told)
 
 
-def ask_digests(remote: Remote, manifest: Manifest, numbers: Sequence[int]) -> dict[int, bytes]:
-    """Ask a peer for the digests of items that it has, by the numbers of this machine's own ``manifest``.
+def ask_digests(remote: Remote, manifest: Manifest, numbers: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """Ask a peer for the digests of items that it has, and yield them as they come, with the numbers of this machine's
+    own ``manifest``. To be taken to the end: they arrive in any case.
 
     Raises:
         PeerError, TransportError: the peer is gone, cannot read them, or sent something else.
     """
-    told: dict[int, bytes] = {}
     for begin in range(0, len(numbers), MOST_PIECES):
         theirs = [(number, _known(remote.number(manifest, number))) for number in numbers[begin : begin + MOST_PIECES]]
         remote.channel.send(AskDigests(tuple(item for _, item in theirs)))
@@ -116,8 +118,7 @@ def ask_digests(remote: Remote, manifest: Manifest, numbers: Sequence[int]) -> d
                 raise PeerError(f"{remote.channel.peer} cannot read {manifest.model}: {message.reason}")
             if not isinstance(message, TellDigest) or message.item != item:
                 raise ProtocolError(f"{remote.channel.peer} was asked for digests, and sent something else")
-            told[number] = message.digest
-    return told
+            yield number, message.digest
 
 
 def copy_small(remote: Remote, stored: StoredModel, numbers: Iterable[int]) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from splitinfer.engine.files.asking import Channel, Report, ask_manifest, copy_small, copy_tensors
+from splitinfer.engine.files.asking import Channel, Remote, Report, ask_manifest, copy_small, copy_tensors
 from splitinfer.engine.files.supply import check_room
 from splitinfer.errors import ModelError, Refused
 from splitinfer.models.copied import open_stored
@@ -42,6 +42,13 @@ def pull(
     if isinstance(remote, Unavailable):
         raise Refused(f"{channel.peer} has no weights for this machine: {remote.reason}")
     stored = store.begin(remote.manifest)
+    with stored.hold():
+        return _copy(remote, store, stored, layers, report, rate)
+
+
+def _copy(
+    remote: Remote, store: ModelStore, stored: StoredModel, layers: Layers | None, report: Report, rate: float | None
+) -> Pulled:
     copy_small(remote, stored, stored.manifest.small(tokenizer=True))
     here = stored.tensors()
     numbers = [number for number in _wanted(stored, layers) if stored.manifest.items[number].name not in here]

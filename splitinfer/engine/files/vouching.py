@@ -9,7 +9,7 @@ A digest is that of a whole tensor, SHA-256, asked for by AskDigests; both ends 
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,12 +95,8 @@ def confirm_by(remote: Remote, stored: StoredModel, own: Source, found: Iterable
 
 def _first_difference(remote: Remote, stored: StoredModel, own: Source, suspect: Suspect) -> str | None:
     """The first tensor of which the peer has other bytes."""
-    told = ask_digests(remote, stored.manifest, remote.holds(stored.manifest, suspect.numbers))
-    return _differing(told, own, stored)
-
-
-def _differing(told: Mapping[int, bytes], own: Source, stored: StoredModel) -> str | None:
-    for number, digest in told.items():
-        if own.digest(number) != digest:
-            return stored.manifest.items[number].name
-    return None
+    wrong = None
+    for number, digest in ask_digests(remote, stored.manifest, remote.holds(stored.manifest, suspect.numbers)):
+        if wrong is None and own.digest(number) != digest:
+            wrong = stored.manifest.items[number].name
+    return wrong

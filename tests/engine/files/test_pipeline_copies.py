@@ -79,6 +79,13 @@ def test_a_worker_takes_its_layers_and_no_others(model: Path, tmp_path: Path):
     assert not any(path.name.endswith((".py", "tokenizer.json")) for path in stored.folder.iterdir())
 
 
+def test_weights_that_a_worker_holds_are_not_removed(model: Path, tmp_path: Path):
+    store = ModelStore(tmp_path / "store")
+    with pipeline(model, [store]), pytest.raises(ModelError, match="is in use by a splitinfer of this machine"):
+        ModelStore(store.path).remove(only(store))
+    assert set(only(store).tensors()) == survey(open_folder(model), 2, 4, "float32").tensors
+
+
 def test_what_was_copied_is_not_copied_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     store, tokens = ModelStore(tmp_path / "store"), prompt(20)
     with pipeline(model, [store]) as llm:

@@ -218,7 +218,7 @@ def test_answers_that_are_no_digests(make, told: Manifest, stored: StoredModel):
             return (answer, []) if isinstance(message, TellDigest) else (message, data)
 
         with remote(make, told, "", tamper) as peer, pytest.raises(PeerError, match=why):
-            ask_digests(peer, stored.manifest, [2])
+            list(ask_digests(peer, stored.manifest, [2]))
 
 
 def test_a_digest_of_what_there_is_not_ends_the_link(make, told: Manifest):
