@@ -65,18 +65,22 @@ def check_of(data: bytes | memoryview) -> int:
 class Asked:
     """The pieces under way, in the order in which they were asked for, which is that in which they come.
 
-    ``window``: bytes that may be under way; one piece always may.
+    ``window``: bytes that may be under way; one piece always may. ``at_once``: as soon as there is room for a piece,
+    ask for it; otherwise only when a quarter of the window is free, with a quarter of the messages or less.
     """
 
-    def __init__(self, pieces: Iterable[Piece], window: int = WINDOW) -> None:
+    def __init__(self, pieces: Iterable[Piece], window: int = WINDOW, *, at_once: bool = True) -> None:
         self._coming = iter(pieces)
         self._next = next(self._coming, None)
         self._under_way: deque[Piece] = deque()
         self._bytes, self._window = 0, window
+        self._most_bytes, self._most_asked = (window, MOST_ASKED) if at_once else (3 * window // 4, 3 * MOST_ASKED // 4)
 
     def to_ask(self) -> list[Piece]:
         """The pieces to ask for now."""
         asking: list[Piece] = []
+        if self._bytes > self._most_bytes or len(self._under_way) > self._most_asked:
+            return asking
         while self._next is not None and self._has_room_for(self._next):
             asking.append(self._next)
             self._under_way.append(self._next)

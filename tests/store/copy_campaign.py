@@ -6,7 +6,8 @@ A child process copies a model of random bytes from this process, over an encryp
 as it is, and is killed (-9) at random moments of the first; then it is let finish. Bytes are counted where they are
 sent, so what was under way when the child was killed counts as sent twice. The link's own limit is what the same two
 processes reach on the same link with frames of one piece that nobody reads from a disk, hashes or writes. Seconds of
-processors are of both ends together: where both run on one machine with two of them, those are the limit.
+processors are of both ends together: where both run on one machine with two of them, those are the limit. What would be
+the limit on machines with a processor for each thread is the busiest thread of either end, for the same bytes.
 """
 
 import argparse
@@ -27,6 +28,7 @@ sys.path[:0] = [
 ]
 
 import storm
+from measuring import busiest, thread_seconds
 from weights import CONFIG
 
 from splitinfer.core.json_text import dumps
@@ -56,28 +58,37 @@ _CHILD = """
 import json, sys, time
 from pathlib import Path
 sys.path[:0] = {paths!r}
+from measuring import busiest, thread_seconds, touch
 sys.setswitchinterval(0.0005)  # as the command line does
 from splitinfer.engine.files.pulling import pull
 from splitinfer.engine.files.reader import Reader
 from splitinfer.store.models import ModelStore
 from transports import KeyPair, LinkOptions, Security, connect
 options, cpu = LinkOptions(security=Security(KeyPair(*{own!r}), {peer!r})), time.process_time()
+if {touched!r}:
+    touch(Path({store!r} + ".touched"), {touched!r})
+    cpu = time.process_time()
+ran, now = thread_seconds(), dict()
+def report(at, total):
+    marks.append((time.monotonic(), at))
+    now.update(thread_seconds())
 if {drain!r}:
     link, took, begun = connect({address!r}, timeout=10, options=options), 0, None
     while took < {drain!r}:
         took += sum(memoryview(part).nbytes for part in link.recv(timeout=60).parts)
         begun = begun or (time.monotonic(), took)
     seconds = time.monotonic() - begun[0]
-    print(json.dumps({{"rate": (took - begun[1]) / seconds, "cpu": time.process_time() - cpu}}), flush=True)
+    found = {{"cpu": time.process_time() - cpu, "busiest": busiest(ran, thread_seconds())}}
+    print(json.dumps({{"rate": (took - begun[1]) / seconds, **found}}), flush=True)
     link.close()
 else:
     with Reader({address!r}, options, 10.0) as reader:
         print("connected", flush=True)
         marks, store = [], ModelStore(Path({store!r}))
-        done = pull(reader, store, {name!r}, None, lambda at, total: marks.append((time.monotonic(), at)))
+        done = pull(reader, store, {name!r}, None, report)
     (t0, b0), (t1, b1) = marks[0], marks[-1]
-    cpu = time.process_time() - cpu
-    print(json.dumps({{"rate": (b1 - b0) / max(1e-9, t1 - t0), "nbytes": done.nbytes, "cpu": cpu}}), flush=True)
+    found = {{"cpu": time.process_time() - cpu, "busiest": busiest(ran, now)}}
+    print(json.dumps({{"rate": (b1 - b0) / max(1e-9, t1 - t0), "nbytes": done.nbytes, **found}}), flush=True)
 """
 
 
@@ -131,10 +142,10 @@ class Sender:
 
 
 @contextmanager
-def child(sender: Sender, store: Path, drain: int = 0) -> Iterator[subprocess.Popen[str]]:
+def child(sender: Sender, store: Path, drain: int = 0, touched: int = 0) -> Iterator[subprocess.Popen[str]]:
     code = _CHILD.format(
-        paths=[str(ROOT)], own=(THERE.public, THERE.secret), peer=HERE.public, address=sender.address, store=str(store),
-        name=NAME, drain=drain,
+        paths=[str(ROOT), str(ROOT / "tests" / "store")], own=(THERE.public, THERE.secret), peer=HERE.public,
+        address=sender.address, store=str(store), name=NAME, drain=drain, touched=touched,
     )  # fmt: skip
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -225,22 +236,26 @@ def speed(folder: Path, model: Path, link: str, rounds: int) -> dict[str, float 
         sender.stream = size
         bare.append(timed(sender, folder / "none", drain=size))
         sender.stream, before = 0, sender.sent
-        copies.append(timed(sender, folder / f"speed {link} {at}"))
+        copies.append(timed(sender, folder / f"speed {link} {at}", touched=size))
         nbytes = check_copy(model, ModelStore(folder / f"speed {link} {at}"))
         sent = sender.sent - before
     sender.close()
     rate, limit = (max(each["rate"] for each in found) for found in (copies, bare))
     cpu, least = (1e9 / size * min(each["cpu"] for each in found) for found in (copies, bare))
+    thread, one = (1e9 / size * min(each["busiest"] for each in found) for found in (copies, bare))
     rates = {"MB/s": rate / 1e6, "limit MB/s": limit / 1e6, "share": rate / limit}
-    return {"link": link, **rates, "cpu s/GB": cpu, "limit cpu s/GB": least, "sent/tensors": sent / nbytes}
+    return {"link": link, **rates, "cpu s/GB": cpu, "limit cpu s/GB": least} | {
+        "busiest thread s/GB": thread, "limit busiest thread s/GB": one, "sent/tensors": sent / nbytes,
+    }  # fmt: skip
 
 
-def timed(sender: Sender, store: Path, drain: int = 0) -> dict[str, float]:
+def timed(sender: Sender, store: Path, drain: int = 0, touched: int = 0) -> dict[str, float]:
     """What a child reports; seconds of processors with those of this end."""
-    cpu = time.process_time()
-    with child(sender, store, drain) as process:
+    cpu, ran = time.process_time(), thread_seconds()
+    with child(sender, store, drain, touched) as process:
         found = result_of(process)
-    return found | {"cpu": found["cpu"] + time.process_time() - cpu}
+    both = max(found["busiest"], busiest(ran, thread_seconds()))
+    return found | {"cpu": found["cpu"] + time.process_time() - cpu, "busiest": both}
 
 
 def strangers(folder: Path, model: Path, count: int, seed: int) -> dict[str, object]:

@@ -28,10 +28,10 @@ def test_there_is_no_such_piece(item: int, at: int):
     assert piece_at([Item("a", PIECE + 1), Item("empty", 0)], item, at) is None
 
 
-@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 300))
-def test_the_window_is_kept_and_all_is_asked_for(sizes: list[int], window: int):
+@given(st.lists(st.integers(1, 100), max_size=40), st.integers(1, 300), st.booleans())
+def test_the_window_is_kept_and_all_is_asked_for(sizes: list[int], window: int, at_once: bool):
     coming = [Piece(at, 0, size) for at, size in enumerate(sizes)]
-    asked, came, under_way = Asked(iter(coming), window), list[Piece](), list[Piece]()
+    asked, came, under_way = Asked(iter(coming), window, at_once=at_once), list[Piece](), list[Piece]()
     while not asked.is_done or not came:
         under_way += asked.to_ask()
         if not under_way:
@@ -42,6 +42,17 @@ def test_the_window_is_kept_and_all_is_asked_for(sizes: list[int], window: int):
         came.append(due)
     assert came == coming
     assert asked.is_done
+
+
+def test_asks_come_together_unless_at_once():
+    """A quarter of the window is asked for at a time, or a piece."""
+    for at_once, counts in ((True, [8, 1, 1, 1, 1, 1]), (False, [8, 0, 2, 0, 2, 0])):
+        asked = Asked([Piece(at, 0, 10) for at in range(20)], 80, at_once=at_once)
+        asks = [len(asked.to_ask())]
+        for at in range(5):
+            asked.came(at, 0, 10)
+            asks.append(len(asked.to_ask()))
+        assert asks == counts
 
 
 def test_small_pieces_are_bounded_by_number():

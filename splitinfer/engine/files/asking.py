@@ -1,6 +1,6 @@
 """Takes items of a model from one peer, piece by piece, into the store.
 
-    missing pieces -> ask, a window ahead -> TellPiece -> [ compare with its checksum -> write ] -> [ part complete ]
+    [ missing pieces -> ask, a window ahead -> TellPiece -> compare with its checksum ] -> [ write ] -> [ part complete ]
 
 Each bracket is a thread of its own, so that none does more for a piece than the thread that decrypts it: one writes,
 since two that write to one file wait for each other in the system; one forces complete parts to the disk meanwhile.
@@ -157,7 +157,8 @@ def copy_tensors(
         ThreadPoolExecutor(1, "store-writer") as writer,
     ):  # the threads end first: they use the files
         copying = _Copying(remote, stored, stack, writer, finisher)
-        asked = Asked(copying.pieces(numbers))
+        # A burst at the link's speed is what a rate is to prevent.
+        asked = Asked(copying.pieces(numbers), at_once=rate is not None)
         reported = 0
         for piece, told, data in _coming(remote, asked, rate):
             copying.take(piece, told, data)
@@ -200,7 +201,8 @@ class _Copying:
     def take(self, piece: Piece, told: TellPiece, data: memoryview) -> None:
         """Write a piece that came."""
         writer, slot = self._targets.pop(piece)
-        self._writing.append(self._pool.submit(self._write, writer, slot, piece, told, data))
+        checked = _checked(self._remote, piece, told, data)
+        self._writing.append(self._pool.submit(self._write, writer, slot, checked, told.check))
         self.done += piece.nbytes
         while len(self._writing) > _WRITING or (self._writing and self._writing[0].done()):
             self._writing.popleft().result()
@@ -212,8 +214,8 @@ class _Copying:
         for finishing in self._finishing:
             finishing.result()
 
-    def _write(self, writer: PartWriter, slot: Slot, piece: Piece, told: TellPiece, data: memoryview) -> None:
-        writer.write(slot, _checked(self._remote, piece, told, data), told.check)
+    def _write(self, writer: PartWriter, slot: Slot, data: memoryview, check: int) -> None:
+        writer.write(slot, data, check)
         self._left[writer] -= 1
         if not self._left[writer]:
             self._finishing.append(self._last.submit(writer.finish))

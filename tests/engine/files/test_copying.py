@@ -149,7 +149,9 @@ def test_progress_is_reported_now_and_then(make, stored: StoredModel, monkeypatc
 
 
 def test_no_more_is_under_way_than_the_window(make, stored: StoredModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("splitinfer.engine.files.asking.Asked", lambda coming: pieces.Asked(coming, window=24))
+    monkeypatch.setattr(
+        "splitinfer.engine.files.asking.Asked", lambda coming, **how: pieces.Asked(coming, window=24, **how)
+    )
     with connected(make) as (channel, _):
         copy(channel, stored)
     asks = [len(ask.pieces) for ask in channel.asked if isinstance(ask, AskPieces)]
