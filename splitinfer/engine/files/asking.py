@@ -1,6 +1,6 @@
 """Takes items of a model from one peer, piece by piece, into the store.
 
-    [ missing pieces -> ask, a window ahead -> TellPiece -> compare with its checksum ] -> [ write ] -> [ part complete ]
+    [ missing pieces -> ask, a window ahead -> TellPiece -> compare its checksum ] -> [ write ] -> [ part complete ]
 
 Each bracket is a thread of its own, so that none does more for a piece than the thread that decrypts it: one writes,
 since two that write to one file wait for each other in the system; one forces complete parts to the disk meanwhile.

@@ -85,7 +85,7 @@ class PeerSupply:
         stored = self._store.find(command.fingerprint.digest())
         if checkpoint.origin is None or stored is None:
             return FromHub().fetch(command, checkpoint, found, report)
-        if self._drop_what_differs(command, stored, found):
+        if self._drop_what_differs(command, stored, found, report):
             checkpoint = self._open_stored(command, stored)
         missing = checkpoint.missing(found.tensors)
         if not missing:
@@ -96,7 +96,7 @@ class PeerSupply:
         self._ask_the_others(command, stored, found)
         return self._open_stored(command, stored)
 
-    def _drop_what_differs(self, command: Load, stored: StoredModel, found: Survey) -> bool:
+    def _drop_what_differs(self, command: Load, stored: StoredModel, found: Survey, report: Report) -> bool:
         """Compare what others sent with what the coordinator has; whether something was dropped."""
         suspected = self._suspects(stored, found)
         if not suspected:
@@ -107,7 +107,8 @@ class PeerSupply:
             log.info("%s", error)
             return False
         with self._own(command, stored) as own:
-            return bool(drop_what_differs(remote, stored, own, suspected))
+            comparing = _copying(report, f"compared with {remote.channel.peer}")
+            return bool(drop_what_differs(remote, stored, own, suspected, comparing))
 
     def _ask_the_others(self, command: Load, stored: StoredModel, found: Survey) -> None:
         """Compare what one worker sent, and the coordinator lacks, with what another has."""
@@ -133,7 +134,7 @@ class PeerSupply:
         for remote in self._remotes(command):
             numbers = remote.holds(stored.manifest, wanted)
             if numbers:
-                copy_tensors(remote, stored, numbers, _copying(report, remote.channel.peer))
+                copy_tensors(remote, stored, numbers, _copying(report, f"from {remote.channel.peer}"))
             wanted = [number for number in wanted if number not in set(numbers)]
             if not wanted:
                 break
@@ -174,8 +175,8 @@ def _senders(suspected: list[Suspect]) -> list[str]:
     return sorted({sender for each in suspected for sender in each.senders})
 
 
-def _copying(report: Report, peer: str) -> Callable[[int, int], None]:
-    return lambda done, total: report(Progress("copy", done, total, f"from {peer}"))
+def _copying(report: Report, text: str) -> Callable[[int, int], None]:
+    return lambda done, total: report(Progress("copy", done, total, text))
 
 
 def check_room(store: ModelStore, stored: StoredModel, wanted: list[int]) -> None:

@@ -9,11 +9,11 @@ A digest is that of a whole tensor, SHA-256, asked for by AskDigests; both ends 
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from splitinfer.engine.files.asking import Remote, ask_digests
+from splitinfer.engine.files.asking import Remote, Report, ask_digests
 from splitinfer.errors import PeerError
 from splitinfer.store import hearsay
 from splitinfer.store.models import StoredModel
@@ -46,14 +46,20 @@ def suspects(stored: StoredModel, wanted: Iterable[int]) -> list[Suspect]:
     ]
 
 
-def drop_what_differs(remote: Remote, stored: StoredModel, own: Source, found: Iterable[Suspect]) -> list[Suspect]:
-    """Compare suspects with a coordinator that has their tensors; return those that were dropped.
+def drop_what_differs(
+    remote: Remote, stored: StoredModel, own: Source, found: Sequence[Suspect], report: Report = lambda *_: None
+) -> list[Suspect]:
+    """Compare suspects with a coordinator that has their tensors; return those that were dropped. ``report``: gets the
+    bytes that were compared, and those to be compared.
 
     Raises:
         PeerError, TransportError, ModelError: it is gone, or bytes cannot be read.
     """
-    dropped = []
+    dropped, done = [], 0
+    total = sum(each.path.stat().st_size for each in found)
     for each in found:
+        report(done, total)
+        done += each.path.stat().st_size
         wrong = _first_difference(remote, stored, own, each)
         if wrong is None and set(remote.holds(stored.manifest, each.numbers)) == set(each.numbers):
             hearsay.confirm(each.path)

@@ -1,5 +1,6 @@
 """One copies from another over a link: all arrives, once, or it ends with a sentence and the next copy goes on."""
 
+import errno
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ from splitinfer.errors import ModelError, PeerError, ProtocolError
 from splitinfer.store import pieces
 from splitinfer.store.manifest import Manifest, pack
 from splitinfer.store.models import ModelStore, StoredModel
+from splitinfer.store.part import PartWriter
+from splitinfer.store.parts import parts_of
 from splitinfer.store.source import Source
 from splitinfer.wire import codec
 from splitinfer.wire.messages import AskPieces, Message, TellManifest, TellPiece, Unavailable
@@ -250,6 +253,36 @@ def test_a_file_that_changes_under_the_sender(make, stored: StoredModel, tmp_pat
     with connected(make) as (channel, _):
         copy(channel, stored)
     assert_copied(stored, tmp_path)
+
+
+def test_two_copies_of_the_same_layers_at_once(make, stored: StoredModel, tmp_path: Path):
+    """The second ends with a sentence, and the try after it goes on; other layers are copied meanwhile."""
+    (part,) = parts_of(stored.manifest, [4, 5])
+    with PartWriter(stored.folder, part), connected(make) as (channel, _):
+        copy(channel, stored, [1, 2])
+        assert_copied(stored, tmp_path, [1, 2])
+        with pytest.raises(
+            ModelError, match=r"another process of this machine is copying the same weights .* try again"
+        ):
+            copy(channel, stored, [4, 5])
+    with connected(make) as (channel, _):
+        copy(channel, stored, [4, 5])
+    assert_copied(stored, tmp_path, [1, 2, 4, 5])
+
+
+def test_a_disk_that_is_full_when_a_part_is_finished(make, stored: StoredModel, tmp_path: Path):
+    def full(_file: int, _nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch, connected(make) as (channel, _):
+        patch.setattr("splitinfer.store.part.os.ftruncate", full)
+        with pytest.raises(ModelError, match="is full; what was copied stays there, and the next try goes on from it"):
+            copy(channel, stored)
+    assert stored.tensors() == {}
+    with connected(make) as (channel, end):
+        copy(channel, stored)
+    assert_copied(stored, tmp_path)
+    assert end.sent == len(pack(stored.manifest))  # all pieces were there
 
 
 def test_other_weights_are_not_to_be_had(make, tmp_path: Path):

@@ -13,6 +13,7 @@ from stages import layout, plain_greedy, prompt, tokens_of
 from splitinfer import SamplingParams
 from splitinfer.engine.files import outlet, shelf
 from splitinfer.engine.files.asking import Remote, ask_manifest
+from splitinfer.engine.files.pulling import pull
 from splitinfer.engine.files.reader import Reader
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ModelError, PeerError, Refused
@@ -160,6 +161,24 @@ def _without(source: Source, lost: frozenset[str]) -> Source:
     if (source._places[0].path.parent / "model-00001-of-00002.safetensors").exists():
         told = replace(told, held=told.held - {told.number_of[name] for name in lost})
     return Source(told, source._places)
+
+
+def test_a_model_that_is_pulled_is_not_removed_meanwhile(model: Path, tmp_path: Path):
+    store, mine = ModelStore(tmp_path / "store"), ModelStore(tmp_path / "mine")
+    with pipeline(model, [store]):
+        pass
+    said = list[str]()
+
+    def remove(_done: int, _total: int) -> None:
+        with pytest.raises(ModelError, match="is in use") as raised:
+            ModelStore(mine.path).remove(only(mine))
+        said.append(str(raised.value))
+
+    with worker(store) as address, Reader(address, LinkOptions(), 5.0) as reader:
+        done = pull(reader, mine, only(store).digest, None, remove)
+    assert said
+    assert done.stored.tensors().keys() == only(store).tensors().keys()
+    assert set(hearsay.noted(only(mine).folder).values()) == {frozenset({address})}
 
 
 def test_a_store_without_room_says_so(model: Path, tmp_path: Path):

@@ -93,8 +93,11 @@ def test_a_lie_that_its_checksums_bear_out_is_found_by_what_the_coordinator_has(
     copied_from(make, stored, forge)
     found = suspects(stored, ALL)
     assert [(each.senders, each.numbers) for each in found] == [(frozenset({"worker b"}), tuple(ALL))]
+    reports = list[tuple[int, int]]()
     with remote(make, told, "") as coordinator:
-        assert drop_what_differs(coordinator, stored, own(stored), found) == found
+        dropped = drop_what_differs(coordinator, stored, own(stored), found, lambda *at: reports.append(at))
+    assert dropped == found
+    assert reports[0][0] == 0 < reports[0][1]
     assert f"{WRONG} of a/model, which worker b sent, is not what studio has; it is copied again" in caplog.text
     assert stored.tensors() == {}
     with connected(make) as (channel, _):
