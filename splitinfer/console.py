@@ -14,7 +14,7 @@ from splitinfer.llm import DRAFT, LLM, Settings
 from splitinfer.llm.automatic import Chosen
 from splitinfer.wire import messages
 
-_WORDS = {"survey": "", "download": "downloading", "load": "reading"}
+_WORDS = {"survey": "", "copy": "copying", "download": "downloading", "load": "reading"}
 
 errors = Console(stderr=True, highlight=False)
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from splitinfer.machine.selection import VARIABLE
 from transports.rdma.groups import kept_groups
 
-for folder in ("", "cluster", "core", "transports"):
+for folder in ("", "cluster", "core", "store", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
@@ -26,7 +26,7 @@ import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
-PURE = ("", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service")  # what ``--fast`` runs
+PURE = ("", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service", "store")  # what ``--fast`` runs
 
 
 # How long an example takes depends on what else the machine does.
@@ -88,6 +88,7 @@ def no_test_writes_to_the_users_caches(tmp_path_factory: pytest.TempPathFactory)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
 
 
@@ -104,6 +105,7 @@ def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     """Each test has folders of caches and of keys of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
 @pytest.fixture(autouse=True)

@@ -43,6 +43,9 @@ from splitinfer.models.hidden_states import PackedRows, Sent, from_parts, to_par
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
+    AskDigests,
+    AskManifest,
+    AskPieces,
     ClockAsk,
     ClockTell,
     Echo,
@@ -57,6 +60,8 @@ from splitinfer.wire.messages import (
     Refuse,
     Result,
     Step,
+    TellDigest,
+    TellPiece,
     Versions,
     Welcome,
 )
@@ -97,6 +102,11 @@ MESSAGES: list[Message] = [
     Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
     Fault("broken", True, False),
+    AskManifest("3f" * 16),
+    AskPieces(((0, 0), (41, 7))),
+    TellPiece(41, 7, 0xFFFF0001),
+    AskDigests((3, 41)),
+    TellDigest(41, bytes(range(32))),
 ]
 HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
 

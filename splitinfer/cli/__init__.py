@@ -16,6 +16,7 @@ from splitinfer.cli.bench import bench
 from splitinfer.cli.cache import cache_app
 from splitinfer.cli.doctor import doctor
 from splitinfer.cli.keys import keys_app
+from splitinfer.cli.models import models_app
 from splitinfer.cli.pair import pair
 from splitinfer.cli.pipeline import chat, coord, worker
 from splitinfer.cli.plan import plan
@@ -32,6 +33,7 @@ for command in (coord, chat, serve, worker, pair, doctor, selftest, bench, simul
     app.command()(command)
 app.add_typer(cache_app, name="cache")
 app.add_typer(keys_app, name="keys")
+app.add_typer(models_app, name="models")
 app.add_typer(service_app, name="service")
 
 

@@ -25,10 +25,22 @@ from splitinfer.placement.asked import Aim
 if TYPE_CHECKING:
     from splitinfer.kvstore.store import Disk
     from splitinfer.llm import Settings
+    from splitinfer.store.models import ModelStore
 
 _MOST_GB = 1e9  # stands for "inf"
 _SERVING = "Serving: whether prompts or answers go first"
 _SAMPLING = "Sampling: the model's generation_config.json recommends what is not given"
+
+
+def store_of(folder: str | None, gigabytes: float | None) -> "ModelStore | None":
+    """The store of copied weights that ``--models-dir`` and ``--models-gb`` describe."""
+    from splitinfer.store.models import ModelStore
+    from splitinfer.store.paths import default_folder
+
+    if folder == "none":
+        return None
+    path = default_folder() if folder is None else Path(folder).expanduser()
+    return ModelStore(path, None if gigabytes is None else int(gigabytes * 1e9))
 
 
 def finite(value: float | None) -> float | None:
@@ -142,6 +154,20 @@ KVFormatName = Annotated[
     typer.Option(
         "--kv-format",
         help="How keys and values are stored: exact, k8v8 (8 bits), k8v4 (values in 4); the layout's if not given.",
+    ),
+]
+ModelsDir = Annotated[
+    str | None,
+    typer.Option(
+        "--models-dir",
+        help="Folder for weights that are copied from other machines; one in your data folder if not given, 'none' "
+        "for no copies.",
+    ),
+]
+ModelsSize = Annotated[
+    float | None,
+    typer.Option(
+        "--models-gb", min=0, callback=finite, help="GB that folder may hold; if not given, what its disk has free."
     ),
 ]
 Accelerator = Annotated[

@@ -11,6 +11,8 @@ from splitinfer.cli.options import (
     KVDir,
     KVDirSize,
     MaxTokens,
+    ModelsDir,
+    ModelsSize,
     PipelineOptions,
     Stop,
     Temp,
@@ -18,6 +20,7 @@ from splitinfer.cli.options import (
     disk_of,
     sampling,
     settings_of,
+    store_of,
     with_pipeline_options,
 )
 from splitinfer.cli.running import finish, set_up
@@ -107,6 +110,8 @@ def worker(
     name: Annotated[str | None, typer.Option("--name", help="This worker's name; the machine's if not given.")] = None,
     kv_dir: KVDir = None,
     kv_disk_gb: KVDirSize = DEFAULT_CAP / 1e9,
+    models_dir: ModelsDir = None,
+    models_gb: ModelsSize = None,
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Admit every coordinator and encrypt nothing, also beyond this machine.")
     ] = False,
@@ -121,7 +126,11 @@ def worker(
 
     disk = disk_of(kv_dir, kv_disk_gb)
     at = ("127.0.0.1", 0) if child else (host, port)
-    finish(lambda: serve(*at, shutdown, name=name, model=model, child=child, disk=disk, insecure=insecure), verbose)
+    store = store_of(models_dir, models_gb)
+    finish(
+        lambda: serve(*at, shutdown, name=name, model=model, child=child, disk=disk, insecure=insecure, store=store),
+        verbose,
+    )
 
 
 def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: SamplingChoice, port: int) -> int:

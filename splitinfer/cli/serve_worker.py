@@ -13,6 +13,7 @@ from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk, seconds_to_close
 from splitinfer.shutdown import Closing, Shutdown
+from splitinfer.store.models import ModelStore
 from splitinfer.system.ledger import join_group
 from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 
@@ -32,13 +33,14 @@ def serve(
     child: bool,
     disk: Disk | None,
     insecure: bool = False,
+    store: ModelStore | None = None,
 ) -> int:
     """Serve coordinators until ``shutdown`` begins, and return the process's exit code.
 
     Beyond loopback, links are encrypted and only known coordinators are admitted, unless ``insecure``.
 
     ``child``: started by a coordinator on this machine, which reads the address from standard output.
-    ``disk``: the KV store for coordinators that use one.
+    ``disk``: the KV store for coordinators that use one. ``store``: where weights are kept that are copied from others.
 
     Raises:
         ConfigError: the address cannot be listened on.
@@ -49,7 +51,9 @@ def serve(
     listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # the same port accepts plain TCP links
     address = "tcp://" + listener.address.partition("://")[2]
     ending, asked, stopped = threading.Event(), threading.Event(), threading.Event()
-    worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access, ended=ending.set)
+    worker = Worker(
+        listener, name=name, model=model, disk=disk, keys=keys, access=access, store=store, ended=ending.set
+    )
     if child:
         join_group(os.getppid())  # the coordinator divides the memory
         print(json.dumps({"address": address}), flush=True)  # noqa: T201 - the parent reads it

@@ -71,6 +71,7 @@ class PipelineSetup:
             disk=self.settings.disk,
             keys=Keyring() if any(spec.key for spec in self.layout.stages) else None,
             kv_root=self._kv_root if self.settings.disk is not None else b"",
+            checkpoint=self.checkpoint,
         )
 
         def make(put: Callable[[Event], None]) -> Pipeline:

@@ -9,50 +9,51 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.tensor_info import ITEM_BITS, TensorInfo
 from splitinfer.errors import ModelError
+from splitinfer.store.holding import Hold
 
 _MAX_HEADER = 100 * 2**20  # the format's own bound
 _NUM_SAMPLES = 32
 _SAMPLE_BYTES = 4096
-ITEM_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
-}  # fmt: skip
-"""Bits of a number of each dtype, by safetensors' name."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """One tensor of a file: ``dtype`` by safetensors' name, ``begin`` and ``end`` in bytes of the data part."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    file: str
-    begin: int
-    end: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size in the file."""
-        return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A model folder's configuration and tensors. Weight files may still be missing from ``folder``."""
+    """A model folder's configuration and tensors. Weight files may still be missing from ``folder``.
+
+    ``copied``: tensors that were copied from another machine, and the files that hold them here; they are not read from
+    ``folder`` (``splitinfer.store``). ``origin``: the fingerprint of the files they were copied from, which as such are
+    not here. ``hold``: keeps what was copied from being removed.
+    """
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     revision: str | None = None
+    copied: Mapping[str, Path] = field(default_factory=dict)
+    origin: Fingerprint | None = None
+    hold: Hold | None = field(default=None, compare=False, repr=False)
+
+    def path_of(self, tensor: str) -> Path:
+        """The file that holds a tensor, or would hold it."""
+        return self.copied.get(tensor) or self.folder / self.tensors[tensor].file
+
+    def paths_of(self, tensors: Iterable[str]) -> list[Path]:
+        """The files that hold these tensors, sorted."""
+        return sorted({self.path_of(name) for name in tensors})
+
+    def missing(self, tensors: Iterable[str]) -> list[str]:
+        """Those of ``tensors`` that are in no file of this machine, in the order of the files."""
+        wanted = list(tensors)
+        gone = {path for path in self.paths_of(wanted) if not path.exists()}
+        infos = (self.tensors[name] for name in wanted if self.path_of(name) in gone)
+        return [info.name for info in sorted(infos, key=lambda info: (info.file, info.begin))]
 
     @property
     def files(self) -> list[str]:
@@ -78,6 +79,12 @@ class Checkpoint:
 
     def fingerprint(self) -> Fingerprint:
         """A fingerprint of these weights, cheap enough to compute at every start."""
+        if self.origin is not None:
+            return self.origin
+        return self.table_fingerprint()
+
+    def table_fingerprint(self) -> Fingerprint:
+        """The fingerprint computed from what is here, although the weights were copied."""
         prints = {name: self._file_print(name) for name in self.files}
         return Fingerprint(_digest(json.dumps(self.config, sort_keys=True)), prints, self.revision)
 
@@ -147,6 +154,12 @@ def read_header(path: Path) -> list[TensorInfo]:
     return infos
 
 
+def data_begin(path: Path) -> int:
+    """Where the data part of a safetensors file begins that ``read_header`` has read."""
+    with path.open("rb") as file:
+        return 8 + int(struct.unpack("<Q", file.read(8))[0])
+
+
 def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
     """The tensors in a header's JSON.
 
@@ -161,10 +174,10 @@ def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
         begin, end = entry["data_offsets"]
         if entry["dtype"] not in ITEM_BITS:
             raise ModelError(f"{file} holds {name} as {entry['dtype']}, which MLX does not load")
-        shape = tuple(entry["shape"])
-        if begin < 0 or min(shape, default=0) < 0 or 8 * (end - begin) != prod(shape) * ITEM_BITS[entry["dtype"]]:
+        info = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), file, begin, end)
+        if not info.fills_its_place:
             raise ValueError(f"{name} does not fill its place")
-        infos.append(TensorInfo(name, entry["dtype"], shape, file, begin, end))
+        infos.append(info)
     return infos
 
 

@@ -1,4 +1,4 @@
-"""Opens the model that a layout names: "demo", a local folder, or a hub id.
+"""Opens the model that a layout names: "demo", a local folder, one that was copied to this machine, or a hub id.
 
 For a hub id only the small files are downloaded at first; the tensors' names and shapes come from the weight
 files' headers alone (HTTP ranges), and ``fetch`` downloads just the files a stage needs. The hub's client is imported
@@ -9,9 +9,13 @@ import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.demo import DEMO_MODELS
 from splitinfer.errors import ModelError
-from splitinfer.models.checkpoint import Checkpoint, TensorInfo, open_folder, read_config, read_header, table_of
+from splitinfer.models.checkpoint import Checkpoint, open_folder, read_config, read_header, table_of
+from splitinfer.models.copied import open_stored
+from splitinfer.store.models import ModelStore, StoredModel
+from splitinfer.store.paths import default_folder
 
 _SMALL_FILES = ["*.json", "*.jinja", "*.txt", "*.jsonl", "tokenizer.model", "*.tiktoken"]
 
@@ -22,19 +26,67 @@ def open_model(model: str) -> Checkpoint:
     """The checkpoint a layout's ``model`` names.
 
     Raises:
-        ModelError: it is no demo model and no folder, and the hub does not have it or cannot be reached.
+        ModelError: it is no demo model, no folder and not in the store, and the hub does not have it or cannot be
+            reached.
     """
     if model in DEMO_MODELS:
         return open_folder(DEMO_MODELS[model])
     path = _folder(model)
     if path is not None:
         return open_folder(path)
+    stored = _stored(model)
+    if stored is not None:
+        return open_stored(stored)
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         known = ", ".join(sorted(DEMO_MODELS))
         raise ModelError(
             f"there is no model {model!r:.100}: neither a folder, nor a hub id (owner/name), nor one of {known}"
         )
     return _open_hub(model)
+
+
+def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
+    """The checkpoint of that name if all of it is on this machine; ``None`` otherwise. Never asks the hub.
+
+    Raises:
+        ModelError: it is a folder that holds no model.
+    """
+    if model in DEMO_MODELS or _folder(model) is not None:
+        return open_model(model)
+    snapshot = local_snapshot(model, revision)
+    if snapshot is None or not _is_whole(snapshot):
+        return None
+    return open_folder(snapshot, snapshot.name)
+
+
+def local_snapshot(model: str, revision: str | None = None) -> Path | None:
+    """The folder in which the hub's client keeps a model's files, if it has any. Never asks the hub."""
+    if model.count("/") != 1 or model.startswith((".", "/", "~")):
+        return None
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(huggingface_hub.snapshot_download(model, revision=revision, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError, OSError):
+        return None
+
+
+def _is_whole(snapshot: Path) -> bool:
+    """Whether all weights are there."""
+    local = {path.name for path in snapshot.glob("model*.safetensors")}
+    index = snapshot / "model.safetensors.index.json"
+    try:
+        return bool(local) and (snapshot / "config.json").exists() and (not index.exists() or _names_in(index) <= local)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _stored(model: str) -> StoredModel | None:
+    """The model of that name in this machine's store, with its tokenizer: what workers copy for themselves has none."""
+    found = ModelStore(default_folder()).named(model)
+    whole = [one for one in found if one.has_files(one.manifest.small(tokenizer=True))]
+    return whole[0] if len(whole) == 1 else None
 
 
 def _folder(model: str) -> Path | None:
@@ -93,7 +145,8 @@ def fetch(model: str, checkpoint: Checkpoint, files: Sequence[str], report: Repo
         ModelError: a file is missing from a local folder, or cannot be downloaded.
     """
     sizes = {f: sum(t.nbytes for t in checkpoint.tensors.values() if t.file == f) for f in files}
-    missing = [f for f in files if not (checkpoint.folder / f).exists()]
+    not_copied = {t.file for t in checkpoint.tensors.values() if t.name not in checkpoint.copied}
+    missing = [f for f in files if f in not_copied and not (checkpoint.folder / f).exists()]
     total, done = sum(sizes[f] for f in missing), 0
     for file in missing:
         if checkpoint.revision is None:

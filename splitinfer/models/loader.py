@@ -23,10 +23,11 @@ from mlx.utils import tree_flatten, tree_unflatten
 from splitinfer import cleanup
 from splitinfer.core.kv.format import KVFormat
 from splitinfer.core.kv.rewind import least_rewind
+from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.models.attention import Attention, from_config, observed
 from splitinfer.models.caches import arrays_of, grow_in_step, grows_evenly, rewind_limit
-from splitinfer.models.checkpoint import Checkpoint, TensorInfo
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cohort import SequenceCaches
 from splitinfer.models.cut import NO_FLOAT32_HEAD, StageModel
 from splitinfer.models.graph import arrays_read, uncompiled
@@ -166,8 +167,8 @@ def load_stage(
         ModelError: a tensor the stage reads is in no file.
     """
     arrays = placeholders_of(checkpoint)
-    for file in found.files:
-        there: dict[str, mx.array] = mx.load(str(checkpoint.folder / file))  # type: ignore[assignment]
+    for path in checkpoint.paths_of(found.tensors):
+        there: dict[str, mx.array] = mx.load(str(path))  # type: ignore[assignment]
         arrays.update({name: array for name, array in there.items() if name in found.tensors})
     model = build_model(checkpoint, arrays, dtype)
     parameters = dict(tree_flatten(model.parameters()))

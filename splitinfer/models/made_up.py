@@ -16,7 +16,8 @@ from math import prod
 
 import mlx.core as mx
 
-from splitinfer.models.checkpoint import Checkpoint, TensorInfo
+from splitinfer.core.tensor_info import TensorInfo
+from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.loader import dtype_of
 
 _SCALE = 1e-3  # of quantised weights: at 8 bits and 25,000 inputs, sums stay below half precision's largest number

@@ -38,6 +38,13 @@ _CLASSES: dict[str, type[Message]] = {
         messages.Void,
         messages.Result,
         messages.Fault,
+        messages.AskManifest,
+        messages.TellManifest,
+        messages.AskPieces,
+        messages.TellPiece,
+        messages.AskDigests,
+        messages.TellDigest,
+        messages.Unavailable,
     )
 }
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls in _CLASSES.items()}
@@ -55,12 +62,23 @@ def encode(message: Message) -> bytes:
     return bytes(msgpack.packb({"kind": kind, **fields}))
 
 
-_VOID = msgpack.packb({"kind": "void"})[1:]  # what its header has behind the number of its fields
+def _beginning(kind: str) -> bytes:
+    """What a header of this kind has behind the number of its fields."""
+    return bytes(msgpack.packb({"kind": kind})[1:])
+
+
+_VOID = _beginning("void")
+_ASKS = tuple(map(_beginning, ("askmanifest", "askpieces", "askdigests")))
 
 
 def is_void(header: bytes | memoryview) -> bool:
     """Whether a header is that of a Void message, as far as can be told without decoding it."""
-    return bytes(header[1 : 1 + len(_VOID)]) == bytes(_VOID)
+    return bytes(header[1 : 1 + len(_VOID)]) == _VOID
+
+
+def asks_for_weights(header: bytes | memoryview) -> bool:
+    """Whether a header is that of AskManifest, AskPieces or AskDigests, as far as can be told without decoding it."""
+    return any(bytes(header[1 : 1 + len(each)]) == each for each in _ASKS)
 
 
 def decode(header: bytes | memoryview) -> Message:

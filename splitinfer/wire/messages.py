@@ -4,10 +4,15 @@
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Ready, Connected, ClockTell, Echoed, Measured,
                                Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
+    whoever lacks weights      AskManifest, AskPieces, AskDigests
+                               (answered by TellManifest, TellPiece, TellDigest or Unavailable)
+
+A worker asks its coordinator for weights on the control link, while it loads; anybody whose key is admitted asks a
+worker on a link of its own, in the role "reader".
 
 Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
-read them. So are the bytes of ``Echo`` and ``Echoed``, which mean nothing. Goodbyes and heartbeats belong to the
-transport.
+read them. So are the bytes of a manifest and of pieces of weights, and those of ``Echo`` and ``Echoed``, which mean
+nothing. Goodbyes and heartbeats belong to the transport.
 """
 
 from dataclasses import dataclass
@@ -19,7 +24,8 @@ from splitinfer.core.metrics.link_measurement import MOST_BYTES, LinkMeasurement
 from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
+MOST_PIECES = 1024  # that one message asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,8 @@ class Versions:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The first message on a link. ``role``: "coordinator", or "upstream" for the stage before."""
+    """The first message on a link. ``role``: "coordinator", "upstream" for the stage before, or "reader" for who takes
+    weights and nothing else."""
 
     role: str
     name: str
@@ -69,6 +76,15 @@ class Refuse:
 
 
 @dataclass(frozen=True, slots=True)
+class Peer:
+    """Another worker of the pipeline, which may have weights. ``key``: empty if links to it are not encrypted."""
+
+    name: str
+    address: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """Become stage ``stage``: hold layers [start, end) of ``model``."""
 
@@ -84,6 +100,8 @@ class Load:
     upstream_key: str  # the key of the stage before, which may send hidden states; empty: its link is not encrypted
     float32_head: bool  # for the last stage: compute the norm and the head in float32
     max_tokens: int = 0  # of a sequence, if there turns out to be memory for more than ``kv_tokens``
+    peers: tuple[Peer, ...] = ()  # the other workers, to ask for weights that the coordinator lacks
+    reader_keys: tuple[str, ...] = ()  # the keys of those that may ask this one for weights
 
     def __post_init__(self) -> None:
         format_of(self.kv_format)
@@ -140,8 +158,8 @@ class Profiled:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far loading is, in bytes, or measuring, in steps. ``phase``: "measure", "survey", "download" or "load"; or
-    "link" for a note about a link."""
+    """How far loading is, in bytes, or measuring, in steps. ``phase``: "measure", "survey", "copy", "download" or
+    "load"; or "link" for a note about a link."""
 
     phase: str
     done: int
@@ -299,7 +317,68 @@ class Fault:
     is_ending: bool
 
 
+@dataclass(frozen=True, slots=True)
+class AskManifest:
+    """Reply with what a model consists of. ``weights``: the digest of its fingerprint; if empty, ``model`` is its
+    name."""
+
+    weights: str
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TellManifest:
+    """The reply: the manifest (``store.manifest``) is in the frame's part. Pieces are asked for by its numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskPieces:
+    """Send these pieces, as (item, piece), in this order."""
+
+    pieces: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.pieces) <= MOST_PIECES:
+            raise ValueError(f"{len(self.pieces)} pieces are asked for; a message asks for 1 to {MOST_PIECES}")
+
+
+@dataclass(frozen=True, slots=True)
+class TellPiece:
+    """One piece, whose bytes are in the frame's part. ``check``: the checksum of those bytes (``store.pieces``)."""
+
+    item: int
+    at: int
+    check: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskDigests:
+    """Send the digests of these items, in this order: the asker has them from somebody else."""
+
+    items: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.items) <= MOST_PIECES:
+            raise ValueError(f"{len(self.items)} digests are asked for; a message asks for 1 to {MOST_PIECES}")
+
+
+@dataclass(frozen=True, slots=True)
+class TellDigest:
+    """The SHA-256 of all bytes of an item, as the sender has it."""
+
+    item: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """What was asked for cannot be had here; ``reason`` is a sentence for a person. The link stays."""
+
+    reason: str
+
+
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Load | Progress | Ready | Expect | Connect | Connected | Compress
     | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Void | Result | Fault
+    | AskManifest | TellManifest | AskPieces | TellPiece | AskDigests | TellDigest | Unavailable
 )  # fmt: skip

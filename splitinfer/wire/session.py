@@ -14,6 +14,8 @@ ends use the same table, so a message that is illegal to send is also illegal to
                    READY -Void-> READY                                (every worker but the last)
     data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
                    FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (repeatedly, before the first step)
+    weights        LOADING -AskManifest, AskPieces, AskDigests, and their answers-> LOADING   (the worker asks)
+                   NEW -Hello-> GREETED -Welcome-> FREE -AskManifest-> READING -the same-> READING   (a reader asks)
     anywhere later -Refuse or Fault-> OVER
 
 A coordinator that only measures links sends the same to workers that have loaded nothing: from FREE back to FREE, with
@@ -45,6 +47,7 @@ class State(Enum):
     FREE_ECHOING = "echoing, with nothing loaded"
     FREE_MEASURING = "measuring, with nothing loaded"
     STREAM = "stream"  # a data link that carries steps
+    READING = "reading"  # a link on which weights are taken from a worker
     OVER = "over"
 
 
@@ -58,6 +61,15 @@ def _exchange(state: State, request: str, waiting: State, reply: str) -> dict[Mo
         (waiting, "up", reply): state,
         (waiting, "up", "fault"): State.OVER,
     }
+
+
+_TOLD = ("tellmanifest", "tellpiece", "telldigest", "unavailable")
+
+
+def _weights(state: State, asking: str, telling: str) -> dict[Move, State]:
+    """The transitions of asks for weights and their answers, any number of which may be under way."""
+    asks = {(state, asking, kind): state for kind in ("askmanifest", "askpieces", "askdigests")}
+    return {**asks, **{(state, telling, kind): state for kind in _TOLD}}
 
 
 _TABLE: dict[Move, State] = {
@@ -81,6 +93,10 @@ _TABLE: dict[Move, State] = {
     (State.READY, "down", "void"): State.READY,
     (State.READY, "up", "result"): State.READY,
     (State.READY, "up", "fault"): State.OVER,
+    (State.FREE, "down", "askmanifest"): State.READING,
+    (State.READING, "up", "fault"): State.OVER,
+    **_weights(State.READING, "down", "up"),
+    **_weights(State.LOADING, "up", "down"),
     **_exchange(State.READY, "connect", State.JOINING, "connected"),
     **_exchange(State.READY, "clockask", State.TIMING, "clocktell"),
     **_exchange(State.READY, "echo", State.ECHOING, "echoed"),

@@ -184,11 +184,11 @@ def in_the_open() -> Iterator[Victim]:
 
 
 @contextmanager
-def encrypted(folder: Path) -> Iterator[Victim]:
-    """A worker with keys, that admits this process's."""
+def encrypted(folder: Path, *options: str) -> Iterator[Victim]:
+    """A worker with keys, that admits this process's. ``options``: further ones of its command."""
     own, there = Keyring().own(), Keyring(folder / "splitinfer")
     there.admit(own.public, "studio")
-    with worker("--host", "0.0.0.0", env={"XDG_CONFIG_HOME": str(folder)}) as running:
+    with worker("--host", "0.0.0.0", *options, env={"XDG_CONFIG_HOME": str(folder)}) as running:
         yield Victim(running, LinkOptions(security=Security(own, there.own().public)))
 
 

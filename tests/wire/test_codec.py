@@ -119,7 +119,7 @@ def _loads(draw: st.DrawFn) -> messages.Load:
     return messages.Load(
         draw(text), draw(text), stage, bounds, draw(values(Fingerprint)), draw(number), draw(number),
         draw(values(bytes)), draw(st.sampled_from(KV_FORMATS)), draw(text),
-        draw(st.booleans()),
+        draw(st.booleans()), draw(number), draw(values(tuple[messages.Peer, ...])), draw(values(tuple[str, ...])),
     )  # fmt: skip
 
 
@@ -178,6 +178,12 @@ _CAREFUL = {
         st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
     ).map(lambda pairs: messages.Void(tuple(pairs))),
     messages.Echo: _echoes, LinkMeasurement: _link_figures,
+    messages.AskPieces: lambda: st.lists(
+        st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
+    ).map(lambda pairs: messages.AskPieces(tuple(pairs))),
+    messages.AskDigests: lambda: st.lists(st.integers(0, 2**31), min_size=1, max_size=5).map(
+        lambda items: messages.AskDigests(tuple(items))
+    ),
 }  # fmt: skip
 
 FIGURES = StageFigures(stage=0, started=1.5, ended=2.25, received=1.25, bytes_sent=512, sent=2.5)
@@ -214,6 +220,8 @@ EXAMPLES: dict[str, Message] = {
             upstream_key="ab" * 32,
             float32_head=True,
             max_tokens=32_768,
+            peers=(messages.Peer("mini", "tcp://10.0.0.3:5577", "cd" * 32),),
+            reader_keys=("cd" * 32,),
         ),
         messages.Progress("download", 5, 10, "model.safetensors"),
         messages.Ready(
@@ -237,6 +245,13 @@ EXAMPLES: dict[str, Message] = {
             StepResult(3, (SampledSlice(4, (SampledToken(9, -0.5, ((9, -0.5), (1, -2.0))),)),), (FIGURES,))
         ),
         messages.Fault("the disk is gone", False, True),
+        messages.AskManifest("3f" * 16),
+        messages.TellManifest(),
+        messages.AskPieces(((0, 0), (41, 7))),
+        messages.TellPiece(41, 7, 0xFFFF0001),
+        messages.AskDigests((3, 41)),
+        messages.TellDigest(41, bytes(range(32))),
+        messages.Unavailable("a model with these weights is not here"),
     )
 }
 
@@ -423,7 +438,7 @@ def test_extra_and_missing_fields_are_refused(kind: str):
     whole = msgpack.unpackb(encode(EXAMPLES[kind]), use_list=False)
     optional = {
         "progress": {"text"}, "step": {"figures", "packing"}, "connect": {"fallback"}, "connected": {"note"},
-        "load": {"max_tokens"},
+        "load": {"max_tokens", "peers", "reader_keys"}, "askmanifest": {"model"},
     }.get(kind, set())  # fmt: skip
     for name in set(whole) - {"kind"} - optional:
         lacking = {key: value for key, value in whole.items() if key != name}

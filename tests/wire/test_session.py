@@ -28,6 +28,18 @@ CONVERSATIONS = {
     "control link of the last worker, in which steps arrive on the data link": [
         *LOADED, ("up", "result"), ("up", "result"), ("up", "fault"),
     ],
+    "weights copied while it loads": [
+        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askpieces"),
+        ("up", "askpieces"), ("down", "tellpiece"), ("up", "progress"), ("down", "tellpiece"),
+        ("up", "askdigests"), ("down", "telldigest"), ("up", "ready"), *STEPS,
+    ],
+    "no weights to copy": [
+        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "unavailable"), ("up", "progress"), ("up", "refuse"),
+    ],
+    "a reader": [
+        *HELLO, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
+        ("down", "askpieces"), ("up", "tellpiece"), ("down", "askdigests"), ("up", "telldigest"), ("up", "fault"),
+    ],
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
     "told what is void": [*JOINED, ("down", "step"), ("down", "void"), ("down", "step"), ("up", "result")],
     "told how to send on": [*JOINED, ("down", "compress"), *CLOCK, *STEPS],
@@ -123,10 +135,19 @@ LEGAL: dict[State, set[Word]] = {
     State.GREETED: {("up", "welcome"), ("up", "refuse")},
     State.FREE: {
         ("down", "profile"), ("down", "load"), ("down", "expect"), ("down", "connect"), ("down", "clockask"),
-        ("down", "echo"), ("down", "measurenext"), ("down", "step"), ("up", "fault"),
+        ("down", "echo"), ("down", "measurenext"), ("down", "step"), ("up", "fault"), ("down", "askmanifest"),
     },
     State.PROFILING: {("up", "progress"), ("up", "profiled"), ("up", "refuse"), ("up", "fault")},
-    State.LOADING: {("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault")},
+    State.LOADING: {
+        ("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault"), ("up", "askmanifest"),
+        ("up", "askpieces"), ("up", "askdigests"), ("down", "tellmanifest"), ("down", "tellpiece"),
+        ("down", "telldigest"), ("down", "unavailable"),
+    },
+    State.READING: {
+        ("down", "askmanifest"), ("down", "askpieces"), ("down", "askdigests"), ("up", "tellmanifest"),
+        ("up", "tellpiece"), ("up", "telldigest"),
+        ("up", "unavailable"), ("up", "fault"),
+    },
     State.READY: {
         ("down", "connect"), ("down", "compress"), ("down", "clockask"), ("down", "echo"), ("down", "measurenext"),
         ("down", "step"), ("down", "void"), ("up", "result"), ("up", "fault"),

@@ -35,8 +35,10 @@ from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Finished, StageRunner
 from splitinfer.errors import ProtocolError, WorkerLost, WorkerUnreachable
 from splitinfer.kvstore.store import Disk
-from splitinfer.wire.messages import Load, Progress, Ready, Result, Void
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.wire.messages import Load, Peer, Progress, Ready, Result, Void
 from transports import LinkClosed, TransportError
+from transports.emulated import address_for_others
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class PipelineConfig:
     kv_root: Key = b""  # what the keys of KV on disk begin with
     keys: Keys | None = None  # for encrypted links
     max_tokens: int = 0  # of a sequence, if there turns out to be room for more than ``kv_tokens``
+    checkpoint: Checkpoint | None = None  # the model's, for workers that lack weights
 
 
 class Pipeline:
@@ -81,8 +84,10 @@ class Pipeline:
         self.clocks = Clocks(())
 
     def _new_group(self) -> WorkerGroup:
-        keys = self._config.keys
-        return WorkerGroup(self._put, self._notice) if keys is None else WorkerGroup(self._put, self._notice, keys.own)
+        keys, checkpoint = self._config.keys, self._config.checkpoint
+        running = None if checkpoint is None else (checkpoint, self._config.model)
+        own = {} if keys is None else {"own": keys.own}
+        return WorkerGroup(self._put, self._notice, running=running, **own)
 
     # -- opening -----------------------------------------------------------------------------
 
@@ -193,12 +198,23 @@ class Pipeline:
             kv_root=config.kv_root,
             kv_format=config.layout.kv_format,
             upstream_key=self._upstream_key(stage),
+            peers=self._others(stage),
+            reader_keys=tuple(peer.key for peer in self._others(stage) if peer.key),
             float32_head=config.layout.float32_head and stage == config.layout.num_stages - 1,
         )
 
     def _upstream_key(self, stage: int) -> str:
         stages, keys = self._config.layout.stages, self._config.keys
         return "" if keys is None or stage == 0 else upstream_key(stages[stage - 1], stages[stage], keys.own)
+
+    def _others(self, stage: int) -> tuple[Peer, ...]:
+        """The other workers, on whose machines there may be weights that this one lacks."""
+        specs = [spec for at, spec in enumerate(self._config.layout.stages) if at not in (0, stage)]
+        return tuple(
+            Peer(spec.name, address_for_others(spec.address), spec.key or "")
+            for spec in specs
+            if spec.address is not None and not spec.is_local
+        )
 
     def _own_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""

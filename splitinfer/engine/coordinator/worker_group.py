@@ -17,6 +17,8 @@ from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
+from splitinfer.engine.files.outlet import Outlet
+from splitinfer.engine.files.shelf import Running, RunningShelf
 from splitinfer.engine.links import probe as link_probe
 from splitinfer.engine.links.keys import options_to, upstream_key
 from splitinfer.engine.links.reachability import explain_here
@@ -83,6 +85,7 @@ class WorkerHandle:
     link: Link
     session: Session = field(default_factory=lambda: Session(opened=True))
     welcome: Welcome | None = None  # its versions, device and free memory
+    outlet: Outlet | None = None  # answers its asks for weights
     silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
     last_frame: Frame | None = None  # received from it
 
@@ -152,11 +155,19 @@ class WorkerGroup:
     """Links to the workers, in the order of the stages.
 
     ``put`` receives an ``Event`` for every frame and link's end once ``start_delivery`` was called. ``notice`` receives
-    a stage's number and its progress. ``own``: returns this machine's key pair, where a worker has a key.
+    a stage's number and its progress. ``own``: returns this machine's key pair, where a worker has a key. ``running``:
+    the model that workers may copy.
     """
 
-    def __init__(self, put: Callable[[Event], None], notice: Notice, own: Callable[[], KeyPair] = _no_key) -> None:
+    def __init__(
+        self,
+        put: Callable[[Event], None],
+        notice: Notice,
+        own: Callable[[], KeyPair] = _no_key,
+        running: Running | None = None,
+    ) -> None:
         self._put, self._notice, self._own = put, notice, own
+        self._shelf = RunningShelf(lambda: running)
         self._session_id = uuid.uuid4().hex
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
@@ -325,6 +336,12 @@ class WorkerGroup:
     def _deliver(self, worker: WorkerHandle, item: Frame | LinkClosed) -> None:
         if isinstance(item, LinkClosed):
             worker.silence_at_end = worker.link.silent_for
+            if worker.outlet is not None:
+                worker.outlet.close()
+        elif codec.asks_for_weights(item.header):
+            worker.outlet = worker.outlet or Outlet(worker, self._shelf, lambda: None)
+            worker.outlet.put(item)
+            return
         else:
             worker.last_frame = item
         event = Event(worker, item, time.monotonic())

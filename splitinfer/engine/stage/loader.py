@@ -17,13 +17,13 @@ from splitinfer.engine.device.device import Device
 from splitinfer.engine.device.selection import open_device
 from splitinfer.engine.stage.disk import StageDisk
 from splitinfer.engine.stage.runner import StageRunner
+from splitinfer.engine.stage.supply import FromHub, Supply
 from splitinfer.engine.versions import device_name
 from splitinfer.errors import ModelError
 from splitinfer.kvstore.store import CLOSE_SECONDS, Disk
 from splitinfer.models.attention import STEP_ROWS, backend, score_bytes
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.cut import StageModel
-from splitinfer.models.hub import fetch, open_model
 from splitinfer.models.kv_trial import off_by, try_blocks
 from splitinfer.models.loader import Survey, load_stage, resolve_dtype, survey
 from splitinfer.models.memory import (
@@ -53,12 +53,13 @@ Report = Callable[[Progress], None]
 
 @dataclass(frozen=True, slots=True)
 class LoadedStage:
-    """A stage in memory, and the command that loaded it. ``name``: the stage's. ``disk``: its KV on disk, if it stores
-    any. ``kv_stored``, ``arrays_per_block``: the bytes and the arrays of a stored block. ``need``, ``scores``: bytes
-    that it takes, the latter for attention that is not fused."""
+    """A stage in memory, the command that loaded it, and the model it is of. ``name``: the stage's. ``disk``: its KV on
+    disk, if it stores any. ``kv_stored``, ``arrays_per_block``: the bytes and the arrays of a stored block. ``need``,
+    ``scores``: bytes that it takes, the latter for attention that is not fused."""
 
     command: Load
     name: str
+    checkpoint: Checkpoint
     runner: StageRunner
     ready: Ready
     disk: StageDisk | None
@@ -93,24 +94,33 @@ class LoadedStage:
         withdraw(self.name)
 
     def serves(self, command: Load) -> bool:
-        """Whether this stage can serve ``command`` without reloading: it differs at most in ``upstream_key``, and in
+        """Whether this stage can serve ``command`` without reloading: it differs at most in keys and peers, and in
         numbers of tokens for which there is room."""
         own = self.command
         same = replace(
-            own, kv_tokens=command.kv_tokens, max_tokens=command.max_tokens, upstream_key=command.upstream_key
+            own,
+            kv_tokens=command.kv_tokens,
+            max_tokens=command.max_tokens,
+            upstream_key=command.upstream_key,
+            peers=command.peers,
+            reader_keys=command.reader_keys,
         )
         return command.kv_tokens <= own.kv_tokens and command.longest <= own.longest and same == command
 
 
-def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> LoadedStage:
+def load(
+    command: Load, name: str, report: Report, disk: Disk | None = None, supply: Supply | None = None
+) -> LoadedStage:
     """Load a stage. ``name``: the stage's, for messages. ``disk``: where to store KV, if the command asks for that.
+    ``supply``: where weights come from, if not from this machine or the hub.
 
     Raises:
-        ModelError: the model is not here, has other weights, cannot be cut there, or does not fit.
+        ModelError: the model cannot be had, has other weights, cannot be cut there, or does not fit.
+        PeerError: a machine that weights were copied from is gone, or has sent something else.
         ConfigError: the emulated accelerator does not fit the layout.
     """
-    device = open_device(command.stage, command.bounds)
-    checkpoint = open_model(command.model)
+    device, supply = open_device(command.stage, command.bounds), supply or FromHub()
+    checkpoint = supply.open(command)
     difference = command.fingerprint.difference(checkpoint.fingerprint())
     if difference:
         raise ModelError(f"{name} has other weights for {command.model} than the coordinator: {difference}")
@@ -123,7 +133,7 @@ def load(command: Load, name: str, report: Report, disk: Disk | None = None) -> 
     free = reserve(found.need, command.kv_tokens, what, name, scores)
     try:
         report(Progress("survey", 0, found.need.weights, found.need.sentence(command.kv_tokens, free, scores)))
-        fetch(command.model, checkpoint, found.files, lambda *at: report(Progress("download", *at)))
+        checkpoint = supply.fetch(command, checkpoint, found, report)
         set_limits(found.need, command.kv_tokens, scores)
         return _read(command, name, scores, checkpoint, found, dtype, device, report, disk if command.kv_root else None)
     except BaseException:
@@ -190,7 +200,7 @@ def _read(
     # them, and next to nothing once they are frozen.
     gc.collect()
     gc.freeze()
-    return LoadedStage(command, name, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores)
+    return LoadedStage(command, name, checkpoint, runner, ready, on_disk, need.kv_stored, num_arrays, need, scores)
 
 
 def _row(model: StageModel) -> TensorSpec | None:

@@ -2,10 +2,11 @@
 
 An admitted coordinator sends each worker the key of the stage that will send it hidden states. So workers need not know
 each other's keys; that key holds for one session, and allows nothing else. A worker on the coordinator's own machine
-connects with that machine's key.
+connects with that machine's key. In the same way it sends the keys of the other workers, which may take weights.
 """
 
 import threading
+from collections.abc import Iterable
 
 from splitinfer.engine.links.keys import Keys
 from transports import LinkOptions, Security
@@ -19,11 +20,13 @@ class AccessControl:
         self._keys = keys
         self._lock = threading.Lock()
         self._upstream = ""
+        self._readers: frozenset[str] = frozenset()
 
-    def expect(self, upstream: str) -> None:
-        """Set the key of the stage before, for this session; empty: no such stage connects."""
+    def expect(self, upstream: str, readers: Iterable[str] = ()) -> None:
+        """Set the key of the stage before, for this session; empty: no such stage connects. ``readers``: the keys of
+        other workers that may take weights."""
         with self._lock:
-            self._upstream = upstream
+            self._upstream, self._readers = upstream, frozenset(filter(None, readers))
 
     def may_coordinate(self, key: str | None) -> bool:
         """Whether the owner of ``key`` may be this worker's coordinator."""
@@ -33,6 +36,14 @@ class AccessControl:
         """Whether the owner of ``key`` may send hidden states."""
         with self._lock:
             return self._keys is None or (bool(key) and key == self._upstream)
+
+    def may_read_weights(self, key: str | None) -> bool:
+        """Whether the owner of ``key`` may copy weights from this machine: whoever may coordinate, and the workers that
+        the coordinator has named."""
+        if self.may_coordinate(key):
+            return True
+        with self._lock:
+            return bool(key) and key in self._readers
 
     @property
     def options(self) -> LinkOptions:
@@ -45,7 +56,7 @@ class AccessControl:
 
     def _admits(self, key: str) -> bool:
         assert self._keys is not None
-        if self.may_send_hidden_states(key) or self._keys.admits(key):
+        if self.may_send_hidden_states(key) or self.may_read_weights(key):
             return True
         self._keys.log_unknown(key)
         return False

@@ -3,7 +3,7 @@
 A worker serves one coordinator at a time. The acceptor replies at once, from the link's own thread, because the engine
 may be loading for minutes. A peer with another version is refused with the difference, and a second coordinator with
 the name of the first. A peer that sends nothing, or no valid Hello, is dropped with one line in the log. Only links
-whose handshake succeeded reach the engine.
+whose handshake succeeded reach the engine, or, in the role "reader", the file door.
 """
 
 import logging
@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from splitinfer.engine.files.door import Door
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
@@ -48,8 +49,9 @@ class _Pending:
 class Acceptor:
     """Accepts links in a thread of its own; what arrives on links that passed the handshake goes to ``deliver``."""
 
-    def __init__(self, listener: Listener, deliver: Deliver, name: str, access: AccessControl) -> None:
+    def __init__(self, listener: Listener, deliver: Deliver, name: str, access: AccessControl, door: Door) -> None:
         self._listener, self._deliver, self._name, self._access = listener, deliver, name, access
+        self._door = door
         self._versions = own_versions()
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
@@ -80,7 +82,8 @@ class Acceptor:
 
         def on_item(item: Frame | LinkClosed) -> None:
             if connection:
-                self._deliver(connection[0], item)
+                deliver = self._door.deliver if connection[0].role == "reader" else self._deliver
+                deliver(connection[0], item)
                 return
             with self._lock:
                 if pending in self._pending:
@@ -122,9 +125,10 @@ class Acceptor:
         difference = self._versions.difference(hello.versions)
         if difference:
             return f"the worker runs another version ({difference}); install the same on both"
-        is_allowed = self._access.may_send_hidden_states if hello.role == "upstream" else self._access.may_coordinate
-        if not is_allowed(connection.link.peer_key):
+        if not self._is_allowed(hello.role, connection.link.peer_key):
             return "that key is not admitted here"
+        if hello.role == "reader":
+            return self._door.reason_against
         with self._lock:
             busy = self._owner is not None and self._owner.link.closed is None
             if hello.role == "upstream":
@@ -137,6 +141,15 @@ class Acceptor:
                 return f"the worker is busy with {owner}; try again when it is done"
             self._owner = connection
         return None
+
+    def _is_allowed(self, role: str, key: str | None) -> bool:
+        match role:
+            case "upstream":
+                return self._access.may_send_hidden_states(key)
+            case "reader":
+                return self._access.may_read_weights(key)
+            case _:
+                return self._access.may_coordinate(key)
 
     def _drop_silent(self) -> None:
         now = time.monotonic()

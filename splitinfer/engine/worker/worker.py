@@ -6,7 +6,7 @@ the thread that waits for that (``engine.device.steps``), because launching the 
 a step; so neither the device nor the link waits for the other. Where the device computes at launch, the engine sends.
 
     inbox -> Profile   -> time a few layers of the model, without its weights -> Profiled
-          -> Load      -> survey, fetch, read the weights -> Ready
+          -> Load      -> survey, fetch or copy, read the weights -> Ready
           -> Connect   -> open the data link to the next stage -> Connected
           -> ClockAsk  -> ClockTell
           -> Echo, MeasureNext -> Echoed, Measured: the links' latency and bandwidth
@@ -35,6 +35,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
+from splitinfer.engine.files.shelf import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
@@ -49,14 +50,17 @@ from splitinfer.engine.threads import join
 from splitinfer.engine.versions import machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.handshake import Acceptor, one_line
+from splitinfer.engine.worker.weights import Weights
 from splitinfer.errors import CannotFit, DeviceFailed, PeerError, ProtocolError, SplitinferError
 from splitinfer.kvstore.store import Disk
 from splitinfer.models.hidden_states import ReceivedRows
 from splitinfer.models.memory import HeldReport
+from splitinfer.store.models import ModelStore
 from splitinfer.system import qos
 from splitinfer.system.keep_awake import KeepAwake
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
+    AskManifest,
     ClockAsk,
     ClockTell,
     Compress,
@@ -111,7 +115,8 @@ class Worker:
     """Serves on ``listener`` until ``stop``.
 
     ``model`` overrides the coordinator's name for the model, for a folder that lies elsewhere on this machine.
-    ``disk``: where KV is stored for coordinators that ask for it. ``keys``: for encrypted links to the next stage.
+    ``disk``: where KV is stored for coordinators that ask for it. ``store``: where weights are kept that are copied
+    from other machines; ``None``: none are. ``keys``: for encrypted links to the next stage.
     ``access``: which peers may connect to ``listener``. ``ended``: called by the engine's thread when it ends.
     """
 
@@ -124,11 +129,14 @@ class Worker:
         disk: Disk | None = None,
         keys: Keys | None = None,
         access: AccessControl | None = None,
+        store: ModelStore | None = None,
         ended: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name or machine_name()
         self._keys, self._access = keys, access or AccessControl(None)
         self._model, self._disk, self._ended = model, disk, ended
+        # Who names a folder of this machine wants that one.
+        self._weights = Weights(store, self._running, self._own_key, copies=model is None)
         self._inbox: Mailbox[Event | StepFailed | str] = Mailbox()
         self._void: deque[tuple[Connection, Frame]] = deque()  # messages that overtake the steps in the inbox
         self._expecting = False  # the last event was a step, so another may follow soon
@@ -141,7 +149,7 @@ class Worker:
         self._awake, self._held = KeepAwake(f"splitinfer worker {self.name} serves a coordinator"), HeldReport()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-        self._acceptor = Acceptor(listener, self._deliver, self.name, self._access)
+        self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.door)
 
     def stop(self, timeout: float) -> bool:
         """Finish the step under way, close all links, end. Whether that was done within ``timeout`` seconds."""
@@ -195,7 +203,14 @@ class Worker:
         if not why.is_late():
             raise why.error
 
+    def _running(self) -> Running | None:
+        """The model whose layers are held. From any thread."""
+        stage = self._stage
+        return None if stage is None else (stage.checkpoint, stage.command.model)
+
     def _deliver(self, connection: Connection, item: Frame | LinkClosed) -> None:
+        if self._weights.takes(connection, item):
+            return
         if isinstance(item, Frame) and codec.is_void(item.header):
             self._void.append((connection, item))
         self._inbox.put((connection, item, time.monotonic()))
@@ -273,6 +288,8 @@ class Worker:
                 connection.send(Measured(self._measure_next()))
             case Expect():
                 self._access.expect(message.upstream_key)
+            case AskManifest():
+                raise ProtocolError("weights are asked for on a link of its own, in the role 'reader'")
 
     def _is_in_session(self, connection: Connection) -> bool:
         """Whether a connection belongs to the session; a new coordinator's begins one. Frames of earlier ones are late,
@@ -307,8 +324,8 @@ class Worker:
         try:
             if self._stage is None or not self._stage.serves(command):
                 self._unload()
-                self._stage = load(command, self.name, _reporter(connection), self._disk)
-            self._access.expect(command.upstream_key)
+                self._stage = self._load_anew(connection, command)
+            self._access.expect(command.upstream_key, command.reader_keys)
             ready = self._stage.offer()
         except SplitinferError as error:
             _refuse(connection, error)
@@ -333,6 +350,13 @@ class Worker:
             _refuse(connection, error)
             return
         connection.send(profiled)
+
+    def _load_anew(self, connection: Connection, command: Load) -> LoadedStage:
+        with self._weights.supply(connection) as supply:
+            try:
+                return load(command, self.name, _reporter(connection), self._disk, supply)
+            except LinkClosed:
+                raise _Abandoned from None
 
     def _unload(self) -> None:
         """Free the stage's memory."""
@@ -373,7 +397,8 @@ class Worker:
         connection.send(Connected(note))
 
     def _own_key(self) -> KeyPair:
-        assert self._keys is not None
+        if self._keys is None:
+            raise PeerError(f"{self.name} was started with --insecure, and has no key for encrypted links")
         return self._keys.own()
 
     # -- steps -------------------------------------------------------------------------------
@@ -388,6 +413,7 @@ class Worker:
         parts = tuple(memoryview(part) for part in frame.parts)
         hidden = None if step.tensor is None else ReceivedRows(step.tensor, step.packing, parts)
         launched = stage.runner.launch(step.plan, hidden)
+        self._weights.stepped()
         assert self._owner is not None
         in_flight = _StepInFlight(stage, launched, step, received, self._owner, self._downstream)
         self._steps.add(in_flight, is_done=stage.runner.device.computes_at_launch)

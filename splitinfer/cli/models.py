@@ -1,0 +1,194 @@
+"""`splitinfer models`: which weights this machine has, copies from other machines, and their removal."""
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splitinfer.cli.options import ModelsDir, ModelsSize, Timeout, Verbose, finite, store_of
+from splitinfer.cli.running import finish, set_up
+from splitinfer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from splitinfer.engine.files.reader import Reader
+    from splitinfer.store.models import ModelStore, StoredModel
+
+models_app = typer.Typer(no_args_is_help=True, help="List, copy and remove weights on this machine.")
+
+_Model = Annotated[str, typer.Argument(help="The model's name, or the digits that `ls` lists for it.")]
+
+
+@models_app.command("ls")
+def ls(models_dir: ModelsDir = None) -> None:
+    """List the models on this machine: which layers of each, how many bytes, and where."""
+    set_up(verbose=False)
+
+    def run() -> int:
+        rows = [*map(_row, _store(models_dir).models()), *_hub_rows()]
+        if not rows:
+            typer.echo("there are no weights on this machine, neither copied nor from the hub")
+            return 0
+        _print_table(rows)
+        return 0
+
+    finish(run, verbose=False)
+
+
+@models_app.command("pull")
+def pull(
+    model: _Model,
+    from_: Annotated[
+        str | None, typer.Option("--from", help="A worker's address, tcp://host:port; the hub if not given.")
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", help="That worker's key; without one the link is not encrypted.")
+    ] = None,
+    layers: Annotated[
+        str | None, typer.Option("--layers", help="First and last layer, as 20-39; all if not given.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.001, callback=finite, help="MB a second, at most.")
+    ] = None,
+    models_dir: ModelsDir = None,
+    models_gb: ModelsSize = None,
+    timeout: Timeout = 10.0,
+    verbose: Verbose = False,
+) -> None:
+    """Copy a model's weights to this machine, from a worker's or from the hub; what was copied before stays."""
+    set_up(verbose)
+
+    def run() -> int:
+        span = _span(layers)
+        if from_ is None:
+            return _pull_from_hub(model, span)
+        store = _store(models_dir, models_gb)
+        with _reader(from_, key, timeout) as reader:
+            return _pull(reader, store, model, span, None if rate is None else rate * 1e6)
+
+    finish(run, verbose)
+
+
+@models_app.command("rm")
+def rm(model: _Model, models_dir: ModelsDir = None) -> None:
+    """Remove a model that was copied to this machine."""
+    set_up(verbose=False)
+
+    def run() -> int:
+        store = _store(models_dir)
+        found = store.named(model)
+        if len(found) != 1:
+            which = f"there are {len(found)}: {', '.join(one.digest for one in found)}" if found else "there is none"
+            raise ConfigError(f"name one model that was copied to this machine; of {model} {which}")
+        freed = store.remove(found[0])
+        typer.echo(f"removed {found[0].manifest.model}: {_size(freed)} freed in {store.path}")
+        return 0
+
+    finish(run, verbose=False)
+
+
+def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, int] | None, rate: float | None) -> int:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    from splitinfer.console import errors
+    from splitinfer.engine.files.pulling import pull as pull_from
+
+    columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:
+        task = progress.add_task("copying", total=None)
+        done = pull_from(
+            reader, store, model, span, lambda at, total: progress.update(task, completed=at, total=total), rate
+        )
+    manifest = done.stored.manifest
+    typer.echo(f"copied {_size(done.nbytes)} of {manifest.model} ({_layers(done.stored)}) to {done.stored.folder}")
+    if done.lacking:
+        typer.echo(f"{reader.peer} lacks another {_size(done.lacking)} of it; ask others for those", err=True)
+    return 0
+
+
+def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
+    from splitinfer.models.hub import fetch, open_model
+    from splitinfer.models.loader import survey
+
+    checkpoint = open_model(model)
+    files = checkpoint.files if span is None else survey(checkpoint, *span, None).files
+    fetch(model, checkpoint, files, lambda _done, _total, file: typer.echo(file, err=True) if file else None)
+    typer.echo(f"{model} is in {checkpoint.folder}")
+    return 0
+
+
+def _reader(address: str, key: str | None, timeout: float) -> "Reader":
+    from splitinfer.engine.files.reader import Reader
+    from splitinfer.engine.links.keys import options_to
+    from splitinfer.keyring import Keyring
+    from transports import check_key
+
+    if key is not None:
+        try:
+            check_key(key)
+        except ValueError as error:
+            raise ConfigError(f"--key: {error}") from error
+    whole = address if "://" in address else f"tcp://{address}"
+    return Reader(whole, options_to(key, Keyring().own), timeout)
+
+
+def _store(folder: str | None, gigabytes: float | None = None) -> "ModelStore":
+    store = store_of(folder, gigabytes)
+    if store is None:
+        raise ConfigError("--models-dir none is for workers that are to copy nothing; name a folder here")
+    return store
+
+
+def _span(layers: str | None) -> tuple[int, int] | None:
+    """The half-open range of layers that ``20-39`` or ``20`` names."""
+    if layers is None:
+        return None
+    match = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", layers)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last:
+        raise ConfigError(f"--layers {layers!r:.40} names no layers; give the first and the last, as 20-39")
+    return first, last + 1
+
+
+def _row(stored: "StoredModel") -> tuple[str, ...]:
+    return stored.manifest.model, _layers(stored), _size(stored.nbytes), stored.digest[:12], str(stored.folder)
+
+
+def _layers(stored: "StoredModel") -> str:
+    from splitinfer.store.listing import layers_in
+
+    return layers_in(stored.tensors(), (info.name for info in stored.manifest.tensors))
+
+
+def _hub_rows() -> list[tuple[str, ...]]:
+    """What the hub's client keeps here."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        repos = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    rows = list[tuple[str, ...]]()
+    for repo in sorted(repos, key=lambda repo: repo.repo_id):
+        files = {file.file_name for revision in repo.revisions for file in revision.files}
+        count = sum(name.endswith(".safetensors") for name in files)
+        if repo.repo_type == "model" and count:
+            rows.append((repo.repo_id, f"{count} files", _size(repo.size_on_disk), "hub", str(Path(repo.repo_path))))
+    return rows
+
+
+def _print_table(rows: list[tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "layers", "size", "id", "where", box=None)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else 250, markup=False, emoji=False, highlight=False)
+    console.print(table)
+
+
+def _size(nbytes: int) -> str:
+    return f"{nbytes / 1e6:.1f} MB" if nbytes < 10**9 else f"{nbytes / 1e9:.1f} GB"

@@ -1,0 +1,42 @@
+"""Where a stage that is loaded gets its weights."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from splitinfer.errors import ModelError
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.hub import fetch, open_model
+from splitinfer.models.loader import Survey
+from splitinfer.wire.messages import Load, Progress
+
+Report = Callable[[Progress], None]
+
+
+class Supply(Protocol):
+    """Finds a model, and brings the tensors that a stage of it reads to this machine."""
+
+    def open(self, command: Load) -> Checkpoint:
+        """The model that a command names; its weights may still be missing. Raises ModelError, PeerError."""
+        ...
+
+    def fetch(self, command: Load, checkpoint: Checkpoint, found: Survey, report: Report) -> Checkpoint:
+        """The same, with all tensors that the stage reads on this machine. Raises ModelError, PeerError."""
+        ...
+
+
+class FromHub:
+    """This machine's own files, and the hub."""
+
+    def open(self, command: Load) -> Checkpoint:
+        """As ``Supply.open``."""
+        return open_model(command.model)
+
+    def fetch(self, command: Load, checkpoint: Checkpoint, found: Survey, report: Report) -> Checkpoint:
+        """As ``Supply.fetch``."""
+        missing = checkpoint.missing(found.tensors)
+        if missing and checkpoint.origin is not None:
+            remedy = f"splitinfer models pull {command.model} --from ADDRESS --layers {command.start}-{command.end - 1}"
+            raise ModelError(f"of {command.model} this machine has other layers; copy these, too: {remedy}")
+        files = sorted({checkpoint.tensors[name].file for name in missing})
+        fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+        return checkpoint

@@ -1,0 +1,73 @@
+"""A worker's weights on their way: to it, while it loads, and from it, at its file door.
+
+What it lacks it asks the coordinator for on the control link, and other workers on links of its own. What it has it
+gives at its door, beside whatever its engine does: at a bounded pace if there was a step just now.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from splitinfer.engine.files.door import Door
+from splitinfer.engine.files.reader import Reader
+from splitinfer.engine.files.shelf import Running, WorkerShelf
+from splitinfer.engine.files.supply import PeerSupply
+from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.links.keys import options_to
+from splitinfer.engine.stage.supply import Supply
+from splitinfer.engine.worker.control_channel import ControlChannel
+from splitinfer.store.models import ModelStore
+from splitinfer.wire.messages import Peer
+from transports import Frame, KeyPair, LinkClosed
+
+_CONNECT_TIMEOUT = 10.0  # seconds to reach another worker
+_SERVING_SECONDS = 5.0  # after a step: another may come at any moment
+
+
+class Weights:
+    """``store``: where copies are kept, if there are any. ``copies``: whether weights are copied to here. ``running``:
+    the model whose layers are held. ``own_key``: returns this machine's key pair, or raises PeerError where links are
+    not to be encrypted."""
+
+    def __init__(
+        self,
+        store: ModelStore | None,
+        running: Callable[[], Running | None],
+        own_key: Callable[[], KeyPair],
+        *,
+        copies: bool,
+    ) -> None:
+        self._store, self._own_key = store if copies else None, own_key
+        self._channel: ControlChannel | None = None
+        self._stepped = float("-inf")  # when the last step was launched, in seconds
+        self.door = Door(WorkerShelf(running, store), self._is_serving)
+
+    @contextmanager
+    def supply(self, connection: Connection) -> Iterator[Supply | None]:
+        """Where a stage gets its weights from, while it is loaded for the coordinator on ``connection``; ``None``: from
+        this machine and the hub."""
+        if self._store is None:
+            yield None
+            return
+        self._channel = ControlChannel(connection)
+        try:
+            yield PeerSupply(self._channel, self._store, self._reader)
+        finally:
+            self._channel = None
+
+    def takes(self, connection: Connection, item: Frame | LinkClosed) -> bool:
+        """Take what arrived, if it answers an ask of the stage that is being loaded; whether nobody else needs it. On
+        the transport's thread."""
+        channel = self._channel
+        return channel is not None and channel.takes(connection, item)
+
+    def stepped(self) -> None:
+        """A step was launched."""
+        self._stepped = time.monotonic()
+
+    def _is_serving(self) -> bool:
+        return time.monotonic() - self._stepped < _SERVING_SECONDS
+
+    def _reader(self, peer: Peer) -> Reader:
+        """A link to another worker that may have weights."""
+        return Reader(peer.address, options_to(peer.key, self._own_key), _CONNECT_TIMEOUT, peer.name)

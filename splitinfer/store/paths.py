@@ -1,0 +1,42 @@
+"""Where a machine keeps weights that were copied to it, and whether there is room for more.
+
+Not in a folder of caches: macOS may remove what is there when its disk fills up (Apple, File System Programming Guide,
+"macOS Library Directory Details", Library/Caches), and a copy may have taken hours.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+RESERVE = 5 * 10**9  # bytes of the disk that stay free: macOS itself needs some for swap files
+
+
+def default_folder() -> Path:
+    """Return splitinfer/models in $XDG_DATA_HOME if that is set, else in ~/Library/Application Support (macOS) or
+    ~/.local/share."""
+    usual = Path("Library", "Application Support") if sys.platform == "darwin" else Path(".local", "share")
+    data = os.environ.get("XDG_DATA_HOME")
+    return (Path(data) if data else Path.home() / usual) / "splitinfer" / "models"
+
+
+def no_room(wanted: int, stored: int, free: int, cap: int | None, reserve: int = RESERVE) -> str | None:
+    """Why ``wanted`` more bytes cannot be stored, as a phrase; ``None`` if they can.
+
+    ``stored``: bytes in the store. ``free``: bytes on its disk. ``cap``: bytes that the store may have; ``None``: any
+    number.
+
+    >>> no_room(3 * 10**9, 0, 7 * 10**9, None)
+    '3.0 GB are to be copied, and of the 7.0 GB free on the disk 5.0 GB stay free'
+    >>> no_room(3 * 10**9, 9 * 10**9, 10**12, 10**10)
+    '3.0 GB are to be copied, and with the 9.0 GB that are there the store would have over 10.0 GB'
+    """
+    if cap is not None and stored + wanted > cap:
+        there = f"with the {_gb(stored)} that are there the store would have over {_gb(cap)}"
+        return f"{_gb(wanted)} are to be copied, and {there}"
+    if wanted > free - reserve:
+        return f"{_gb(wanted)} are to be copied, and of the {_gb(free)} free on the disk {_gb(reserve)} stay free"
+    return None
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.1f} GB"

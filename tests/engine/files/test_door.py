@@ -1,0 +1,187 @@
+"""Who may take weights from a worker, and what a reader may say: as for a coordinator, and nothing else."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from weights import CONFIG, described, shorten_pieces, written
+
+from splitinfer.engine.files.asking import Remote, ask_manifest, copy_tensors
+from splitinfer.engine.files.reader import Reader
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.worker import Worker
+from splitinfer.errors import PeerError, Refused, WorkerUnreachable
+from splitinfer.store.models import ModelStore, StoredModel
+from splitinfer.store.part import PartWriter, write_whole
+from splitinfer.store.parts import parts_of
+from splitinfer.store.pieces import check_of
+from splitinfer.wire.messages import AskManifest, AskPieces, ClockAsk, Expect, Message, Unavailable
+from transports import KeyPair, LinkOptions, Security, listen
+
+OWN, ADMITTED, STRANGER = KeyPair.make(), KeyPair.make(), KeyPair.make()
+
+
+class Known:
+    """Keys of a worker that admits one coordinator."""
+
+    def own(self) -> KeyPair:
+        return OWN
+
+    def admits(self, key: str) -> bool:
+        return key == ADMITTED.public
+
+    def log_unknown(self, key: str) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _short_pieces(monkeypatch: pytest.MonkeyPatch):
+    shorten_pieces(monkeypatch, 8)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ModelStore:
+    """A store with all of one model."""
+    store, told = ModelStore(tmp_path / "store"), described()
+    source, model = written(tmp_path / "model", told), store.begin(told)
+    write_whole(model.folder, "config.json", CONFIG)
+    (part,) = parts_of(told, range(1, 6))
+    with PartWriter(model.folder, part) as writer:
+        for piece, slot in writer.missing():
+            writer.write(slot, source.read(piece), check_of(source.read(piece)))
+        writer.finish()
+    return store
+
+
+@pytest.fixture
+def access() -> AccessControl:
+    return AccessControl(Known())
+
+
+@pytest.fixture
+def address(store: ModelStore, access: AccessControl, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    # The model's files are random bytes; that its tables have this fingerprint is for other tests.
+    monkeypatch.setattr("splitinfer.core.fingerprint.Fingerprint.difference", lambda *_: None)
+    listener = listen("tcp://127.0.0.1:0", options=access.options)
+    worker = Worker(listener, keys=Known(), access=access, store=store)
+    try:
+        yield listener.address
+    finally:
+        assert worker.stop(timeout=10)
+
+
+def options(own: KeyPair) -> LinkOptions:
+    return LinkOptions(security=Security(own, OWN.public))
+
+
+@pytest.fixture
+def wanted() -> str:
+    return described().fingerprint.digest()
+
+
+def test_who_is_admitted_takes_weights(address: str, wanted: str, tmp_path: Path):
+    mine: StoredModel = ModelStore(tmp_path / "mine").begin(described())
+    with Reader(address, options(ADMITTED), 5.0) as reader:
+        remote = ask_manifest(reader, wanted)
+        assert isinstance(remote, Remote)
+        copy_tensors(remote, mine, range(1, 6), lambda _done, _total: None)
+    assert len(mine.tensors()) == 5
+
+
+@pytest.mark.parametrize("by", ["name", "digest's beginning"])
+def test_a_model_is_found_by_name(address: str, wanted: str, by: str):
+    with Reader(address, options(ADMITTED), 5.0) as reader:
+        assert isinstance(ask_manifest(reader, "", "a/model" if by == "name" else wanted[:10]), Remote)
+
+
+def test_a_stranger_gets_nothing(address: str):
+    with pytest.raises((Refused, WorkerUnreachable), match="cannot be asked for weights"):
+        Reader(address, options(STRANGER), 2.0)
+
+
+def test_without_encryption_nothing(address: str):
+    with pytest.raises(PeerError):
+        Reader(address, LinkOptions(), 2.0)
+
+
+def test_the_stage_before_may_bring_hidden_states_and_take_no_weights(address: str, access: AccessControl):
+    access.expect(STRANGER.public)
+    with pytest.raises(Refused, match="that key is not admitted here"):
+        Reader(address, options(STRANGER), 5.0)
+
+
+def test_a_worker_that_the_coordinator_named_may_take_weights_for_this_session(
+    address: str, access: AccessControl, wanted: str
+):
+    access.expect("", [STRANGER.public])
+    with Reader(address, options(STRANGER), 5.0) as reader:
+        assert isinstance(ask_manifest(reader, wanted), Remote)
+    access.expect("")
+    with pytest.raises(PeerError):
+        Reader(address, options(STRANGER), 2.0)
+
+
+def test_such_a_worker_may_not_coordinate(access: AccessControl):
+    access.expect("", [STRANGER.public])
+    assert not access.may_coordinate(STRANGER.public)
+    assert not access.may_send_hidden_states(STRANGER.public)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "/",
+        "/etc",
+        "..",
+        "../model",
+        "~",
+        "~root",
+        ".",
+        "a/model/..",
+        "a/../a/model",
+        "\0",
+        "x" * 5000,
+        "demo",
+        "*",
+        "{folder}",
+    ],
+)
+def test_no_name_is_a_path(address: str, name: str, tmp_path: Path):
+    with Reader(address, options(ADMITTED), 5.0) as reader:
+        answer = ask_manifest(reader, "", name.format(folder=tmp_path / "model"))
+    assert isinstance(answer, Unavailable)
+    assert "is not here" in answer.reason
+
+
+@pytest.mark.parametrize("digest", ["..", "../store", "/etc", "0" * 32, "*"])
+def test_no_digest_is_a_path(address: str, digest: str):
+    with Reader(address, options(ADMITTED), 5.0) as reader:
+        assert isinstance(ask_manifest(reader, digest), Unavailable)
+
+
+@pytest.mark.parametrize("message", [ClockAsk(), Expect(STRANGER.public), AskPieces(((1, 0),))])
+def test_a_reader_asks_for_weights_and_nothing_else(address: str, message: Message, access: AccessControl):
+    with Reader(address, options(ADMITTED), 5.0) as reader:
+        reader._session = type("Any", (), {"sending": lambda *_: None, "received": lambda *_: None})()
+        reader.send(message)
+        with pytest.raises(PeerError, match=r"is gone|no ask for weights"):
+            reader.receive()
+    assert not access.may_read_weights(STRANGER.public)
+
+
+def test_a_coordinators_link_is_none_for_weights(address: str, wanted: str):
+    """Weights are asked for in the role of a reader."""
+    with Reader(address, options(ADMITTED), 5.0, role="coordinator") as reader, pytest.raises(PeerError):
+        ask_manifest(reader, wanted)
+
+
+def test_nothing_is_written_for_a_reader(address: str, store: ModelStore, wanted: str):
+    before = sorted((path, path.stat().st_mtime_ns) for path in store.path.rglob("*"))
+    with Reader(address, options(ADMITTED), 5.0) as reader:
+        reader.send(AskManifest(wanted))
+        reader.receive()
+        reader.send(AskPieces(((0, 0), (1, 0))))
+        reader.receive()
+    assert sorted((path, path.stat().st_mtime_ns) for path in store.path.rglob("*")) == before

@@ -1,0 +1,253 @@
+"""A worker that has nothing of a model takes its layers' tensors from the coordinator, or from another worker."""
+
+import itertools
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+from stages import layout, plain_greedy, prompt, tokens_of
+
+from splitinfer import SamplingParams
+from splitinfer.engine.files import outlet, shelf
+from splitinfer.engine.files.asking import Remote, ask_manifest
+from splitinfer.engine.files.pulling import pull
+from splitinfer.engine.files.reader import Reader
+from splitinfer.engine.worker.worker import Worker
+from splitinfer.errors import ModelError, PeerError, Refused
+from splitinfer.llm import LLM, Settings
+from splitinfer.models.checkpoint import open_folder
+from splitinfer.models.copied import open_stored, source_of
+from splitinfer.models.loader import survey
+from splitinfer.store import hearsay
+from splitinfer.store.manifest import Manifest, manifest, pack
+from splitinfer.store.models import ModelStore, StoredModel
+from splitinfer.store.pace import BESIDE_SERVING
+from splitinfer.store.source import Source
+from splitinfer.wire.messages import AskManifest, AskPieces, TellPiece
+from transports import LinkOptions, listen
+
+_names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("models"), "llama")
+
+
+@pytest.fixture(autouse=True)
+def _no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No internet, and nothing of the hub's on this machine."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("splitinfer.engine.files.supply.open_local", lambda _model, _revision: None)
+    monkeypatch.setattr("splitinfer.engine.files.supply.local_snapshot", lambda _model, _revision: None)
+    monkeypatch.setattr("splitinfer.models.hub._open_hub", lambda repo: pytest.fail(f"the hub was asked for {repo}"))
+
+
+@contextmanager
+def worker(store: ModelStore) -> Iterator[str]:
+    """A worker with a store, and no model; its address."""
+    listener = listen(f"inproc://copies-{next(_names)}")
+    running = Worker(listener, store=store)
+    try:
+        yield listener.address
+    finally:
+        assert running.stop(timeout=10)
+
+
+@contextmanager
+def pipeline(model: Path, stores: list[ModelStore]) -> Iterator[LLM]:
+    cuts = {1: [2, 2], 2: [1, 1, 2]}[len(stores)]
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(worker(store)) for store in stores]
+        yield stack.enter_context(LLM(layout(model, cuts, addresses), settings=Settings()))
+
+
+def only(store: ModelStore) -> StoredModel:
+    (found,) = store.models()
+    return found
+
+
+def test_a_worker_takes_its_layers_and_no_others(model: Path, tmp_path: Path):
+    store, tokens = ModelStore(tmp_path / "store"), prompt(20)
+    with pipeline(model, [store]) as llm:
+        assert tokens_of(llm, tokens, max_tokens=8) == plain_greedy(model, tokens, 8)
+    stored = only(store)
+    assert set(stored.tensors()) == survey(open_folder(model), 2, 4, "float32").tensors
+    assert stored.files() == ["config.json"]
+    assert not any(path.name.endswith((".py", "tokenizer.json")) for path in stored.folder.iterdir())
+
+
+def test_weights_that_a_worker_holds_are_not_removed(model: Path, tmp_path: Path):
+    store = ModelStore(tmp_path / "store")
+    with pipeline(model, [store]), pytest.raises(ModelError, match="is in use by a splitinfer of this machine"):
+        ModelStore(store.path).remove(only(store))
+    assert set(only(store).tensors()) == survey(open_folder(model), 2, 4, "float32").tensors
+
+
+def test_what_was_copied_is_not_copied_again(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store, tokens = ModelStore(tmp_path / "store"), prompt(20)
+    with pipeline(model, [store]) as llm:
+        first = tokens_of(llm, tokens, max_tokens=4)
+    monkeypatch.setattr("splitinfer.engine.files.outlet.Outlet._tell_pieces", lambda *_: pytest.fail("it was asked"))
+    with pipeline(model, [store]) as llm:
+        assert tokens_of(llm, tokens, max_tokens=4) == first
+
+
+def test_other_layers_come_in_addition(model: Path, tmp_path: Path):
+    store = ModelStore(tmp_path / "store")
+    with pipeline(model, [store]):
+        pass
+    before = set(only(store).tensors().values())
+    with pipeline(model, [store, ModelStore(tmp_path / "third")]):  # this one holds layer 1 now
+        pass
+    after = only(store).tensors()
+    assert set(after) == survey(open_folder(model), 1, 4, "float32").tensors
+    assert before < set(after.values())
+
+
+def test_a_worker_that_has_what_the_coordinator_lacks(model: Path, tmp_path: Path):
+    """The coordinator's files of the last layers are gone; another worker has them in its store."""
+    whole, lacking = ModelStore(tmp_path / "whole"), ModelStore(tmp_path / "lacking")
+    with pipeline(model, [whole]):
+        pass
+    held = survey(open_folder(model), 2, 4, "float32").tensors
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shelf, "source_of", lambda checkpoint, model: _without(source_of(checkpoint, model), held))
+        with pipeline(model, [whole, lacking]) as llm:
+            assert tokens_of(llm, prompt(20), max_tokens=4) == plain_greedy(model, prompt(20), 4)
+    assert set(only(lacking).tensors()) == held
+    assert set(hearsay.noted(only(lacking).folder)) == set(only(lacking).tensors().values())
+
+
+def test_weights_that_a_worker_forged_are_replaced_once_the_coordinator_has_them(model: Path, tmp_path: Path):
+    """A worker's bytes, with checksums that agree, in the store of one that had nobody else to ask."""
+    store, tokens = ModelStore(tmp_path / "store"), prompt(20)
+    with pipeline(model, [store]):
+        pass
+    forged = sorted(set(only(store).tensors().values()))
+    for path in forged:
+        hearsay.note(only(store).folder, path.name, "another worker")
+        data = path.read_bytes()
+        path.write_bytes(data[:-64] + bytes(64))
+    with pipeline(model, [store]) as llm:
+        assert tokens_of(llm, tokens, max_tokens=8) == plain_greedy(model, tokens, 8)
+    assert hearsay.noted(only(store).folder) == {}
+
+
+def test_two_workers_that_have_different_weights(model: Path, tmp_path: Path):
+    """The coordinator has none of the last layers: nothing tells who is right."""
+    stores = [ModelStore(tmp_path / name) for name in ("one", "other", "lacking")]
+    for store in stores[:2]:
+        with pipeline(model, [store]):
+            pass
+    for path in set(only(stores[0]).tensors().values()):
+        path.write_bytes(path.read_bytes()[:-64] + bytes(64))
+    held = survey(open_folder(model), 2, 4, "float32").tensors
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr(shelf, "source_of", lambda checkpoint, model: _without(source_of(checkpoint, model), held))
+        addresses = [stack.enter_context(worker(store)) for store in stores]
+        with pytest.raises(PeerError, match=r"has other bytes of .* than .* sent, and the coordinator has none"):
+            stack.enter_context(LLM(layout(model, [1, 1, 1, 1], addresses), settings=Settings()))
+    assert only(stores[2]).tensors() == {}
+
+
+def _without(source: Source, lost: frozenset[str]) -> Source:
+    """The same, but for tensors of the folder that are gone."""
+    told = source.manifest
+    if (source._places[0].path.parent / "model-00001-of-00002.safetensors").exists():
+        told = replace(told, held=told.held - {told.number_of[name] for name in lost})
+    return Source(told, source._places)
+
+
+def test_a_model_that_is_pulled_is_not_removed_meanwhile(model: Path, tmp_path: Path):
+    store, mine = ModelStore(tmp_path / "store"), ModelStore(tmp_path / "mine")
+    with pipeline(model, [store]):
+        pass
+    said = list[str]()
+
+    def remove(_done: int, _total: int) -> None:
+        with pytest.raises(ModelError, match="is in use") as raised:
+            ModelStore(mine.path).remove(only(mine))
+        said.append(str(raised.value))
+
+    with worker(store) as address, Reader(address, LinkOptions(), 5.0) as reader:
+        done = pull(reader, mine, only(store).digest, None, remove)
+    assert said
+    assert done.stored.tensors().keys() == only(store).tensors().keys()
+    assert set(hearsay.noted(only(mine).folder).values()) == {frozenset({address})}
+
+
+def test_a_store_without_room_says_so(model: Path, tmp_path: Path):
+    store = ModelStore(tmp_path / "store", cap=100_000)
+    with pytest.raises(PeerError, match=r"there is no room in .*models rm"), pipeline(model, [store]):
+        pass
+    store.cap = None
+    with pipeline(model, [store]) as llm:
+        assert len(tokens_of(llm, prompt(9), max_tokens=2)) == 2
+
+
+def test_another_fingerprint_than_described(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The coordinator's list of tensors is not that of the model which it wants to be loaded."""
+
+    def lie(told: Manifest) -> bytes:
+        return pack(manifest(told.model, told.fingerprint, told.files, told.tensors[:-1], ["config.json"]))
+
+    monkeypatch.setattr(outlet, "pack", lie)
+    store = ModelStore(tmp_path / "store")
+    with pytest.raises((PeerError, ModelError)) as raised, pipeline(model, [store]):
+        pass
+    assert "describes other weights than it wants to be loaded" in str(raised.value)
+    assert store.models() == []
+
+
+def test_a_reader_at_the_door_of_a_worker_that_serves(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Weights are taken beside serving, at a bounded rate then."""
+    rates = list[float | None]()
+    monkeypatch.setattr("splitinfer.store.pace.Pace.wait", lambda _self, _now, _nbytes, rate: rates.append(rate) or 0.0)
+    store = ModelStore(tmp_path / "store")
+    with worker(store) as address, LLM(layout(model, [2, 2], [address]), settings=Settings()) as llm:
+        with Reader(address, LinkOptions(), 5.0) as reader:
+            answer = ask_manifest(reader, only(store).digest)
+            assert isinstance(answer, Remote)
+            tensor = max(answer.manifest.held)
+            ask_piece(reader, tensor)
+            assert rates.pop() is None
+            request = llm.submit(prompt(12), SamplingParams(max_tokens=40, ignore_eos=True))
+            events = iter(request)
+            next(events)
+            ask_piece(reader, tensor)
+            assert rates.pop() == BESIDE_SERVING
+            held = {answer.manifest.items[number].name for number in answer.manifest.held}
+            assert held == {"config.json", *only(store).tensors()}
+        assert len(list(events)) == 39
+        assert request.result().token_ids == plain_greedy(model, prompt(12), 40)
+
+
+def ask_piece(reader: Reader, item: int) -> None:
+    reader.send(AskPieces(((item, 0),)))
+    assert isinstance(reader.receive()[0], TellPiece)
+
+
+def test_only_so_many_readers(model: Path, tmp_path: Path):
+    with worker(ModelStore(tmp_path / "store")) as address, ExitStack() as stack:
+        readers = [stack.enter_context(Reader(address, LinkOptions(), 5.0)) for _ in range(4)]
+        for reader in readers:
+            reader.send(AskManifest("0" * 32))
+            reader.receive()
+        with pytest.raises(Refused, match="4 others copy"):
+            Reader(address, LinkOptions(), 5.0)
+
+
+def test_a_damaged_configuration_in_the_store(model: Path, tmp_path: Path):
+    store = ModelStore(tmp_path / "store")
+    with pipeline(model, [store]):
+        pass
+    stored = only(store)
+    config = stored.folder / "config.json"
+    config.write_text(config.read_text().replace("0", "1", 1))
+    with pytest.raises(ModelError, match=r"is damaged \(config.json differs\); remove it with: splitinfer models rm"):
+        open_stored(stored)

@@ -1,0 +1,121 @@
+"""What a machine tells another about a model: as it was, or refused with a sentence."""
+
+import json
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from weights import described
+
+from splitinfer.core.tensor_info import TensorInfo
+from splitinfer.errors import ModelError
+from splitinfer.store.manifest import Manifest, SmallFile, manifest, pack, unpack, with_files
+from splitinfer.store.names import is_small_file, is_tensor, is_weight_file
+
+HOSTILE = [
+    "../config.json", "/etc/config.json", "a/config.json", "a\\config.json", "..", ".", "", ".config.json", "con.json",
+    "config.json\0", "config.json\n", "~config.json", "config.json/", "vocab..json", "C:config.json", "tokenizer.py",
+    "modeling.py", "config.py", "tokenizer.json.py", "x" * 200 + ".jinja", "credentials.json", "notes.txt", "-x.jinja",
+]  # fmt: skip
+USUAL = [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "tokenizer.model", "qwen.tiktoken",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_other_names(name: str):
+    assert not is_small_file(name)
+    assert not is_weight_file(name)
+    with pytest.raises(ModelError, match="not allowed"):
+        replace(described(), files=(SmallFile(name, 3),))
+    with pytest.raises(ModelError, match="not allowed"):
+        replace(described(), tensors=(TensorInfo("a", "U8", (3,), name, 0, 3),))
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_the_usual_names(name: str):
+    assert is_small_file(name)
+
+
+def test_a_tensor_has_no_hidden_name():
+    assert not is_tensor("__metadata__")
+    assert not is_tensor("a\x1b[2Jb")
+    assert is_tensor("model.layers.0.self_attn.q_proj.weight")
+
+
+def test_a_manifest_comes_back_as_it_was():
+    told = described()
+    assert unpack(pack(told)) == told
+    assert [item.name for item in told.items][:2] == ["config.json", "layers.0.weight"]
+    assert told.number_of["layers.2.weight"] == 3
+
+
+@given(st.sets(st.integers(0, 5)))
+def test_what_is_held_comes_back(numbers: set[int]):
+    told = replace(described(), held=frozenset(numbers))
+    assert unpack(pack(told)).held == numbers
+
+
+def changed(**fields: Any) -> bytes:
+    """A packed manifest with other fields."""
+    plain = json.loads(zlib.decompress(pack(described())))
+    return zlib.compress(json.dumps({**plain, "held": [], **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tensors": [["a", "U8", [9], "model.safetensors", 0, 3]]}, "another size"),
+        ({"tensors": [["a", "U8", [2**62], "model.safetensors", 0, 2**62]]}, "larger than any disk"),
+        ({"tensors": [["a", "F13", [3], "model.safetensors", 0, 3]]}, "another size"),
+        ({"tensors": [["a", "U8", [-1, -3], "model.safetensors", 0, 3]]}, "another size"),
+        ({"tensors": [["a", "U8", [1] * 17, "model.safetensors", 0, 1]]}, "another size"),
+        ({"tensors": [["a", "U8", [1], "m.safetensors", 0, 1], ["a", "U8", [1], "m.safetensors", 1, 2]]}, "one name"),
+        ({"tensors": [["b", "U8", [1], "m.safetensors", 1, 2], ["a", "U8", [1], "m.safetensors", 0, 1]]}, "order"),
+        ({"files": [["config.json", 3], ["config.json", 3]]}, "one name"),
+        ({"files": [["tokenizer_A.json", 3], ["tokenizer_a.json", 3]]}, "one name"),
+        ({"files": [["config.json", 2**40]]}, "bytes"),
+        ({"files": [["config.json", -1]]}, "bytes"),
+        ({"files": [["config.json", "3"]]}, "cannot be read"),
+        ({"held": [[0, 2**40]]}, "does not name"),
+        ({"held": [[-5, 2]]}, "does not name"),
+        ({"held": [[0, 2], [1, 3]]}, "does not name"),
+        ({"model": "a\x1b[2J"}, "cannot be printed"),
+        ({"model": ""}, "cannot be printed"),
+        ({"format": 9}, "format"),
+    ],
+)  # fmt: skip
+def test_one_that_cannot_be_right(fields: dict[str, Any], why: str):
+    with pytest.raises(ModelError, match=why):
+        unpack(changed(**fields))
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"nothing", zlib.compress(b"[" * 100_000), zlib.compress(b"{}"), pack(described())[:-9]]
+)
+def test_bytes_that_are_none(data: bytes):
+    with pytest.raises(ModelError, match=r"cannot be read|too early"):
+        unpack(data)
+
+
+def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("splitinfer.store.manifest._MAX_TEXT", 10_000)
+    with pytest.raises(ModelError, match="over 10,000 bytes"):
+        unpack(zlib.compress(b" " * 10**6))
+
+
+def test_a_stage_needs_no_tokenizer():
+    files = [SmallFile("config.json", 1), SmallFile("tokenizer.json", 2), SmallFile("generation_config.json", 3)]
+    told = manifest("m", described().fingerprint, files, (), ())
+    assert [told.files[at].name for at in told.small(tokenizer=False)] == ["config.json", "generation_config.json"]
+    assert len(told.small(tokenizer=True)) == 3
+
+
+def test_files_that_another_machine_has_besides():
+    both: Manifest = with_files(described(), [SmallFile("tokenizer.json", 9), SmallFile("config.json", 4)])
+    assert both.files == (SmallFile("config.json", 4), SmallFile("tokenizer.json", 9))
+    assert both.number_of["layers.0.weight"] == 2
