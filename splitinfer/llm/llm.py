@@ -28,6 +28,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.discovery.discover import find_stages
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
@@ -54,6 +55,7 @@ from splitinfer.models.hub import open_model
 from splitinfer.models.loader import count_layers
 from splitinfer.text.answer import Tool
 from splitinfer.text.conversations import Conversations
+from splitinfer.wire.messages import Progress
 
 
 class LLM:
@@ -97,6 +99,7 @@ class LLM:
         self._prompts = PromptEncoder(self._checkpoint)
         self.tokenizer = self._prompts.tokenizer
         check_draft(self.layout, self.tokenizer)
+        self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
         setup = PipelineSetup(
             self.layout,
