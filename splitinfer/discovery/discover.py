@@ -89,7 +89,8 @@ def find_stages(
     keys = {stage.name: naming.key_of(stage, layout.name, known) for stage in layout.to_find}
     around = surroundings or Surroundings.here()
     merged, tried, took, problem = around.look(seconds, lambda workers: _are_there(keys, workers))
-    tried_words = in_one(Discovery("" if around.means is None else around.means.name, took, tried))
+    means = "" if around.means is None else around.means.name
+    tried_words = "" if merged.workers else in_one(Discovery(means, took, tried))
     workers: dict[str, Worker] = {}
     for name, key in keys.items():
         try:

@@ -38,7 +38,8 @@ def nothing(discovery: Discovery) -> Iterator[str]:
         yield NONE_HERE
         yield _BY_HAND
         return
-    yield f"no worker was found in {discovery.seconds:.3g} s by {discovery.means}"
+    if discovery.tried:
+        yield f"no worker was found in {discovery.seconds:.1f} s by {discovery.means}"
     if discovery.problem:
         yield discovery.problem
     for tried in discovery.tried:
@@ -52,7 +53,7 @@ def in_one(discovery: Discovery) -> str:
     if not discovery.means:
         return NONE_HERE
     where = ", ".join(_tried(each) for each in discovery.tried) or "no network interface is up"
-    return f"looked for {discovery.seconds:.2g} s by {discovery.means} on {where}"
+    return f"looked for {discovery.seconds:.1f} s by {discovery.means} on {where}"
 
 
 def way_words(way: Way) -> str:
@@ -71,7 +72,7 @@ def _worker(found: Found) -> Iterator[str]:
         yield f"{announcement.name}: announced, but it does not answer"
         for way in found.ways:
             yield f"    {address_of(way, found.worker)}: {way.problem}"
-        yield "    its machine is off or asleep, the worker was killed, or a firewall keeps connections out"
+        yield f"    {_why_silent(found)}"
     else:
         here = ", on this machine" if found.is_here else ""
         yield f"{announcement.name}: {found.address} by {way_words(found.best)}{here}"
@@ -84,6 +85,12 @@ def _worker(found: Found) -> Iterator[str]:
         yield "    it announces itself in a form that this version does not know"
     if found.difference is not None:
         yield f"    it runs another version ({found.difference}); install the same on both"
+
+
+def _why_silent(found: Found) -> str:
+    if any("refused" in way.problem for way in found.ways):
+        return "nothing listens there any more, or a firewall refuses connections"
+    return "its machine is off or asleep, or a firewall keeps connections out"
 
 
 def _machine(found: Found) -> str:

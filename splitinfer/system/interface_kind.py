@@ -1,7 +1,7 @@
 """What kind of network interface each is, by what the system says of it. Pure.
 
     THUNDERBOLT   macOS: the ports "Thunderbolt Bridge", "Thunderbolt 1" ... of ``networksetup -listallhardwareports``;
-                  Linux: the driver thunderbolt-net, which names them thunderbolt0 (the kernel's admin-guide/thunderbolt)
+                  Linux: the driver thunderbolt-net, which names them thunderbolt0 (kernel: admin-guide/thunderbolt)
     WIRELESS      macOS: the port "Wi-Fi"; Linux: /sys/class/net/NAME/wireless
     VPN, VIRTUAL  by their names, which are the same everywhere: tunnels, containers, virtual machines, AirDrop's awdl
     CABLE         everything else
