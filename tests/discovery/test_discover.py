@@ -25,10 +25,11 @@ from splitinfer.wire.messages import Versions
 INTERFACES = (CABLE, ETHERNET, WIFI)
 BY_ADDRESS = {"10.77.0.": (CABLE, 0.2), "192.168.7.": (ETHERNET, 0.4), "192.168.8.": (WIFI, 4.0)}
 OTHER = fingerprint_of(OTHER_KEY)
+LONG = 1e9  # seconds: what is told has an end
 
 
 class Told:
-    """Means that see these sightings, then nothing until it is over; or fail."""
+    """Means that see these sightings, unless it is over before, and then end; or fail."""
 
     name = "told"
 
@@ -45,8 +46,6 @@ class Told:
                 return
             self.num_asked += 1
             put(each)
-        while not is_over():
-            pass
 
     def announce(self, *_: object) -> object:
         raise NotImplementedError
@@ -87,7 +86,7 @@ def around(*sightings: Sighting, heard: Sequence[Heard] = (), failure: str = "")
 
 
 def look(*sightings: Sighting, known: Sequence[Known] = (), own: Versions = VERSIONS, **told) -> Discovery:
-    return discover(around(*sightings, **told), 0.01, known, own)
+    return discover(around(*sightings, **told), LONG, known, own)
 
 
 def text(found: Discovery) -> str:
@@ -144,7 +143,7 @@ def test_nothing_found_says_what_was_tried_on_which_interface():
         Heard(WIFI, set(), "No route to host"),
     ]
     said = text(look(heard=heard))
-    assert "no worker was found in 0.0 s by told" in said
+    assert "no worker was found in " in said
     assert "Thunderbolt (bridge0), 10.77.0.1: no device answered" in said
     assert "cable (en0), 192.168.7.1: 2 other devices answered, no worker" in said
     assert "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)" in said
@@ -163,10 +162,10 @@ def test_nobody_answers_anywhere():
 
 def test_no_interface_and_no_means():
     told = Told(seen("10.77.0.2"))
-    said = text(discover(Surroundings(told, ()), 0.01, (), VERSIONS))  # type: ignore[arg-type]
+    said = text(discover(Surroundings(told, ()), LONG, (), VERSIONS))  # type: ignore[arg-type]
     assert said.startswith("this machine has no network interface that is up")
     assert told.num_asked == 0
-    said = text(discover(Surroundings(None, INTERFACES), 0.01, (), VERSIONS))
+    said = text(discover(Surroundings(None, INTERFACES), LONG, (), VERSIONS))
     assert "nothing here speaks multicast DNS" in said
     assert "an address always works" in said
 
@@ -210,7 +209,7 @@ def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyr
     named = layout({"name": "mini", "layers": 6, "key": KEY, "codec": "fp16"})
     said: list[tuple[str, str]] = []
     found = find_stages(
-        named, keyring, 1e9, around(seen("192.168.7.2", "10.77.0.2")), lambda name, text: said.append((name, text))
+        named, keyring, LONG, around(seen("192.168.7.2", "10.77.0.2")), lambda name, text: said.append((name, text))
     )
     assert found.stages[1].address == "tcp://10.77.0.2:5577"
     assert (found.stages[1].key, found.stages[1].codec, found.to_find) == (KEY, "fp16", ())
@@ -219,13 +218,13 @@ def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyr
 
 def test_a_key_of_the_keyring(keyring: Keyring):
     keyring.admit(KEY, "mini")
-    found = find_stages(layout({"name": "mini", "layers": 6}), keyring, 1e9, around(seen("10.77.0.2")))
+    found = find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(seen("10.77.0.2")))
     assert found.stages[1].key == KEY
 
 
 def test_without_a_key_nobody_is_taken(keyring: Keyring):
     with pytest.raises(LayoutError, match="has no address and no key"):
-        find_stages(layout({"name": "mini", "layers": 6}), keyring, 1e9, around(seen("10.77.0.2")))
+        find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(seen("10.77.0.2")))
 
 
 def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner(keyring: Keyring):
@@ -233,10 +232,10 @@ def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner(keyring: Ke
         layout({"name": "mini", "layers": 6, "key": KEY}),
         seen("10.77.0.9", id="f" * 16, fingerprint=OTHER),
     )
-    found = find_stages(named, keyring, 1e9, around(impostor, seen("192.168.7.2")))
+    found = find_stages(named, keyring, LONG, around(impostor, seen("192.168.7.2")))
     assert found.stages[1].address == "tcp://192.168.7.2:5577"
     with pytest.raises(WorkerUnreachable, match="has another key") as error:
-        find_stages(named, keyring, 0.01, around(impostor, heard=[Heard(WIFI)]))
+        find_stages(named, keyring, LONG, around(impostor, heard=[Heard(WIFI)]))
     assert "answered" not in str(error.value)  # what was tried is of no interest where somebody was found
 
 
@@ -245,7 +244,7 @@ def test_nobody_says_what_was_tried(keyring: Keyring):
         find_stages(
             layout({"name": "mini", "layers": 6, "key": KEY}),
             keyring,
-            0.01,
+            LONG,
             around(heard=[Heard(WIFI)], failure="it broke"),
         )
     said = str(error.value)
@@ -255,7 +254,7 @@ def test_nobody_says_what_was_tried(keyring: Keyring):
 
 def test_an_announced_worker_that_does_not_answer(keyring: Keyring):
     with pytest.raises(WorkerUnreachable, match=r"announces itself, but does not answer \(192.168.7.99: no answer\)"):
-        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, 1e9, around(seen("192.168.7.99")))
+        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(seen("192.168.7.99")))
 
 
 def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring):
@@ -264,11 +263,11 @@ def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring)
     air = {"name": "air", "layers": 6, "key": OTHER_KEY}
     named = layout(air, {"name": "mini", "layers": 6, "key": KEY})
     both = (seen("10.77.0.2", "192.168.7.2"), seen("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
-    found = find_stages(named, keyring, 1e9, around(*both))
+    found = find_stages(named, keyring, LONG, around(*both))
     assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
 
 
 def test_two_stages_cannot_be_one_worker(keyring: Keyring):
     named = layout({"name": "mini", "layers": 6, "key": KEY}, {"name": "air", "layers": 6, "key": KEY})
     with pytest.raises(LayoutError, match="both at"):
-        find_stages(named, keyring, 1e9, around(seen("10.77.0.2")))
+        find_stages(named, keyring, LONG, around(seen("10.77.0.2")))
