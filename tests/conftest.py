@@ -26,7 +26,18 @@ import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
-PURE = ("", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service")  # what ``--fast`` runs
+PURE = (
+    "",
+    "core",
+    "wire",
+    "machine",
+    "system",
+    "sim",
+    "text",
+    "kvstore",
+    "service",
+    "discovery",
+)  # what ``--fast`` runs
 
 
 # How long an example takes depends on what else the machine does.

@@ -28,17 +28,25 @@ def doctor(
         from splitinfer.console import errors
         from splitinfer.discovery.discover import find_stages
         from splitinfer.doctor.run import run_doctor
+        from splitinfer.errors import WorkerUnreachable
 
         found: PlainLayout | None = None if layout is None else find_layout(layout)
         if found is not None and model is not None:
             found = found.with_model(model)
-        found = None if found is None else find_stages(found)
+        is_missing = False
+        if found is not None:
+            try:
+                found = find_stages(found)
+            except WorkerUnreachable as error:  # what is wrong with this machine may be why
+                typer.echo(f"splitinfer: {error}", err=True)
+                found, is_missing = None, True
         with errors.status("inspecting this machine") as status:
-            return run_doctor(
+            code = run_doctor(
                 found,
                 connect_timeout=connect_timeout,
                 as_json=as_json,
                 notice=lambda what: status.update(f"measuring {what}"),
             )
+        return code or int(is_missing)
 
     finish(run, verbose)

@@ -8,7 +8,6 @@ Avahi's commands were run; dns-sd's behaviour is *assumed* from its manual page 
 Its manual warns that the form of its output may change.
 """
 
-import queue
 import socket
 import subprocess
 import threading
@@ -39,16 +38,16 @@ class Avahi:
         self, interfaces: Sequence[LocalInterface], put: Callable[[Sighting], None], is_over: Callable[[], bool]
     ) -> None:
         while not is_over():
-            process = _start(self._BROWSE)
-            lines = _Lines(process)
-            while not is_over() and not lines.are_all_read:
-                time.sleep(_WAIT)
-            failed = lines.are_all_read and process.wait() != 0
-            _end(process)
-            for sighting in avahi_sightings(lines.text):
-                put(sighting)
-            if failed:
-                raise MeansFailed(f"avahi-browse failed: {lines.complaint}")
+            running = _Running(self._BROWSE)
+            try:
+                while not is_over() and not running.has_ended:
+                    time.sleep(_WAIT)
+                for sighting in avahi_sightings(running.text):
+                    put(sighting)
+                if running.has_ended and running.has_failed:
+                    raise MeansFailed(f"avahi-browse failed: {running.complaint}")
+            finally:
+                running.end()
             _pause(is_over)
 
     def announce(self, announcement: Announcement, addresses: Sequence[str]) -> "_Command":
@@ -65,19 +64,19 @@ class DnsSd:
     def browse(
         self, interfaces: Sequence[LocalInterface], put: Callable[[Sighting], None], is_over: Callable[[], bool]
     ) -> None:
-        process = _start(("dns-sd", "-Z", SERVICE, "local"))
-        lines, done = _Lines(process), set[Service]()
+        running, done = _Running(("dns-sd", "-Z", SERVICE, "local")), set[Service]()
         try:
             while not is_over():
-                for service in set(zone_services(lines.text)) - done:
+                has_ended = running.has_ended
+                for service in set(zone_services(running.text)) - done:
                     done.add(service)
                     if sighting := _with_addresses(service):
                         put(sighting)
-                if lines.are_all_read:  # it lists for ever, unless it fails
-                    raise MeansFailed(f"dns-sd failed: {lines.complaint}")
+                if has_ended:  # it lists for ever, unless it fails
+                    raise MeansFailed(f"dns-sd failed: {running.complaint}")
                 time.sleep(_WAIT)
         finally:
-            _end(process)
+            running.end()
 
     def announce(self, announcement: Announcement, addresses: Sequence[str]) -> "_Command":
         return _Command(announcement, lambda a: ("dns-sd", "-R", a.label, SERVICE, "local", str(a.port), *_texts(a)))
@@ -88,82 +87,86 @@ class _Command:
 
     def __init__(self, announcement: Announcement, command: Callable[[Announcement], Sequence[str]]) -> None:
         self._command = command
-        self._process, self._lines = self._run(announcement)
+        self._running = _Running(command(announcement))
 
     def update(self, announcement: Announcement) -> None:
-        _end(self._process)
-        self._process, self._lines = self._run(announcement)
+        self._running.end()
+        self._running = _Running(self._command(announcement))
 
     def check(self) -> None:
-        if self._process.poll() is not None:
-            raise MeansFailed(f"what announces it has ended: {self._lines.complaint}")
+        if self._running.has_ended:
+            raise MeansFailed(f"what announces it has ended: {self._running.complaint}")
 
     def close(self) -> None:
-        _end(self._process)
-
-    def _run(self, announcement: Announcement) -> "tuple[subprocess.Popen[bytes], _Lines]":
-        process = _start(self._command(announcement))
-        return process, _Lines(process)
+        self._running.end()
 
 
-class _Lines:
-    """What a command has printed so far, read in threads of its own."""
+class _Running:
+    """A command that runs, and what it has printed so far, which threads of its own read. Raises MeansFailed: it cannot be
+    started."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        self._parts: dict[str, queue.SimpleQueue[bytes]] = {"out": queue.SimpleQueue(), "err": queue.SimpleQueue()}
-        self._texts = {"out": b"", "err": b""}
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._threads = [self._thread("out", process.stdout), self._thread("err", process.stderr)]
+    def __init__(self, command: Sequence[str]) -> None:
+        try:
+            self._process = cleanup.start(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MeansFailed(f"{command[0]} cannot be run: {error.strerror}") from error
+        self._lock = threading.Lock()
+        self._out, self._err = bytearray(), bytearray()
+        self._readers = (self._reader(self._process.stdout, self._out), self._reader(self._process.stderr, self._err))
 
-    def _thread(self, which: str, stream: IO[bytes]) -> threading.Thread:
+    def _reader(self, stream: IO[bytes] | None, text: bytearray) -> threading.Thread:
+        assert stream is not None
+
         def read() -> None:
-            for line in stream:
-                self._parts[which].put(line)
+            with stream:
+                for line in stream:
+                    with self._lock:
+                        if len(text) < _MOST_OUTPUT:
+                            text.extend(line)
 
-        thread = threading.Thread(target=read, name=f"reads {which}", daemon=True)
+        thread = threading.Thread(target=read, name="reads a command", daemon=True)
         thread.start()
         return thread
 
     @property
-    def are_all_read(self) -> bool:
-        """Whether the command has closed its output, which it does when it ends."""
-        return not any(thread.is_alive() for thread in self._threads)
+    def has_ended(self) -> bool:
+        """Whether the command has ended, and all that it printed was read."""
+        return self._process.poll() is not None and not any(thread.is_alive() for thread in self._readers)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether its exit code is another than 0."""
+        return bool(self._process.returncode)
 
     @property
     def text(self) -> str:
         """Its standard output."""
-        return self._read("out")
+        with self._lock:
+            return self._out.decode(errors="replace")
 
     @property
     def complaint(self) -> str:
         """What it wrote to standard error, or to standard output, on one line."""
-        return " ".join((self._read("err") or self._read("out")).split())[-300:] or "it said nothing"
+        with self._lock:
+            text = (self._err or self._out).decode(errors="replace")
+        return " ".join(text.split())[-300:] or "it said nothing"
 
-    def _read(self, which: str) -> str:
-        while not self._parts[which].empty():
-            part = self._parts[which].get()
-            if len(self._texts[which]) < _MOST_OUTPUT:
-                self._texts[which] += part
-        return self._texts[which].decode(errors="replace")
-
-
-def _start(command: Sequence[str]) -> "subprocess.Popen[bytes]":
-    try:
-        return cleanup.start(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-        )
-    except OSError as error:
-        raise MeansFailed(f"{command[0]} cannot be run: {error.strerror}") from error
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    process.terminate()
-    try:
-        process.wait(_ENDING)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    def end(self) -> None:
+        """End it, by force if it does not end by itself."""
+        self._process.terminate()
+        try:
+            self._process.wait(_ENDING)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for thread in self._readers:
+            thread.join(_ENDING)  # one that the command started may still hold its output
 
 
 def _pause(is_over: Callable[[], bool]) -> None:

@@ -71,22 +71,22 @@ class _Announced:
     """See ``means.Registration``."""
 
     def __init__(self, announcement: Announcement, addresses: Sequence[str]) -> None:
+        self._addresses = tuple(addresses)
         interfaces = [each for each in addresses if _family(each) == socket.AF_INET]
         try:
-            self._addresses = [socket.inet_pton(_family(each), each.partition("%")[0]) for each in addresses]
             self._responder = zeroconf.Zeroconf(interfaces=interfaces or zeroconf.InterfaceChoice.All)
         except _ERRORS as error:
             raise MeansFailed(_why(error)) from error
         try:
             # The label is unique already: asking the network first would take most of a second on every link.
-            self._responder.register_service(self._info(announcement), cooperating_responders=True)
+            self._responder.register_service(service_info(announcement, self._addresses), cooperating_responders=True)
         except _ERRORS as error:
             self._responder.close()
             raise MeansFailed(_why(error)) from error
 
     def update(self, announcement: Announcement) -> None:
         try:
-            self._responder.update_service(self._info(announcement))
+            self._responder.update_service(service_info(announcement, self._addresses))
         except _ERRORS as error:
             raise MeansFailed(_why(error)) from error
 
@@ -96,16 +96,18 @@ class _Announced:
     def close(self) -> None:
         self._responder.close()  # says goodbye
 
-    def _info(self, announcement: Announcement) -> zeroconf.ServiceInfo:
-        pairs = [each.partition(b"=") for each in to_strings(announcement)]
-        return zeroconf.ServiceInfo(
-            _TYPE,
-            f"{announcement.label}.{_TYPE}",
-            port=announcement.port,
-            properties={key: value for key, _, value in pairs},
-            server=f"splitinfer-{announcement.id}.local.",
-            addresses=self._addresses,
-        )
+
+def service_info(announcement: Announcement, addresses: Sequence[str]) -> zeroconf.ServiceInfo:
+    """The records of a worker. Raises OSError: an address is none."""
+    pairs = [each.partition(b"=") for each in to_strings(announcement)]
+    return zeroconf.ServiceInfo(
+        _TYPE,
+        f"{announcement.label}.{_TYPE}",
+        port=announcement.port,
+        properties={key: value for key, _, value in pairs},
+        server=f"splitinfer-{announcement.id}.local.",
+        addresses=[socket.inet_pton(_family(each), each.partition("%")[0]) for each in addresses],
+    )
 
 
 def _resolve(responder: zeroconf.Zeroconf, name: str, put: Callable[[Sighting], None]) -> bool:

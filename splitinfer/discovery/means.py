@@ -12,12 +12,11 @@ from typing import Protocol
 
 from splitinfer.discovery.announcement import Announcement
 from splitinfer.discovery.workers import Sighting
-from splitinfer.errors import SplitinferError
 from splitinfer.system.interface_kind import LocalInterface
 
 
-class MeansFailed(SplitinferError):
-    """What browses or announces failed; the text says why."""
+class MeansFailed(Exception):
+    """What browses or announces failed; the text says why, and becomes part of a sentence."""
 
 
 class Registration(Protocol):
