@@ -102,8 +102,11 @@ class _Command:
 
 
 class _Running:
-    """A command that runs, and what it has printed so far, which threads of its own read. Raises MeansFailed: it cannot be
-    started."""
+    """A command that runs, and what it has printed so far, which threads of its own read.
+
+    Raises:
+        MeansFailed: it cannot be started.
+    """
 
     def __init__(self, command: Sequence[str]) -> None:
         try:

@@ -271,3 +271,10 @@ def test_two_stages_cannot_be_one_worker(keyring: Keyring):
     named = layout({"name": "mini", "layers": 6, "key": KEY}, {"name": "air", "layers": 6, "key": KEY})
     with pytest.raises(LayoutError, match="both at"):
         find_stages(named, keyring, LONG, around(seen("10.77.0.2")))
+
+
+def test_the_time_ends_a_search_that_has_not_found_enough():
+    told = Told(seen("10.77.0.2"))
+    surroundings = Surroundings(told, INTERFACES, lambda _: Overheard(), ways)  # type: ignore[arg-type, return-value]
+    merged, *_ = surroundings.look(0.0, lambda _: False)
+    assert (merged.workers, told.num_asked) == ((), 0)
