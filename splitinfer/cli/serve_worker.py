@@ -53,16 +53,13 @@ def serve(
     Raises:
         ConfigError: the address cannot be listened on, or what is to be announced cannot be.
     """
-    if announce and _is_loopback(host):
-        raise ConfigError(f"--announce is for a worker that other machines reach, and {host} is this one; give --host")
+    wanted = is_announced(announce, host, insecure=insecure, child=child)
     keys = None if insecure else Keyring()  # for links to other workers, also where the own port is open
     is_open = keys is None or _is_loopback(host)
     access = AccessControl(None if is_open else keys)
     listener = _listen(f"rdma://{_bracketed(host)}:{port}", access.options)  # the same port accepts plain TCP links
     address = "tcp://" + listener.address.partition("://")[2]
     ending, asked, stopped = threading.Event(), threading.Event(), threading.Event()
-    if announce is None:
-        announce = not is_open and not child  # one that admits everyone is not offered to everyone
     worker = Worker(listener, name=name, model=model, disk=disk, keys=keys, access=access, ended=ending.set)
     if child:
         join_group(os.getppid())  # the coordinator divides the memory
@@ -73,7 +70,7 @@ def serve(
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
 
-    announcing = _announcing(worker.name, host, int(address.rpartition(":")[2]), access, wanted=announce)
+    announcing = _announcing(worker.name, host, int(address.rpartition(":")[2]), access, wanted=wanted)
 
     def stop() -> None:
         asked.set()
@@ -91,6 +88,20 @@ def serve(
             announcing.close()
             stopped.set()
     return 0 if asked.is_set() else 1
+
+
+def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) -> bool:
+    """Whether a worker is announced. ``asked``: what was asked for; ``None`` if nothing was: then one that other
+    machines reach is, unless it is ``insecure``, because who admits everyone should not be offered to everyone.
+
+    Raises:
+        ConfigError: it was asked for, and no other machine reaches the worker.
+    """
+    if child or (_is_loopback(host) and not asked):
+        return False
+    if _is_loopback(host):
+        raise ConfigError(f"--announce is for a worker that other machines reach, and {host} is this one; give --host")
+    return not insecure if asked is None else asked
 
 
 def _announcing(name: str, host: str, port: int, access: AccessControl, *, wanted: bool) -> Announcing:

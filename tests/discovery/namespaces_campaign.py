@@ -270,6 +270,29 @@ def killed_worker(network: Network) -> None:
 
 
 @scene
+def stopped_worker(network: Network) -> None:
+    """A worker that is stopped says goodbye: nobody who looks afterwards finds it."""
+    process = network["mini"].worker()
+    says(look(network["studio"]), "mini: tcp://")
+    process.terminate()
+    assert process.wait(PATIENCE) == 0
+    says(look(network["studio"]), "no worker was found")
+
+
+@scene
+def three_stages(network: Network) -> None:
+    """studio has a cable to mini; air, between both in the layout, reaches mini only by the switch."""
+    studio, mini, air = network["studio"], network["mini"], network["air"]
+    for machine in (mini, air):
+        machine.splitinfer("pair", studio.key())
+        machine.worker()
+    stages = ({"name": "air", "layers": 3, "key": air.key()}, {"name": "mini", "layers": 3, "key": mini.key()})
+    done = answer(network, *stages)
+    assert done.returncode == 0, done.stderr
+    says(done.stderr, "stage air: found at tcp://192.168.7.3", "stage mini: found at tcp://192.168.7.2")
+
+
+@scene
 def dead_host(network: Network) -> None:
     """Announced, but nothing comes back from it: its answers go nowhere."""
     network["air"].announce()

@@ -120,6 +120,15 @@ def test_of_equal_keys_the_first_counts_and_a_key_without_value_does_not():
     assert txt.decode((b"a=1", b"A=2", b"b", b"=3", b"c=")) == {"a": "1", "c": ""}
 
 
+def test_a_string_has_at_most_255_bytes_and_ends_between_characters():
+    (string,) = txt.encode({"dev": "ë" * 200})
+    assert string.decode() == "dev=" + "ë" * 125  # 254 bytes: half a letter is left out
+
+
+def test_a_string_that_reaches_beyond_the_record_is_left_out():
+    assert list(txt.strings_of(b"\x03a=1\x00\x05b=2")) == [b"a=1"]
+
+
 def test_a_record_that_is_too_long_is_refused():
     with pytest.raises(ValueError, match="longer than 400 bytes"):
         txt.encode({"a": "x" * 250, "b": "x" * 250})

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
 from announcing import CABLE, ETHERNET, MINI, VPN, announced
 
+from splitinfer.cli.serve_worker import is_announced
 from splitinfer.discovery.announcer import Announcer, Order, addresses_of, order_from_line, order_to_line
 from splitinfer.discovery.announcing import Announcing
 from splitinfer.discovery.means import MeansFailed
+from splitinfer.errors import ConfigError
 
 ORDER = Order(MINI, "0.0.0.0")
 
@@ -170,3 +173,25 @@ def test_the_process_ends_when_its_worker_does():
     process = subprocess.Popen([sys.executable, "-m", "splitinfer.discovery.announcer"], stdin=subprocess.PIPE)
     process.communicate(timeout=120)
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "host", "insecure", "child", "is_so"),
+    [
+        (None, "127.0.0.1", False, False, False),
+        (None, "localhost", True, False, False),
+        (None, "0.0.0.0", False, False, True),
+        (None, "::", False, False, True),
+        (None, "0.0.0.0", True, False, False),
+        (None, "127.0.0.1", False, True, False),
+        (False, "0.0.0.0", False, False, False),
+        (True, "0.0.0.0", True, False, True),
+    ],
+)
+def test_which_workers_are_announced(asked: bool | None, host: str, insecure: bool, child: bool, is_so: bool):
+    assert is_announced(asked, host, insecure=insecure, child=child) is is_so
+
+
+def test_a_worker_that_nobody_reaches_cannot_be_announced():
+    with pytest.raises(ConfigError, match=r"127.0.0.1 is this one; give --host"):
+        is_announced(True, "127.0.0.1", insecure=False, child=False)
