@@ -440,6 +440,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("scenes", nargs="*", metavar="SCENE", help=f"of {', '.join(SCENES)}; all if none is given")
     wanted = parser.parse_args().scenes or list(SCENES)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the namespaces are removed
     failed = []
     for name in wanted:
         print(f"{name}: {SCENES[name].__doc__}")
