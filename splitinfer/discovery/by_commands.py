@@ -25,6 +25,7 @@ from splitinfer.system.interface_kind import LocalInterface
 _WAIT = 0.1  # seconds between two questions whether it is over
 _BETWEEN = 0.5  # seconds between two runs of avahi-browse
 _ENDING = 2.0  # seconds for a command to end
+_READING = 0.2  # seconds for what it printed last
 _MOST_OUTPUT = 2**20
 
 
@@ -169,7 +170,7 @@ class _Running:
             self._process.kill()
             self._process.wait()
         for thread in self._readers:
-            thread.join(_ENDING)  # one that the command started may still hold its output
+            thread.join(_READING)  # one that the command started may still hold its output
 
 
 def _pause(is_over: Callable[[], bool]) -> None:

@@ -94,7 +94,7 @@ def test_a_command_announces_as_long_as_it_runs(
 ):
     log = tmp_path / "log"
     log.touch()
-    command(name, f'echo "$*" >> {log}; trap "echo ended >> {log}; kill $!; exit" TERM; sleep 600 & wait')
+    command(name, f'echo "$*" >> {log}; exec sleep 600')
     registration = means.announce(MINI, ())
     until(lambda: len(log.read_text().splitlines()) == 1)
     registration.check()
