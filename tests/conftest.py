@@ -26,7 +26,9 @@ import tiny  # noqa: E402
 
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
-PURE = ("", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service", "store")  # what ``--fast`` runs
+PURE = (  # what ``--fast`` runs
+    "", "core", "wire", "machine", "system", "sim", "text", "kvstore", "service", "store", "discovery"
+)  # fmt: skip
 
 
 # How long an example takes depends on what else the machine does.

@@ -14,6 +14,7 @@ import typer
 
 from splitinfer.cli.bench import bench
 from splitinfer.cli.cache import cache_app
+from splitinfer.cli.discover import discover
 from splitinfer.cli.doctor import doctor
 from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
@@ -29,7 +30,7 @@ from splitinfer.shutdown import shutdown
 _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Python's lock; 5 ms by default
 
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
-for command in (coord, chat, serve, worker, pair, doctor, selftest, bench, simulate, plan):
+for command in (coord, chat, serve, worker, pair, discover, doctor, selftest, bench, simulate, plan):
     app.command()(command)
 app.add_typer(cache_app, name="cache")
 app.add_typer(keys_app, name="keys")

@@ -1,11 +1,14 @@
 """`splitinfer doctor`: reports what this machine and a layout's links offer, and what is missing."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from splitinfer.cli.options import ModelOption, Timeout, Verbose
 from splitinfer.cli.running import finish, set_up
+
+if TYPE_CHECKING:
+    from splitinfer.core.layout import Layout as PlainLayout
 
 
 def doctor(
@@ -23,17 +26,27 @@ def doctor(
     def run() -> int:
         from splitinfer.config import find_layout
         from splitinfer.console import errors
+        from splitinfer.discovery.discover import find_stages
         from splitinfer.doctor.run import run_doctor
+        from splitinfer.errors import WorkerUnreachable
 
-        found = None if layout is None else find_layout(layout)
+        found: PlainLayout | None = None if layout is None else find_layout(layout)
         if found is not None and model is not None:
             found = found.with_model(model)
+        is_missing = False
+        if found is not None:
+            try:
+                found = find_stages(found)
+            except WorkerUnreachable as error:  # what is wrong with this machine may be why
+                typer.echo(f"splitinfer: {error}", err=True)
+                found, is_missing = None, True
         with errors.status("inspecting this machine") as status:
-            return run_doctor(
+            code = run_doctor(
                 found,
                 connect_timeout=connect_timeout,
                 as_json=as_json,
                 notice=lambda what: status.update(f"measuring {what}"),
             )
+        return code or int(is_missing)
 
     finish(run, verbose)

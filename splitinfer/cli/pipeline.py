@@ -115,6 +115,14 @@ def worker(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Admit every coordinator and encrypt nothing, also beyond this machine.")
     ] = False,
+    announce: Annotated[
+        bool | None,
+        typer.Option(
+            "--announce/--no-announce",
+            help="Let `splitinfer discover` find this worker by multicast DNS; so by default if other machines reach "
+            "it and it has a key.",
+        ),
+    ] = None,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -127,10 +135,14 @@ def worker(
     disk = disk_of(kv_dir, kv_disk_gb)
     at = ("127.0.0.1", 0) if child else (host, port)
     store = store_of(models_dir, models_gb)
-    finish(
-        lambda: serve(*at, shutdown, name=name, model=model, child=child, disk=disk, insecure=insecure, store=store),
-        verbose,
-    )
+
+    def run() -> int:
+        return serve(
+            *at, shutdown, name=name, model=model, child=child, disk=disk, insecure=insecure, store=store,
+            announce=announce,
+        )  # fmt: skip
+
+    finish(run, verbose)
 
 
 def _chat_and_serve(options: PipelineOptions, settings: "Settings", choice: SamplingChoice, port: int) -> int:

@@ -4,14 +4,21 @@ import ipaddress
 import json
 import logging
 import os
+import socket
 import threading
 
-from splitinfer.engine.versions import device_name, machine_name
+import psutil
+
+from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
+from splitinfer.discovery.announcer import Order
+from splitinfer.discovery.announcing import Announcing, is_possible
+from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.kvstore.store import Disk, seconds_to_close
+from splitinfer.models.memory import free_bytes
 from splitinfer.shutdown import Closing, Shutdown
 from splitinfer.store.models import ModelStore
 from splitinfer.system.ledger import join_group
@@ -20,7 +27,10 @@ from transports import AddressError, AddressInUse, LinkOptions, Listener, listen
 log = logging.getLogger(__name__)
 
 _STOP_SECONDS = 1.5
-_END_SECONDS = 2 * _STOP_SECONDS  # with all threads; both without what is to be written to disk
+_MEMORY_PATIENCE = 0.1  # seconds
+_END_SECONDS = (
+    2 * _STOP_SECONDS
+)  # with all threads, and the goodbye of the announcement; both without what is to be written to disk
 
 
 def serve(
@@ -34,6 +44,7 @@ def serve(
     disk: Disk | None,
     insecure: bool = False,
     store: ModelStore | None = None,
+    announce: bool | None = None,
 ) -> int:
     """Serve coordinators until ``shutdown`` begins, and return the process's exit code.
 
@@ -41,10 +52,12 @@ def serve(
 
     ``child``: started by a coordinator on this machine, which reads the address from standard output.
     ``disk``: the KV store for coordinators that use one. ``store``: where weights are kept that are copied from others.
+    ``announce``: whether multicast DNS announces it; ``None``: where other machines reach it, and it has a key.
 
     Raises:
-        ConfigError: the address cannot be listened on.
+        ConfigError: the address cannot be listened on, or what is to be announced cannot be.
     """
+    wanted = is_announced(announce, host, insecure=insecure, child=child)
     keys = None if insecure else Keyring()  # for links to other workers, also where the own port is open
     is_open = keys is None or _is_loopback(host)
     access = AccessControl(None if is_open else keys)
@@ -63,6 +76,8 @@ def serve(
         log.warning("--insecure: any host that reaches %s can use this worker, and read what crosses the link", address)
     log.info("worker %s waits at %s (computing on %s)", worker.name, address, device_name())
 
+    announcing = _announcing(worker.name, host, int(address.rpartition(":")[2]), access, wanted=wanted)
+
     def stop() -> None:
         asked.set()
         ending.set()
@@ -72,12 +87,57 @@ def serve(
     with shutdown.closed_by(Closing(stop, _END_SECONDS + writing, stop, _END_SECONDS + writing)):
         try:
             while not ending.wait(timeout=0.5):
-                pass
+                announcing.tick()
         finally:
             log.info("worker %s stops", worker.name)
+            announcing.withdraw()
             worker.stop(timeout=_STOP_SECONDS + writing)
+            announcing.close()
             stopped.set()
     return 0 if asked.is_set() else 1
+
+
+def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) -> bool:
+    """Whether a worker is announced. ``asked``: what was asked for; ``None`` if nothing was: then one that other
+    machines reach is, unless it is ``insecure``, because who admits everyone should not be offered to everyone.
+
+    Raises:
+        ConfigError: it was asked for, and no other machine reaches the worker.
+    """
+    if child or (_is_loopback(host) and not asked):
+        return False
+    if _is_loopback(host):
+        raise ConfigError(f"--announce is for a worker that other machines reach, and {host} is this one; give --host")
+    return not insecure if asked is None else asked
+
+
+def _announcing(name: str, host: str, port: int, access: AccessControl, *, wanted: bool) -> Announcing:
+    """Announce the worker, where that is wanted, and possible; if not possible, that is logged."""
+    if not wanted or not is_possible():
+        return Announcing(None, lambda: 0)
+    security = access.options.security
+    announcement = Announcement(
+        name=announced_name(name),
+        id=new_id(),
+        port=port,
+        fingerprint="" if security is None else fingerprint_of(security.own.public),
+        versions=own_versions(),
+        device=device_name(),
+        memory=psutil.virtual_memory().total,
+        free=free_bytes(_MEMORY_PATIENCE),
+    )
+    key = short(announcement.fingerprint) if announcement.fingerprint else "none"
+    log.info("announced to `splitinfer discover` as %s, key %s", announcement.name, key)
+    return Announcing(Order(announcement, _numeric(host)), lambda: free_bytes(_MEMORY_PATIENCE))
+
+
+def _numeric(host: str) -> str:
+    """The number of the interface that was listened on, which may have been given by its name."""
+    bare = host.strip("[]")
+    try:
+        return str(socket.getaddrinfo(bare, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return bare
 
 
 def _log_pairing(name: str, address: str, keys: Keyring) -> None:

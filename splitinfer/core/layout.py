@@ -40,7 +40,7 @@ class StageSpec:
     """One stage and its layers ``[start, end)``.
 
     address: None for stage 0 (the coordinator); for a worker ``"local"``, ``"tcp://host:port"`` or, in tests,
-        ``"inproc://name"``.
+        ``"inproc://name"``; or None for a worker that is yet to be found by its name and key (``Layout.to_find``).
     key: the worker's public key, 64 hexadecimal digits, if the links to it are encrypted.
     codec: how the stage before sends it the hidden states of prompts (``core.wire_codec``).
     link_transport: the transport of the link to it from the stage before. The coordinator's own link to a later stage,
@@ -109,6 +109,25 @@ class Layout:
     def cut(self) -> str:
         """The layers of each stage, as in a layout's name: ``40-26``."""
         return "-".join(str(stage.num_layers) for stage in self.stages)
+
+    @property
+    def to_find(self) -> tuple[StageSpec, ...]:
+        """The workers without an address, which are to be found before the layout can be used."""
+        return tuple(stage for stage in self.stages[1:] if stage.address is None)
+
+    def with_found(self, found: Mapping[str, tuple[str, str]]) -> Self:
+        """The same layout with the address and key of each stage in ``found``, by the stages' names.
+
+        Raises:
+            LayoutError: two stages would have one address.
+        """
+        stages = (
+            dataclasses.replace(stage, address=found[stage.name][0], key=found[stage.name][1])
+            if stage.name in found
+            else stage
+            for stage in self.stages
+        )
+        return dataclasses.replace(self, stages=tuple(stages))
 
     def with_model(self, model: str) -> Self:
         """The same layout with ``model`` in place of its own, if it had one."""
@@ -179,19 +198,14 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
             f"the first stage of layout {layout} ({first.name!r}) is the coordinator and takes no address, "
             f"but has {first.address!r}"
         )
-    for stage in stages:
-        _check_key(stage, layout)
-        _check_codec(stage, layout)
-        _check_link_transport(stage, layout)
+    for number, stage in enumerate(stages):
+        _check_key(stage, layout, is_first=number == 0)
+        _check_codec(stage, layout, is_first=number == 0)
+        _check_link_transport(stage, layout, is_first=number == 0)
     address_to_name: dict[str, str] = {}
     for stage in workers:
-        if stage.address is None:
-            raise LayoutError(
-                f"stage {stage.name!r} of layout {layout} has no address; "
-                f"give it tcp://host:port, or local for a worker on this machine"
-            )
-        if stage.is_local:
-            continue  # there may be several: each is started on its own port
+        if stage.address is None or stage.is_local:
+            continue  # it is yet to be found; of local ones there may be several, each is started on its own port
         key = _normalized(stage.address, f"stage {stage.name!r} of layout {layout}")
         if key in address_to_name:
             raise LayoutError(
@@ -201,10 +215,10 @@ def _check_addresses(stages: Sequence[StageSpec], layout: str) -> None:
         address_to_name[key] = stage.name
 
 
-def _check_key(stage: StageSpec, layout: str) -> None:
+def _check_key(stage: StageSpec, layout: str, *, is_first: bool) -> None:
     if stage.key is None:
         return
-    if stage.address is None or not _TCP.fullmatch(stage.address):
+    if is_first or not (stage.address is None or _TCP.fullmatch(stage.address)):
         raise LayoutError(
             f"stage {stage.name!r} of layout {layout} has a key; only a worker at tcp://host:port has one"
         )
@@ -214,21 +228,21 @@ def _check_key(stage: StageSpec, layout: str) -> None:
         )
 
 
-def _check_codec(stage: StageSpec, layout: str) -> None:
+def _check_codec(stage: StageSpec, layout: str, *, is_first: bool) -> None:
     if stage.codec not in CODECS:
         raise LayoutError(
             f"codec {stage.codec!r} of stage {stage.name!r} of layout {layout} is none of {', '.join(CODECS)}"
         )
-    if stage.codec != NONE and stage.address is None:
+    if stage.codec != NONE and is_first:
         raise LayoutError(
             f"stage {stage.name!r} of layout {layout} is the first and has a codec; "
             "it belongs to the stage that a link leads to"
         )
 
 
-def _check_link_transport(stage: StageSpec, layout: str) -> None:
+def _check_link_transport(stage: StageSpec, layout: str, *, is_first: bool) -> None:
     mistake = stage.link_transport.mistake
-    has_links = stage.address is not None and not _INPROC.fullmatch(stage.address)
+    has_links = not is_first and not (stage.address is not None and _INPROC.fullmatch(stage.address))
     if mistake is None and stage.link_transport != OVER_TCP and not has_links:
         mistake = "has a transport; only the links to a worker at tcp://host:port or local have one"
     if mistake is not None:

@@ -5,7 +5,6 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 
@@ -65,8 +64,3 @@ def command_of(words: Sequence[str]) -> str:
         if word.rpartition("/")[2] == "splitinfer" and following in _COMMANDS:
             return following
     return ""
-
-
-def wireless_interfaces() -> frozenset[str]:
-    """The interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
-    return frozenset(path.parent.name for path in Path("/sys/class/net").glob("*/wireless"))

@@ -16,11 +16,12 @@ from splitinfer.doctor.findings.finding import Output, Seen
 from splitinfer.doctor.findings.rdma import requirements
 from splitinfer.doctor.hidden_states import codecs_of, hidden_of
 from splitinfer.doctor.links import LinkSeen, LinkSurvey, Progress, SurveyResult
-from splitinfer.doctor.looking import other_processes, ways_to, wireless_interfaces
+from splitinfer.doctor.looking import other_processes, ways_to
 from splitinfer.doctor.machine import describe
 from splitinfer.doctor.report import LayoutReport, Report, show
 from splitinfer.keyring import Keyring
 from splitinfer.models.memory import on_gpu
+from splitinfer.system.interfaces import wireless_interfaces
 from splitinfer.system.origin import this_process
 from transports.rdma import leftovers
 

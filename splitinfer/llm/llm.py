@@ -29,6 +29,7 @@ from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
 from splitinfer.core.speculation.flight import Flight
+from splitinfer.discovery.discover import find_stages
 from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.engine.coordinator.health import PipelineHealth
 from splitinfer.engine.coordinator.requests import RequestOutput, RequestState, StreamEvent
@@ -61,6 +62,7 @@ from splitinfer.models.loader import count_layers
 from splitinfer.placement.asked import Aim
 from splitinfer.text.answer import Tool
 from splitinfer.text.conversations import Conversations
+from splitinfer.wire.messages import Progress
 
 
 class LLM:
@@ -130,6 +132,7 @@ class LLM:
         self._prompts = PromptEncoder(self._checkpoint)
         self.tokenizer = self._prompts.tokenizer
         check_draft(self.layout, self.tokenizer)
+        self.layout = find_stages(self.layout, notice=lambda name, text: notice(name, Progress("link", 0, 0, text)))
         self._ids = itertools.count(1)
         setup = PipelineSetup(
             self.layout,

@@ -9,6 +9,9 @@ memory_pages    the kinds of pages that macOS counts, and how many bytes of them
 free_memory     reads them; elsewhere what psutil calls available
 claims          what the processes of one machine have announced to need, and what that leaves. Pure
 ledger          publishes this process's claim, and reads those of the others
+network         interfaces and routes, as the system's commands print them. Pure
+interface_kind  whether an interface is Thunderbolt, a cable, Wi-Fi ... Pure
+interfaces      those that are up
 origin          how this process was started, which decides what macOS lets it do
 
 Everything that is Apple's is in these few files, and nothing above imports ctypes for it. On other systems it does

@@ -185,7 +185,7 @@ def worker(
     *args: str, name: str = "back", env: Mapping[str, str] | None = None, code: str | None = None
 ) -> Iterator[RunningWorker]:
     port = () if "--port" in args else ("--port", "0")
-    running = RunningWorker("worker", "--name", name, *port, *args, env=env, code=code)
+    running = RunningWorker("worker", "--no-announce", "--name", name, *port, *args, env=env, code=code)
     try:
         yield running
     finally:

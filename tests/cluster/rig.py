@@ -83,7 +83,7 @@ class Machine:
 
     def _start(self, port: int) -> RunningWorker:
         return RunningWorker(
-            "worker", "--name", self.name, "--host", "0.0.0.0", "--port", str(port),
+            "worker", "--no-announce", "--name", self.name, "--host", "0.0.0.0", "--port", str(port),
             "--kv-dir", str(self.kv), "--kv-disk-gb", str(DISK_BYTES / 1e9),
             env={"XDG_CONFIG_HOME": str(self._folder / "config")},
         )  # fmt: skip

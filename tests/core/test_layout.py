@@ -87,9 +87,13 @@ def test_the_coordinator_has_no_address():
         two(first="local")
 
 
-def test_a_worker_has_an_address():
-    with pytest.raises(LayoutError, match=r"stage 'mini' of layout 40-26.yaml has no address"):
-        two(address=None)
+def test_a_worker_without_an_address_is_yet_to_be_found():
+    layout = two(address=None)
+    assert [stage.name for stage in layout.to_find] == ["mini"]
+    found = layout.with_found({"mini": (MINI, "ab" * 32), "another": (MINI, "cd" * 32)})
+    assert (found.stages[1].address, found.stages[1].key, found.to_find) == (MINI, "ab" * 32, ())
+    assert found.stages[0] == layout.stages[0]
+    assert two().to_find == ()
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from splitinfer.doctor.parsing import firewall, launchd, macos, network, nvidia, power, thunderbolt
+from splitinfer.doctor.parsing import firewall, launchd, macos, nvidia, power, thunderbolt
 from splitinfer.doctor.parsing.launchd import Job
-from splitinfer.doctor.parsing.network import Interface
 from splitinfer.doctor.parsing.power import PowerSettings
 from splitinfer.doctor.parsing.thunderbolt import Port
+from splitinfer.system import network
+from splitinfer.system.network import Interface
 from transports.rdma.probe import parse_devices, parse_states
 
 RECORDED = Path(__file__).parent / "recorded"

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from splitinfer.doctor.findings.finding import Finding, Seen, Severity, Way
-from splitinfer.doctor.parsing import network
 from splitinfer.doctor.parsing.thunderbolt import thunderbolt_ports
+from splitinfer.system import network
 
 AREA = "network"
 _BRIDGE = "Thunderbolt Bridge"

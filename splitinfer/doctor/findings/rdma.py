@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from splitinfer.doctor.findings.finding import Finding, Seen, Severity
-from splitinfer.doctor.parsing import macos, network, thunderbolt
-from splitinfer.doctor.parsing.network import Interface
+from splitinfer.doctor.parsing import macos, thunderbolt
 from splitinfer.doctor.parsing.thunderbolt import Port
+from splitinfer.system import network
+from splitinfer.system.network import Interface
 from transports.rdma.macos import LONG_FRAMES
 from transports.rdma.probe import parse_devices, parse_states
 

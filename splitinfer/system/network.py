@@ -1,4 +1,5 @@
-"""Interfaces and routes: ``ifconfig``, ``networksetup -listallhardwareports``, ``route``; on Linux ``ip -json``."""
+"""Interfaces and routes, as ``ifconfig``, ``networksetup -listallhardwareports`` and ``route`` print them, and ``ip
+-json`` on Linux. Pure."""
 
 import contextlib
 import ipaddress

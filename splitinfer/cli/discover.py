@@ -1,0 +1,40 @@
+"""`splitinfer discover`: lists the workers in this machine's networks, and says what was tried where none is found."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from splitinfer.cli.options import Verbose, finite
+from splitinfer.cli.running import finish, set_up
+
+
+def discover(
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.1, max=600, callback=finite, help="How long to look.")
+    ] = 3.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what was found as one JSON document.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """List the workers that announce themselves in this machine's networks, and the ways to them."""
+    set_up(verbose)
+    finish(lambda: _discover(seconds, as_json=as_json), verbose)
+
+
+def _discover(seconds: float, *, as_json: bool) -> int:
+    from splitinfer.console import errors
+    from splitinfer.discovery.discover import Surroundings
+    from splitinfer.discovery.discover import discover as look_around
+    from splitinfer.discovery.document import document
+    from splitinfer.discovery.sentences import lines
+    from splitinfer.engine.versions import own_versions
+    from splitinfer.keyring import Keyring
+
+    with errors.status("looking for workers"):
+        found = look_around(Surroundings.here(), seconds, Keyring().known(), own_versions())
+    if as_json:
+        typer.echo(json.dumps(document(found), indent=2))
+    else:
+        for line in lines(found):
+            typer.echo(line)
+    return 0 if found.found else 1

@@ -1,0 +1,145 @@
+"""What a worker announces, as the strings of a TXT record and back.
+
+    txtvers  1: the form of all others            id     a number of this run of the worker, new at each start
+    name     the worker's name                    key    the fingerprint of its key; left out where it has none
+    proto, ver, mlx, mlxlm   the versions          dev    what it computes on
+    mem, free   memory of the machine, in MB: all, and free for weights and KV
+
+There is no name of a user, a coordinator or a model in it, and nothing of what is run. The name is the machine's host
+name if the worker was given none; macOS announces that itself. A record of another form (``txtvers``) is read as far as
+it can be: a later version keeps ``name``, ``id``, ``key`` and the versions, so that it can be told apart.
+"""
+
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from splitinfer.discovery import txt
+from splitinfer.wire.messages import Versions
+
+SERVICE = "_splitinfer._tcp"
+FORM = "1"
+FINGERPRINT_DIGITS = 32  # hexadecimal: 128 bits, which nobody can find another key for
+MOST_LABEL = 63  # bytes of an instance's name (RFC 6763, 4.1.1)
+
+_ID_DIGITS, _SHOWN_ID = 16, 6
+_MOST_NAME, _MOST_VERSION, _MOST_DEVICE = 60, 24, 60  # bytes
+_MOST_MEGABYTES = 10**9
+_HEX = re.compile(r"[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """A worker's announcement. ``port``: of the worker; ``fingerprint``: of its public key, "" where it has none;
+    ``memory``, ``free``: bytes, 0 where unknown."""
+
+    name: str
+    id: str
+    port: int
+    fingerprint: str
+    versions: Versions
+    device: str = ""
+    memory: int = 0
+    free: int = 0
+    form: str = FORM
+
+    @property
+    def label(self) -> str:
+        """The instance's name: unique without asking the network, because the run's number is part of it. Dots are left
+        out: python-zeroconf's names with dots are not seen by dns-sd (python-zeroconf issue 190)."""
+        number = f" {self.id[:_SHOWN_ID]}"
+        return txt.cut(self.name.replace(".", "-"), MOST_LABEL - len(number)) + number
+
+
+def new_id() -> str:
+    """The number of a run."""
+    return secrets.token_hex(_ID_DIGITS // 2)
+
+
+def fingerprint_of(key: str) -> str:
+    """The fingerprint of a public key: the first 32 hexadecimal digits of its bytes' SHA-256."""
+    return hashlib.sha256(bytes.fromhex(key)).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def short(fingerprint: str) -> str:
+    """A fingerprint as people compare it: four groups of four digits.
+
+    >>> short("0123456789abcdef0123456789abcdef")
+    '0123 4567 89ab cdef'
+    """
+    return " ".join(fingerprint[at : at + 4] for at in range(0, 16, 4))
+
+
+def announced_name(name: str) -> str:
+    """The name that is announced for a worker: without ``.local``, printable, and not too long.
+
+    >>> announced_name("mini.local")
+    'mini'
+    """
+    return _clean(name.removesuffix(".local"), _MOST_NAME) or "worker"
+
+
+def to_strings(announcement: Announcement) -> tuple[bytes, ...]:
+    """The strings of the TXT record."""
+    versions = announcement.versions
+    pairs = {
+        "txtvers": announcement.form,
+        "id": announcement.id,
+        "name": _clean(announcement.name, _MOST_NAME),
+        "key": announcement.fingerprint,
+        "proto": str(versions.protocol),
+        "ver": _clean(versions.splitinfer, _MOST_VERSION),
+        "mlx": _clean(versions.mlx, _MOST_VERSION),
+        "mlxlm": _clean(versions.mlx_lm, _MOST_VERSION),
+        "dev": _clean(announcement.device, _MOST_DEVICE),
+        "mem": _megabytes(announcement.memory),
+        "free": _megabytes(announcement.free),
+    }
+    return txt.encode({key: value for key, value in pairs.items() if value})
+
+
+def from_strings(strings: Iterable[bytes], port: int) -> Announcement | None:
+    """The announcement in a TXT record; ``None`` if it has no name or no number, and so is none of a worker."""
+    values = txt.decode(strings)
+    name, number = _clean(values.get("name", ""), _MOST_NAME), _hexadecimal(values.get("id", ""), _ID_DIGITS)
+    if not name or not number or not 0 < port < 1 << 16:
+        return None
+    return Announcement(
+        name=name,
+        id=number,
+        port=port,
+        fingerprint=_hexadecimal(values.get("key", ""), FINGERPRINT_DIGITS),
+        versions=_versions(values),
+        device=_clean(values.get("dev", ""), _MOST_DEVICE),
+        memory=_bytes(values.get("mem", "")),
+        free=_bytes(values.get("free", "")),
+        form=_clean(values.get("txtvers", ""), _MOST_VERSION),
+    )
+
+
+def _versions(values: Mapping[str, str]) -> Versions:
+    splitinfer, mlx, mlx_lm = (_clean(values.get(key, ""), _MOST_VERSION) or "?" for key in ("ver", "mlx", "mlxlm"))
+    return Versions(_number(values.get("proto", "")), splitinfer, mlx, mlx_lm)
+
+
+def _clean(text: str, most: int) -> str:
+    """A stranger's text, printable and on one line, at most ``most`` bytes."""
+    return txt.cut(" ".join("".join(c if c.isprintable() else " " for c in text).split()), most)
+
+
+def _hexadecimal(text: str, digits: int) -> str:
+    return text if len(text) == digits and _HEX.fullmatch(text) else ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+
+
+def _megabytes(count: int) -> str:
+    return str(min(count // 10**6, _MOST_MEGABYTES)) if count > 0 else ""
+
+
+def _bytes(text: str) -> int:
+    return _number(text) * 10**6

@@ -1,0 +1,70 @@
+"""What kind of network interface each is, by what the system says of it. Pure.
+
+    THUNDERBOLT   macOS: the ports "Thunderbolt Bridge", "Thunderbolt 1" ... of ``networksetup -listallhardwareports``;
+                  Linux: the driver thunderbolt-net, which names them thunderbolt0 (kernel: admin-guide/thunderbolt)
+    WIRELESS      macOS: the port "Wi-Fi"; Linux: /sys/class/net/NAME/wireless
+    VPN, VIRTUAL  by their names, which are the same everywhere: tunnels, containers, virtual machines, AirDrop's awdl
+    CABLE         everything else
+
+"Thunderbolt Ethernet" is an adapter at the end of which is a cable.
+"""
+
+import ipaddress
+from dataclasses import dataclass
+from enum import StrEnum
+
+Network = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+_TUNNELS = ("utun", "tun", "tap", "wg", "ipsec", "ppp", "tailscale", "zt", "gif", "stf")
+_VIRTUAL = ("docker", "br-", "virbr", "veth", "vmnet", "vnic", "bridge1", "awdl", "llw", "ap", "anpi", "cni", "flannel")
+
+
+class Kind(StrEnum):
+    """What an interface leads to."""
+
+    THUNDERBOLT = "Thunderbolt"
+    CABLE = "cable"
+    WIRELESS = "Wi-Fi"
+    VPN = "VPN"
+    VIRTUAL = "virtual"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalInterface:
+    """An interface that is up. ``networks``: its addresses with their networks. ``speed``: Mb/s, as the driver says; 0
+    where it does not. ``index``: the system's number."""
+
+    name: str
+    kind: Kind
+    networks: tuple[Network, ...]
+    speed: int = 0
+    index: int = 0
+
+    @property
+    def ipv4(self) -> tuple[str, ...]:
+        """Its IPv4 addresses."""
+        return tuple(str(each.ip) for each in self.networks if each.version == 4)
+
+    @property
+    def words(self) -> str:
+        """The interface as a person names it.
+
+        >>> LocalInterface("bridge0", Kind.THUNDERBOLT, ()).words
+        'Thunderbolt (bridge0)'
+        """
+        return f"{self.kind.value} ({self.name})"
+
+
+def kind_of(name: str, port: str = "", driver: str = "", *, is_wireless: bool = False) -> Kind:
+    """The kind of an interface. ``port``: its hardware port on macOS; ``driver``: that of Linux."""
+    if (port.startswith("Thunderbolt") and "Ethernet" not in port) or driver == "thunderbolt-net":
+        return Kind.THUNDERBOLT
+    if not port and name.startswith("thunderbolt"):
+        return Kind.THUNDERBOLT
+    if port == "Wi-Fi" or is_wireless:
+        return Kind.WIRELESS
+    if port:
+        return Kind.CABLE
+    if name.startswith(_TUNNELS):
+        return Kind.VPN
+    return Kind.VIRTUAL if name.startswith(_VIRTUAL) else Kind.CABLE

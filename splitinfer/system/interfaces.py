@@ -1,0 +1,82 @@
+"""The network interfaces of this machine that are up, and what kind each is."""
+
+import ipaddress
+import socket
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from splitinfer.system.interface_kind import LocalInterface, Network, kind_of
+from splitinfer.system.network import hardware_ports
+
+_PORTS_COMMAND = ("/usr/sbin/networksetup", "-listallhardwareports")
+_SECONDS = 5.0
+_CLASS = Path("/sys/class/net")
+_LINK_LOCAL_BITS = 64
+
+
+def local_interfaces() -> tuple[LocalInterface, ...]:
+    """The interfaces that are up and have an address, loopback left out."""
+    states, ports, wireless = psutil.net_if_stats(), _ports(), wireless_interfaces()
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        state = states.get(name)
+        networks = tuple(_networks((each.address, each.netmask) for each in addresses if _is_ip(each.family)))
+        if state is None or not state.isup or not networks or all(each.ip.is_loopback for each in networks):
+            continue
+        kind = kind_of(name, ports.get(name, ""), _driver(name), is_wireless=name in wireless)
+        found.append(LocalInterface(name, kind, networks, max(0, state.speed), _index(name)))
+    return tuple(found)
+
+
+def wireless_interfaces() -> frozenset[str]:
+    """The interfaces that Linux says are Wi-Fi; macOS says it by networksetup."""
+    return frozenset(path.parent.name for path in _CLASS.glob("*/wireless"))
+
+
+def _is_ip(family: int) -> bool:
+    return family in (socket.AF_INET, socket.AF_INET6)
+
+
+def _networks(pairs: Iterable[tuple[str, str | None]]) -> Iterable[Network]:
+    for address, mask in pairs:
+        number = address.partition("%")[0]
+        try:
+            yield _network(ipaddress.ip_address(number), mask)
+        except ValueError:
+            continue
+
+
+def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address, mask: str | None) -> Network:
+    if address.version == 4:
+        return ipaddress.IPv4Interface(f"{address}/{mask or 32}")
+    bits = int(ipaddress.IPv6Address(mask)).bit_count() if mask else _LINK_LOCAL_BITS
+    return ipaddress.IPv6Interface(f"{address}/{bits}")
+
+
+def _ports() -> dict[str, str]:
+    """The hardware port of each interface of a Mac; nothing elsewhere, or where networksetup fails."""
+    if sys.platform != "darwin":
+        return {}
+    try:
+        done = subprocess.run(_PORTS_COMMAND, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return {}
+    return {device: port for port, device in hardware_ports(done.stdout).items()}
+
+
+def _driver(name: str) -> str:
+    try:
+        return (_CLASS / name / "device" / "driver").resolve(strict=True).name
+    except OSError:
+        return ""
+
+
+def _index(name: str) -> int:
+    try:
+        return socket.if_nametoindex(name)
+    except OSError:
+        return 0

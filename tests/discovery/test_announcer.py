@@ -1,0 +1,197 @@
+"""The process that announces: what it announces when, and that it ends with its worker."""
+
+import subprocess
+import sys
+
+import pytest
+from announcing import CABLE, ETHERNET, MINI, VPN, announced
+
+from splitinfer.cli.serve_worker import is_announced
+from splitinfer.discovery.announcer import Announcer, Order, addresses_of, order_from_line, order_to_line
+from splitinfer.discovery.announcing import Announcing
+from splitinfer.discovery.means import MeansFailed
+from splitinfer.errors import ConfigError
+
+ORDER = Order(MINI, "0.0.0.0")
+
+
+class Registered:
+    def __init__(self, log: list[str], means: "Means") -> None:
+        self.log, self.means = log, means
+
+    def update(self, announcement) -> None:
+        self.log.append(f"update {announcement.free}")
+
+    def check(self) -> None:
+        if self.means.has_died:
+            raise MeansFailed("it died")
+
+    def close(self) -> None:
+        self.log.append("close")
+
+
+class Means:
+    """Means that write down what they are asked."""
+
+    name = "written"
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.fails, self.has_died = "", False
+
+    def announce(self, announcement, addresses) -> Registered:
+        if self.fails:
+            raise MeansFailed(self.fails)
+        self.log.append(f"announce {announcement.name} at {' '.join(addresses)}")
+        return Registered(self.log, self)
+
+
+class World:
+    """An announcer with interfaces and a clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.means, self.interfaces, self.time = Means(), [ETHERNET], 0.0
+        self.announcer = Announcer(self.means, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
+
+    @property
+    def log(self) -> list[str]:
+        return self.means.log
+
+
+def test_it_announces_once_and_updates():
+    world = World()
+    world.announcer.obey(ORDER)
+    world.announcer.look()
+    world.announcer.obey(Order(announced(free=5), "0.0.0.0"))
+    world.announcer.close()
+    assert world.log == ["announce mini at 192.168.7.1", "update 5", "close"]
+
+
+def test_a_cable_that_is_plugged_in_later_is_announced():
+    world = World()
+    world.announcer.obey(ORDER)
+    world.interfaces = [CABLE, ETHERNET]
+    world.announcer.look()
+    assert world.log[1:] == ["close", "announce mini at 10.77.0.1 192.168.7.1"]
+
+
+def test_without_any_interface_it_waits_for_one():
+    world = World()
+    world.interfaces = []
+    world.announcer.obey(ORDER)
+    assert world.log == []
+    world.interfaces = [ETHERNET]
+    world.announcer.look()
+    assert world.log == ["announce mini at 192.168.7.1"]
+
+
+def test_a_failure_is_said_once_and_tried_again_later(caplog):
+    world = World()
+    world.means.fails = "Daemon not running"
+    world.announcer.obey(ORDER)
+    for world.time in (1.0, 31.0, 62.0):
+        world.announcer.look()
+    assert [record.message for record in caplog.records] == [
+        "the worker cannot be found by `splitinfer discover`: Daemon not running"
+    ]
+    world.means.fails = ""
+    world.announcer.look()
+    assert world.log == []
+    world.time = 93.0
+    world.announcer.look()
+    assert world.log == ["announce mini at 192.168.7.1"]
+
+
+def test_a_command_that_has_ended_is_started_again():
+    world = World()
+    world.announcer.obey(ORDER)
+    world.means.has_died = True
+    world.announcer.look()
+    world.means.has_died, world.time = False, 31.0
+    world.announcer.look()
+    assert world.log == ["announce mini at 192.168.7.1", "close", "announce mini at 192.168.7.1"]
+
+
+def test_which_addresses_are_announced():
+    interfaces = (CABLE, ETHERNET, VPN)
+    assert addresses_of("0.0.0.0", interfaces) == ("10.77.0.1", "192.168.7.1")
+    assert addresses_of("::", interfaces) == ("10.77.0.1", "fe80::1", "192.168.7.1")
+    assert addresses_of("100.64.0.1", interfaces) == ("100.64.0.1",)
+
+
+def test_an_order_is_read_back():
+    assert order_from_line(order_to_line(ORDER)) == ORDER
+
+
+def test_only_free_memory_that_is_another_is_announced_and_only_now_and_then():
+    lines: list[bytes] = []
+    time, free = [0.0], [MINI.free]
+
+    class Pipe:
+        stdin = None
+
+        def wait(self, _seconds: float) -> int:
+            return 0
+
+    class Stdin:
+        def write(self, line: bytes) -> None:
+            lines.append(line)
+
+        def flush(self) -> None:
+            pass
+
+        def close(self) -> None:
+            lines.append(b"end")
+
+    pipe = Pipe()
+    pipe.stdin = Stdin()  # type: ignore[assignment]
+    announcing = Announcing(ORDER, lambda: free[0], lambda: time[0], lambda: pipe)  # type: ignore[arg-type, return-value]
+    assert [order_from_line(line.decode()) for line in lines] == [ORDER]
+    free[0] = 5 * 10**9
+    announcing.tick()
+    assert len(lines) == 1
+    time[0] = 61.0
+    announcing.tick()
+    assert order_from_line(lines[1].decode()).announcement.free == 5 * 10**9
+    free[0], time[0] = 6 * 10**9, 122.0  # a fiftieth of all memory
+    announcing.tick()
+    announcing.close()
+    assert lines[2:] == [b"end"]
+
+
+def test_a_worker_that_is_not_announced_starts_nothing():
+    def start() -> None:
+        raise AssertionError("it was started")
+
+    announcing = Announcing(None, lambda: 0, start=start)  # type: ignore[arg-type, return-value]
+    announcing.tick()
+    announcing.close()
+
+
+def test_the_process_ends_when_its_worker_does():
+    """The end of standard input is the end of the worker, whatever there is to announce with."""
+    process = subprocess.Popen([sys.executable, "-m", "splitinfer.discovery.announcer"], stdin=subprocess.PIPE)
+    process.communicate(timeout=120)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "host", "insecure", "child", "is_so"),
+    [
+        (None, "127.0.0.1", False, False, False),
+        (None, "localhost", True, False, False),
+        (None, "0.0.0.0", False, False, True),
+        (None, "::", False, False, True),
+        (None, "0.0.0.0", True, False, False),
+        (None, "127.0.0.1", False, True, False),
+        (False, "0.0.0.0", False, False, False),
+        (True, "0.0.0.0", True, False, True),
+    ],
+)
+def test_which_workers_are_announced(asked: bool | None, host: str, insecure: bool, child: bool, is_so: bool):
+    assert is_announced(asked, host, insecure=insecure, child=child) is is_so
+
+
+def test_a_worker_that_nobody_reaches_cannot_be_announced():
+    with pytest.raises(ConfigError, match=r"127.0.0.1 is this one; give --host"):
+        is_announced(True, "127.0.0.1", insecure=False, child=False)
