@@ -98,7 +98,7 @@ _Workers = Annotated[tuple[Found, ...], pydantic.Field(max_length=_MOST_WORKERS)
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A machine with the same version. free, total: bytes of memory. program: the words of the command that answered."""
+    """A machine with the same version. free, total: bytes of memory. program: the words of its command."""
 
     versions: Versions
     program: Annotated[tuple[_Text, ...], pydantic.Field(max_length=8)]
@@ -202,7 +202,7 @@ def understand(output: str, complaints: str, mark: str) -> Heard | None:
     for line in lines:
         if (answer := _answer(line)) is not None:
             return answer
-    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+    for line, after in zip(lines, [*lines[1:], ""], strict=False):
         if (other := _other_version(line, after)) is not None:
             return other
     for line in lines:

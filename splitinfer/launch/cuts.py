@@ -45,7 +45,7 @@ def by_memory(model: str, num_layers: int, own: tuple[str, int], workers: Sequen
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """``total`` things in the proportion of ``weights``, at least one each; what is left over goes where most is missing.
+    """``total`` things in the proportion of ``weights``, at least one each; the rest goes where most is missing.
 
     >>> shares(66, [40, 26]), shares(4, [0, 100, 0]), shares(3, [0, 0])
     ([40, 26], [1, 2, 1], [2, 1])

@@ -62,7 +62,7 @@ def _host(word: str, port: int) -> Host:
     number = port if match is None or match["port"] is None else int(match["port"])
     if match is None or not 1 <= number <= 65535:
         raise ConfigError(
-            f"{word!r:.100} is no host: write [NAME=][USER@]HOST[:PORT], where HOST is what ssh takes and PORT the worker's"
+            f"{word!r:.100} is no host: write [NAME=][USER@]HOST[:PORT], HOST as ssh knows it, PORT the worker's"
         )
     ssh = match["ssh"].replace("[", "").replace("]", "")  # ssh takes an IPv6 address without brackets
     return Host(match["name"] or "", ssh, None, number)

@@ -54,7 +54,8 @@ def install_line(ssh: str, versions: Versions, came_from: Origin) -> str:
         here = f"tar -C {shlex.quote(came_from.path)} -cf - {' '.join(_FOLDER_PARTS)}"
         return f"{here} | " + _on(ssh, f"mkdir -p {folder} && tar -C {folder} -xf - && {install.format(f'./{folder}')}")
     name = PurePosixPath(came_from.path).name
-    return f"scp {shlex.quote(came_from.path)} {ssh}: && " + _on(ssh, install.format(shlex.quote(f"./{name}")))
+    there = shlex.quote(f"./{name}")
+    return _on(ssh, f"cat > {there} && {install.format(there)}") + f" < {shlex.quote(came_from.path)}"
 
 
 def _on(ssh: str, command: str) -> str:

@@ -8,6 +8,7 @@ import contextlib
 import getpass
 import subprocess
 from collections.abc import Iterator
+from typing import Any
 
 import psutil
 
@@ -88,7 +89,7 @@ def listener_on(port: int) -> str:
     return ""
 
 
-def _connections(process: psutil.Process) -> Iterator[psutil._common.pconn]:
+def _connections(process: psutil.Process) -> Iterator[Any]:
     look = getattr(process, "net_connections", None) or process.connections  # the name until psutil 6
     yield from look(kind="tcp")
 

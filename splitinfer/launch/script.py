@@ -13,7 +13,8 @@ programs are:
     the same place as here                          a clone with its .venv
     python3 -m splitinfer                           an environment that is on PATH
 
-macOS's own /usr/bin/python3 is not asked unless Apple's developer tools are there: it would open a dialog on that screen.
+macOS's own /usr/bin/python3 is not asked unless Apple's developer tools are there: it would open a dialog on that
+screen.
 
 Lines of the answer begin with a mark that nobody can guess, because a shell's own files may print what they like.
 """

@@ -85,11 +85,8 @@ class Ssh:
         return (*self._program, *OPTIONS, "-o", "ControlMaster=auto", "-o", socket)
 
     def _run(self, command: Sequence[str], text: str, seconds: float) -> Ended:
-        with (
-            tempfile.TemporaryFile() as given,
-            tempfile.TemporaryFile() as said,
-            tempfile.TemporaryFile() as complained,
-        ):
+        with contextlib.ExitStack() as stack:
+            given, said, complained = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
             given.write(text.encode())
             given.seek(0)
             try:

@@ -57,7 +57,8 @@ def _changed(_: re.Match[str], host: Host, complaints: str) -> Trouble:
     forget = f"ssh-keygen -R {shlex.quote(named[1] if named else host.ssh.rpartition('@')[2])}"
     return Trouble(
         f"the ssh host key of {host.ssh} is not the one that this machine knows: it was installed anew, or another "
-        f"machine answers in its place; find out which, and only if it is the first: `{forget}`, then `ssh {host.ssh}` once"
+        f"machine answers in its place; find out which, and only if it is the first: `{forget}`, then `ssh {host.ssh}` "
+        "once"
     )
 
 
@@ -112,7 +113,7 @@ def _own_files(match: re.Match[str], host: Host, _: str) -> Trouble:
 _KNOWN: tuple[tuple[str, Say], ...] = (
     (r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for .* has changed", _changed),
     (r"Host key verification failed|No \S+ host key is known", _unknown),
-    (r"Bad owner or permissions on .*|Bad configuration option.*|terminating, \d+ bad configuration options", _own_files),
+    (r"Bad owner or permissions on .*|Bad configuration option.*|terminating, \d+ bad configuration", _own_files),
     (r"Permission denied \([^)\n]*\)|Too many authentication failures", _denied),
     (r"Could not resolve hostname", _no_name),
     (r"connect to host .*: Connection refused", _no_server),

@@ -9,7 +9,7 @@ asks of the machine, and ``advance`` what follows from what it answers.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from splitinfer.launch.answers import (
     Broken,
@@ -40,7 +40,7 @@ class Own:
     key: str
     name: str
     versions: Versions
-    origin: Origin = Origin()
+    origin: Origin = field(default_factory=Origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,14 +145,14 @@ def _other_port(host: Host) -> str:
 
 _REFUSALS: dict[Why, Callable[[Host, str], str]] = {
     Why.TAKEN: lambda host, detail: (
-        f"port {host.port} of {host.name} is in use by {detail or 'another program'}; take another one: {_other_port(host)}"
+        f"port {host.port} of {host.name} is in use by {detail or 'another program'}; take another: {_other_port(host)}"
     ),
     Why.OTHER_USER: lambda host, detail: (
         f"port {host.port} of {host.name} belongs to a worker of {detail}, another user of that machine; it was left "
         f"alone; start one of your own beside it, if there is memory for both: {_other_port(host)}"
     ),
     Why.LOOPBACK: lambda host, _: (
-        f"the worker on {host.name} at port {host.port} listens to that machine only; start it there with --host 0.0.0.0, "
+        f"the worker on {host.name} at port {host.port} listens to that machine only; start it with --host 0.0.0.0, "
         f"or end it, or take another port: {_other_port(host)}"
     ),
     Why.INSECURE: lambda host, _: (
@@ -160,8 +160,8 @@ _REFUSALS: dict[Why, Callable[[Host, str], str]] = {
         f"one; end it, or take another port: {_other_port(host)}"
     ),
     Why.OLD: lambda host, _: (
-        f"the worker on {host.name} at port {host.port} was started before this version was installed; whoever started it "
-        "must start it anew"
+        f"the worker on {host.name} at port {host.port} was started before this version was installed; whoever started "
+        "it must start it anew"
     ),
     Why.ENDED: lambda host, detail: f"the worker on {host.name} was started and ended at once: {detail}",
     Why.ERROR: lambda host, detail: f"{host.name}: {detail}",

@@ -1,8 +1,8 @@
 """Which workers run on this machine, from its list of processes and the records of `up`. Pure.
 
-A worker is known by its command line: ``.../splitinfer worker ...`` or ``python -m splitinfer worker ...``. Workers that
-a coordinator started for itself (``--child``) are its own business. A record is believed only while a process with its
-number runs that is a worker and began when the record says: numbers are used again.
+A worker is known by its command line: ``.../splitinfer worker ...`` or ``python -m splitinfer worker ...``. Workers
+that a coordinator started for itself (``--child``) are its own business. A record is believed only while a process with
+its number runs that is a worker and began when the record says: numbers are used again.
 """
 
 from collections.abc import Iterable, Sequence
