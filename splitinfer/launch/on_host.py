@@ -57,6 +57,9 @@ _WAITS, _IN_USE = " waits at ", " is in use"  # what a worker logs
 _LOG_BYTES = 4096
 
 
+never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the process that starts them
+
+
 def _worker_service() -> Manager | None:
     """The manager of this user's worker service; ``None`` where there can be none."""
     try:
@@ -95,7 +98,7 @@ def carry_out(request: Request, program: tuple[str, ...], machine: Machine | Non
             case Do.STOP:
                 with locked(machine.folder):
                     return stop(request, machine)
-    except (ConfigError, OSError) as error:
+    except (ConfigError, OSError, psutil.Error) as error:
         return Refusal(Why.ERROR, str(error))
 
 
@@ -227,6 +230,7 @@ def _spawn(request: Request, machine: Machine) -> Started | Refusal:
         worker.pid, processes.start_of(worker.pid), request.port, request.key, plain(request.by, 60), request.versions
     )
     write(machine.folder / f"worker-{request.port}.json", made.encode())
+    never_awaited.append(worker)
     if not _comes_up(worker, path, began):
         return _why_ended(request, _tail(path, began))
     process = Process(worker.pid, getpass.getuser(), True, tuple(command), made.started)

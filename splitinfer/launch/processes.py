@@ -7,15 +7,18 @@ The command line of another user's process is anybody's to read on Linux. macOS 
 import contextlib
 import getpass
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import psutil
 
+from splitinfer.errors import ConfigError
 from splitinfer.launch.workers import Process, from_ps
 
 _PS = ("ps", "-axww", "-o", "pid=", "-o", "command=")
 _SECONDS = 10.0
+_POLL = 0.05
 
 
 def processes() -> list[Process]:
@@ -102,12 +105,30 @@ def start_of(pid: int) -> float:
 
 
 def end(pid: int, patience: float) -> None:
-    """End a process by SIGTERM, and by SIGKILL after ``patience`` seconds; return when it is gone."""
-    with contextlib.suppress(psutil.NoSuchProcess):
+    """End a process by SIGTERM, and by SIGKILL after ``patience`` seconds; return when it runs no more.
+
+    Raises:
+        ConfigError: it is of another user, or does not end.
+    """
+    try:
         process = psutil.Process(pid)
-        process.terminate()
-        try:
-            process.wait(patience)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(patience)
+        for ask in (process.terminate, process.kill):
+            ask()
+            if _ends(process, patience):
+                return
+    except psutil.NoSuchProcess:
+        return
+    except psutil.Error as error:
+        raise ConfigError(f"process {pid} cannot be ended: {error}") from error
+    raise ConfigError(f"process {pid} does not end, not even by SIGKILL")
+
+
+def _ends(process: psutil.Process, patience: float) -> bool:
+    """Wait until a process runs no more; whether it does not. In a container nobody may take note of its end, and it
+    stays in the list of processes as a zombie."""
+    give_up = time.monotonic() + patience
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        if time.monotonic() > give_up:
+            return False
+        time.sleep(_POLL)
+    return True

@@ -55,13 +55,12 @@ def down_lines(host: Host, stopped: Stopped) -> list[str]:
     return lines or [f"{host.name}: nothing runs that `up` from here has started"]
 
 
-COLUMNS = ("host", "splitinfer", "memory", "worker", "started", "holds", "serves")
+COLUMNS = ("host", "version", "free memory", "worker", "started", "holds", "serves")
 
 
 def status_rows(host: Host, seen: Seen) -> list[tuple[str, ...]]:
     """The rows of `status` about a host that answered, one for each worker; their columns are ``COLUMNS``."""
-    versions = seen.versions
-    head = (host.name, f"{plain(versions.splitinfer, 20)}, mlx {plain(versions.mlx, 20)}", memory(seen))
+    head = (host.name, plain(seen.versions.splitinfer, 20), f"{seen.free / 1e9:.1f} of {seen.total / 1e9:.1f} GB")
     rows = [_row(each) for each in seen.workers]
     rows += [(f"port {each.port}", f"by {plain(each.user, 40)}", "", "") for each in seen.theirs]
     rows = rows or [("none runs", "", "", "")]

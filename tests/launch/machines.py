@@ -1,7 +1,7 @@
 """Machines for `splitinfer up`, as Linux namespaces: each with its own network, processes, users, homes and sshd.
 
     lab = Lab(folder)                      root only; a bridge 10.77.0.0/24 in a network namespace of this process
-    mini = lab.machine("mini", ["eve"])    an sshd of its own at mini.local:22, which knows the users' keys and no others
+    mini = lab.machine("mini", ["eve"])    an sshd of its own at mini.local:22
 
 The processes of a machine cannot see those of another, and nothing of it outlives this process. Files of the real
 machine are seen, all but /etc/{passwd,group,shadow,hosts,ssh}, /home, /tmp, /run and root's folder.
@@ -177,7 +177,8 @@ class Lab:
         """A machine with an sshd; its users have no keys."""
         folder = self._folder / name
         self._furnish(folder, name, users)
-        inside = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--uts", "--pid", "--net", "--fork", "--kill-child", "--mount-proc",
+        inside = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--uts", "--pid", "--net",
+                  "--fork", "--kill-child", "--mount-proc",
                   "sh", "-c", _INSIDE.format(name=name, folder=folder)]  # fmt: skip
         log = (folder / "start.log").open("ab")
         keeper = subprocess.Popen(inside, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

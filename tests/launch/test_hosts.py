@@ -27,8 +27,8 @@ def test_a_word_is_a_host(word: str, host: Host):
 
 @pytest.mark.parametrize(
     "word",
-    ["", "-oProxyCommand=touch /tmp/x", "a b", "mini;reboot", "eve@-mini", "-v@mini", "mini:0", "mini:99999", "mini:", "$(x)",
-     "mini\n", "=mini", "x=-mini", "a@b@c"],
+    ["", "-oProxyCommand=touch /tmp/x", "a b", "mini;reboot", "eve@-mini", "-v@mini", "mini:0", "mini:99999", "mini:",
+     "$(x)", "mini\n", "=mini", "x=-mini", "a@b@c"],
 )  # fmt: skip
 def test_what_is_no_host_is_refused(word: str):
     with pytest.raises(ConfigError, match="is no host"):

@@ -274,6 +274,6 @@ def test_what_people_read():
         "mini: a worker at port 5577, started as a service, still runs: it is not of this `up`",
     ]
     assert status_rows(MINI, SEEN) == [
-        ("mini", "0.1.0, mlx 0.32.4", "40.0 of 64.0 GB free", "port 5577", "by `up`, 1 min ago", "2.00 GB", "10.0.0.1")
+        ("mini", "0.1.0", "40.0 of 64.0 GB", "port 5577", "by `up`, 1 min ago", "2.00 GB", "10.0.0.1")
     ]
     assert status_rows(MINI, replace(SEEN, workers=()))[0][3] == "none runs"

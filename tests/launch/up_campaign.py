@@ -27,7 +27,7 @@ from splitinfer.engine.versions import own_versions
 from splitinfer.launch.install import Origin, install_line
 
 ROOT = Path(__file__).resolve().parents[2]
-PROMPT = ("--prompt", "The wolf", "--max-tokens")
+PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 _UV = """\
@@ -211,8 +211,8 @@ class Campaign:
         words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", "--serve", "8099"])
         print("  eve@studio$ splitinfer up --serve 8099")
         running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        ask = self.studio.command("eve", ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/8099; printf "
-                                  "'GET /v1/models HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3; cat <&3"])  # fmt: skip
+        get = r"printf 'GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3"
+        ask = self.studio.command("eve", ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/8099; {get}"])
         wait_for(lambda: b"demo" in subprocess.run(ask, capture_output=True, check=False).stdout, "the server answers")
         running.terminate()
         running.communicate(timeout=60)
