@@ -46,7 +46,7 @@ def trouble(ended: Ended, host: Host) -> Trouble | None:
     for pattern, said in _KNOWN:
         if (match := re.search(pattern, ended.complaints)) is not None:
             return said(match, host, ended.complaints)
-    return Trouble(f"ssh to {host.ssh} failed: {plain(_last_line(ended.complaints)) or 'it said nothing'}")
+    return Trouble(f"ssh to {host.ssh} failed: {plain(_last_line(ended.complaints))}")
 
 
 Say = Callable[[re.Match[str], Host, str], Trouble]
@@ -124,7 +124,7 @@ _KNOWN: tuple[tuple[str, Say], ...] = (
     ),
     (
         r"[Cc]onnection (?:to .* )?(?:closed|reset)|[Bb]roken pipe|not responding|send disconnect|kex_exchange|"
-        r"mux_client|Session open refused|control socket",
+        r"mux_client|Session open refused|control socket|\A\s*\Z",  # over a kept connection: nothing (seen)
         _dropped,
     ),
 )  # fmt: skip

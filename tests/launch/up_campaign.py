@@ -21,6 +21,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
 
+import psutil
 from machines import Lab, Machine, is_possible, wait_for
 
 from splitinfer.engine.versions import own_versions
@@ -190,16 +191,19 @@ class Campaign:
         running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert running.stdout is not None
         began = running.stdout.read(20)
-        cut = self.mini.drop_connections()
+        held = self.mini.drop_connections()
+        self.mini.stop_sshd()
         out, err = running.communicate(timeout=300)
-        print(f"  {cut} processes of sshd killed after {began!r}; {len(out)} characters came after that")
+        print(f"  sshd and {held} connections killed after {began!r}; {len(out)} characters came after that")
+        self.mini.start_sshd()
+        self.check(held == 0, "ssh connections are held while a pipeline serves")
         self.check(running.returncode == 0 and len(out) > 100, f"the answer did not go on: {err[-400:]!r}")
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
         self.check(not self.workers(self.mini), "a worker is left over")
         words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", *PROMPT, "16"])
         running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_for(lambda: self.workers(self.mini), "a worker starts")
-        cut = self.mini.drop_connections()
+        self.mini.drop_connections()
         out, err = running.communicate(timeout=300)
         print("\n".join(f"  | {line}" for line in err.decode().splitlines()))
         self.check(b"the connection broke off; once more" in err, f"it does not say that ssh broke off: {err!r}")
@@ -214,7 +218,7 @@ class Campaign:
         get = r"printf 'GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3"
         ask = self.studio.command("eve", ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/8099; {get}"])
         wait_for(lambda: b"demo" in subprocess.run(ask, capture_output=True, check=False).stdout, "the server answers")
-        running.terminate()
+        psutil.Process(running.pid).children()[0].terminate()  # what nsenter runs
         running.communicate(timeout=60)
         self.check(len(self.workers(self.mini)) == 1, "the worker is gone with the server")
 
