@@ -199,12 +199,13 @@ def _planned(model: str, workers: Sequence[Any]) -> "Layout":
 
 
 def _say(state: "State", began: float) -> None:
-    from splitinfer.launch.steps import Failed
+    from splitinfer.launch.steps import Failed, Looking, Starting
     from splitinfer.launch.words import line_of
 
     line = line_of(state)
     if line is not None:
-        _print("✗" if isinstance(state, Failed) else "✓", line, began)
+        again = isinstance(state, Looking | Starting) and state.tries > 1
+        _print("✗" if isinstance(state, Failed) else "!" if again else "✓", line, began)
 
 
 def _print(mark: str, line: str, began: float | None = None) -> None:
@@ -213,7 +214,7 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
     from splitinfer.console import errors
 
     seconds = "" if began is None else f"  [dim]{time.monotonic() - began:.1f} s[/dim]"
-    colour = {"✓": "green", "✗": "red"}.get(mark, "default")
+    colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=True)
 
 
