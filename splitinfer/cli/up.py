@@ -23,6 +23,7 @@ from splitinfer.shutdown import shutdown
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout
     from splitinfer.launch.carry import Carrier
+    from splitinfer.launch.cuts import Ready
     from splitinfer.launch.hosts import Host
     from splitinfer.launch.remembered import Last
     from splitinfer.launch.ssh import Ssh
@@ -180,14 +181,14 @@ def _bring_up(last: "Last") -> str:
     return str(path)
 
 
-def _ready(up: "Up", ssh: "Ssh") -> Any:
+def _ready(up: "Up", ssh: "Ssh") -> "Ready":
     from splitinfer.launch.cuts import Ready
 
     return Ready(up.host.name, up.host.url(ssh.hostname(up.host)), up.started.key, up.started.free)
 
 
-def _planned(model: str, workers: Sequence[Any]) -> "Layout":
-    """The layout for workers that wait: the planner of `up`."""
+def _planned(model: str, workers: "Sequence[Ready]") -> "Layout":
+    """The planner of `up` (``launch.cuts.Planner``): another one is put here."""
     from splitinfer.engine.versions import machine_name
     from splitinfer.launch.cuts import by_memory
     from splitinfer.models.hub import open_model

@@ -54,7 +54,7 @@ _START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and b
 _STOP_SECONDS = 10.0  # a worker ends within three
 _POLL = 0.05
 _WAITS, _IN_USE = " waits at ", " is in use"  # what a worker logs
-_LOG_BYTES = 4096
+_LOG_BYTES = 2**16
 
 
 never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the process that starts them

@@ -43,7 +43,7 @@ ANSWERED, OTHER_VERSION = 0, 3
 
 _ASK = """\
 ask() {
-  "$@" on-host "$mark" "$request" "$@" </dev/null
+  "$@" on-host -- "$mark" "$request" "$@" </dev/null
   code=$?
   [ $code = 0 ] && exit 0
   [ $code = 3 ] && return

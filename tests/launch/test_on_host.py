@@ -1,8 +1,10 @@
 """What runs on a machine, what is found and started there; cuts by memory; the script of /bin/sh on made-up homes."""
 
 import dataclasses
+import inspect
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +15,7 @@ import psutil
 import pytest
 import yaml
 
+from splitinfer.cli import serve_worker
 from splitinfer.config import Layout
 from splitinfer.errors import ConfigError, LayoutError
 from splitinfer.keyring import Keyring
@@ -24,6 +27,7 @@ from splitinfer.launch.place import write
 from splitinfer.launch.script import script
 from splitinfer.launch.workers import Command, Process, Record, command_of, decode, from_ps, others_workers, own_workers
 from splitinfer.wire.messages import Versions
+from transports import LinkOptions
 
 VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
 STUDIO, AIR = "ab" * 32, "cd" * 32
@@ -249,6 +253,15 @@ def test_a_worker_that_ends_at_once_says_why(
     assert carry_out(START, (), place.machine) == answer
 
 
+def test_the_log_says_what_is_looked_for():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=on_host._IN_USE):
+            serve_worker._listen(f"rdma://127.0.0.1:{taken.getsockname()[1]}", LinkOptions())
+    assert f"worker %s{on_host._WAITS}%s" in inspect.getsource(serve_worker.serve)
+
+
 def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
     """Let workers be this code, in a Python that starts quickly."""
     program = tmp_path / "python"
@@ -282,7 +295,7 @@ def install(path: Path, code: int = 0, version: str = "") -> None:
     """A program that prints how it was called, and ends with a code."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = f'#!/bin/sh\n[ "$1" = version ] && {{ echo "{version}"; exit 0; }}\ncat\n'
-    text += f'printf "%s\\n" "$2 $3 by $4"\nexit {code}\n'
+    text += f'printf "%s\\n" "$3 $4 by $5"\nexit {code}\n'
     path.write_text(text)
     path.chmod(0o755)
 
@@ -326,6 +339,17 @@ def test_the_script_begins_with_what_answered_before(home: Path):
     other = home / "o'ther/splitinfer"
     install(other)
     assert run(home, script("@m", "{}", (str(other),))) == [f"@m {{}} by {other}"]
+
+
+def test_the_script_asks_a_python_that_has_it(home: Path):
+    python = home / "bin/python3"
+    install(python)
+    text = (
+        python.read_text().replace("cat\n", '[ "$1" = -c ] && exit 0\n').replace('"$3 $4 by $5"', '"$5 $6 by $7 $8 $9"')
+    )
+    python.write_text(text)
+    done = script("@m", "{}").replace("main() {", f"PATH={home}/bin:$PATH\nmain() {{", 1)
+    assert run(home, done)[0] == f"@m {{}} by {python} -m splitinfer"
 
 
 def test_the_script_finds_nothing(home: Path):

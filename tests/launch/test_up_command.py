@@ -127,7 +127,7 @@ def on_host(monkeypatch: pytest.MonkeyPatch, request: str) -> tuple[int, str]:
         raise SystemExit(code)
 
     monkeypatch.setattr(shutdown, "exit", leave)
-    result = CliRunner().invoke(app, ["on-host", "@m", request, "/x/splitinfer"])
+    result = CliRunner().invoke(app, ["on-host", "--", "@m", request, "/x/python", "-m", "splitinfer"])
     return result.exit_code, result.stdout
 
 
@@ -145,6 +145,6 @@ def test_on_host_answers_its_own_version(monkeypatch: pytest.MonkeyPatch, tmp_pa
     code, output = on_host(monkeypatch, asked.encode())
     assert code == 0
     seen = understand(output, "", "@m")
-    assert getattr(seen, "program", None) == ("/x/splitinfer",)
+    assert getattr(seen, "program", None) == ("/x/python", "-m", "splitinfer")
     code, output = on_host(monkeypatch, asked.encode().replace("look", "rm -rf"))
     assert (code, output) == (1, "")
