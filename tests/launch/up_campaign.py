@@ -140,7 +140,8 @@ class Campaign:
         print("  eve@studio$ splitinfer up     (on a terminal)")
         said = _on_terminal(words, "/quit\r")
         for line in filter(None, map(str.strip, _ESCAPES.sub("", said).splitlines())):
-            print(f"  | {line}")
+            if "━" not in line:  # bars of progress, one after the other
+                print(f"  | {line}")
         self.check("layers here" in said, "it does not say how it was cut")
         self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
 
