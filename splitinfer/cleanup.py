@@ -34,10 +34,11 @@ def start(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
 
 
 @contextlib.contextmanager
-def temporary_folder(prefix: str) -> Iterator[str]:
-    """Like ``tempfile.TemporaryDirectory``; ``clear`` removes the folder if it still exists."""
+def temporary_folder(prefix: str, within: str | None = None) -> Iterator[str]:
+    """Like ``tempfile.TemporaryDirectory``; ``clear`` removes the folder if it still exists. ``within``: the folder
+    that it is made in, if not the usual one."""
     with _making:
-        folder = tempfile.TemporaryDirectory(prefix=prefix)
+        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=within)
         _folders.add(folder.name)
     try:
         yield folder.name

@@ -18,6 +18,7 @@ from splitinfer.cli.discover import discover
 from splitinfer.cli.doctor import doctor
 from splitinfer.cli.keys import keys_app
 from splitinfer.cli.models import models_app
+from splitinfer.cli.on_host import on_host
 from splitinfer.cli.pair import pair
 from splitinfer.cli.pipeline import chat, coord, worker
 from splitinfer.cli.plan import plan
@@ -25,6 +26,7 @@ from splitinfer.cli.selftest import selftest
 from splitinfer.cli.serve import serve
 from splitinfer.cli.service import service_app
 from splitinfer.cli.simulation import simulate
+from splitinfer.cli.up import down, status, up
 from splitinfer.shutdown import shutdown
 
 _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Python's lock; 5 ms by default
@@ -32,6 +34,9 @@ _SWITCH = 0.0005  # seconds that a thread with a received frame may wait for Pyt
 app = typer.Typer(name="splitinfer", no_args_is_help=True, pretty_exceptions_enable=False)
 for command in (coord, chat, serve, worker, pair, discover, doctor, selftest, bench, simulate, plan):
     app.command()(command)
+for command in (up, down, status):
+    app.command(rich_help_panel="Other machines")(command)
+app.command(hidden=True)(on_host)
 app.add_typer(cache_app, name="cache")
 app.add_typer(keys_app, name="keys")
 app.add_typer(models_app, name="models")

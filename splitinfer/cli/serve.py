@@ -3,7 +3,7 @@
 import logging
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -15,6 +15,7 @@ from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
     from splitinfer.cli.draining import Draining
+    from splitinfer.llm import LLM
 
 log = logging.getLogger(__name__)
 
@@ -104,8 +105,13 @@ def serve(
             ) as said,
         ):
             log.info("%s", said)
-            while (failure := llm.health().failure) is None or shutdown.has_begun:
-                threading.Event().wait(_LOOK_EVERY)
-            raise SplitinferError(f"{failure}; start it again with the same command")
+            stay_open(llm)
 
     finish(run, options.verbose)
+
+
+def stay_open(llm: "LLM") -> NoReturn:
+    """Stay while a pipeline lives; a signal ends the process. Raises SplitinferError: the pipeline failed."""
+    while (failure := llm.health().failure) is None or shutdown.has_begun:
+        threading.Event().wait(_LOOK_EVERY)
+    raise SplitinferError(f"{failure}; start it again with the same command")

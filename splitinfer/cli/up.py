@@ -1,0 +1,296 @@
+"""`splitinfer up`, `down` and `status`: workers on other machines, over ssh."""
+
+import inspect
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splitinfer.cli.options import MaxTokens, PipelineOptions, Temp, sampling, settings_of, with_pipeline_options
+from splitinfer.cli.running import finish, set_up
+from splitinfer.core.sampling_defaults import SamplingChoice
+from splitinfer.errors import ConfigError
+from splitinfer.launch.hosts import DEFAULT_PORT
+from splitinfer.shutdown import shutdown
+
+if TYPE_CHECKING:
+    from splitinfer.core.layout import Layout
+    from splitinfer.launch.carry import Carrier
+    from splitinfer.launch.cuts import Ready
+    from splitinfer.launch.hosts import Host
+    from splitinfer.launch.remembered import Last
+    from splitinfer.launch.ssh import Ssh
+    from splitinfer.launch.steps import State, Up
+
+log = logging.getLogger(__name__)
+
+_Hosts = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="HOST", help="[NAME=][USER@]HOST[:PORT], as ssh knows it; those of the last time if none."),
+]
+_Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="The hosts of a hostfile of mlx.launch.")]
+_Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
+_ONLY_BY_UP = ("layout", "workers")  # options of a pipeline that `up` finds itself
+
+
+def _up(
+    options: PipelineOptions,
+    hosts: _Hosts = None,
+    hostfile: _Hostfile = None,
+    port: _Port = DEFAULT_PORT,
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            "--serve", min=0, max=65535, help="In place of the REPL, serve HTTP clients of this machine here."
+        ),
+    ] = None,
+    prompt: Annotated[str | None, typer.Option("--prompt", help="Answer this and end; the workers stay up.")] = None,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="End when the workers are up and the layout is written.")
+    ] = False,
+    max_tokens: MaxTokens = 512,
+    temp: Temp = None,
+) -> None:
+    """Start workers on other machines over ssh, cut the model, and chat."""
+    choice = sampling(options, temp, usual_temp=0.7 if prompt is None else 0.0, max_tokens=max_tokens)
+    set_up(options.verbose, info=serve is not None)
+
+    def run() -> int:
+        if (serve is not None) + (prompt is not None) + prepare > 1:
+            raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
+        layout = _bring_up(_meant(hosts, hostfile, port, options.model))
+        if prepare:
+            typer.echo(layout)
+            return 0
+        return _run(replace(options, layout=layout), choice, serve, prompt)
+
+    finish(run, options.verbose)
+
+
+def _without_layout() -> Any:
+    """``_up`` as a command: with the options of a pipeline but for those that it finds itself."""
+    whole = with_pipeline_options(_up)
+    signature = inspect.signature(whole)
+    left_out = {name: "" if name == "layout" else None for name in _ONLY_BY_UP if name in signature.parameters}
+
+    def up(**given: Any) -> None:
+        whole(**given, **left_out)
+
+    kept = [each for each in signature.parameters.values() if each.name not in left_out]
+    up.__doc__ = _up.__doc__
+    up.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+    up.__annotations__ = {each.name: each.annotation for each in kept}
+    return up
+
+
+up = _without_layout()
+
+
+def down(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
+    """Stop the workers that `up` from here has started; workers of others stay."""
+    set_up(verbose=False)
+    finish(lambda: _down(_known(hosts, hostfile)), verbose=False)
+
+
+def status(hosts: _Hosts = None, hostfile: _Hostfile = None) -> None:
+    """Show which workers run where: versions, memory, who started them, whom they serve."""
+    set_up(verbose=False)
+    finish(lambda: _status(_known(hosts, hostfile)), verbose=False)
+
+
+# ----- which hosts ---------------------------------------------------------------------------------
+
+
+def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tuple[Host, ...]":
+    from splitinfer.launch.hosts import from_hostfile, from_words
+    from splitinfer.launch.own import own_addresses
+    from splitinfer.launch.place import read
+
+    if hostfile is None:
+        return from_words(hosts or (), port)
+    if hosts:
+        raise ConfigError("hosts are named by words or by --hostfile; give one of them")
+    text = read(hostfile)
+    if text is None:
+        raise ConfigError(f"there is no hostfile {hostfile}")
+    return from_hostfile(text, str(hostfile), own_addresses(), port)
+
+
+def _remembered() -> "Last":
+    from splitinfer.launch.place import read, state_folder
+    from splitinfer.launch.remembered import decode
+
+    path = state_folder() / "last.json"
+    return decode(read(path), str(path))
+
+
+def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model: str | None) -> "Last":
+    from splitinfer.launch.remembered import choose
+
+    return choose(_remembered(), _named(hosts, hostfile, port), model)
+
+
+def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, ...]":
+    from splitinfer.launch.remembered import hosts_of
+
+    return hosts_of(_remembered(), _named(hosts, hostfile, DEFAULT_PORT))
+
+
+@contextmanager
+def _carrier() -> "Iterator[tuple[Carrier, Ssh]]":
+    from splitinfer.launch.carry import Carrier
+    from splitinfer.launch.own import own, own_program
+    from splitinfer.launch.ssh import Ssh
+
+    with Ssh() as ssh:
+        yield Carrier(own(), ssh.run, own_program()), ssh
+
+
+# ----- up ------------------------------------------------------------------------------------------
+
+
+def _bring_up(last: "Last") -> str:
+    """Bring all hosts up and cut the model; the layout's file. Raises ConfigError: not all are up."""
+    from splitinfer.console import errors
+    from splitinfer.launch import words
+    from splitinfer.launch.cuts import as_text
+    from splitinfer.launch.place import state_folder, write
+    from splitinfer.launch.steps import Failed, Up
+
+    began = time.monotonic()
+    with _carrier() as (carrier, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
+        states = carrier.bring_up(last.hosts, lambda state: _say(state, began))
+        ups = [each for each in states if isinstance(each, Up)]
+        ready = [_ready(each, ssh) for each in ups]
+    folder = state_folder()
+    write(folder / "last.json", last.encode())
+    failed = [each.host.name for each in states if isinstance(each, Failed)]
+    if failed:
+        raise ConfigError(words.problems(failed))
+    layout = _planned(str(last.model), ready)
+    path = folder / "layout.yaml"
+    write(path, as_text(layout))
+    _print("✓", f"{words.plan_line(layout)} ({path})", began)
+    return str(path)
+
+
+def _ready(up: "Up", ssh: "Ssh") -> "Ready":
+    from splitinfer.launch.cuts import Ready
+
+    return Ready(up.host.name, up.host.url(ssh.hostname(up.host)), up.started.key, up.started.free)
+
+
+def _planned(model: str, workers: "Sequence[Ready]") -> "Layout":
+    """The planner of `up` (``launch.cuts.Planner``): another one is put here."""
+    from splitinfer.engine.versions import machine_name
+    from splitinfer.launch.cuts import by_memory
+    from splitinfer.models.hub import open_model
+    from splitinfer.models.loader import count_layers
+    from splitinfer.models.memory import free_bytes
+
+    own = machine_name().partition(".")[0], free_bytes()
+    return by_memory(model, count_layers(open_model(model)), own, workers)
+
+
+def _say(state: "State", began: float) -> None:
+    from splitinfer.launch.steps import Failed, Looking, Starting
+    from splitinfer.launch.words import line_of
+
+    line = line_of(state)
+    if line is not None:
+        again = isinstance(state, Looking | Starting) and state.tries > 1
+        _print("✗" if isinstance(state, Failed) else "!" if again else "✓", line, began)
+
+
+def _print(mark: str, line: str, began: float | None = None) -> None:
+    from rich.markup import escape
+
+    from splitinfer.console import errors
+
+    seconds = "" if began is None else f"  [dim]{time.monotonic() - began:.1f} s[/dim]"
+    colour = {"✓": "green", "!": "yellow", "✗": "red"}.get(mark, "default")
+    errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=True)
+
+
+def _run(options: PipelineOptions, choice: SamplingChoice, port: int | None, prompt: str | None) -> int:
+    """The REPL, the server, or one answer, on the layout."""
+    from splitinfer.chat import run_chat
+    from splitinfer.cli.answer import answer
+    from splitinfer.cli.draining import open_llm
+
+    settings = settings_of(options)
+    if port is not None:
+        return _serve(options, settings, port)
+    with open_llm(options.layout, options.model, settings, shutdown) as llm:
+        sampled = choice.over(llm.recommended_sampling)
+        if prompt is None and sys.stdin.isatty():
+            return run_chat(llm, sampled, shutdown.offered_to)
+        text = sys.stdin.read() if prompt is None else prompt
+        if not text.strip():
+            raise ConfigError("there is no prompt: give --prompt TEXT, or text on standard input")
+        return answer(llm, text, sampled.params, raw=False, as_json=False, status=False)
+
+
+def _serve(options: PipelineOptions, settings: Any, port: int) -> int:
+    """The server for clients of this machine; it needs a key if the environment has one."""
+    from splitinfer.cli.draining import Draining, open_llm
+    from splitinfer.cli.serve import stay_open
+    from splitinfer.cli.serving import Access, opened_server, service_settings
+
+    access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
+    gate, servers = access.gate(), list[Draining]()
+    with (
+        open_llm(options.layout, options.model, service_settings(settings), shutdown, servers) as llm,
+        opened_server(llm, access, gate, servers, port) as said,
+    ):
+        log.info("%s", said)
+        stay_open(llm)
+
+
+# ----- down and status -----------------------------------------------------------------------------
+
+
+def _down(hosts: "Sequence[Host]") -> int:
+    from splitinfer.launch.answers import Do, Stopped
+    from splitinfer.launch.steps import sentence
+    from splitinfer.launch.words import down_lines
+
+    with _carrier() as (carrier, _):
+        answers = carrier.ask(hosts, Do.STOP)
+        for host, heard in zip(hosts, answers, strict=True):
+            if isinstance(heard, Stopped):
+                for line in down_lines(host, heard):
+                    _print("✓", line)
+            else:
+                _print("✗", sentence(heard, host, carrier.own))
+    return 0 if all(isinstance(each, Stopped) for each in answers) else 1
+
+
+def _status(hosts: "Sequence[Host]") -> int:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from splitinfer.launch.answers import Do, Seen
+    from splitinfer.launch.steps import sentence
+    from splitinfer.launch.words import COLUMNS, status_rows
+
+    with _carrier() as (carrier, _):
+        answers = carrier.ask(hosts, Do.LOOK)
+        table = Table(*COLUMNS, box=None, pad_edge=False)
+        for host, heard in zip(hosts, answers, strict=True):
+            for row in status_rows(host, heard) if isinstance(heard, Seen) else ():
+                table.add_row(*map(escape, row))
+        if table.rows:
+            Console(highlight=False).print(table)
+        for host, heard in zip(hosts, answers, strict=True):
+            if not isinstance(heard, Seen):
+                _print("✗", sentence(heard, host, carrier.own))
+    return 0 if all(isinstance(each, Seen) for each in answers) else 1

@@ -1,0 +1,134 @@
+"""Which machines are meant: by words of the command line, or by a hostfile of mlx.launch. Pure.
+
+A word is ``[NAME=][USER@]HOST[:PORT]``. HOST is what `ssh HOST` takes, so it may be an alias of ~/.ssh/config; PORT is
+the worker's, not ssh's. A host that begins with "-" would be an option to ssh, and is none.
+
+A hostfile is that of MLX (its page "Launching Distributed Programs"; ``Hostfile.from_file`` in its
+``_distributed_utils/common.py``): a list of ``{"ssh", "ips", "rdma"}``, or a mapping with that list under ``hosts``
+beside ``backend`` and ``envs``. Its first host is often the machine that reads it. Interfaces under ``rdma`` are not
+used: a layout says which links are RDMA.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from splitinfer.errors import ConfigError
+
+DEFAULT_PORT = 5577
+MOST_HOSTS = 64
+
+_WORD = re.compile(
+    r"(?:(?P<name>[A-Za-z][\w.-]*)=)?"
+    r"(?P<ssh>(?:[A-Za-z0-9_][\w.+-]*@)?(?:[A-Za-z0-9_][\w.-]*|\[[0-9A-Fa-f:.]+(?:%\w+)?\]))"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+_ADDRESS = re.compile(r"[A-Za-z0-9_][\w.-]*|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%\w+)?")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine that is to run a worker.
+
+    name: of its stage, and in what is printed. ssh: what ssh is told, ``[USER@]HOST``. address: where its worker is
+    reached, without brackets; ``None``: where ssh goes. port: its worker's.
+    """
+
+    name: str
+    ssh: str
+    address: str | None = None
+    port: int = DEFAULT_PORT
+
+    def url(self, hostname: str) -> str:
+        """The worker's address in a layout. ``hostname``: where ssh goes."""
+        at = self.address or hostname
+        return f"tcp://[{at}]:{self.port}" if ":" in at else f"tcp://{at}:{self.port}"
+
+
+def from_words(words: Iterable[str], port: int = DEFAULT_PORT) -> tuple[Host, ...]:
+    """Hosts from the words of a command line. Raises ConfigError: a word is none, or two are the same.
+
+    >>> [(each.name, each.ssh, each.port) for each in from_words(["mini.local", "air=eve@10.0.0.3:7000"])]
+    [('mini', 'mini.local', 5577), ('air', 'eve@10.0.0.3', 7000)]
+    """
+    return _named(_host(word, port) for word in words)
+
+
+def _host(word: str, port: int) -> Host:
+    match = _WORD.fullmatch(word)
+    number = port if match is None or match["port"] is None else int(match["port"])
+    if match is None or not 1 <= number <= 65535:
+        raise ConfigError(
+            f"{word!r:.100} is no host: write [NAME=][USER@]HOST[:PORT], HOST as ssh knows it, PORT the worker's"
+        )
+    ssh = match["ssh"].replace("[", "").replace("]", "")  # ssh takes an IPv6 address without brackets
+    return Host(match["name"] or "", ssh, None, number)
+
+
+def from_hostfile(text: str, where: str, own: Collection[str], port: int = DEFAULT_PORT) -> tuple[Host, ...]:
+    """Hosts of a hostfile, without this machine.
+
+    ``where``: the file, for messages. ``own``: this machine's names and addresses.
+
+    Raises:
+        ConfigError: it is no hostfile, or names no other machine.
+    """
+    try:
+        read = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{where} is no JSON: {error}") from error
+    entries = read.get("hosts") if isinstance(read, dict) else read
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f'{where} is no hostfile: it needs a list of {{"ssh": ..., "ips": [...]}}')
+    hosts = [_entry(entry, f"host {number} of {where}", port) for number, entry in enumerate(entries, 1)]
+    others = [each for each in hosts if not _is_own(each, own)]
+    if not others:
+        raise ConfigError(f"{where} names no machine but this one")
+    return _named(others)
+
+
+def _entry(entry: Any, where: str, port: int) -> Host:
+    ssh = entry.get("ssh") if isinstance(entry, dict) else None
+    if not isinstance(ssh, str) or (match := _WORD.fullmatch(ssh)) is None or match["name"] or match["port"]:
+        raise ConfigError(f"{where} has no name for ssh")
+    ips = entry.get("ips") or []
+    if not isinstance(ips, list) or not all(isinstance(ip, str) and _ADDRESS.fullmatch(ip) for ip in ips):
+        raise ConfigError(f"'ips' of {where} is no list of addresses")
+    return replace(_host(ssh, port), address=ips[0] if ips else None)
+
+
+def _is_own(host: Host, own: Collection[str]) -> bool:
+    names = {each.lower() for each in own} | set(_LOOPBACK)
+    return host.ssh.rpartition("@")[2].lower() in names or (host.address or "").lower() in names
+
+
+def _named(hosts: Iterable[Host]) -> tuple[Host, ...]:
+    """The hosts, each with a name of its own. Raises ConfigError: two are the same place, or there are too many."""
+    found: list[Host] = []
+    for host in hosts:
+        if any((each.ssh, each.port) == (host.ssh, host.port) for each in found):
+            raise ConfigError(f"{host.ssh} is named twice")
+        if host.name and any(each.name == host.name for each in found):
+            raise ConfigError(f"two hosts are named {host.name}")
+        found.append(host if host.name else replace(host, name=_free(_short(host.ssh), found)))
+    if len(found) > MOST_HOSTS:
+        raise ConfigError(f"{len(found)} hosts are more than the {MOST_HOSTS} that there can be")
+    return tuple(found)
+
+
+def _short(ssh: str) -> str:
+    """The first part of a host's name; an address stays whole."""
+    host = ssh.rpartition("@")[2]
+    first = host.partition(".")[0]
+    return first if first[:1].isalpha() and ":" not in host else host
+
+
+def _free(name: str, taken: Sequence[Host]) -> str:
+    count, found = 1, name
+    while any(each.name == found for each in taken):
+        count += 1
+        found = f"{name}-{count}"
+    return found

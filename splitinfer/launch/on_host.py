@@ -1,0 +1,279 @@
+"""The side of `up` that runs on the other machine: looks, starts a worker, stops one. `splitinfer on-host` calls it.
+
+What runs is read from the list of processes each time; records only say who had what started. One of a user's
+processes starts or stops at a time (``place.locked``), so two `up` of two machines get one worker and not two.
+"""
+
+import contextlib
+import getpass
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from splitinfer.errors import ConfigError
+from splitinfer.keyring import Keyring
+from splitinfer.launch import processes
+from splitinfer.launch.answers import (
+    Answer,
+    Do,
+    Found,
+    How,
+    Refusal,
+    Request,
+    Seen,
+    Started,
+    Stopped,
+    Theirs,
+    Why,
+    plain,
+)
+from splitinfer.launch.place import locked, read, state_folder, write
+from splitinfer.launch.workers import (
+    Command,
+    Process,
+    Record,
+    command_of,
+    decode,
+    holds,
+    others_workers,
+    own_workers,
+)
+from splitinfer.models.memory import free_bytes
+from splitinfer.service.definition import WORKER
+from splitinfer.service.managers import Manager, manager_of
+from splitinfer.service.place import here as service_place
+
+_START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and busy machine
+_STOP_SECONDS = 10.0  # a worker ends within three
+_POLL = 0.05
+_WAITS, _IN_USE = " waits at ", " is in use"  # what a worker logs
+_LOG_BYTES = 2**16
+
+
+never_awaited: list["subprocess.Popen[bytes]"] = []  # workers outlive the process that starts them
+
+
+def _worker_service() -> Manager | None:
+    """The manager of this user's worker service; ``None`` where there can be none."""
+    try:
+        return manager_of(WORKER, service_place())
+    except ConfigError:  # root, or a system without services
+        return None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, as what is started and stopped on it."""
+
+    folder: Path = field(default_factory=state_folder)
+    keyring: Keyring = field(default_factory=Keyring)
+    processes: Callable[[], list[Process]] = processes.processes
+    manager: Callable[[], Manager | None] = _worker_service
+
+    def record(self, port: int) -> Record | None:
+        return decode(read(self.folder / f"worker-{port}.json"))
+
+    def log(self, port: int) -> Path:
+        return self.folder / f"worker-{port}.log"
+
+
+def carry_out(request: Request, program: tuple[str, ...], machine: Machine | None = None) -> Answer:
+    """Do what a request of the same version asks; every failure is an answer. ``program``: the words of the command
+    that runs."""
+    machine = machine or Machine()
+    try:
+        match request.do:
+            case Do.LOOK:
+                return look(request, program, machine)
+            case Do.START:
+                with locked(machine.folder):
+                    return start(request, machine)
+            case Do.STOP:
+                with locked(machine.folder):
+                    return stop(request, machine)
+    except (ConfigError, OSError, psutil.Error) as error:
+        return Refusal(Why.ERROR, str(error))
+
+
+def look(request: Request, program: tuple[str, ...], machine: Machine) -> Seen:
+    """What is here."""
+    running = machine.processes()
+    return Seen(
+        request.versions,
+        program,
+        getpass.getuser(),
+        platform.node(),
+        f"macOS {platform.mac_ver()[0]}" if sys.platform == "darwin" else platform.system(),
+        free_bytes(),
+        int(psutil.virtual_memory().total),
+        _found(request, machine, running),
+        tuple(Theirs(user, port) for port, user in others_workers(running).items() if port),
+    )
+
+
+def _found(request: Request, machine: Machine, running: list[Process]) -> tuple[Found, ...]:
+    service = _service_pid(machine)
+    workers = own_workers(running)
+    return tuple(_as_found(request, machine, each, port, service) for port, (each, _) in workers.items() if port)
+
+
+def _as_found(request: Request, machine: Machine, process: Process, port: int, service: int | None) -> Found:
+    record = machine.record(port)
+    is_of_up = holds(record, process)
+    how = How.UP if is_of_up else How.SERVICE if process.pid == service else How.HAND
+    by, is_own = (record.by, record.key == request.key) if record is not None and is_of_up else ("", False)
+    seconds = max(0.0, time.time() - process.started)
+    memory, peers = processes.memory_of(process.pid), processes.peers_of(process.pid, port)
+    return Found(port, process.pid, how, by, is_own, memory, seconds, peers)
+
+
+def _service_pid(machine: Machine) -> int | None:
+    manager = machine.manager()
+    return None if manager is None or not manager.file.exists() else manager.state().pid
+
+
+# ----- starting ------------------------------------------------------------------------------------
+
+
+def start(request: Request, machine: Machine) -> Started | Refusal:
+    """Find the worker at the port, or start one; then it admits the machine that asks."""
+    running = machine.processes()
+    there = own_workers(running).get(request.port)
+    if there is not None:
+        process, command = there
+        reason = _unfit(request, machine, process, command)
+        if reason is None:
+            return _ready(request, machine, process, is_new=False)
+        if reason is not Why.OLD or not _was_started_for(request, machine, process):
+            return Refusal(reason)
+        processes.end(process.pid, _STOP_SECONDS)
+    elif (user := others_workers(running).get(request.port)) is not None:
+        return Refusal(Why.OTHER_USER, user)
+    _admit(request, machine)
+    if _start_service(request, machine):
+        return _started(request, machine)
+    return _spawn(request, machine)
+
+
+def _unfit(request: Request, machine: Machine, process: Process, command: Command) -> Why | None:
+    """Why a worker that runs cannot be used; ``None``: it can."""
+    if command.is_loopback:
+        return Why.LOOPBACK
+    if command.is_insecure:
+        return Why.INSECURE
+    record = machine.record(command.port)
+    if record is not None and holds(record, process) and record.versions != request.versions:
+        return Why.OLD
+    return None
+
+
+def _was_started_for(request: Request, machine: Machine, process: Process) -> bool:
+    record = machine.record(request.port)
+    return record is not None and holds(record, process) and record.key == request.key
+
+
+def _admit(request: Request, machine: Machine) -> None:
+    if not machine.keyring.admits(request.key):
+        machine.keyring.admit(request.key, plain(request.by, 60))
+
+
+def _ready(request: Request, machine: Machine, process: Process, *, is_new: bool) -> Started:
+    _admit(request, machine)
+    found = _as_found(request, machine, process, request.port, _service_pid(machine))
+    log = str(machine.log(request.port)) if found.how is How.UP else ""
+    return Started(machine.keyring.own().public, found, is_new, log, free_bytes())
+
+
+def _start_service(request: Request, machine: Machine) -> bool:
+    """Start the worker service if one is installed for this port and does not run; whether it was."""
+    manager = machine.manager()
+    if manager is None or not manager.file.exists():
+        return False
+    installed = manager.read(manager.file.read_bytes())
+    command = None if installed is None else command_of(installed.command)
+    if command is None or command.port != request.port or command.is_loopback or command.is_insecure:
+        return False
+    manager.start()
+    return True
+
+
+def _started(request: Request, machine: Machine) -> Started | Refusal:
+    """Wait until the service's worker is there."""
+    give_up = time.monotonic() + _START_SECONDS
+    while time.monotonic() < give_up:
+        there = own_workers(machine.processes()).get(request.port)
+        if there is not None and processes.listens(there[0].pid, request.port):
+            return _ready(request, machine, there[0], is_new=True)
+        time.sleep(_POLL)
+    return Refusal(Why.ERROR, f"the service was started, but no worker came up at port {request.port}")
+
+
+def _spawn(request: Request, machine: Machine) -> Started | Refusal:
+    """Start a worker that outlives this process and its ssh."""
+    path = machine.log(request.port)
+    command = [sys.executable, "-m", "splitinfer", "worker", "--host", "0.0.0.0", "--port", str(request.port),
+               "--name", plain(request.name, 60)]  # fmt: skip
+    with path.open("ab") as log:
+        os.fchmod(log.fileno(), 0o600)
+        began = log.tell()
+        worker = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True
+        )
+    made = Record(
+        worker.pid, processes.start_of(worker.pid), request.port, request.key, plain(request.by, 60), request.versions
+    )
+    write(machine.folder / f"worker-{request.port}.json", made.encode())
+    never_awaited.append(worker)
+    if not _comes_up(worker, path, began):
+        return _why_ended(request, _tail(path, began))
+    process = Process(worker.pid, getpass.getuser(), True, tuple(command), made.started)
+    return _ready(request, machine, process, is_new=True)
+
+
+def _comes_up(worker: "subprocess.Popen[bytes]", log: Path, began: int) -> bool:
+    """Wait until a worker listens; false if it ends instead, or takes too long, and is ended."""
+    give_up = time.monotonic() + _START_SECONDS
+    while time.monotonic() < give_up:
+        has_ended = worker.poll() is not None  # before the log is read: it may say so and end in between
+        if _WAITS in _tail(log, began):
+            return True
+        if has_ended:
+            return False
+        time.sleep(_POLL)
+    worker.kill()
+    worker.wait()
+    return False
+
+
+def _why_ended(request: Request, said: str) -> Refusal:
+    if _IN_USE in said:
+        return Refusal(Why.TAKEN, processes.listener_on(request.port))
+    lines = [line for line in said.splitlines() if line.strip()]
+    return Refusal(Why.ENDED, plain(lines[-1]) if lines else "it said nothing")
+
+
+def _tail(log: Path, began: int) -> str:
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(began, log.stat().st_size - _LOG_BYTES))
+        return file.read().decode(errors="replace")
+    return ""
+
+
+# ----- stopping ------------------------------------------------------------------------------------
+
+
+def stop(request: Request, machine: Machine) -> Stopped:
+    """Stop the workers that `up` has started for the machine that asks, and no others."""
+    found = _found(request, machine, machine.processes())
+    for worker in found:
+        if worker.is_own:
+            processes.end(worker.pid, _STOP_SECONDS)
+            (machine.folder / f"worker-{worker.port}.json").unlink(missing_ok=True)
+    return Stopped(tuple(each for each in found if each.is_own), tuple(each for each in found if not each.is_own))

@@ -1,0 +1,107 @@
+"""Runs OpenSSH's `ssh`: scripts on a machine, and where ssh would go.
+
+Options (ssh_config(5), OpenSSH 9.2):
+
+    BatchMode=yes                   it asks nothing: no password, no passphrase, no question about a host key
+    StrictHostKeyChecking=yes       an unknown host key is refused, a changed one too, whatever ~/.ssh/config says
+    ConnectTimeout, ServerAlive*    a machine that is gone is noticed in 10 to 15 s
+    ControlMaster=auto, ...Persist  the second request of a machine needs no second login; it ends with ``close``
+    ClearAllForwardings, -a, -x     nothing of this machine is lent to the other
+    RemoteCommand=none, -T          what ~/.ssh/config would run there instead
+
+The control socket lies in a folder that only this user can enter, with a short path: a socket's name has 104 bytes on
+macOS (sys/un.h), ssh adds 17, and $TMPDIR has about 50 there. Output goes to files: the connection that stays in the
+background may keep what was its standard error open, and a pipe would be waited for.
+"""
+
+import contextlib
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from splitinfer import cleanup
+from splitinfer.launch.hosts import Host
+from splitinfer.launch.ssh_errors import NO_SSH, OWN_FAILURE, TIMED_OUT, Ended
+
+CONNECT_SECONDS = 10
+ANSWER_SECONDS = 240.0  # for one request: a worker may take two minutes to come up
+_MOST_BYTES = 2**20  # of an answer
+_RESOLVE_SECONDS = 15.0
+
+_HOSTNAME = re.compile(r"^hostname (\S+)$", re.MULTILINE)
+
+OPTIONS = (
+    "-T", "-a", "-x",
+    "-o", "BatchMode=yes",
+    "-o", "StrictHostKeyChecking=yes",
+    "-o", f"ConnectTimeout={CONNECT_SECONDS}",
+    "-o", "ServerAliveInterval=5",
+    "-o", "ServerAliveCountMax=3",
+    "-o", "ClearAllForwardings=yes",
+    "-o", "PermitLocalCommand=no",
+    "-o", "RemoteCommand=none",
+)  # fmt: skip
+
+
+class Ssh:
+    """Connections to machines. ``program``: the `ssh` to run. May be used from several threads; ``close`` ends them."""
+
+    def __init__(self, program: Sequence[str] = ("ssh",)) -> None:
+        self._program = tuple(program)
+        self._stack = contextlib.ExitStack()
+        self._folder = Path(self._stack.enter_context(cleanup.temporary_folder("splitinfer-", "/tmp")))
+        self._used: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def run(self, host: Host, script: str, seconds: float = ANSWER_SECONDS) -> Ended:
+        """Run a script of /bin/sh on a machine, at most for ``seconds``."""
+        self._used.add(host.ssh)
+        return self._run((*self._command(), "-o", "ControlPersist=60", "--", host.ssh, "/bin/sh -s"), script, seconds)
+
+    def hostname(self, host: Host) -> str:
+        """The name or address that ssh connects to: another one than ``host.ssh`` where ~/.ssh/config has an alias."""
+        ended = self._run((*self._program, "-G", "--", host.ssh), "", _RESOLVE_SECONDS)
+        match = _HOSTNAME.search(ended.output)
+        return match[1] if match and ended.code == 0 else host.ssh.rpartition("@")[2]
+
+    def close(self) -> None:
+        """End the connections that are kept. What they started goes on."""
+        for host in self._used:
+            self._run((*self._command(), "-O", "exit", "--", host), "", _RESOLVE_SECONDS)
+        self._used = set()
+        self._stack.close()
+
+    def _command(self) -> tuple[str, ...]:
+        socket = f"ControlPath={self._folder}/%C"
+        return (*self._program, *OPTIONS, "-o", "ControlMaster=auto", "-o", socket)
+
+    def _run(self, command: Sequence[str], text: str, seconds: float) -> Ended:
+        with contextlib.ExitStack() as stack:
+            given, said, complained = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(text.encode())
+            given.seek(0)
+            try:
+                child = cleanup.start(command, stdin=given, stdout=said, stderr=complained)
+            except OSError as error:
+                return Ended(NO_SSH if isinstance(error, FileNotFoundError) else OWN_FAILURE, "", str(error))
+            try:
+                code = child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                code = TIMED_OUT
+            return Ended(code if code >= 0 else OWN_FAILURE, _content(said), _content(complained))
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(_MOST_BYTES).decode(errors="replace")

@@ -1,0 +1,386 @@
+"""What runs on a machine, what is found and started there; cuts by memory; the script of /bin/sh on made-up homes."""
+
+import dataclasses
+import inspect
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from splitinfer.cli import serve_worker
+from splitinfer.config import Layout
+from splitinfer.errors import ConfigError, LayoutError
+from splitinfer.keyring import Keyring
+from splitinfer.launch import on_host, processes
+from splitinfer.launch.answers import Do, How, Refusal, Request, Seen, Started, Stopped, Why
+from splitinfer.launch.cuts import Ready, as_text, by_memory, shares
+from splitinfer.launch.on_host import Machine, carry_out
+from splitinfer.launch.place import write
+from splitinfer.launch.script import script
+from splitinfer.launch.workers import Command, Process, Record, command_of, decode, from_ps, others_workers, own_workers
+from splitinfer.wire.messages import Versions
+from transports import LinkOptions
+
+VERSIONS = Versions(11, "0.1.0", "0.32.4", "0.32.2")
+STUDIO, AIR = "ab" * 32, "cd" * 32
+START = Request(Do.START, VERSIONS, STUDIO, "studio", 5577, "mini")
+STOP = dataclasses.replace(START, do=Do.STOP)
+PYTHON = ("/x/bin/python3", "-m", "splitinfer", "worker")
+
+
+# ----- processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("/x/python -m splitinfer worker --host 0.0.0.0 --port 7000", Command("0.0.0.0", 7000)),
+        ("/home/eve/.local/bin/splitinfer worker", Command()),
+        ("/x/python /x/bin/splitinfer worker --insecure --host=::", Command("::", 5577, True)),
+        ("/x/python -m splitinfer worker --name a --child", None),
+        ("/x/python -m splitinfer coord --layout worker", None),
+        ("vim splitinfer worker.py", None),
+        ("grep -r splitinfer worker", None),
+        ("less /var/log/splitinfer worker", None),
+        ("splitinfer", None),
+        ("", None),
+        ("splitinfer worker --port x", Command(port=0)),
+    ],
+)
+def test_which_command_lines_are_workers(line: str, command: Command | None):
+    if line.startswith("less"):
+        line = "sh less /var/log/splitinfer worker"
+    assert command_of(line.split()) == command
+
+
+def test_loopback_is_this_machine_only():
+    assert [Command(host).is_loopback for host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "10.0.0.1")] == [
+        True, True, True, False, False, False,
+    ]  # fmt: skip
+
+
+def test_workers_by_whose_they_are():
+    both = [
+        Process(1, "eve", True, PYTHON),
+        Process(2, "anna", False, (*PYTHON, "--port", "5578")),
+        Process(3, "eve", True, ("vi",)),
+    ]
+    assert list(own_workers(both)) == [5577]
+    assert others_workers(both) == {5578: "anna"}
+    assert from_ps("x\n 9\n 12 /x/splitinfer worker\n") == {12: ("/x/splitinfer", "worker")}
+
+
+def test_records_come_back_as_they_were():
+    record = Record(7, 12.5, 5577, STUDIO, "studio", VERSIONS)
+    assert decode(record.encode()) == record
+    assert decode(None) is decode("{") is decode('{"pid": 1}') is None
+
+
+# ----- starting and stopping -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def sleeper() -> Iterator[Callable[[], int]]:
+    """Starts a process that only waits, in place of a worker; gives its id."""
+    made = list[subprocess.Popen[bytes]]()
+
+    def start() -> int:
+        made.append(subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]))
+        return made[-1].pid
+
+    yield start
+    for each in made:
+        each.kill()
+        each.wait()
+
+
+@dataclasses.dataclass
+class Place:
+    """A machine whose processes are a list."""
+
+    machine: Machine
+    running: list[Process]
+
+    def runs(self, process: Process, key: str = "", versions: Versions = VERSIONS) -> None:
+        self.running.append(process)
+        if key:
+            port = command_of(process.words).port  # type: ignore[union-attr]
+            record = Record(process.pid, process.started, port, key, {STUDIO: "studio", AIR: "air"}[key], versions)
+            write(self.machine.folder / f"worker-{port}.json", record.encode())
+
+    def admits(self, key: str) -> bool:
+        return self.machine.keyring.admits(key)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    running = list[Process]()
+    ended = list[int]()
+
+    def end(pid: int, _patience: float) -> None:
+        ended.append(pid)
+        running[:] = [each for each in running if each.pid != pid]
+
+    monkeypatch.setattr("splitinfer.launch.processes.end", end)
+    machine = Machine(tmp_path / "up", Keyring(tmp_path / "keys"), lambda: list(running), lambda: None)
+    return Place(machine, running)
+
+
+def worker(pid: int = 7, *options: str, user: str = "") -> Process:
+    return Process(pid, user or "eve", not user, (*PYTHON, *(options or ("--host", "0.0.0.0"))), 100.0)
+
+
+def test_a_worker_that_runs_is_found_and_admits_who_asks(place: Place):
+    place.runs(worker(), AIR)
+    found = carry_out(START, (), place.machine)
+    assert isinstance(found, Started)
+    assert not found.is_new
+    assert (found.worker.how, found.worker.by, found.worker.is_own) == (How.UP, "air", False)
+    assert found.key == place.machine.keyring.own().public
+    assert place.admits(STUDIO)
+
+
+def test_a_worker_without_a_record_was_started_by_hand(place: Place):
+    place.runs(worker())
+    write(place.machine.folder / "worker-5577.json", Record(7, 50.0, 5577, STUDIO, "studio", VERSIONS).encode())
+    found = carry_out(START, (), place.machine)
+    assert isinstance(found, Started)
+    assert (found.worker.how, found.worker.is_own) == (How.HAND, False), "a number that is used again is another worker"
+    stopped = carry_out(STOP, (), place.machine)
+    assert isinstance(stopped, Stopped)
+    assert not stopped.stopped
+    assert len(place.running) == 1
+
+
+@pytest.mark.parametrize(
+    ("process", "why"),
+    [
+        (worker(7, "--host", "127.0.0.1"), Why.LOOPBACK),
+        (worker(7, "--insecure", "--host", "0.0.0.0"), Why.INSECURE),
+        (worker(user="anna"), Why.OTHER_USER),
+    ],
+)
+def test_a_worker_that_cannot_be_used_is_left_alone(place: Place, process: Process, why: Why):
+    place.runs(process)
+    assert carry_out(START, (), place.machine) == Refusal(why, process.user if why is Why.OTHER_USER else "")
+    assert place.running == [process]
+    assert not place.admits(STUDIO)
+
+
+def test_a_worker_of_another_version_is_replaced_by_whose_it_is(place: Place, monkeypatch: pytest.MonkeyPatch):
+    place.runs(worker(), AIR, dataclasses.replace(VERSIONS, splitinfer="0.0.9"))
+    assert carry_out(START, (), place.machine) == Refusal(Why.OLD)
+    assert len(place.running) == 1
+    place.running.clear()
+    place.runs(worker(), STUDIO, dataclasses.replace(VERSIONS, splitinfer="0.0.9"))
+    monkeypatch.setattr(on_host, "_spawn", lambda *_: Refusal(Why.ENDED, "made up"))
+    assert carry_out(START, (), place.machine) == Refusal(Why.ENDED, "made up")
+    assert not place.running
+
+
+def test_down_stops_what_up_has_started_and_nothing_else(place: Place):
+    place.runs(worker(7), STUDIO)
+    place.runs(worker(8, "--host", "0.0.0.0", "--port", "5578"), AIR)
+    place.runs(worker(9, "--host", "0.0.0.0", "--port", "5579"))
+    place.runs(worker(10, "--port", "5580", user="anna"))
+    done = carry_out(STOP, (), place.machine)
+    assert isinstance(done, Stopped)
+    assert [each.port for each in done.stopped] == [5577]
+    assert [(each.port, each.how) for each in done.left] == [(5578, How.UP), (5579, How.HAND)]
+    assert [each.pid for each in place.running] == [8, 9, 10]
+
+
+def test_a_look_shows_all_and_changes_nothing(place: Place):
+    place.runs(worker(), STUDIO)
+    place.runs(worker(8, "--port", "5578", user="anna"))
+    seen = carry_out(dataclasses.replace(START, do=Do.LOOK), ("/x/splitinfer",), place.machine)
+    assert isinstance(seen, Seen)
+    assert seen.program == ("/x/splitinfer",)
+    assert [each.is_own for each in seen.workers] == [True]
+    assert [(each.user, each.port) for each in seen.theirs] == [("anna", 5578)]
+    assert not place.admits(STUDIO)
+    assert 0 < seen.free <= seen.total
+
+
+def test_a_failure_is_an_answer(place: Place):
+    broken = dataclasses.replace(place.machine, folder=Path("/dev/null/up"))
+    assert isinstance(carry_out(START, (), broken), Refusal)
+
+
+def test_what_is_started_outlives_its_starter(place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A stand-in for a worker, which says what one says and then waits, in a session of its own."""
+    code = "import signal; print('worker mini waits at tcp://0.0.0.0:5577', flush=True); signal.pause()"
+    stand_in(monkeypatch, tmp_path, code)
+    started = carry_out(START, (), place.machine)
+    assert isinstance(started, Started)
+    try:
+        assert started.is_new
+        assert started.worker.is_own
+        assert os.getsid(started.worker.pid) == started.worker.pid
+        assert place.admits(STUDIO)
+        record = place.machine.record(5577)
+        assert record is not None
+        assert (record.pid, record.key) == (started.worker.pid, STUDIO)
+        assert Path(started.log).stat().st_mode & 0o777 == 0o600
+    finally:
+        os.kill(started.worker.pid, signal.SIGKILL)
+        on_host.never_awaited.pop().wait()
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ("12:00:00 up\\nsplitinfer: no such model", Refusal(Why.ENDED, "splitinfer: no such model")),
+        ("splitinfer: tcp://0.0.0.0:5577 is in use; is a worker running already?", Refusal(Why.TAKEN, "")),
+        ("", Refusal(Why.ENDED, "it said nothing")),
+    ],
+)
+def test_a_worker_that_ends_at_once_says_why(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, answer: Refusal
+):
+    stand_in(monkeypatch, tmp_path, f"import sys; sys.stderr.write({said!r}.replace('\\\\n', chr(10)))")
+    monkeypatch.setattr("splitinfer.launch.processes.listener_on", lambda _port: "")
+    place.machine.folder.mkdir(parents=True)
+    place.machine.log(5577).write_text("of an earlier worker: waits at tcp://0.0.0.0:5577\n")
+    assert carry_out(START, (), place.machine) == answer
+
+
+def test_the_log_says_what_is_looked_for():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(ConfigError, match=on_host._IN_USE):
+            serve_worker._listen(f"rdma://127.0.0.1:{taken.getsockname()[1]}", LinkOptions())
+    assert f"worker %s{on_host._WAITS}%s" in inspect.getsource(serve_worker.serve)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
+    """Let workers be this code, in a Python that starts quickly."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S -c "$(cat {tmp_path}/code)"\n')
+    (tmp_path / "code").write_text(code)
+    program.chmod(0o755)
+    monkeypatch.setattr(on_host.sys, "executable", str(program))
+
+
+@pytest.mark.parametrize("is_awaited", [True, False], ids=["awaited", "a zombie"])
+def test_a_process_is_ended_also_where_nobody_takes_note(is_awaited: bool, sleeper: Callable[[], int]):
+    pid = sleeper()
+    process = psutil.Process(pid)
+    if is_awaited:
+        threading.Thread(target=os.waitpid, args=(pid, 0), daemon=True).start()
+    processes.end(pid, 60.0)
+    assert not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    processes.end(pid, 60.0)
+
+
+# ----- the script ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+def install(path: Path, code: int = 0, version: str = "") -> None:
+    """A program that prints how it was called, and ends with a code."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = f'#!/bin/sh\n[ "$1" = version ] && {{ echo "{version}"; exit 0; }}\ncat\n'
+    text += f'printf "%s\\n" "$3 $4 by $5"\nexit {code}\n'
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def run(home: Path, text: str) -> list[str]:
+    """What the script prints for a user whose PATH has the system's programs alone."""
+    done = subprocess.run(
+        ["/bin/sh", "-s"], input=text, env={"HOME": str(home), "PATH": "/nowhere:/usr/bin:/bin"}, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+REQUEST = """{"by": "eve's \\"Mac\\" $HOME `reboot` \\\\", "x": "*"}"""
+
+
+def test_the_script_finds_programs_that_are_not_on_the_path(home: Path):
+    program = home / ".local/bin/splitinfer"
+    install(program)
+    assert run(home, script("@m", REQUEST)) == [f"@m {REQUEST} by {program}"]
+
+
+def test_the_script_looks_on_behind_another_version(home: Path):
+    install(home / ".local/bin/splitinfer", 3)
+    program = home / "my src/.venv/bin/splitinfer"
+    install(program)
+    lines = run(home, script("@m", "{}", (), "/Users/eve/my src/.venv/bin/splitinfer", "/Users/eve"))
+    assert lines == [f"@m {{}} by {home}/.local/bin/splitinfer", f"@m {{}} by {program}"]
+
+
+def test_the_script_says_what_did_not_run_and_which_version_it_is(home: Path):
+    program = home / ".local/bin/splitinfer"
+    install(program, 2, "splitinfer 0.0.1, protocol 3")
+    lines = run(home, script("@m", "{}"))
+    assert lines[1:3] == [f"@m failed 2 {program}", "@m version splitinfer 0.0.1, protocol 3"]
+    assert lines[-1] == "@m none"
+
+
+def test_the_script_begins_with_what_answered_before(home: Path):
+    install(home / ".local/bin/splitinfer")
+    other = home / "o'ther/splitinfer"
+    install(other)
+    assert run(home, script("@m", "{}", (str(other),))) == [f"@m {{}} by {other}"]
+
+
+def test_the_script_asks_a_python_that_has_it(home: Path):
+    python = home / "bin/python3"
+    install(python)
+    text = (
+        python.read_text().replace("cat\n", '[ "$1" = -c ] && exit 0\n').replace('"$3 $4 by $5"', '"$5 $6 by $7 $8 $9"')
+    )
+    python.write_text(text)
+    done = script("@m", "{}").replace("main() {", f"PATH={home}/bin:$PATH\nmain() {{", 1)
+    assert run(home, done)[0] == f"@m {{}} by {python} -m splitinfer"
+
+
+def test_the_script_finds_nothing(home: Path):
+    assert run(home, script("@m", "{}", (), "/a place/that is/not there"))[-1] == "@m none"
+
+
+# ----- cuts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [[1, 1], [10**12, 1], [0, 0, 0], [5, 3, 2], [-1, 4], [1] * 12])
+def test_every_layer_is_somewhere(weights: list[int]):
+    for total in (len(weights), 13, 66):
+        found = shares(total, weights)
+        assert sum(found) == total
+        assert min(found) >= 1
+
+
+def test_layers_go_where_memory_is():
+    assert shares(32, [190, 10]) == [30, 2]
+    workers = [Ready("mini", "tcp://mini.local:5577", STUDIO, 24), Ready("air", "tcp://[fe80::1%en5]:5578", AIR, 8)]
+    layout = by_memory("demo", 10, ("studio", 48), workers)
+    assert [(each.name, each.num_layers) for each in layout.stages] == [("studio", 6), ("mini", 3), ("air", 1)]
+    again = Layout.from_dict(yaml.safe_load(as_text(layout)))
+    assert (again.stages, again.model) == (layout.stages, "demo")
+    twin = by_memory("demo", 10, ("mini", 48), workers)
+    assert twin.stages[0].name == "mini (coordinator)"
+    with pytest.raises(LayoutError, match="too few for 3 machines"):
+        by_memory("demo", 2, ("studio", 48), workers)
+
+
+def test_files_that_cannot_be_written_are_said(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be made"):
+        write(tmp_path / "file" / "up" / "last.json", "")

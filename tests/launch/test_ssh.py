@@ -1,0 +1,84 @@
+"""How ssh is run: with a stand-in for the program, which writes down what it was given."""
+
+import shlex
+import stat
+from pathlib import Path
+
+import pytest
+
+from splitinfer.launch.hosts import Host
+from splitinfer.launch.ssh import Ssh
+from splitinfer.launch.ssh_errors import NO_SSH, OWN_FAILURE, TIMED_OUT
+
+MINI = Host("mini", "eve@mini.local")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """Writes its words to ``said``, answers what it reads, and does what ``does`` holds."""
+    path = tmp_path / "ssh"
+    does = shlex.quote(str(tmp_path / "does"))
+    said = shlex.quote(str(tmp_path / "said"))
+    path.write_text(f'#!/bin/sh\necho "$@" >> {said}\n[ -f {does} ] && . {does}\nexec cat\n')
+    path.chmod(0o755)
+    return path
+
+
+def test_nothing_is_asked_accepted_or_lent(program: Path, tmp_path: Path):
+    with Ssh([str(program)]) as ssh:
+        ended = ssh.run(MINI, "main\n")
+    assert (ended.code, ended.output, ended.complaints) == (0, "main\n", "")
+    line, closing = (tmp_path / "said").read_text().splitlines()
+    for option in (
+        "BatchMode=yes",
+        "StrictHostKeyChecking=yes",
+        "ClearAllForwardings=yes",
+        "RemoteCommand=none",
+        "-a -x",
+    ):
+        assert option in line
+    assert line.endswith("-- eve@mini.local /bin/sh -s")
+    assert closing.endswith("-O exit -- eve@mini.local")
+
+
+def test_the_control_socket_is_the_users_alone_and_short(program: Path, tmp_path: Path):
+    with Ssh([str(program)]) as ssh:
+        ssh.run(MINI, "")
+        line = (tmp_path / "said").read_text()
+        path = Path(line.partition("ControlPath=")[2].split()[0])
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert len(str(path.parent)) + 1 + 40 + 17 < 104  # %C is 40 digits, and ssh adds 17 characters for a moment
+    assert not path.parent.exists()
+
+
+@pytest.mark.parametrize(
+    ("does", "code"),
+    [("exit 255", OWN_FAILURE), ("exit 3", 3), ("kill -9 $$", OWN_FAILURE), ("exec sleep 600", TIMED_OUT)],
+)
+def test_how_it_ends(program: Path, tmp_path: Path, does: str, code: int):
+    (tmp_path / "does").write_text(f"echo out; echo err >&2; {does}\n")
+    with Ssh([str(program)]) as ssh:
+        ended = ssh.run(MINI, "", seconds=60.0 if code != TIMED_OUT else 0.3)
+        (tmp_path / "does").unlink()
+    assert ended.code == code
+    if code != TIMED_OUT:  # a process that is slow to start has said nothing yet
+        assert (ended.output, ended.complaints) == ("out\n", "err\n")
+
+
+def test_there_is_no_ssh(tmp_path: Path):
+    with Ssh([str(tmp_path / "none")]) as ssh:
+        assert ssh.run(MINI, "").code == NO_SSH
+        assert ssh.hostname(MINI) == "mini.local"
+
+
+def test_a_flood_is_cut_off(program: Path, tmp_path: Path):
+    (tmp_path / "does").write_text("head -c 3000000 /dev/zero; exit 0\n")
+    with Ssh([str(program)]) as ssh:
+        assert len(ssh.run(MINI, "").output) == 2**20
+
+
+def test_where_an_alias_leads(program: Path, tmp_path: Path):
+    (tmp_path / "does").write_text("printf 'user eve\\nhostname 10.0.0.7\\nport 22\\n'; exit 0\n")
+    with Ssh([str(program)]) as ssh:
+        assert ssh.hostname(MINI) == "10.0.0.7"
+    assert "-G -- eve@mini.local" in (tmp_path / "said").read_text()

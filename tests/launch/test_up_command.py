@@ -1,0 +1,150 @@
+"""`splitinfer up`, `down`, `status` and `on-host`, between the command line and machines that are made up."""
+
+import importlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+from test_steps import MINI, OWN, SEEN, STARTED, WORKER
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from splitinfer.cli import app
+from splitinfer.engine.versions import own_versions
+from splitinfer.errors import ConfigError
+from splitinfer.launch.answers import Do, Refusal, Request, Stopped, Why, encode, understand
+from splitinfer.launch.carry import Carrier
+from splitinfer.launch.hosts import Host, from_words
+from splitinfer.launch.place import state_folder
+from splitinfer.launch.remembered import Last
+from splitinfer.launch.ssh_errors import Ended
+from splitinfer.shutdown import shutdown
+
+command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
+
+
+class MadeUpMachines:
+    """Answers by what is asked; ``broken``: hosts that refuse."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+
+    def run(self, host: Host, script: str) -> Ended:
+        mark = script.split("mark=")[1].split("\n")[0]
+        asked = json.loads(script.split("request='")[1].split("'\n")[0])["do"]
+        answers = {Do.LOOK: SEEN, Do.START: STARTED, Do.STOP: Stopped((WORKER,), ())}
+        answer = Refusal(Why.TAKEN) if host.name in self.broken else answers[asked]
+        return Ended(0, f"{mark} {encode(answer)}\n")
+
+    def hostname(self, host: Host) -> str:
+        return f"{host.name}.local"
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MadeUpMachines:
+    made = MadeUpMachines()
+
+    @contextmanager
+    def carrier() -> Iterator[tuple[Carrier, MadeUpMachines]]:
+        yield Carrier(OWN, made.run), made
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(command, "_carrier", carrier)
+    return made
+
+
+def test_up_writes_a_layout_and_remembers(machines: MadeUpMachines):
+    last = Last(from_words(["eve@mini.local", "air:7000"]), "demo")
+    path = command._bring_up(last)
+    stages = yaml.safe_load(Path(path).read_text())["stages"]
+    assert [(each.get("address"), each.get("key")) for each in stages] == [
+        (None, None), ("tcp://mini.local:5577", STARTED.key), ("tcp://air.local:7000", STARTED.key),
+    ]  # fmt: skip
+    assert command._meant((), None, 5577, None) == last
+    assert command._known((), None) == last.hosts
+
+
+def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
+    machines.broken = {"air"}
+    last = Last(from_words(["mini", "air"]), "demo")
+    with pytest.raises(ConfigError, match=r"not all hosts are up \(air\)"):
+        command._bring_up(last)
+    said = capsys.readouterr().err
+    assert "worker started, port 5577" in said
+    assert "in use by another program" in said
+    assert not (state_folder() / "layout.yaml").exists()
+    assert command._meant((), None, 5577, None) == last
+
+
+def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
+    hosts = (MINI, Host("air", "air"))
+    assert (command._down(hosts), command._status(hosts)) == (0, 0)
+    said = capsys.readouterr()
+    assert "mini: the worker at port 5577 is stopped" in said.err
+    assert "40.0 of 64.0 GB" in " ".join(said.out.split())
+    machines.broken = {"air"}
+    assert (command._down(hosts), command._status(hosts)) == (1, 1)
+
+
+def test_up_takes_a_pipelines_options_but_for_what_it_finds_itself():
+    up = get_command(app).commands["up"]  # type: ignore[attr-defined]
+    names = {name for each in up.params for name in each.opts}
+    assert {"--model", "--draft", "--context", "--serve", "--hostfile"} <= names
+    assert not {"--layout", "--workers"} & names
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-x=y"], "No such option"),
+        (["a b", "--model", "demo"], "is no host"),
+        ([], "no host is known yet"),
+        (["mini"], "no model is known yet"),
+        (["mini", "--serve", "1", "--prepare"], "give one of them"),
+        (["mini", "--hostfile", "/nowhere", "--model", "demo"], "give one of them"),
+        (["--hostfile", "/nowhere", "--model", "demo"], "there is no hostfile"),
+    ],
+)
+def test_wrong_words_are_one_sentence(
+    words: list[str], said: str, machines: MadeUpMachines, monkeypatch: pytest.MonkeyPatch
+):
+    def finish(run: object, *_: object, **__: object) -> None:
+        run()  # type: ignore[operator]
+
+    monkeypatch.setattr(command, "finish", finish)
+    result = CliRunner().invoke(app, ["up", *words])
+    assert said in str(result.exception) + result.output
+
+
+# ----- on-host -------------------------------------------------------------------------------------
+
+
+def on_host(monkeypatch: pytest.MonkeyPatch, request: str) -> tuple[int, str]:
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    monkeypatch.setattr(shutdown, "exit", leave)
+    result = CliRunner().invoke(app, ["on-host", "--", "@m", request, "/x/python", "-m", "splitinfer"])
+    return result.exit_code, result.stdout
+
+
+def test_on_host_says_its_versions_to_another_version(monkeypatch: pytest.MonkeyPatch):
+    other = json.dumps({"versions": {"protocol": 1, "splitinfer": "9", "mlx": "0", "mlx_lm": "0"}, "new": "field"})
+    for request in (other, "{", "[]"):
+        code, output = on_host(monkeypatch, request)
+        assert code == 3
+        assert own_versions().mlx in output
+
+
+def test_on_host_answers_its_own_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    asked = Request(Do.LOOK, own_versions(), "ab" * 32, "studio", 5577, "mini")
+    code, output = on_host(monkeypatch, asked.encode())
+    assert code == 0
+    seen = understand(output, "", "@m")
+    assert getattr(seen, "program", None) == ("/x/python", "-m", "splitinfer")
+    code, output = on_host(monkeypatch, asked.encode().replace("look", "rm -rf"))
+    assert (code, output) == (1, "")
