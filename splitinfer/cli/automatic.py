@@ -1,6 +1,7 @@
 """The layout of a command that runs a pipeline: the one that is named, or one that is planned for the workers named."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from splitinfer.cli.options import PipelineOptions
 
@@ -19,12 +20,19 @@ def layout_of(options: PipelineOptions, settings: "Settings") -> "str | Chosen":
         return options.layout
     assert options.model is not None
     assert options.workers is not None
+    from splitinfer.llm.automatic import named
+
+    return planned(options.model, named(options.workers), settings, options)
+
+
+def planned(
+    model: str, workers: Sequence[str | Mapping[str, Any]], settings: "Settings", options: PipelineOptions
+) -> "Chosen":
+    """Measure the machines, choose a cut, and say which, and why. Raises SplitinferError: as ``layout_of``."""
     from splitinfer.console import errors, measuring
-    from splitinfer.llm.automatic import choose_layout, named
+    from splitinfer.llm.automatic import choose_layout
 
     with measuring() as notice:
-        chosen = choose_layout(
-            options.model, named(options.workers), settings, notice, aim=options.aim, again=options.measure
-        )
+        chosen = choose_layout(model, workers, settings, notice, aim=options.aim, again=options.measure)
     errors.print(chosen.text, soft_wrap=True)
     return chosen

@@ -386,10 +386,16 @@ def sampling(
 def settings_of(options: PipelineOptions) -> "Settings":
     """The settings of a pipeline. Its local workers are started, so that they come up while this process does."""
     _check_named(options)
+    settings = plain_settings(options)
+    if options.layout is not None:
+        start_workers(options.layout, disk_of(options.kv_dir, options.kv_disk_gb))
+    return settings
+
+
+def plain_settings(options: PipelineOptions) -> "Settings":
+    """The settings of a pipeline whose stages are named elsewhere."""
     disk = disk_of(options.kv_dir, options.kv_disk_gb)
     serving_options = _serving_options(options)
-    if options.layout is not None:
-        start_workers(options.layout, disk)
     from splitinfer.llm import Settings
 
     return Settings(

@@ -4,16 +4,16 @@ import inspect
 import logging
 import os
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from splitinfer.cli.options import MaxTokens, PipelineOptions, Temp, sampling, settings_of, with_pipeline_options
+from splitinfer.cli.options import MaxTokens, PipelineOptions, Temp, plain_settings, sampling, with_pipeline_options
 from splitinfer.cli.running import finish, set_up
 from splitinfer.core.sampling_defaults import SamplingChoice
 from splitinfer.errors import ConfigError
@@ -21,13 +21,13 @@ from splitinfer.launch.hosts import DEFAULT_PORT
 from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
-    from splitinfer.core.layout import Layout
     from splitinfer.launch.carry import Carrier
-    from splitinfer.launch.cuts import Ready
     from splitinfer.launch.hosts import Host
     from splitinfer.launch.remembered import Last
     from splitinfer.launch.ssh import Ssh
     from splitinfer.launch.steps import State, Up
+    from splitinfer.llm import Settings
+    from splitinfer.llm.automatic import Chosen
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ _Hosts = Annotated[
 _Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="The hosts of a hostfile of mlx.launch.")]
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]
 _ONLY_BY_UP = ("layout", "workers")  # options of a pipeline that `up` finds itself
+_COMMENT = 118  # characters of a line of the layout's comment
 
 
 def _up(
@@ -65,11 +66,12 @@ def _up(
     def run() -> int:
         if (serve is not None) + (prompt is not None) + prepare > 1:
             raise ConfigError("--serve, --prompt and --prepare each say what is to be done; give one of them")
-        layout = _bring_up(_meant(hosts, hostfile, port, options.model))
+        last = _meant(hosts, hostfile, port, options.model)
+        chosen = _planned(options, str(last.model), _bring_up(last))
         if prepare:
-            typer.echo(layout)
+            typer.echo(_layout_file())
             return 0
-        return _run(replace(options, layout=layout), choice, serve, prompt)
+        return _run(options, chosen, choice, serve, prompt)
 
     finish(run, options.verbose)
 
@@ -156,47 +158,57 @@ def _carrier() -> "Iterator[tuple[Carrier, Ssh]]":
 # ----- up ------------------------------------------------------------------------------------------
 
 
-def _bring_up(last: "Last") -> str:
-    """Bring all hosts up and cut the model; the layout's file. Raises ConfigError: not all are up."""
+def _bring_up(last: "Last") -> "list[dict[str, str]]":
+    """Bring all hosts up; name, address and key of their workers. Raises ConfigError: not all are up."""
     from splitinfer.console import errors
     from splitinfer.launch import words
-    from splitinfer.launch.cuts import as_text
     from splitinfer.launch.place import state_folder, write
     from splitinfer.launch.steps import Failed, Up
 
     began = time.monotonic()
     with _carrier() as (carrier, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
         states = carrier.bring_up(last.hosts, lambda state: _say(state, began))
-        ups = [each for each in states if isinstance(each, Up)]
-        ready = [_ready(each, ssh) for each in ups]
-    folder = state_folder()
-    write(folder / "last.json", last.encode())
+        ready = [_ready(each, ssh) for each in states if isinstance(each, Up)]
+    write(state_folder() / "last.json", last.encode())
     failed = [each.host.name for each in states if isinstance(each, Failed)]
     if failed:
         raise ConfigError(words.problems(failed))
-    layout = _planned(str(last.model), ready)
-    path = folder / "layout.yaml"
-    write(path, as_text(layout))
-    _print("✓", f"{words.plan_line(layout)} ({path})", began)
-    return str(path)
+    return ready
 
 
-def _ready(up: "Up", ssh: "Ssh") -> "Ready":
-    from splitinfer.launch.cuts import Ready
-
-    return Ready(up.host.name, up.host.url(ssh.hostname(up.host)), up.started.key, up.started.free)
+def _ready(up: "Up", ssh: "Ssh") -> dict[str, str]:
+    return {"name": up.host.name, "address": up.host.url(ssh.hostname(up.host)), "key": up.started.key}
 
 
-def _planned(model: str, workers: "Sequence[Ready]") -> "Layout":
-    """The planner of `up` (``launch.cuts.Planner``): another one is put here."""
-    from splitinfer.engine.versions import machine_name
-    from splitinfer.launch.cuts import by_memory
-    from splitinfer.models.hub import open_model
-    from splitinfer.models.loader import count_layers
-    from splitinfer.models.memory import free_bytes
+def _planned(options: PipelineOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
+    """Measure all machines, cut the model, and write the layout."""
+    from splitinfer.cli.automatic import planned
+    from splitinfer.launch.place import write
+    from splitinfer.placement.document import text_of
 
-    own = machine_name().partition(".")[0], free_bytes()
-    return by_memory(model, count_layers(open_model(model)), own, workers)
+    began = time.monotonic()
+    chosen = planned(model, _best_ways(workers), plain_settings(options), options)
+    path = _layout_file()
+    write(path, text_of(chosen.layout, textwrap.wrap(chosen.text, _COMMENT)))
+    _print("✓", f"the layout is in {path}", began)
+    return chosen
+
+
+def _best_ways(workers: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The workers, each at the best of its addresses: ssh may go over Wi-Fi where there is a cable, too."""
+    from splitinfer.discovery.discover import best_addresses
+
+    def notice(name: str, text: str) -> None:
+        _print("✓", f"{name}: {text}")
+
+    found = best_addresses([(each["name"], each["key"], each["address"]) for each in workers], notice=notice)
+    return [{**each, "address": found[each["name"]]} for each in workers]
+
+
+def _layout_file() -> Path:
+    from splitinfer.launch.place import state_folder
+
+    return state_folder() / "layout.yaml"
 
 
 def _say(state: "State", began: float) -> None:
@@ -219,16 +231,18 @@ def _print(mark: str, line: str, began: float | None = None) -> None:
     errors.print(f"[{colour}]{mark}[/{colour}] {escape(line)}{seconds}", soft_wrap=True)
 
 
-def _run(options: PipelineOptions, choice: SamplingChoice, port: int | None, prompt: str | None) -> int:
+def _run(
+    options: PipelineOptions, chosen: "Chosen", choice: SamplingChoice, port: int | None, prompt: str | None
+) -> int:
     """The REPL, the server, or one answer, on the layout."""
     from splitinfer.chat import run_chat
     from splitinfer.cli.answer import answer
     from splitinfer.cli.draining import open_llm
 
-    settings = settings_of(options)
+    settings = plain_settings(options)
     if port is not None:
-        return _serve(options, settings, port)
-    with open_llm(options.layout, options.model, settings, shutdown) as llm:
+        return _serve(chosen, settings, port)
+    with open_llm(chosen, None, settings, shutdown) as llm:
         sampled = choice.over(llm.recommended_sampling)
         if prompt is None and sys.stdin.isatty():
             return run_chat(llm, sampled, shutdown.offered_to)
@@ -238,7 +252,7 @@ def _run(options: PipelineOptions, choice: SamplingChoice, port: int | None, pro
         return answer(llm, text, sampled.params, raw=False, as_json=False, status=False)
 
 
-def _serve(options: PipelineOptions, settings: Any, port: int) -> int:
+def _serve(chosen: "Chosen", settings: "Settings", port: int) -> int:
     """The server for clients of this machine; it needs a key if the environment has one."""
     from splitinfer.cli.draining import Draining, open_llm
     from splitinfer.cli.serve import stay_open
@@ -247,7 +261,7 @@ def _serve(options: PipelineOptions, settings: Any, port: int) -> int:
     access = Access(api_keys=tuple(os.environ.get("SPLITINFER_API_KEY", "").split()))
     gate, servers = access.gate(), list[Draining]()
     with (
-        open_llm(options.layout, options.model, service_settings(settings), shutdown, servers) as llm,
+        open_llm(chosen, None, service_settings(settings), shutdown, servers) as llm,
         opened_server(llm, access, gate, servers, port) as said,
     ):
         log.info("%s", said)

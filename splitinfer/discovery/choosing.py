@@ -47,6 +47,11 @@ def for_both(ways: Iterable[Way], others: Sequence[str]) -> tuple[Way, ...]:
     return shared or every
 
 
+def is_shared(way: Way, others: Iterable[Sequence[str]]) -> bool:
+    """Whether the network of a way holds an address of each of the ``others``."""
+    return all(way.interface is not None and _leads_to(way.interface, addresses) for addresses in others)
+
+
 def _best(ways: Sequence[Way]) -> Way:
     reached = [(way.seconds, way) for way in ways if way.seconds is not None]
     if not reached:

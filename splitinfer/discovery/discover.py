@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from splitinfer.core.layout import Layout
 from splitinfer.discovery import naming
 from splitinfer.discovery.announcement import fingerprint_of
-from splitinfer.discovery.choosing import Way, for_both
+from splitinfer.discovery.choosing import Way, for_both, is_shared
 from splitinfer.discovery.means import Means, MeansFailed, means_here
 from splitinfer.discovery.measuring import ways_to
 from splitinfer.discovery.overhearing import Overhearing
@@ -21,6 +21,7 @@ from splitinfer.system.interfaces import local_interfaces
 from splitinfer.wire.messages import Versions
 
 SECONDS = 3.0  # a responder answers within 0.12 s (RFC 6762, section 6), a sleeping Wi-Fi later
+SHORTLY = 1.0  # where an address is known already
 _MOST_SIGHTINGS = 4096  # a stranger may announce any number
 
 IsEnough = Callable[[Sequence[Worker]], bool]
@@ -104,6 +105,37 @@ def find_stages(
             found[stage.name] = (address_of(way, workers[stage.name]), keys[stage.name])
             notice(stage.name, f"found at {found[stage.name][0]} by {way_words(way)}")
     return layout.with_found(found)
+
+
+def best_addresses(
+    workers: Iterable[tuple[str, str, str]],
+    seconds: float = SHORTLY,
+    surroundings: Surroundings | None = None,
+    notice: Callable[[str, str], None] = lambda _name, _text: None,
+) -> dict[str, str]:
+    """The best address of each worker, by name, of workers whose names, keys and one address are known.
+
+    What a worker announces is looked for shortly. The best of its addresses that answers is taken, if all the other
+    workers can reach it, too: any of them may come to stand before it. Else it is the known one. ``notice``: gets the
+    name of a worker that another address is taken for, and which.
+    """
+    known = {name: (key, address) for name, key, address in workers}
+    keys = {name: key for name, (key, _) in known.items()}
+    around = surroundings or Surroundings.here()
+    seen = around.look(seconds, lambda found: _are_there(keys, found))[0].workers if known else ()
+    try:
+        met = {name: naming.choose(name, key, seen) for name, key in keys.items()}
+    except WorkerUnreachable:
+        met = {}
+    found = {name: address for name, (_, address) in known.items()}
+    for name, worker in met.items():
+        others = [each.addresses for other, each in met.items() if other != name]
+        ways = around.ways(without_own(worker, around.interfaces), around.interfaces)
+        best = next((way for way in ways if way.seconds is not None and is_shared(way, others)), None)
+        if best is not None and address_of(best, worker) != found[name]:
+            found[name] = address_of(best, worker)
+            notice(name, f"found at {found[name]} by {way_words(best)}")
+    return found
 
 
 class _Sightings:

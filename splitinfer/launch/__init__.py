@@ -6,7 +6,10 @@
        OpenSSH's program runs it; all hosts at the same time                         thin    ssh, carry
     on the other machine: `splitinfer on-host` looks, starts or stops                thin    on_host, processes
        what runs there, from a list of processes                                     pure    workers
-    Up, Up, ... ──▶ a layout ──▶ the REPL or the server                              pure    cuts, words
+    what a person reads                                                              pure    words
+
+The workers that are up are measured, the model is cut for them, and what they lack is copied, as for any pipeline
+(``placement``, ``store``).
 
 ssh carries the login: nothing here knows a password, and a host key is never accepted without a person. Over it the
 public keys of both ends are exchanged, so what is started admits this machine, and this machine knows whom it talks to.

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from splitinfer.core.layout import Layout
 from splitinfer.launch.answers import Found, How, Seen, Stopped, plain
 from splitinfer.launch.hosts import Host
 from splitinfer.launch.steps import Failed, Looking, Starting, State, Up
@@ -38,13 +37,6 @@ def started(worker: Found) -> str:
 
 def memory(seen: Seen) -> str:
     return f"{seen.free / 1e9:.1f} of {seen.total / 1e9:.1f} GB free"
-
-
-def plan_line(layout: Layout) -> str:
-    """Which machine gets how many layers."""
-    first, *others = layout.stages
-    parts = [f"{first.num_layers} layers here", *(f"{each.num_layers} on {each.name}" for each in others)]
-    return f"{layout.num_layers} layers: {', '.join(parts)}"
 
 
 def down_lines(host: Host, stopped: Stopped) -> list[str]:

@@ -1,6 +1,6 @@
 """A plan as a layout file with comments, and as plain numbers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -52,13 +52,17 @@ def _stage(spec: StageSpec, machine: MachineProfile, known: StageSpec | None, *,
 
 def layout_text(plan: Plan, best: Best, origin: Origin, base: Layout | None = None) -> str:
     """The layout file of a cut: figures, reasons and origin as comments."""
-    layout = layout_of(plan, best, base)
-    lines = [*(f"# {line}" for line in _comments(plan, best, origin))]
+    return text_of(layout_of(plan, best, base), _comments(plan, best, origin), list(_rooms(plan, best)))
+
+
+def text_of(layout: Layout, comments: Iterable[str], rooms: Sequence[str] = ()) -> str:
+    """A layout as a file. ``comments``: lines before it; ``rooms``: a comment for each stage, if any."""
+    lines = [f"# {line}" for line in comments]
     lines += [_flow({key: value}, braces=False) for key, value in _top(layout).items()]
     lines.append("stages:")
     rows = [f"  - {_flow(_of_stage(stage))}" for stage in layout.stages]
     width = max(map(len, rows))
-    lines += [f"{row:{width}}  # {room}" for row, room in zip(rows, _rooms(plan, best), strict=True)]
+    lines += [f"{row:{width}}  # {room}" for row, room in zip(rows, rooms, strict=True)] if rooms else rows
     return "\n".join(lines) + "\n"
 
 

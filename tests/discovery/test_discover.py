@@ -10,7 +10,7 @@ from announcing import CABLE, ETHERNET, KEY, MINI, OTHER_KEY, VERSIONS, WIFI, se
 from splitinfer.config import Layout
 from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.choosing import Way, in_order
-from splitinfer.discovery.discover import Surroundings, discover, find_stages
+from splitinfer.discovery.discover import Surroundings, best_addresses, discover, find_stages
 from splitinfer.discovery.document import document
 from splitinfer.discovery.means import MeansFailed
 from splitinfer.discovery.overhearing import Heard
@@ -278,3 +278,38 @@ def test_the_time_ends_a_search_that_has_not_found_enough():
     surroundings = Surroundings(told, INTERFACES, lambda _: Overheard(), ways)  # type: ignore[arg-type, return-value]
     merged, *_ = surroundings.look(0.0, lambda _: False)
     assert (merged.workers, told.num_asked) == ((), 0)
+
+
+# ----- a better way than the one that is known --------------------------------------------------------
+
+
+def test_a_cable_is_taken_in_place_of_the_address_that_is_known():
+    said: list[tuple[str, str]] = []
+    found = best_addresses(
+        [("mini", KEY, "tcp://mini.local:5577")],
+        LONG,
+        around(seen("192.168.8.2", "10.77.0.2")),
+        lambda name, text: said.append((name, text)),
+    )
+    assert found == {"mini": "tcp://10.77.0.2:5577"}
+    assert said == [("mini", "found at tcp://10.77.0.2:5577 by Thunderbolt (bridge0), 0.20 ms")]
+
+
+@pytest.mark.parametrize("there", [(), ("192.168.7.99",)])
+def test_the_known_address_stays_where_no_other_answers(there: tuple[str, ...]):
+    known = [("mini", KEY, "tcp://mini.local:5577")]
+    assert best_addresses(known, 0.01, around(*([seen(*there)] if there else []))) == {"mini": "tcp://mini.local:5577"}
+
+
+def test_a_cable_that_another_worker_does_not_have_is_not_taken():
+    key = "7" * 64
+    known = [("mini", KEY, "tcp://mini.local:5577"), ("air", key, "tcp://air.local:5577")]
+    air = seen("192.168.7.3", id="e" * 16, name="air", fingerprint=fingerprint_of(key))
+    assert best_addresses(known, LONG, around(seen("192.168.7.2", "10.77.0.2"), air)) == {
+        "mini": "tcp://192.168.7.2:5577",
+        "air": "tcp://192.168.7.3:5577",
+    }
+    assert best_addresses(known, 0.01, around(seen("10.77.0.2"))) == {
+        "mini": "tcp://mini.local:5577",
+        "air": "tcp://air.local:5577",
+    }

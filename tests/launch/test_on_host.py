@@ -1,4 +1,4 @@
-"""What runs on a machine, what is found and started there; cuts by memory; the script of /bin/sh on made-up homes."""
+"""What runs on a machine, what is found and started there; the script of /bin/sh on made-up homes."""
 
 import dataclasses
 import inspect
@@ -13,15 +13,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from splitinfer.cli import serve_worker
-from splitinfer.config import Layout
-from splitinfer.errors import ConfigError, LayoutError
+from splitinfer.errors import ConfigError
 from splitinfer.keyring import Keyring
 from splitinfer.launch import on_host, processes
 from splitinfer.launch.answers import Do, How, Refusal, Request, Seen, Started, Stopped, Why
-from splitinfer.launch.cuts import Ready, as_text, by_memory, shares
 from splitinfer.launch.on_host import Machine, carry_out
 from splitinfer.launch.place import write
 from splitinfer.launch.script import script
@@ -356,28 +353,7 @@ def test_the_script_finds_nothing(home: Path):
     assert run(home, script("@m", "{}", (), "/a place/that is/not there"))[-1] == "@m none"
 
 
-# ----- cuts ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("weights", [[1, 1], [10**12, 1], [0, 0, 0], [5, 3, 2], [-1, 4], [1] * 12])
-def test_every_layer_is_somewhere(weights: list[int]):
-    for total in (len(weights), 13, 66):
-        found = shares(total, weights)
-        assert sum(found) == total
-        assert min(found) >= 1
-
-
-def test_layers_go_where_memory_is():
-    assert shares(32, [190, 10]) == [30, 2]
-    workers = [Ready("mini", "tcp://mini.local:5577", STUDIO, 24), Ready("air", "tcp://[fe80::1%en5]:5578", AIR, 8)]
-    layout = by_memory("demo", 10, ("studio", 48), workers)
-    assert [(each.name, each.num_layers) for each in layout.stages] == [("studio", 6), ("mini", 3), ("air", 1)]
-    again = Layout.from_dict(yaml.safe_load(as_text(layout)))
-    assert (again.stages, again.model) == (layout.stages, "demo")
-    twin = by_memory("demo", 10, ("mini", 48), workers)
-    assert twin.stages[0].name == "mini (coordinator)"
-    with pytest.raises(LayoutError, match="too few for 3 machines"):
-        by_memory("demo", 2, ("studio", 48), workers)
+# ----- files ---------------------------------------------------------------------------------------
 
 
 def test_files_that_cannot_be_written_are_said(tmp_path: Path):

@@ -122,7 +122,7 @@ class Campaign:
         print(f"  eve@studio$ {line[1]}")
         self.expect(self.studio.run("eve", "sh", "-c", line[1]), "")
         done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *PROMPT, "16")
-        self.expect(done, "worker started, port 5577", "each machine has the other's key", "layers here")
+        self.expect(done, "worker started, port 5577", "each machine has the other's key", "Planned for")
         self.answer = done.stdout
         self.check(len(self.answer) > 20, "there is no answer")
         self.check(len(self.workers(self.mini)) == 1, "not one worker runs on mini")
@@ -142,7 +142,7 @@ class Campaign:
         for line in filter(None, map(str.strip, _ESCAPES.sub("", said).splitlines())):
             if "━" not in line:  # bars of progress, one after the other
                 print(f"  | {line}")
-        self.check("layers here" in said, "it does not say how it was cut")
+        self.check("Planned for" in said, "it does not say how it was cut")
         self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
 
     def shows(self) -> None:
@@ -308,7 +308,7 @@ def _on_terminal(words: list[str], typed: str) -> str:
         if not read:
             break
         said += read
-        if not has_typed and b"layers here" in said and (b"/help" in said or b"> " in said.split(b"layers here")[1]):
+        if not has_typed and b"Planned for" in said and (b"/help" in said or b"> " in said.split(b"Planned for")[1]):
             os.write(terminal, typed.encode())
             has_typed = True
     os.waitpid(child, 0)
