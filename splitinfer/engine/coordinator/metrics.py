@@ -22,6 +22,7 @@ from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
 
+UNKNOWN_STAGE = "unknown"
 _FAR = 1e12  # seconds; no clock reads more
 
 
@@ -55,6 +56,7 @@ class Totals:
     cached_tokens: int = 0
     generated_tokens: int = 0
     rejoins: int = 0  # times a lost worker came back
+    losses: dict[str, int] = field(default_factory=dict)  # by stage: times its worker was lost, or its device failed
     finished: dict[str, int] = field(default_factory=dict)
     _active_since: float | None = None
 
@@ -78,6 +80,11 @@ class Totals:
             self.active += now - self._active_since
         self._active_since = now if active else None
 
+    def lost(self, stage: str | None) -> None:
+        """Count a loss; ``None``: it is not known which stage's."""
+        name = stage or UNKNOWN_STAGE
+        self.losses[name] = self.losses.get(name, 0) + 1
+
     @property
     def usual_request(self) -> UsualRequest:
         """The means of the requests that have ended."""
@@ -99,6 +106,7 @@ class Totals:
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
             "rejoins": self.rejoins,
+            "losses": dict(self.losses),
             "finished": dict(self.finished),
             "bytes_per_token": sent / self.computed_tokens if self.computed_tokens else 0.0,
             "stages": [
@@ -180,6 +188,7 @@ class PipelineMetrics:
         self._requests: dict[int, _RequestProgress] = {}
         self._trigger: _Trigger | None = _NOT_WAITED_FOR  # None: nothing could be planned, and no event has come since
         self._window = _Window.of(len(names), now)
+        self._idle_before = [dict.fromkeys(Cause, 0.0) for _ in names]  # by stage, in the windows before
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -337,8 +346,20 @@ class PipelineMetrics:
                 ],
             }
             if reset:
+                self._idle_before = self._idle()
                 self._window = _Window.of(len(self._names), now)
         return found
+
+    def idle_seconds(self) -> list[dict[str, float]]:
+        """Each stage's gaps by cause since the start, in seconds."""
+        with self._lock:
+            return [{cause.value: seconds for cause, seconds in stage.items()} for stage in self._idle()]
+
+    def _idle(self) -> list[dict[Cause, float]]:
+        return [
+            {cause: seconds + stage.by_cause[cause].total for cause, seconds in before.items()}
+            for before, stage in zip(self._idle_before, self._window.stages, strict=True)
+        ]
 
 
 def _stage_dict(stage: StageGaps) -> dict[str, Any]:
