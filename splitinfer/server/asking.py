@@ -75,6 +75,7 @@ async def all_asked(
         raise service.turned_away(f"{error}") from error
     service.took_one()
     request.state.answer = answer
+    open_things.enter_context(service.measured(answer))
     under_way.begins(answer)
     return Asked(answer, open_things)
 

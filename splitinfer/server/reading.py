@@ -42,6 +42,12 @@ class Answer:
             sum(reader.num_reasoning_tokens for reader in self.readers),
         )
 
+    @property
+    def tokens_by_prompt(self) -> list[list[int]]:
+        """How many tokens each choice has so far, by prompt."""
+        numbers, each = [len(request.output.token_ids) for request in self.requests], self.num_choices
+        return [numbers[first : first + each] for first in range(0, len(numbers), each)]
+
     def abort(self) -> None:
         """End all choices."""
         for request in self.requests:

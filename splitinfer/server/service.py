@@ -11,6 +11,7 @@ from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey
+from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
 from splitinfer.server.reading import Answer
@@ -66,6 +67,7 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     logs_prompts: bool = False
+    meters: HttpMeters = field(default_factory=HttpMeters)
     fingerprint: str = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
     _answers: dict[tuple[str, str], list[UnderWay]] = field(default_factory=dict)  # by names of keys and request ids
@@ -114,6 +116,7 @@ class Service:
         """
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
+        self.meters.turned_away()
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
 
     def took_one(self) -> None:
@@ -136,6 +139,15 @@ class Service:
             if not under_way:
                 self._answers.pop((key.name, request_id), None)
             request.abort()  # does nothing to one that has ended
+
+    @contextmanager
+    def measured(self, answer: Answer) -> Iterator[None]:
+        """Count an answer when it is over."""
+        try:
+            yield
+        finally:
+            for numbers in answer.tokens_by_prompt:
+                self.meters.answered(numbers)
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

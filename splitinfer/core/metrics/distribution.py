@@ -1,7 +1,7 @@
 """How often values lay between given bounds, since the start: what a histogram of Prometheus is made of.
 
-``core.metrics.histogram`` answers for quantiles of a window by itself; this one is read by a program that subtracts what
-it has read before, and needs the bounds that its questions were written for. Counts never go back.
+``core.metrics.histogram`` answers for quantiles of a window by itself; this one is read by a program that subtracts
+what it has read before, and needs the bounds that its questions were written for. Counts never go back.
 """
 
 from bisect import bisect_left

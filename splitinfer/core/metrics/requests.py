@@ -12,7 +12,7 @@ a request any: drafts that were right come together. Bounds, and what is counted
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 
 from splitinfer.core.metrics.distribution import Distribution, Histogram
 from splitinfer.core.sequence import Sequence
@@ -29,38 +29,33 @@ PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
 CHOICES = (1, 2, 5, 10, 20)
 
 
+BOUNDS: Mapping[str, tuple[float, ...]] = {
+    "first_token": FIRST_TOKEN,  # seconds from the submission
+    "between_tokens": BETWEEN_TOKENS,
+    "each_token": BETWEEN_TOKENS,  # a request's mean, without its first
+    "whole": LATENCIES,
+    "queue": LATENCIES,
+    "prefill": LATENCIES,
+    "decode": LATENCIES,
+    "inference": LATENCIES,
+    "prompt": TOKENS,
+    "computed_prompt": TOKENS,  # without what was kept
+    "generated": TOKENS,
+    "max_tokens": TOKENS,
+    "preemptions": PREEMPTIONS,
+    "step_tokens": STEP_TOKENS,  # rows of a step
+}
+"""What is counted, by name, and the bounds."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestFigures:
-    """A reading. ``prompt_tokens``, ``cached_tokens``: of prompts whose first token has come."""
+    """A reading. ``prompt_tokens``, ``cached_tokens``: of prompts whose first token has come. ``histograms``: by the
+    names of ``BOUNDS``."""
 
     prompt_tokens: int
     cached_tokens: int
     histograms: Mapping[str, Histogram]
-    """By the names of ``Distributions``' fields."""
-
-
-def _by(bounds: tuple[float, ...]) -> Distribution:
-    return field(default_factory=lambda: Distribution(bounds))
-
-
-@dataclass(frozen=True, slots=True)
-class Distributions:
-    """What is counted. Times in seconds; the others in tokens, or in what the name says."""
-
-    first_token: Distribution = _by(FIRST_TOKEN)  # from the submission
-    between_tokens: Distribution = _by(BETWEEN_TOKENS)
-    each_token: Distribution = _by(BETWEEN_TOKENS)  # a request's mean, without its first
-    whole: Distribution = _by(LATENCIES)
-    queue: Distribution = _by(LATENCIES)
-    prefill: Distribution = _by(LATENCIES)
-    decode: Distribution = _by(LATENCIES)
-    inference: Distribution = _by(LATENCIES)
-    prompt: Distribution = _by(TOKENS)
-    computed_prompt: Distribution = _by(TOKENS)  # without what was kept
-    generated: Distribution = _by(TOKENS)
-    max_tokens: Distribution = _by(TOKENS)
-    preemptions: Distribution = _by(PREEMPTIONS)
-    step_tokens: Distribution = _by(STEP_TOKENS)  # rows of a step
 
 
 @dataclass(slots=True)
@@ -78,7 +73,7 @@ class RequestMeters:
 
     def __init__(self) -> None:
         self._requests: dict[int, _Request] = {}
-        self._counted = Distributions()
+        self._counted = {name: Distribution(bounds) for name, bounds in BOUNDS.items()}
         self._prompt_tokens = self._cached_tokens = 0
 
     def submitted(self, sequence: Sequence, at: float) -> None:
@@ -88,7 +83,7 @@ class RequestMeters:
     def planned(self, num_tokens: int) -> None:
         """A step was planned, of so many rows."""
         if num_tokens:
-            self._counted.step_tokens.add(num_tokens)
+            self._counted["step_tokens"].add(num_tokens)
 
     def came(self, seq_ids: Iterable[int], now: float) -> None:
         """A step's result has brought tokens for these requests, some of them several times among ``seq_ids``."""
@@ -98,11 +93,11 @@ class RequestMeters:
                 continue  # it had ended before
             if request.first is None:
                 request.first = now
-                self._counted.first_token.add(now - request.submitted)
+                self._counted["first_token"].add(now - request.submitted)
                 self._prompt_tokens += request.sequence.num_prompt_tokens
                 self._cached_tokens += request.sequence.num_cached or 0
             else:
-                self._counted.between_tokens.add(now - request.last)
+                self._counted["between_tokens"].add(now - request.last)
             request.last = now
 
     def ended(self, seq_id: int, now: float) -> None:
@@ -114,27 +109,27 @@ class RequestMeters:
 
     def _count_times(self, request: _Request, now: float) -> None:
         counted, begun, first, last = self._counted, request.sequence.begun_at, request.first, request.last
-        counted.whole.add(now - request.submitted)
+        counted["whole"].add(now - request.submitted)
         if begun is None:
             return
-        counted.queue.add(begun - request.submitted)
+        counted["queue"].add(begun - request.submitted)
         if first is None:
             return
-        counted.prefill.add(first - begun)
-        counted.decode.add(last - first)
-        counted.inference.add(last - begun)
+        counted["prefill"].add(first - begun)
+        counted["decode"].add(last - first)
+        counted["inference"].add(last - begun)
         if (further := request.sequence.num_generated - 1) > 0:
-            counted.each_token.add((last - first) / further)
+            counted["each_token"].add((last - first) / further)
 
     def _count_sizes(self, request: _Request) -> None:
         counted, sequence = self._counted, request.sequence
-        counted.prompt.add(sequence.num_prompt_tokens)
-        counted.computed_prompt.add(sequence.num_prompt_tokens - (sequence.num_cached or 0))
-        counted.generated.add(sequence.num_generated)
-        counted.max_tokens.add(sequence.params.max_tokens)
-        counted.preemptions.add(sequence.num_preemptions)
+        counted["prompt"].add(sequence.num_prompt_tokens)
+        counted["computed_prompt"].add(sequence.num_prompt_tokens - (sequence.num_cached or 0))
+        counted["generated"].add(sequence.num_generated)
+        counted["max_tokens"].add(sequence.params.max_tokens)
+        counted["preemptions"].add(sequence.num_preemptions)
 
     def read(self) -> RequestFigures:
         """What was counted so far."""
-        histograms = {each.name: getattr(self._counted, each.name).read() for each in fields(self._counted)}
+        histograms = {name: counted.read() for name, counted in self._counted.items()}
         return RequestFigures(self._prompt_tokens, self._cached_tokens, histograms)
