@@ -37,8 +37,8 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 class Guard:
-    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, and
-    what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait for its end.
+    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``,
+    when it ``began``, and what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait for its end.
     ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each request's route and
     status when it is over."""
 
@@ -61,8 +61,8 @@ class Guard:
             return
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
         body = Held(self._bodies)
-        scope.setdefault("state", {}).update(facts=facts, request_id=request_id, body=body)
         answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
+        scope.setdefault("state", {}).update(facts=facts, request_id=request_id, body=body, began=began)
         try:
             await self._carry_out(facts, scope, receive, answered)
         finally:

@@ -16,6 +16,7 @@ from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
 from splitinfer.server.reading import Answer
 from splitinfer.server.sessions import Sessions
+from splitinfer.server.spans.span import Arrival, Spans, span_of
 from splitinfer.text.conversations import Conversations
 
 _COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
@@ -55,6 +56,7 @@ class Service:
     max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
         that its own queue is what is full first.
     logs_prompts: whether what is asked is written to the log.
+    spans: gets a span of each answer.
     fingerprint: while it is the same, a seed gives the same answer.
     """
 
@@ -68,6 +70,7 @@ class Service:
     is_draining: bool = False
     logs_prompts: bool = False
     meters: HttpMeters = field(default_factory=HttpMeters)
+    spans: Spans | None = None
     fingerprint: str = field(init=False)
     conversations: Conversations = field(default_factory=Conversations)
     _answers: dict[tuple[str, str], list[UnderWay]] = field(default_factory=dict)  # by names of keys and request ids
@@ -141,13 +144,15 @@ class Service:
             request.abort()  # does nothing to one that has ended
 
     @contextmanager
-    def measured(self, answer: Answer) -> Iterator[None]:
-        """Count an answer when it is over."""
+    def measured(self, answer: Answer, arrival: Arrival) -> Iterator[None]:
+        """Count an answer when it is over, and make its span."""
         try:
             yield
         finally:
             for numbers in answer.tokens_by_prompt:
                 self.meters.answered(numbers)
+            if self.spans is not None:
+                self.spans.ended(span_of(arrival, self.model, answer.times, answer.usage, time.monotonic()))
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

@@ -223,7 +223,9 @@ def measure(server: Server, count: int, when: str) -> None:
         with urlopen(request, timeout=AT_MOST) as answer:
             size = len(answer.read())
     seconds, loop = time.monotonic() - began, server.loop_seconds() - loop
-    print(f"{when}: {1000 * seconds / count:.1f} ms a scrape of {size:,} bytes, {1000 * loop / count:.2f} on the event loop")
+    print(
+        f"{when}: {1000 * seconds / count:.1f} ms a scrape of {size:,} bytes, {1000 * loop / count:.2f} on the event loop"
+    )
 
 
 if __name__ == "__main__":
