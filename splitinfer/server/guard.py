@@ -37,10 +37,10 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 class Guard:
-    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``,
-    when it ``began``, and what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait for its end.
-    ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each request's route and
-    status when it is over."""
+    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, when
+    it ``began``, and what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait
+    for its end. ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each request's
+    route and status when it is over."""
 
     def __init__(
         self,

@@ -5,9 +5,8 @@
 
 vLLM's dashboards are in its source distribution, under ``examples/observability``. Variables of Grafana are filled in:
 intervals with the time that was scraped, and names of models with the server's. The rules in ``scripts/grafana`` are
-checked and tried by promtool, and evaluated by this Prometheus. It asks with a key of the scope ``metrics``, and what it
-sends is what decides about the format. Last, what a scrape costs is measured. Exit code 1: a query is empty or refused,
-or a rule cannot be evaluated.
+checked and tried by promtool, and evaluated by this Prometheus. It asks with a key of the scope ``metrics``. Last, what
+a scrape costs is measured. Exit code 1: a query is empty or refused, or a rule cannot be evaluated.
 """
 
 import argparse
@@ -56,20 +55,23 @@ def main() -> int:
     subprocess.run(["promtool", "check", "rules", OURS / "rules.yaml"], check=True)
     subprocess.run(["promtool", "test", "rules", OURS / "rules_test.yaml"], check=True)
     keys = [ApiKey("all", digest("user")), ApiKey("prometheus", digest("figures"), frozenset({Scope.METRICS}))]
-    with LLM(LAYOUT) as llm, closing(Server(Service(llm, MODEL, Gate(keys=ApiKeys(keys))), Listen(port=0))) as server:
-        with scraping(server.port) as prometheus:
-            ends = threading.Event()
-            clients = [threading.Thread(target=keep_asking, args=(server.port, i, ends)) for i in range(3)]
-            for client in clients:
-                client.start()
-            time.sleep(given.seconds)
-            wrong = [*wrong_queries(prometheus, [OURS, *given.dashboards], given.seconds), *wrong_rules(prometheus)]
-            tell_scrapes(prometheus)
-            measure(server, given.scrapes, "while three streams decode")
-            ends.set()
-            for client in clients:
-                client.join()
-            measure(server, given.scrapes, "while nothing is asked")
+    with (
+        LLM(LAYOUT) as llm,
+        closing(Server(Service(llm, MODEL, Gate(keys=ApiKeys(keys))), Listen(port=0))) as server,
+        scraping(server.port) as prometheus,
+    ):
+        ends = threading.Event()
+        clients = [threading.Thread(target=keep_asking, args=(server.port, i, ends)) for i in range(3)]
+        for client in clients:
+            client.start()
+        time.sleep(given.seconds)
+        wrong = [*wrong_queries(prometheus, [OURS, *given.dashboards], given.seconds), *wrong_rules(prometheus)]
+        tell_scrapes(prometheus)
+        measure(server, given.scrapes, "while three streams decode")
+        ends.set()
+        for client in clients:
+            client.join()
+        measure(server, given.scrapes, "while nothing is asked")
     print("\n".join(wrong) or "nothing is wrong")
     return int(bool(wrong))
 
@@ -218,14 +220,15 @@ def tell_scrapes(prometheus: str) -> None:
 def measure(server: Server, count: int, when: str) -> None:
     """Scrape on and on: seconds and processor time for each, and how much of it is the event loop's."""
     request = Request(f"http://127.0.0.1:{server.port}/metrics", headers={"X-Api-Key": "figures"})
-    began, loop, size = time.monotonic(), server.loop_seconds(), 0
+    began, used, loop, size = time.monotonic(), time.process_time(), server.loop_seconds(), 0
     for _ in range(count):
         with urlopen(request, timeout=AT_MOST) as answer:
             size = len(answer.read())
-    seconds, loop = time.monotonic() - began, server.loop_seconds() - loop
-    print(
-        f"{when}: {1000 * seconds / count:.1f} ms a scrape of {size:,} bytes, {1000 * loop / count:.2f} on the event loop"
-    )
+    each = [1000 * (now - before) / count for now, before in (
+        (time.monotonic(), began), (time.process_time(), used), (server.loop_seconds(), loop)
+    )]  # fmt: skip
+    print(f"{when}, for each scrape of {size:,} bytes: {each[0]:.1f} ms, {each[1]:.1f} of processor (all that this")
+    print(f"process does, the asking included), {each[2]:.2f} of that on the event loop")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ def collector() -> Iterator[tuple[str, "queue.Queue[tuple[str, bytes]]"]]:
     sent: queue.Queue[tuple[str, bytes]] = queue.Queue()
 
     class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:  # noqa: N802 - the library's name
+        def do_POST(self) -> None:
             sent.put((self.path, self.rfile.read(int(self.headers["content-length"]))))
             self.send_response(200)
             self.send_header("Content-Length", "0")
