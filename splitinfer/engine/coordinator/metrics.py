@@ -20,9 +20,9 @@ from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Vis
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.room import UsualRequest
+from splitinfer.engine.coordinator.health import UNKNOWN_STAGE
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
 
-UNKNOWN_STAGE = "unknown"
 _FAR = 1e12  # seconds; no clock reads more
 
 

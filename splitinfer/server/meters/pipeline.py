@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-from splitinfer.engine.coordinator.health import StageState
-from splitinfer.engine.coordinator.metrics import UNKNOWN_STAGE
+from splitinfer.engine.coordinator.health import UNKNOWN_STAGE, StageState
 from splitinfer.server.meters.families import Family, Kind, Readings, Writer
 
 _STAGE_COUNTERS = {
