@@ -119,6 +119,7 @@ def spans_to(otlp: str | None) -> Spans | None:
         from splitinfer.server.spans.otlp import OtlpSpans
     except ImportError as error:
         raise ConfigError("--otlp needs OpenTelemetry: install splitinfer with the extra otlp") from error
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # not each attempt
     return OtlpSpans(otlp)
 
 

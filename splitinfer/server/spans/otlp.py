@@ -5,6 +5,7 @@ dropped. The SDK's own variables hold, too: OTEL_EXPORTER_OTLP_HEADERS for a col
 OTEL_RESOURCE_ATTRIBUTES, OTEL_TRACES_SAMPLER (OpenTelemetry's "Environment Variable Specification").
 """
 
+import threading
 import time
 from urllib.parse import urlsplit, urlunsplit
 
@@ -24,13 +25,14 @@ _SECONDS = 2.0
 
 
 class OtlpSpans:
-    """Spans on their way to the collector at ``url``. ``seconds``: for one attempt to send, and so at the end.
+    """Spans on their way to the collector at ``url``. ``seconds``: for one attempt to send, and at the end for all.
 
     Raises:
         ConfigError: that is no address of a collector.
     """
 
     def __init__(self, url: str, seconds: float = _SECONDS) -> None:
+        self._seconds = seconds
         exporter = OTLPSpanExporter(endpoint=traces_url(url), timeout=seconds)
         about = {"service.name": "splitinfer", "service.version": own_versions().splitinfer}
         self._provider = TracerProvider(resource=Resource.create(about), shutdown_on_exit=False)
@@ -55,8 +57,10 @@ class OtlpSpans:
         made.end(_nanoseconds(span.ended + ahead))
 
     def close(self) -> None:
-        """Send what is left."""
-        self._provider.shutdown()
+        """Send what is left, within some seconds: the SDK would take them for each batch of a queue that is full."""
+        closing = threading.Thread(target=self._provider.shutdown, name="spans", daemon=True)
+        closing.start()
+        closing.join(self._seconds)
 
 
 def traces_url(url: str) -> str:

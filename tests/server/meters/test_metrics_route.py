@@ -122,7 +122,7 @@ def test_what_is_told_is_what_was_counted(url: str, llm: LLM):
     assert grown("vllm:request_params_n_bucket", le="1.0") == 0
     assert grown("vllm:request_params_n_bucket", le="2.0") == 1
     assert grown("vllm:request_max_num_generation_tokens_sum") == 6
-    assert 10 <= of(after, "splitinfer:stage_steps_total", stage="s0") <= llm.stats()["stages"][0]["steps"]
+    assert 6 <= of(after, "splitinfer:stage_steps_total", stage="s0") <= llm.stats()["stages"][0]["steps"]
     assert grown("splitinfer:link_sent_bytes_total", stage="s0", next="s1") > 0
     assert of(after, "splitinfer:stage_up", stage="s1") == 1
 

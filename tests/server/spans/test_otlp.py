@@ -1,6 +1,7 @@
 """Spans as a collector receives them: of real requests, by a real server, over HTTP."""
 
 import queue
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -14,9 +15,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from splitinfer.cli.serving import spans_to
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM
+from splitinfer.server.answer import Usage
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 from splitinfer.server.spans.otlp import OtlpSpans
+from splitinfer.server.spans.span import Arrival, ChoiceTimes, span_of
 
 AT_MOST = 60.0  # seconds
 PROMPT, TRACE = "a heron on the shore", "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -108,9 +111,13 @@ def test_nothing_of_a_prompt_is_sent(spans: tuple[bytes, list[Any]]):
     assert b"demo" in spans[0]
 
 
-def test_a_collector_that_is_not_there_keeps_nobody_waiting():
-    made = OtlpSpans("http://127.0.0.1:9")
-    made.close()
+def test_a_collector_that_never_answers_holds_up_no_end():
+    arrival = Arrival.of("/v1/messages", "req_1", 0.0, {})
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        made = OtlpSpans(f"http://127.0.0.1:{silent.getsockname()[1]}", seconds=0.1)
+        made._provider.shutdown = threading.Event().wait  # type: ignore[method-assign, assignment]  # as if for ever
+        made.ended(span_of(arrival, "demo", [ChoiceTimes(0.0)], Usage(1), 1.0))
+        made.close()
 
 
 @pytest.mark.parametrize("url", ["collector:4318", "", "ftp://there", "http://", "http://there:port", "http://[::1"])
