@@ -159,10 +159,11 @@ class _RequestProgress:
 
 @dataclass(slots=True)
 class _Window:
-    """What has been counted since ``since``."""
+    """What has been counted since ``since``. ``idle_before``: each stage's gaps by cause before, in seconds."""
 
     since: float
     stages: list[StageGaps]
+    idle_before: list[dict[Cause, float]]
     steps: int = 0
     tokens: int = 0
     useful: int = 0
@@ -172,7 +173,16 @@ class _Window:
     @classmethod
     def of(cls, num_stages: int, since: float) -> "_Window":
         waits_for = (Cause.DOWNSTREAM, *(Cause.UPSTREAM for _ in range(num_stages - 1)))
-        return cls(since, [StageGaps(cause, since) for cause in waits_for])
+        nothing = [dict.fromkeys(Cause, 0.0) for _ in waits_for]
+        return cls(since, [StageGaps(cause, since) for cause in waits_for], nothing)
+
+    @property
+    def idle(self) -> list[dict[Cause, float]]:
+        """Each stage's gaps by cause, those before among them, in seconds."""
+        return [
+            {cause: seconds + stage.by_cause[cause].total for cause, seconds in before.items()}
+            for before, stage in zip(self.idle_before, self.stages, strict=True)
+        ]
 
 
 class PipelineMetrics:
@@ -188,7 +198,6 @@ class PipelineMetrics:
         self._requests: dict[int, _RequestProgress] = {}
         self._trigger: _Trigger | None = _NOT_WAITED_FOR  # None: nothing could be planned, and no event has come since
         self._window = _Window.of(len(names), now)
-        self._idle_before = [dict.fromkeys(Cause, 0.0) for _ in names]  # by stage, in the windows before
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -346,20 +355,14 @@ class PipelineMetrics:
                 ],
             }
             if reset:
-                self._idle_before = self._idle()
                 self._window = _Window.of(len(self._names), now)
+                self._window.idle_before = window.idle
         return found
 
     def idle_seconds(self) -> list[dict[str, float]]:
         """Each stage's gaps by cause since the start, in seconds."""
         with self._lock:
-            return [{cause.value: seconds for cause, seconds in stage.items()} for stage in self._idle()]
-
-    def _idle(self) -> list[dict[Cause, float]]:
-        return [
-            {cause: seconds + stage.by_cause[cause].total for cause, seconds in before.items()}
-            for before, stage in zip(self._idle_before, self._window.stages, strict=True)
-        ]
+            return [{cause.value: seconds for cause, seconds in stage.items()} for stage in self._window.idle]
 
 
 def _stage_dict(stage: StageGaps) -> dict[str, Any]:

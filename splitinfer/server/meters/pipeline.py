@@ -61,7 +61,7 @@ def _stages(readings: Readings, write: Writer) -> Iterator[Family]:
     idle = [
         ({"stage": stage["name"], "cause": cause}, seconds)
         for stage in stages
-        for cause, seconds in stage["idle_seconds"].items()
+        for cause, seconds in stage.get("idle_seconds", {}).items()
     ]
     yield write.several(
         Kind.COUNTER, "stage_idle_seconds", "Seconds in which a stage stood still with requests under way.", [*idle]
