@@ -20,7 +20,10 @@ def add(
     name: Annotated[str, typer.Argument(help="Whose key it is.")],
     file: _File,
     scope: Annotated[
-        list[str] | None, typer.Option("--scope", help="use (requests) or admin (also serving options); repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--scope", help="metrics (figures only), use (requests) or admin (also serving options); repeatable."
+        ),
     ] = None,
     requests_per_minute: Annotated[
         float | None, typer.Option("--requests-per-minute", help="Any number if not given.")

@@ -78,6 +78,12 @@ def serve(
         float,
         typer.Option("--drain-seconds", min=0, callback=finite, help="Seconds that answers may take after SIGTERM."),
     ] = 5.0,
+    otlp: Annotated[
+        str | None,
+        typer.Option(
+            "--otlp", help="A collector of OpenTelemetry, as http://127.0.0.1:4318, for a span of each answer."
+        ),
+    ] = None,
     log_prompts: Annotated[
         bool, typer.Option("--log-prompts", help="Write what is asked to the log, which has nothing of it otherwise.")
     ] = False,
@@ -86,14 +92,14 @@ def serve(
     set_up(options.verbose, info=True)
 
     def run() -> int:
-        from splitinfer.cli.serving import Access, opened_server, service_settings
+        from splitinfer.cli.serving import Access, opened_server, service_settings, spans_to
 
         if (tls_cert is None) != (tls_key is None):
             raise ConfigError("TLS needs both --tls-cert and --tls-key")
         access = Access(
             host, tuple(api_key or ()), api_keys, no_auth, tuple(allow_host or ()), tuple(cors or ()), tls_cert, tls_key
         )
-        gate = access.gate()  # before minutes of loading
+        gate, spans = access.gate(), spans_to(otlp)  # before minutes of loading
         settings = service_settings(settings_of(options))
         from splitinfer.cli.draining import open_llm
 
@@ -101,7 +107,7 @@ def serve(
         with (
             open_llm(layout_of(options, settings), options.model, settings, shutdown, servers, drain_seconds) as llm,
             opened_server(
-                llm, access, gate, servers, port, model_name, max_connections, logs_prompts=log_prompts
+                llm, access, gate, servers, port, model_name, max_connections, logs_prompts=log_prompts, spans=spans
             ) as said,
         ):
             log.info("%s", said)

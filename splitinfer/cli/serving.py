@@ -19,6 +19,7 @@ from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
 from splitinfer.server.patience import Limits
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
+from splitinfer.server.spans.span import Spans
 from splitinfer.server.tls import check_tls
 from splitinfer.system.open_files import make_room
 
@@ -83,14 +84,17 @@ def opened_server(
     max_connections: int = 4096,
     *,
     logs_prompts: bool = False,
+    spans: Spans | None = None,
 ) -> Iterator[str]:
     """A server of ``llm``, which is added to ``servers``; yields what there is to say of it.
+
+    ``spans``: gets a span of each answer, and is closed in the end.
 
     Raises:
         ConfigError: it cannot listen there, or the certificate cannot be used.
     """
     name = model_name or Path(llm.layout.model or "model").name
-    service = Service(llm, name, gate, logs_prompts=logs_prompts)
+    service = Service(llm, name, gate, logs_prompts=logs_prompts, spans=spans)
     limits = Limits(most=_room_for(max_connections))
     server = Server(service, Listen(access.host, port, access.certificate, access.certificate_key, limits))
     servers.append(server)
@@ -99,6 +103,24 @@ def opened_server(
         yield _sentence(llm, name, f"{scheme}://{_bracketed(access.host)}:{server.port}", gate)
     finally:
         server.close()
+        if spans is not None:
+            spans.close()
+
+
+def spans_to(otlp: str | None) -> Spans | None:
+    """What sends spans to a collector; none without one.
+
+    Raises:
+        ConfigError: its address is none, or the extra is not installed.
+    """
+    if otlp is None:
+        return None
+    try:
+        from splitinfer.server.spans.otlp import OtlpSpans
+    except ImportError as error:
+        raise ConfigError("--otlp needs OpenTelemetry: install splitinfer with the extra otlp") from error
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)  # not each attempt
+    return OtlpSpans(otlp)
 
 
 def _room_for(num_connections: int) -> int:

@@ -77,6 +77,11 @@ class AsyncRequest:
         """The output read so far."""
         return self._request.output
 
+    @property
+    def submitted(self) -> float:
+        """When it was submitted, in seconds on the monotonic clock."""
+        return self._request.submitted
+
     async def __aiter__(self) -> AsyncGenerator[StreamEvent, None]:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early, or the cancellation of the
         task that reads, aborts the request."""

@@ -25,6 +25,7 @@ from typing import Any, Self
 from splitinfer.core import sequence as core
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.metrics.requests import RequestFigures
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
@@ -477,6 +478,10 @@ class LLM:
         ``reset``: begin a new "window" after this; counters are never reset.
         """
         return self._engine.stats(reset=reset)
+
+    def request_figures(self) -> RequestFigures:
+        """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
+        return self._engine.request_figures()
 
     def health(self) -> PipelineHealth:
         """The state of each stage, and what is waited for, if a worker is lost."""

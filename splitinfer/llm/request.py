@@ -21,6 +21,11 @@ class Request:
         self.output = RequestOutput(state.sequence.num_prompt_tokens)
         """The output read so far."""
 
+    @property
+    def submitted(self) -> float:
+        """When it was submitted, in seconds on the monotonic clock."""
+        return self._state.submitted
+
     def __iter__(self) -> Iterator[StreamEvent]:
         """Yield events as tokens arrive; the last has a ``finish_reason``. Leaving early aborts the request."""
         try:

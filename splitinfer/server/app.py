@@ -5,6 +5,7 @@ from starlette.types import Receive, Scope, Send
 
 from splitinfer.server.anthropic.routes import anthropic_routes
 from splitinfer.server.guard import Guard
+from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.openai.responses_routes import responses_routes
 from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.own_routes import own_routes
@@ -14,9 +15,21 @@ from splitinfer.server.service import Service
 
 def make_app(service: Service) -> Guard:
     """The application of one service."""
-    routes = [*own_routes(service), *openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
+    routes = [
+        *own_routes(service),
+        *meter_routes(service),
+        *openai_routes(service),
+        *responses_routes(service),
+        *anthropic_routes(service),
+    ]
     router = Router(routes, default=_not_found, redirect_slashes=False)
-    return Guard(router, service.gate, service.sessions, failure=lambda: service.llm.health().failure)
+    return Guard(
+        router,
+        service.gate,
+        service.sessions,
+        failure=lambda: service.llm.health().failure,
+        ended=service.meters.responded,
+    )
 
 
 async def _not_found(scope: Scope, _receive: Receive, _send: Send) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from splitinfer.llm.request import Handling
 from splitinfer.server.answer import Piece
 from splitinfer.server.ask import Ask
 from splitinfer.server.keys import ApiKey
+from splitinfer.server.meters.http import OTHER
 from splitinfer.server.problem import AGAIN, Problem
 from splitinfer.server.reading import Answer, submit
 from splitinfer.server.service import Service, UnderWay
+from splitinfer.server.spans.span import Arrival
 from splitinfer.server.stream import COMMENT_PING, EventStream, Ping
 
 log = logging.getLogger(__name__)
@@ -75,8 +78,16 @@ async def all_asked(
         raise service.turned_away(f"{error}") from error
     service.took_one()
     request.state.answer = answer
+    open_things.enter_context(service.measured(answer, _arrival(request)))
     under_way.begins(answer)
     return Asked(answer, open_things)
+
+
+def _arrival(request: Request) -> Arrival:
+    state = request.state
+    began = getattr(state, "began", None)  # the guard's
+    route = getattr(state, "route", OTHER)
+    return Arrival.of(route, state.request_id, time.monotonic() if began is None else began, request.headers)
 
 
 def handling_of(request: Request) -> Handling:

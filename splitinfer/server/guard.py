@@ -22,6 +22,7 @@ from splitinfer.server import access_log
 from splitinfer.server.access_log import CLIENT_GONE
 from splitinfer.server.body import Bodies, Held
 from splitinfer.server.gate import Bought, Facts, Gate
+from splitinfer.server.meters.http import OTHER
 from splitinfer.server.problem import Problem, problem_of
 from splitinfer.server.service import new_request_id
 
@@ -36,9 +37,10 @@ _HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
 
 
 class Guard:
-    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, and
-    what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait for its end.
-    ``failure``: why the pipeline takes no request any more, for clients."""
+    """An ASGI application around another. ``scope["state"]`` of a request gets its ``facts``, its ``request_id``, when
+    it ``began``, and what its ``body`` takes of ``bodies``; a stream tells by ``has_left`` that its client did not wait
+    for its end. ``failure``: why the pipeline takes no request any more, for clients. ``ended``: told of each request's
+    route and status when it is over."""
 
     def __init__(
         self,
@@ -47,9 +49,10 @@ class Guard:
         sessions: Bought,
         bodies: Bodies | None = None,
         failure: Callable[[], str | None] = lambda: None,
+        ended: Callable[[str, int], None] = lambda _route, _status: None,
     ) -> None:
         self._app, self._gate, self._sessions, self._bodies = app, gate, sessions, bodies or Bodies()
-        self._failure = failure
+        self._failure, self._ended = failure, ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Carry out a request, or turn it away."""
@@ -58,8 +61,8 @@ class Guard:
             return
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
         body = Held(self._bodies)
-        scope.setdefault("state", {}).update(facts=facts, request_id=request_id, body=body)
         answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
+        scope.setdefault("state", {}).update(facts=facts, request_id=request_id, body=body, began=began)
         try:
             await self._carry_out(facts, scope, receive, answered)
         finally:
@@ -68,6 +71,7 @@ class Guard:
             seconds = time.monotonic() - began
             status = CLIENT_GONE if scope["state"].get("has_left") else answered.status
             access_log.write(scope["state"], who, facts.method, facts.path, status, seconds)
+            self._ended(scope["state"].get("route", OTHER), status)
 
     async def _carry_out(self, facts: Facts, scope: Scope, receive: Receive, answered: "_Answered") -> None:
         try:

@@ -6,7 +6,7 @@ which it cannot steer, so the time of that tells nothing of the keys. A file is 
 
     - name: laptop
       sha256: 9f86d081884c7d65...     # of the whole key
-      scopes: [use]                   # use: requests; admin: also the serving options
+      scopes: [use]                   # metrics: /metrics only; use: requests, too; admin: also the serving options
       requests_per_minute: 600        # left out: any number
       concurrent: 8                   # answers at a time; left out: any number
 """
@@ -35,8 +35,9 @@ _NEEDED, _FURTHER = ("name", "sha256"), ("scopes", "requests_per_minute", "concu
 class Scope(StrEnum):
     """What a key is for."""
 
-    USE = "use"  # requests, and what the server says of itself
+    USE = "use"  # requests, and what the server says of itself, figures included
     ADMIN = "admin"  # also to change serving options
+    METRICS = "metrics"  # nothing but figures of all requests together, for Prometheus
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ class ApiKey:
             raise ValueError(f"concurrent of key {self.name!r} must be a whole number, not {self.concurrent!r}")
 
     def may(self, scope: Scope) -> bool:
-        """Whether the key is for this; an administrator may also use."""
-        return scope in self.scopes or Scope.ADMIN in self.scopes
+        """Whether the key is for this; an administrator may do all, and who may use may read figures."""
+        return bool(self.scopes & {scope, Scope.ADMIN}) or (scope is Scope.METRICS and Scope.USE in self.scopes)
 
 
 NOBODY = ApiKey("nobody", "0" * 64, frozenset(Scope))

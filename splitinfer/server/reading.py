@@ -12,6 +12,7 @@ from splitinfer.llm.request import Handling
 from splitinfer.server.answer import ChoiceReader, Parser, Piece, PlainText, Usage
 from splitinfer.server.ask import Ask, Chat
 from splitinfer.server.preparing import known_tokens
+from splitinfer.server.spans.span import ChoiceTimes
 from splitinfer.text.conversations import Conversations
 
 log = logging.getLogger(__name__)
@@ -41,6 +42,17 @@ class Answer:
             sum(reader.num_tokens for reader in self.readers),
             sum(reader.num_reasoning_tokens for reader in self.readers),
         )
+
+    @property
+    def tokens_by_prompt(self) -> list[list[int]]:
+        """How many tokens each choice has so far, by prompt."""
+        numbers, each = [len(request.output.token_ids) for request in self.requests], self.num_choices
+        return [numbers[first : first + each] for first in range(0, len(numbers), each)]
+
+    @property
+    def times(self) -> list[ChoiceTimes]:
+        """What each choice has come to so far."""
+        return [_times_of(*pair) for pair in zip(self.requests, self.readers, strict=True)]
 
     def abort(self) -> None:
         """End all choices."""
@@ -97,6 +109,14 @@ class Answer:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _times_of(request: AsyncRequest, reader: ChoiceReader) -> ChoiceTimes:
+    output, at = request.output, request.submitted
+    first, last = (at + output.token_times[0], at + output.token_times[-1]) if output.token_times else (None, None)
+    begun = None if output.queue_seconds is None else at + output.queue_seconds
+    cut = "tool_calls" if reader.has_ended else None  # behind its one call
+    return ChoiceTimes(at, begun, first, last, output.finish_reason or cut)
 
 
 def as_told(piece: Piece) -> Piece:

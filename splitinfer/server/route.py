@@ -10,7 +10,7 @@ class ApiRoute(Route):
     """A route for some methods."""
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Carry out a request.
+        """Carry out a request, whose ``scope["state"]`` gets the ``route``: its pattern.
 
         Raises:
             Problem: 405, the method is another.
@@ -19,4 +19,5 @@ class ApiRoute(Route):
             takes = tuple(sorted(self.methods))
             sentence = f"{scope['path']:.80} takes {' and '.join(takes)}, not {scope['method']:.20}"
             raise Problem(405, sentence, allow=takes)
+        scope.setdefault("state", {})["route"] = self.path
         await self.app(scope, receive, send)

@@ -11,10 +11,12 @@ from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.health import model_document
 from splitinfer.server.keys import ApiKey
+from splitinfer.server.meters.http import HttpMeters
 from splitinfer.server.problem import Problem
 from splitinfer.server.rates import Rates
 from splitinfer.server.reading import Answer
 from splitinfer.server.sessions import Sessions
+from splitinfer.server.spans.span import Arrival, Spans, span_of
 from splitinfer.text.conversations import Conversations
 
 _COUNTING = 64  # requests beside those that the engine runs and queues: counted, or tokenized
@@ -54,6 +56,7 @@ class Service:
     max_running: requests at a time, waiting ones included; ``None``: somewhat more than the engine runs and queues, so
         that its own queue is what is full first.
     logs_prompts: whether what is asked is written to the log.
+    spans: gets a span of each answer.
     """
 
     llm: LLM
@@ -65,6 +68,8 @@ class Service:
     started: int = field(default_factory=lambda: int(time.time()))
     is_draining: bool = False
     logs_prompts: bool = False
+    meters: HttpMeters = field(default_factory=HttpMeters)
+    spans: Spans | None = None
     conversations: Conversations = field(default_factory=Conversations)
     _answers: dict[tuple[str, str], list[UnderWay]] = field(default_factory=dict)  # by names of keys and request ids
     _num_running: int = 0
@@ -114,6 +119,7 @@ class Service:
         """
         nth = 1 + self._num_turned_away % max(_LEAST_TIMES, self.llm.max_running)
         self._num_turned_away += 1
+        self.meters.turned_away()
         return Problem(429, why, code="queue_full", retry_after=self.llm.seconds_until_room(nth))
 
     def took_one(self) -> None:
@@ -136,6 +142,17 @@ class Service:
             if not under_way:
                 self._answers.pop((key.name, request_id), None)
             request.abort()  # does nothing to one that has ended
+
+    @contextmanager
+    def measured(self, answer: Answer, arrival: Arrival) -> Iterator[None]:
+        """Count an answer when it is over, and make its span."""
+        try:
+            yield
+        finally:
+            for numbers in answer.tokens_by_prompt:
+                self.meters.answered(numbers)
+            if self.spans is not None:
+                self.spans.ended(span_of(arrival, self.model, answer.times, answer.usage, time.monotonic()))
 
     def cancel(self, request_id: str, key: ApiKey) -> bool:
         """End the key's own requests with this id; false if it has none under way."""

@@ -58,6 +58,7 @@ def test_a_frozen_local_worker_is_replaced_unasked(victim: str, monkeypatch: pyt
         assert met[victim] not in dict(greeted).values(), "nobody waited for the frozen one to answer"
         assert sorted(name for name, _ in greeted) == ["b", "c"], "one attempt was enough"
         assert llm.stats()["rejoins"] == 1
+        assert llm.stats()["losses"] == {victim: 1}
 
 
 def test_what_to_do_is_said_and_the_answer_goes_on(tmp_path: Path):

@@ -23,13 +23,14 @@ from splitinfer.llm import LLM  # noqa: E402
 from splitinfer.server.app import make_app  # noqa: E402
 from splitinfer.server.gate import SESSION_COOKIE, Gate  # noqa: E402
 from splitinfer.server.guard import Guard  # noqa: E402
-from splitinfer.server.keys import ApiKey, ApiKeys, digest  # noqa: E402
+from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest  # noqa: E402
 from splitinfer.server.route import ApiRoute  # noqa: E402
 from splitinfer.server.service import Service  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "server-access.md"
 _BEGIN, _END = "<!-- table: begin -->\n\n", "\n<!-- table: end -->"
 _KEY, _SESSION, _USER = ("X-Api-Key", "secret"), "{session}", ApiKey("laptop", digest("secret"))
+_METER = ApiKey("prometheus", digest("figures"), frozenset({Scope.METRICS}))
 _COOKIE = ("Cookie", f"{SESSION_COOKIE}={_SESSION}")
 _TRICKS = ("localhost:80:80", "localhost@attacker.example", "localhost:80@attacker.example", "[::1]attacker.example",
            "[::1", "localhost.attacker.example", "127.0.0.1.attacker.example", "0.0.0.0", "",
@@ -58,6 +59,7 @@ WHO = (
         (("X-Api-Key", "wrong"),), (("Authorization", "Bearer wrong"),), (("X-Api-Key", "wrong"), _COOKIE)
         ], without_keys=False),
     Who("key", [_with_key(), (("Authorization", "Bearer secret"),)], without_keys=False),
+    Who("key for figures", [(("Authorization", "Bearer figures"),)], without_keys=False),
     Who("session", [(_COOKIE,), (_COOKIE, ("Origin", "http://localhost"), ("Sec-Fetch-Site", "same-origin"))]
         , without_keys=False),
     Who("session, from another site", [
@@ -94,7 +96,7 @@ def routes_of(application: Guard) -> list[tuple[str, str]]:
 def applications(llm: LLM) -> dict[str, Guard]:
     """A server with keys, and one without."""
     hosts, origins = frozenset({"ai.example"}), frozenset({"https://chat.example"})
-    keyed = Service(llm, "demo", Gate(hosts, origins, ApiKeys([_USER])))
+    keyed = Service(llm, "demo", Gate(hosts, origins, ApiKeys([_USER, _METER])))
     return {"with keys": make_app(keyed), "without keys": make_app(Service(llm, "demo", Gate(hosts, origins)))}
 
 

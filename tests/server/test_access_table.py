@@ -42,3 +42,9 @@ def test_every_route_but_health_needs_a_key(text: str):
         if "no key" in row:
             needs_none = row["route"] in ("`GET /health`", "`HEAD /health`", "`DELETE /session`")
             assert (row["no key"], row["wrong key"]) == (("200", "200") if needs_none else ("401", "401")), row["route"]
+
+
+def test_a_key_for_figures_is_for_these_only(text: str):
+    others = ("`GET /health`", "`HEAD /health`", "`DELETE /session`", "`GET /metrics`", "`HEAD /metrics`")
+    found = {row["route"]: row["key for figures"] for row in read(text) if "key for figures" in row}
+    assert found == {route: "200" if route in others else "403" for route in found}

@@ -11,6 +11,7 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from splitinfer.core.sampling_defaults import Recommended
+from splitinfer.engine.coordinator.requests import RequestOutput
 from splitinfer.errors import QueueFull
 from splitinfer.llm import LLM
 from splitinfer.llm.settings import Settings
@@ -42,7 +43,7 @@ class Tokenizing:
     async def asubmit(self, _prompt: list[int], *_: Any, **__: Any) -> Any:
         if self.is_full:
             raise QueueFull("1 requests wait already")
-        return SimpleNamespace(abort=lambda: self.aborted.append("aborted"))
+        return SimpleNamespace(abort=lambda: self.aborted.append("aborted"), output=RequestOutput(2))
 
     def seconds_until_room(self, nth: int) -> float:
         return 7.0 * nth

@@ -163,7 +163,7 @@ def test_a_file_holds_what_was_made_and_no_key(tmp_path: Path):
         ("a: 1", "must hold a list of API keys"),
         ("[1]", "key 1 of .*: it must have name and sha256, and may have scopes"),
         ("- {name: a, sha256: b}", "key 1 of .*: the sha256 of key 'a' must be 64 hexadecimal digits"),
-        ("- {name: a, sha256: %s, scopes: [rule]}", "scopes must be a list of use, admin"),
+        ("- {name: a, sha256: %s, scopes: [rule]}", "scopes must be a list of use, admin, metrics"),
         ("- {name: a, sha256: %s, scopes: []}", "key 'a' has no scope"),
         ("- {name: a, sha256: %s, concurrent: 0}", "concurrent of key 'a' must be a number over 0, not 0"),
         ("- {name: a, sha256: %s, concurrent: 1.5}", "concurrent of key 'a' must be a whole number"),

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import StallDetector
+from splitinfer.core.metrics.requests import RequestFigures, RequestMeters
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
@@ -100,7 +101,7 @@ class Engine:
         self._started = threading.Event()
         self._is_closing = False
         self._awake, self._held = KeepAwake("splitinfer computes answers"), HeldReport()
-        self.totals = Totals([])
+        self.totals, self._meters = Totals([]), RequestMeters()
         self.pipeline = build(self._inbox.put)
         self._own_steps = OwnSteps(self.pipeline, self._inbox.put, self._inbox.put)
         names = [spec.name for spec in self.pipeline.layout.stages]
@@ -249,6 +250,10 @@ class Engine:
             self.pipeline, layout, scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
         )
 
+    def request_figures(self) -> RequestFigures:
+        """Distributions of requests' times and sizes, since the start."""
+        return self._later.then(self._meters.read)
+
     def seconds_until_room(self, nth: int) -> float:
         """Seconds until ``nth`` requests more could be queued, if the queue is full."""
         scheduler = self.scheduler
@@ -348,6 +353,7 @@ class Engine:
     def _launch(self, plan: StepPlan) -> None:
         """Hand a step to this machine's device. It is sent when the device is done with it."""
         self._later.put(self.metrics.launched, plan)
+        self._later.put(self._meters.planned, plan.num_tokens)
         self.totals.computed_tokens += plan.num_tokens
         at = time.monotonic()
         self._own_steps.launch(plan, self._receive_without_waiting)
@@ -467,6 +473,7 @@ class Engine:
         self._watch.answered(now)
         self._later.put(self.totals.step, result, heard)
         self._later.put(VOID_STEPS.count, result)
+        self._later.put(self._meters.came, [event.seq_id for event in events], now)
         for event in events:
             state = self._requests.get(event.seq_id)
             if state is None:
@@ -546,6 +553,7 @@ class Engine:
         self._requests.add(state)
         now = time.monotonic()
         self.totals.is_active(True, now)
+        self._later.put(self._meters.submitted, state.sequence, submitted)
         self._later.put(self.metrics.submitted, state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
 
     def _abort(self, seq_id: int) -> None:
@@ -563,6 +571,7 @@ class Engine:
             self._drafting.forget(seq_id)
         self.totals.is_active(bool(self._requests), now)
         self._later.put(self.metrics.ended, seq_id, now)
+        self._later.put(self._meters.ended, seq_id, now)
         self._requests.check_drained()
 
     def _expire(self) -> None:

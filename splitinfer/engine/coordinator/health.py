@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+UNKNOWN_STAGE = "unknown"
+"""The name under which losses are counted where it is not known whose they were."""
+
 
 class StageState(StrEnum):
     """Whether a stage can compute."""

@@ -4,7 +4,9 @@ is time, or before anybody asks for figures."""
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _MOST = 256  # calls that are put off; a loop that is never idle makes them then
 
@@ -24,7 +26,12 @@ class Later:
 
     def run(self) -> None:
         """Make all calls that were put off so far."""
+        self.then(lambda: None)
+
+    def then(self, read: Callable[[], T]) -> T:
+        """Make all calls that were put off so far; the result of ``read``, during which none is made."""
         with self._running:
             while self._calls:
                 call, arguments = self._calls.popleft()
                 call(*arguments)
+            return read()

@@ -20,6 +20,7 @@ from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Vis
 from splitinfer.core.metrics.histogram import LogHistogram
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.room import UsualRequest
+from splitinfer.engine.coordinator.health import UNKNOWN_STAGE
 from splitinfer.engine.coordinator.trace import Trace, TracedStep
 
 _FAR = 1e12  # seconds; no clock reads more
@@ -55,6 +56,7 @@ class Totals:
     cached_tokens: int = 0
     generated_tokens: int = 0
     rejoins: int = 0  # times a lost worker came back
+    losses: dict[str, int] = field(default_factory=dict)  # by stage: times its worker was lost, or its device failed
     finished: dict[str, int] = field(default_factory=dict)
     _active_since: float | None = None
 
@@ -78,6 +80,11 @@ class Totals:
             self.active += now - self._active_since
         self._active_since = now if active else None
 
+    def lost(self, stage: str | None) -> None:
+        """Count a loss; ``None``: it is not known which stage's."""
+        name = stage or UNKNOWN_STAGE
+        self.losses[name] = self.losses.get(name, 0) + 1
+
     @property
     def usual_request(self) -> UsualRequest:
         """The means of the requests that have ended."""
@@ -99,6 +106,7 @@ class Totals:
             "cached_tokens": self.cached_tokens,
             "generated_tokens": self.generated_tokens,
             "rejoins": self.rejoins,
+            "losses": dict(self.losses),
             "finished": dict(self.finished),
             "bytes_per_token": sent / self.computed_tokens if self.computed_tokens else 0.0,
             "stages": [
@@ -151,10 +159,11 @@ class _RequestProgress:
 
 @dataclass(slots=True)
 class _Window:
-    """What has been counted since ``since``."""
+    """What has been counted since ``since``. ``idle_before``: each stage's gaps by cause before, in seconds."""
 
     since: float
     stages: list[StageGaps]
+    idle_before: list[dict[Cause, float]]
     steps: int = 0
     tokens: int = 0
     useful: int = 0
@@ -164,7 +173,16 @@ class _Window:
     @classmethod
     def of(cls, num_stages: int, since: float) -> "_Window":
         waits_for = (Cause.DOWNSTREAM, *(Cause.UPSTREAM for _ in range(num_stages - 1)))
-        return cls(since, [StageGaps(cause, since) for cause in waits_for])
+        nothing = [dict.fromkeys(Cause, 0.0) for _ in waits_for]
+        return cls(since, [StageGaps(cause, since) for cause in waits_for], nothing)
+
+    @property
+    def idle(self) -> list[dict[Cause, float]]:
+        """Each stage's gaps by cause, those before among them, in seconds."""
+        return [
+            {cause: seconds + stage.by_cause[cause].total for cause, seconds in before.items()}
+            for before, stage in zip(self.idle_before, self.stages, strict=True)
+        ]
 
 
 class PipelineMetrics:
@@ -345,7 +363,13 @@ class PipelineMetrics:
             }
             if reset:
                 self._window = _Window.of(len(self._names), now)
+                self._window.idle_before = window.idle
         return found
+
+    def idle_seconds(self) -> list[dict[str, float]]:
+        """Each stage's gaps by cause since the start, in seconds."""
+        with self._lock:
+            return [{cause.value: seconds for cause, seconds in stage.items()} for stage in self._window.idle]
 
 
 def _stage_dict(stage: StageGaps) -> dict[str, Any]:

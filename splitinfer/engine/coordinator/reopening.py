@@ -202,6 +202,7 @@ class Reopening:
             loss = DeviceFailed(f"stage {own_name} cannot go on: {loss}", loss.no_memory)
         lost = own_name if isinstance(loss, DeviceFailed) else pipeline.lost_name
         self.lost_stage = lost or "of a worker"
+        self._parts.totals.lost(lost)
         log.warning("%s; %s", loss, self._remedy(loss))
         self._parts.later.put(self._parts.metrics.lost, time.monotonic())
         self._parts.watch.reset()

@@ -135,7 +135,8 @@ class RequestState:
         self._detokenizer = detokenizer
         self._stops = StopMatcher(sequence.params.stop)
         self._clock = clock
-        self._submitted = clock()
+        self.submitted = clock()
+        """When it was submitted, in seconds on ``clock``."""
 
     @property
     def seq_id(self) -> int:
@@ -146,16 +147,16 @@ class RequestState:
     def queue_seconds(self) -> float | None:
         """Seconds from its submission to its first step; ``None`` before that."""
         begun = self.sequence.begun_at
-        return None if begun is None else begun - self._submitted
+        return None if begun is None else begun - self.submitted
 
     def take(self, token: SampledToken, reason: FinishReason | None) -> FinishReason | None:
         """Pass a token to the reader. Returns why the request ends with it: ``reason``, or a stop string."""
-        event = self._pass_on(_Taken(token, reason, self._clock() - self._submitted))
+        event = self._pass_on(_Taken(token, reason, self._clock() - self.submitted))
         return reason if event is None or event.finish_reason is None else FinishReason(event.finish_reason)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """End without a token: the request was aborted, or the pipeline failed. Text that was held back is shown."""
-        self._pass_on(_Taken(None, reason, self._clock() - self._submitted, error))
+        self._pass_on(_Taken(None, reason, self._clock() - self.submitted, error))
 
     def _pass_on(self, taken: _Taken) -> StreamEvent | None:
         """Hand on what has come; the event, if it had to be decoded for stop strings."""

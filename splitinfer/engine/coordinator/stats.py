@@ -26,12 +26,14 @@ def stats_of(
     ``layout``: the cut in force. ``reset`` begins another window. ``now``: seconds on the monotonic clock."""
     stats = totals.as_dict([spec.name for spec in layout.stages], now)
     stats["window"] = metrics.snapshot(now, reset=reset)
+    for stage, idle in zip(stats["stages"], metrics.idle_seconds(), strict=False):
+        stage["idle_seconds"] = idle
     if scheduler is not None:
         stats |= _queue_stats(scheduler)
         stats["costs"] = scheduler.costs.as_dict()
         stats["speculation"] = _draft_stats(drafter, scheduler.speculation)
-        kv = scheduler.config.kv
-        for stage, memory in zip(stats["stages"], kv.stages if kv is not None else (), strict=False):
+        for stage, memory in zip(stats["stages"], scheduler.state.budget.stages, strict=False):
+            stage["kv_budget_bytes"] = memory.budget_bytes
             stage["kv_bytes"] = memory.bytes_of(scheduler.kv_used)
             stage["kv_bytes_stored"] = memory.bytes_of(scheduler.kv_stored)
     for stage, codec in zip(stats["stages"], pipeline.codecs or (), strict=False):

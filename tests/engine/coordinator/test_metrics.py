@@ -12,7 +12,7 @@ import splitinfer
 from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.demo import TARGET
-from splitinfer.engine.coordinator.metrics import PipelineMetrics
+from splitinfer.engine.coordinator.metrics import PipelineMetrics, Totals
 from splitinfer.llm import LLM
 
 AHEAD = 1000.0  # seconds by which the worker's clock is ahead
@@ -106,6 +106,27 @@ def test_a_reset_begins_another_window():
     window = figures.snapshot(7.0)
     assert (window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (3, 1, 0)
     assert window["stages"][0]["busy_seconds"] == pytest.approx(0.5), "from 4 on, of a step from 3.5 to 4.5"
+
+
+def test_gaps_since_the_start_outlive_their_window():
+    figures = metrics()
+    figures.submitted(1, 2, 0.0, 0.0)
+    idle: list[dict[str, float]] = []
+    for step, begin in enumerate((0.5, 3.5)):
+        figures.launched(plan(step, (1, step, 1)))
+        figures.returned(two_stages(step, begin), begin + 2.5)
+        figures.snapshot(begin + 2.5, reset=step == 0)
+        idle = figures.idle_seconds()
+    assert idle[1]["upstream"] > figures.snapshot(9.0)["stages"][1]["gaps"]["upstream"]["seconds"] > 0
+    assert figures.snapshot(9.0)["stages"][1]["gaps"]["link"]["seconds"] == pytest.approx(0.25)
+    assert idle[1]["link"] == pytest.approx(0.5)
+
+
+def test_losses_are_counted_by_stage():
+    totals = Totals([])
+    for stage in ("mini", None, "mini"):
+        totals.lost(stage)
+    assert totals.as_dict([], 0.0)["losses"] == {"mini": 2, "unknown": 1}
 
 
 def test_while_a_stage_is_lost_nobody_stands_still():

@@ -1,0 +1,61 @@
+"""The route ``/metrics``.
+
+Reading and writing takes a millisecond or two, beside the event loop, one reading at a time: whoever asks on and on
+takes no thread from others. A key is needed as everywhere, of which the scope ``metrics`` is enough. What is told is of
+all requests together, and has nothing of any of them.
+"""
+
+import asyncio
+from importlib.util import find_spec
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from splitinfer.engine.versions import own_versions
+from splitinfer.server.keys import Scope
+from splitinfer.server.meters.families import Family, Readings
+from splitinfer.server.meters.http import HttpFigures
+from splitinfer.server.meters.pipeline import pipeline_families
+from splitinfer.server.meters.vllm import vllm_families
+from splitinfer.server.problem import Problem
+from splitinfer.server.route import ApiRoute
+from splitinfer.server.service import Service
+
+_MISSING = "figures for Prometheus need prometheus-client: install splitinfer with the extra server"
+
+
+def meter_routes(service: Service) -> list[ApiRoute]:
+    """The route."""
+    one_at_a_time = asyncio.Lock()
+
+    async def metrics(request: Request) -> Response:
+        service.gate.caller(request.state.facts, service.sessions, Scope.METRICS)
+        if find_spec("prometheus_client") is None:
+            raise Problem(501, _MISSING)
+        async with one_at_a_time:
+            http = service.meters.read(service.num_running, is_draining=service.is_draining)
+            return await asyncio.to_thread(_answer, service, http)
+
+    return [ApiRoute("/metrics", metrics, methods=["GET"])]
+
+
+def all_families(readings: Readings) -> list[Family]:
+    """All that is told."""
+    return [*vllm_families(readings), *pipeline_families(readings)]
+
+
+def _answer(service: Service, http: HttpFigures) -> Response:
+    from splitinfer.server.meters.exposition import CONTENT_TYPE, text_of
+
+    llm = service.llm
+    readings = Readings(
+        model=service.model,
+        context=llm.context_length,
+        version=own_versions().splitinfer,
+        layout=llm.layout.name or "",
+        stats=llm.stats(),
+        requests=llm.request_figures(),
+        http=http,
+        health=llm.health(),
+    )
+    return Response(text_of(all_families(readings)), headers={"Content-Type": CONTENT_TYPE})

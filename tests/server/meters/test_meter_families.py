@@ -1,0 +1,187 @@
+"""Figures as families: what each name says, and that requests cannot make new series."""
+
+import asyncio
+import re
+import threading
+from collections import Counter
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+from asgi import answer
+from figures import DRAFTS, HEALTH, STATS, Model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutating import Asked
+from starlette.routing import Router
+
+from splitinfer.core.metrics.distribution import Histogram
+from splitinfer.core.metrics.requests import RequestMeters
+from splitinfer.llm import LLM
+from splitinfer.server.app import make_app
+from splitinfer.server.meters.families import Kind, Readings, Value
+from splitinfer.server.meters.http import OTHER, HttpMeters
+from splitinfer.server.meters.routes import all_families
+from splitinfer.server.meters.vllm import kv_usage
+from splitinfer.server.route import ApiRoute
+from splitinfer.server.service import Service
+
+READINGS = Readings("demo", 300, "0.1.0", "two", STATS, RequestMeters().read(), HttpMeters().read(), HEALTH)
+WITH_DRAFTS = replace(READINGS, stats=STATS | {"speculation": DRAFTS})
+
+
+def told(readings: Readings, name: str, **labels: str) -> Value:
+    """The one sample of that name and these labels."""
+    (family,) = [family for family in all_families(readings) if family.name == name]
+    (value,) = [value for found, value in family.samples if labels.items() <= found.items()]
+    return value
+
+
+def test_the_fullest_stage_decides_how_full_memory_is():
+    assert kv_usage(READINGS) == 0.5
+    unbounded = [{name: value for name, value in stage.items() if "kv" not in name} for stage in STATS["stages"]]
+    assert kv_usage(replace(READINGS, stats=STATS | {"stages": unbounded})) == 0.0
+    assert all_families(replace(READINGS, stats=STATS | {"stages": unbounded}))
+
+
+def test_losses_are_there_before_the_first_so_that_it_is_seen():
+    assert told(READINGS, "splitinfer:stage_losses", stage="back") == 2
+    assert told(READINGS, "splitinfer:stage_losses", stage="front") == 0
+    assert told(READINGS, "splitinfer:stage_losses", stage="unknown") == 0
+    assert told(READINGS, "splitinfer:stage_up", stage="front") == 1
+    assert told(READINGS, "splitinfer:stage_up", stage="back") == 0
+
+
+def test_every_reason_has_a_series():
+    reasons = ("stop", "length", "abort", "error", "repetition")
+    assert [told(READINGS, "vllm:request_success", finished_reason=reason) for reason in reasons] == [1, 0, 2, 0, 0]
+
+
+def test_drafts():
+    assert not [family for family in all_families(READINGS) if "draft" in family.name]
+    assert told(WITH_DRAFTS, "vllm:spec_decode_num_drafts") == 7
+    assert told(WITH_DRAFTS, "vllm:spec_decode_num_draft_tokens") == 20
+    assert told(WITH_DRAFTS, "vllm:spec_decode_num_accepted_tokens") == 8
+    places = [told(WITH_DRAFTS, "vllm:spec_decode_num_accepted_tokens_per_pos", position=f"{i}") for i in range(16)]
+    assert sum(cast(list[float], places)) == 8
+    assert told(WITH_DRAFTS, "splitinfer:draft_blocks_void") == 2
+
+
+def test_a_link_has_its_ends_and_one_stage_has_none():
+    assert told(READINGS, "splitinfer:link_sent_bytes", stage="front", next="back") == 640
+    assert told(READINGS, "splitinfer:link_info", codec="bf16") == 1
+    alone = replace(READINGS, stats=STATS | {"stages": STATS["stages"][:1]})
+    assert not [family for family in all_families(alone) if "link" in family.name]
+
+
+def test_bounds_of_sizes_end_with_the_context():
+    sizes = told(READINGS, "vllm:request_prompt_tokens")
+    assert isinstance(sizes, Histogram)
+    assert sizes.bounds[-1] == 200
+
+
+def test_who_is_turned_away_is_counted():
+    service = Service(cast(LLM, Waiting()), "demo")
+    service.turned_away("no room")
+    readings = replace(READINGS, http=service.meters.read())
+    assert told(readings, "vllm:admission_rejections", reason="max_num_queued_reqs") == 1
+
+
+class Waiting(Model):
+    """A full queue."""
+
+    max_running = 4
+
+    def seconds_until_room(self, _nth: int) -> float:
+        return 1.0
+
+
+def test_names_are_as_prometheus_wants_them():
+    families = all_families(WITH_DRAFTS)
+    assert [name for name, count in Counter(family.name for family in families).items() if count > 1] == []
+    for family in families:
+        assert re.fullmatch(r"(vllm|splitinfer):[a-z0-9_]+", family.name)
+        assert family.kind is not Kind.COUNTER or not family.name.endswith("_total"), "it is added"
+        assert family.help.endswith(".")
+        assert len({frozenset(labels) for labels, _ in family.samples}) <= 1, "one name, other labels"
+        assert len({frozenset(labels.items()) for labels, _ in family.samples}) == len(family.samples)
+
+
+def test_no_address_is_told():
+    assert "10.0.0.7" not in str(all_families(READINGS))
+
+
+# -- whatever clients send -------------------------------------------------------------------------
+
+WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=12)
+PATHS = st.sampled_from(
+    ["/v1/chat/completions", "/v1/messages", "/v1/models/", "/v1/requests/", "/metrics", "/health", "/session", "/"]
+)
+REQUESTS = st.builds(
+    lambda method, path, more, model, name, value: Asked(
+        method,
+        path + "".join(c for c in more if c.isalnum() or c in "/._-%"),
+        (("Content-Type", "application/json"), ("X-Request-Id", model), (name, value)),
+        f'{{"model": "{model}"}}'.encode(),
+    ),
+    st.sampled_from(["GET", "POST", "DELETE", "PUT", "BREW"]) | st.text("ABC", min_size=1, max_size=4),
+    PATHS,
+    WORDS,
+    st.text("abcXYZ019", max_size=9),
+    st.sampled_from(["Origin", "Host", "Authorization", "User-Agent", "X-Splitinfer-Priority"]),
+    WORDS,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(REQUESTS, max_size=12))
+def test_series_stay_bounded_whatever_clients_send(requests: list[Asked]):
+    service = Service(cast(LLM, Model()), "demo")
+    application = make_app(service)
+
+    async def ask_all() -> None:
+        for request in requests:
+            await answer(application, request)
+
+    asyncio.run(ask_all())
+    responses = service.meters.read().responses
+    assert sum(responses.values()) == len(requests)
+    router = application._app
+    assert isinstance(router, Router)
+    patterns = {route.path for route in router.routes if isinstance(route, ApiRoute)}
+    assert {route for route, _ in responses} <= patterns | {OTHER}
+    assert {status for _, status in responses} <= {200, 400, 401, 403, 404, 405, 413, 415, 429, 499, 500, 501, 503}
+    readings = replace(READINGS, http=service.meters.read())
+    known = sum(len(family.samples) for family in all_families(READINGS))
+    assert sum(len(family.samples) for family in all_families(readings)) == known + len(responses)
+
+
+def test_one_reading_at_a_time():
+    class Slow(Model):
+        now = most = 0
+        second, lock = threading.Event(), threading.Lock()
+
+        def stats(self) -> dict[str, Any]:
+            with self.lock:
+                Slow.now += 1
+                Slow.most = max(Slow.most, Slow.now)
+            if Slow.now > 1:
+                self.second.set()
+            self.second.wait(0.05)  # for a second one that must not come
+            with self.lock:
+                Slow.now -= 1
+            return super().stats()
+
+    application = make_app(Service(cast(LLM, Slow()), "demo"))
+
+    async def ask() -> list[int]:
+        asked = (answer(application, Asked("GET", "/metrics", (), b"")) for _ in range(3))
+        return [said.status for said in await asyncio.gather(*asked)]
+
+    assert asyncio.run(ask()) == [200] * 3
+    assert Slow.most == 1
+
+
+@pytest.mark.parametrize("name", ["front", "back"])
+def test_idle_seconds_by_cause(name: str):
+    assert told(READINGS, "splitinfer:stage_idle_seconds", stage=name, cause="link") == 0.25

@@ -1,0 +1,166 @@
+"""`/metrics` of a server that answers: what it says is what was counted, under the names that dashboards ask for."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import httpx2 as httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from splitinfer.llm import LLM
+from splitinfer.server.gate import Gate
+from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
+from splitinfer.server.meters import routes
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+
+AT_MOST = 60.0  # seconds
+ACCEPTS = {  # what a Prometheus sends: 2.42 and, with names in UTF-8, 3
+    "2": "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,"
+    "text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "3": "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,"
+    "text/plain;version=0.0.4;q=0.3,*/*;q=0.2",
+    "none": "*/*",
+}
+OF_DASHBOARDS = [  # of vLLM 0.33.0's distribution
+    "e2e_request_latency_seconds",
+    "generation_tokens",
+    "inter_token_latency_seconds",
+    "iteration_tokens_total",
+    "kv_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prompt_tokens",
+    "request_decode_time_seconds",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_success",
+    "request_time_per_output_token_seconds",
+    "time_to_first_token_seconds",
+]
+
+LAST = (  # what is counted last, on the event loop and on the engine's thread
+    ("splitinfer:http_responses_total", {"route": "/v1/completions", "status": "200"}),
+    ("vllm:e2e_request_latency_seconds_count", {}),
+)
+
+Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+
+@pytest.fixture(scope="module")
+def url(llm: LLM) -> Iterator[str]:
+    keys = [
+        ApiKey("laptop", digest("user")),
+        ApiKey("prometheus", digest("figures"), frozenset({Scope.METRICS})),
+    ]
+    server = Server(Service(llm, "demo", Gate(keys=ApiKeys(keys))), Listen(port=0))
+    yield f"http://127.0.0.1:{server.port}"
+    server.close()
+
+
+def scrape(url: str, accept: str = ACCEPTS["2"], key: str = "figures") -> httpx.Response:
+    return httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {key}", "Accept": accept}, timeout=AT_MOST)
+
+
+def samples_in(answer: httpx.Response) -> Samples:
+    found: Samples = {}
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            at = sample.name, frozenset(sample.labels.items())
+            assert at not in found, "a series twice"
+            found[at] = sample.value
+    return found
+
+
+def of(samples: Samples, name: str, **labels: str) -> float:
+    """The sum of the samples with these labels."""
+    return sum(
+        value for (each, found), value in samples.items() if each == name and labels.items() <= dict(found).items()
+    )
+
+
+def when(url: str, is_there: Callable[[Samples], bool]) -> Samples:
+    """The samples, once they have what is counted after the answer was sent."""
+    give_up = time.monotonic() + AT_MOST
+    while not is_there(found := samples_in(scrape(url))):
+        assert time.monotonic() < give_up
+    return found
+
+
+def test_what_is_told_is_what_was_counted(url: str, llm: LLM):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="user", max_retries=0)
+    before = samples_in(scrape(url))
+    answer = client.completions.create(
+        model="demo", prompt="Once upon a time", max_tokens=6, n=2, extra_body={"ignore_eos": True}
+    )
+    assert answer.usage is not None
+
+    def is_over(now: Samples) -> bool:
+        answered, ended = (of(now, name, **labels) - of(before, name, **labels) for name, labels in LAST)
+        return (answered, ended) == (1, 2)
+
+    after = when(url, is_over)
+
+    def grown(name: str, **labels: str) -> float:
+        return of(after, name, **labels) - of(before, name, **labels)
+
+    assert grown("vllm:generation_tokens_total", model_name="demo", engine="0") == 12
+    assert grown("vllm:request_success_total", finished_reason="length") == 2
+    assert grown("vllm:prompt_tokens_total") == 2 * answer.usage.prompt_tokens
+    assert grown("vllm:prompt_tokens_by_source_total") == grown("vllm:prompt_tokens_total")
+    for name in ("e2e_request_latency_seconds", "request_queue_time_seconds", "time_to_first_token_seconds"):
+        assert grown(f"vllm:{name}_count") == 2
+    assert grown("vllm:inter_token_latency_seconds_count") == 10
+    assert grown("vllm:request_generation_tokens_bucket", le="10.0") == 2
+    assert grown("vllm:request_generation_tokens_bucket", le="5.0") == 0
+    assert grown("vllm:request_generation_tokens_sum") == 12
+    assert grown("vllm:request_params_n_bucket", le="1.0") == 0
+    assert grown("vllm:request_params_n_bucket", le="2.0") == 1
+    assert grown("vllm:request_max_num_generation_tokens_sum") == 6
+    assert 6 <= of(after, "splitinfer:stage_steps_total", stage="s0") <= llm.stats()["stages"][0]["steps"]
+    assert grown("splitinfer:link_sent_bytes_total", stage="s0", next="s1") > 0
+    assert of(after, "splitinfer:stage_up", stage="s1") == 1
+
+
+@pytest.mark.parametrize("accept", ACCEPTS)
+def test_names_keep_their_colons_for_every_prometheus(url: str, accept: str):
+    answer = scrape(url, ACCEPTS[accept])
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {name for name, _ in samples_in(answer)}
+    assert names
+    assert [name for name in names if not name.startswith(("vllm:", "splitinfer:"))] == []
+
+
+def test_all_that_vllms_dashboards_ask_for_is_there(url: str):
+    names = {name.removeprefix("vllm:") for name, _ in samples_in(scrape(url))}
+    endings = ("", "_total", "_bucket")
+    assert [name for name in OF_DASHBOARDS if not any(name + ending in names for ending in endings)] == []
+
+
+def test_buckets_of_tokens_end_with_the_context(url: str, llm: LLM):
+    bounds = {
+        float(dict(labels)["le"])
+        for name, labels in samples_in(scrape(url))
+        if name == "vllm:request_prompt_tokens_bucket"
+    }
+    assert max(bounds - {float("inf")}) <= llm.context_length < 2.5 * max(bounds - {float("inf")})
+
+
+@pytest.mark.parametrize(("key", "figures", "models"), [("figures", 200, 403), ("user", 200, 200), ("wrong", 401, 401)])
+def test_a_key_for_figures_is_for_nothing_else(url: str, key: str, figures: int, models: int):
+    assert scrape(url, key=key).status_code == figures
+    headers = {"Authorization": f"Bearer {key}"}
+    assert httpx.get(f"{url}/v1/models", headers=headers, timeout=AT_MOST).status_code == models
+    assert httpx.post(f"{url}/session", headers=headers, json={}, timeout=AT_MOST).status_code == models
+
+
+def test_without_the_extra_it_says_so(url: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(routes, "find_spec", lambda _name: None)
+    refused = scrape(url)
+    assert refused.status_code == 501
+    assert "install splitinfer with the extra server" in refused.text
