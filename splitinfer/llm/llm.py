@@ -24,6 +24,7 @@ from typing import Any, Self
 from splitinfer.core import sequence as core
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
 from splitinfer.core.serving_options import MAX_RUNNING, ServingOptions
@@ -397,6 +398,12 @@ class LLM:
         ``reset``: begin a new "window" after this; counters are never reset.
         """
         return self._engine.stats(reset=reset)
+
+    def watch_steps(self, recent: RecentSteps | None) -> None:
+        """Put every step that is launched from now on into ``recent``, once it has come back; ``None``: no more.
+        There is one place for them, and the last caller has it. Call ``stats`` before they are taken: it counts what
+        has come back."""
+        self._engine.watch_steps(recent)
 
     def health(self) -> PipelineHealth:
         """The state of each stage, and what is waited for, if a worker is lost."""

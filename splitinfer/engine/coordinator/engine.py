@@ -29,6 +29,7 @@ from typing import Any
 
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.liveness import LossCounter, RejoinDeadline, StallDetector
+from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
@@ -192,6 +193,10 @@ class Engine:
         return stats_of(
             self.pipeline, self._scheduler, self.drafter, self.totals, self.metrics, time.monotonic(), reset=reset
         )
+
+    def watch_steps(self, recent: RecentSteps | None) -> None:
+        """Put every step that is launched from now on into ``recent``; ``None``: nobody looks any more."""
+        self.metrics.watch(recent)
 
     def seconds_until_room(self, nth: int) -> float:
         """Seconds until ``nth`` requests more could be queued, if the queue is full."""
