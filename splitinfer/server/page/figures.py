@@ -24,7 +24,7 @@ class Sample:
 
     at: float
     stats: Stats
-    steps: Sequence[SeenStep] = ()
+    steps: list[SeenStep] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
