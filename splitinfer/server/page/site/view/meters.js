@@ -10,9 +10,9 @@ export function Meters({ history }) {
     let isGone = false;
     const link = Object.assign(document.createElement("link"), { rel: "stylesheet", href: new URL("../../vendor/uplot.css", import.meta.url).href });
     document.head.append(link);
-    const sized = new ResizeObserver(() => plot.current?.setSize({ width: place.current.clientWidth, height: 150 }));
+    const sized = new ResizeObserver(() => place.current && plot.current?.setSize({ width: place.current.clientWidth, height: 150 }));
     library("uPlot").then((uPlot) => {
-      if (isGone) return;
+      if (isGone || place.current === null) return;
       const style = getComputedStyle(document.documentElement), of = (name) => style.getPropertyValue(name).trim();
       const axis = { stroke: of("--dim"), grid: { stroke: of("--line"), width: 1 }, ticks: { stroke: of("--line"), width: 1 } };
       plot.current = new uPlot({

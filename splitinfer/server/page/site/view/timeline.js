@@ -24,6 +24,7 @@ export function Timeline({ seen, seconds }) {
     scheme.addEventListener("change", changed);
     const again = () => { if (!isStopped) frame = slow.matches ? setTimeout(draw, 1000) : requestAnimationFrame(draw); };
     function draw() {
+      if (canvas.current === null) return; // it has gone, and is told so only later
       paint(canvas.current, data.current, seconds, palette);
       again();
     }
