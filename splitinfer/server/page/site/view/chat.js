@@ -92,7 +92,7 @@ function Composer({ send, stop, isBusy, isReady }) {
       <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, j) => j !== i))}>×</button></li>`)}</ul>`}
     <div class="row">
       <input ref=${picker} type="file" multiple hidden onChange=${(event) => { attach([...event.currentTarget.files]); event.currentTarget.value = ""; }} />
-      <button type="button" aria-label="Attach texts" title="Attach texts" onClick=${() => picker.current.click()}>＋</button>
+      <button type="button" aria-label="Attach texts" title="Attach texts" onClick=${() => picker.current.click()}>+</button>
       <textarea ref=${area} rows="1" aria-label="Message" placeholder="Message" value=${text} onInput=${(event) => setText(event.currentTarget.value)} onKeyDown=${keys}></textarea>
       ${isBusy ? html`<button type="button" class="primary" onClick=${stop}>Stop</button>`
         : html`<button type="submit" class="primary" disabled=${!isReady || (!text.trim() && !files.length)}>Send</button>`}

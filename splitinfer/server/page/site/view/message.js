@@ -62,7 +62,7 @@ function Probabilities({ logprobs }) {
   return html`<details class="probabilities"><summary>Probabilities of ${count(logprobs.length, "token")}</summary>
     <div class="tokens">${logprobs.slice(0, 2000).map((one, i) => html`<button type="button" key=${i} aria-pressed=${chosen === i}
       class=${`token p${Math.min(9, Math.floor(10 * Math.exp(one.logprob)))}`} title=${percent(one.logprob)}
-      onClick=${() => setChosen(chosen === i ? null : i)}>${one.token.replace(/\n/g, "⏎")}</button>`)}</div>
+      onClick=${() => setChosen(chosen === i ? null : i)}>${one.token.replace(/\n/g, "↵")}</button>`)}</div>
     ${token && html`<table aria-label="Likeliest tokens here"><tbody>${token.top_logprobs.map((one) => html`<tr>
       <td><code>${JSON.stringify(one.token)}</code></td><td>${percent(one.logprob)}</td></tr>`)}</tbody></table>`}
   </details>`;
@@ -98,7 +98,7 @@ export function Message({ node, answer, place, actions, isBusy, isLast, pause })
       ? html`<${Editor} text=${content} isAnswer=${isAnswer} onCancel=${() => setEdited(false)} onDone=${(text) => { setEdited(false); actions.edit(node.id, text); }} />`
       : isAnswer ? (answer ? html`<${Growing} text=${content} />` : html`<${Markdown} text=${content} />`) : html`<div class="plain">${content}</div>`}
     <${Calls} calls=${calls} />
-    ${answer && pause && html`<p class="pause" role="status">⏸ ${pause.text} ${pause.help}</p>`}
+    ${answer && pause && html`<p class="pause" role="status">${pause.text} ${pause.help}</p>`}
     ${answer && !pause && !content && !reasoning && html`<p class="dim waiting">Waiting for the first token <span class="dots"></span></p>`}
     ${said && html`<p class=${node.error ? "error" : "dim"}>${said}</p>`}
     ${!answer && html`<${Probabilities} logprobs=${node.logprobs} />`}

@@ -39,7 +39,7 @@ export function Timeline({ seen, seconds }) {
   };
   const now = seen.last ?? 0;
   return html`<div class="timeline" onPointerMove=${point} onPointerLeave=${() => setTip(null)}>
-    <canvas ref=${canvas} height=${height} role="img" aria-label=${stages.map((stage, i) => `${stage.name}: ${inWords(seen.tracks[i] ?? [], now - seconds * 1000, now)}`).join("; ")}></canvas>
+    <canvas ref=${canvas} style=${{ height: `${height}px` }} role="img" aria-label=${stages.map((stage, i) => `${stage.name}: ${inWords(seen.tracks[i] ?? [], now - seconds * 1000, now)}`).join("; ")}></canvas>
     ${tip && html`<div class="tip" style=${{ left: `${tip.x}px`, top: `${tip.y}px` }}>${tip.text}</div>`}
   </div>`;
 }
