@@ -196,8 +196,8 @@ def looks_of_text(driven: Driven) -> None:
 def hostile_text(driven: Driven) -> None:
     """Attacks in an answer, in a user's message, a title and a file's name do nothing."""
     attacks = json.loads(ATTACKS.read_text())
-    messages = [message for attack in attacks for message in (
-        {"role": "user", "content": attack}, {"role": "assistant", "content": attack, "reasoning_content": attack})]  # fmt: skip
+    pairs = [[{"role": "user"}, {"role": "assistant", "reasoning_content": attack}] for attack in attacks]
+    messages = [{**one, "content": attack} for attack, pair in zip(attacks, pairs, strict=True) for one in pair]
     _import(driven, messages)
     page = driven.page
     while page.locator(".earlier").count():
@@ -329,7 +329,11 @@ def _import(driven: Driven, messages: list[dict[str, Any]]) -> None:
     _open_list(driven.page)
     with driven.page.expect_file_chooser() as chooser:
         driven.page.get_by_role("button", name="Import").click()
-    file = {"name": "<img src=x onerror=attacked=1>.json", "mimeType": "application/json", "buffer": json.dumps(messages).encode()}
+    file = {
+        "name": "<img src=x onerror=attacked=1>.json",
+        "mimeType": "application/json",
+        "buffer": json.dumps(messages).encode(),
+    }
     chooser.value.set_files(file)  # type: ignore[arg-type]
     expect(driven.answers()).not_to_have_count(0)
 
@@ -351,7 +355,10 @@ def play(driven: Driven, scene: Callable[[Driven], None]) -> bool:
         driven.picture(f"failed-{scene.__name__}")
     for complaint in driven.complaints:
         problem = f"{problem or ''}\n{complaint}"
-    print(f"{'failed' if problem else 'passed'}  {scene.__name__}, {time.monotonic() - began:.1f} s{problem or ''}", flush=True)
+    print(
+        f"{'failed' if problem else 'passed'}  {scene.__name__}, {time.monotonic() - began:.1f} s{problem or ''}",
+        flush=True,
+    )
     return problem is None
 
 

@@ -280,9 +280,7 @@ class PipelineMetrics:
             recent.put(SeenStep(plan.step, rows, useful, visits, gaps))
         if self._trace is not None:
             sizes, count = [each.bytes_sent for each in figures], len(plan.slices)
-            self._trace.step(
-                TracedStep(plan.step, rows.kind, count, plan.num_tokens, useful, visits, sizes, *way_back)
-            )
+            self._trace.step(TracedStep(plan.step, rows.kind, count, plan.num_tokens, useful, visits, sizes, *way_back))
 
     def _new_rows(self, part: Slice, num_sampled: int) -> int:
         """Rows that the request still wanted and that had not been computed before; of drafts, the accepted ones."""

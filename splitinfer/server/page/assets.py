@@ -69,7 +69,9 @@ def asset_of(name: str, data: bytes) -> Asset:
 def assets() -> dict[str, Asset]:
     """All files of the page, by their paths in this package."""
     root = files(__package__ or "")
-    return {path: asset_of(path, file.read_bytes()) for folder in _FOLDERS for path, file in _walk(root / folder, folder)}
+    return {
+        path: asset_of(path, file.read_bytes()) for folder in _FOLDERS for path, file in _walk(root / folder, folder)
+    }
 
 
 def _walk(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:

@@ -14,7 +14,6 @@ from splitinfer.server.page.figures import Seen
 Stats = Mapping[str, Any]
 
 
-
 def pipeline_document(
     model: str, layout: Layout, context: int, stats: Stats, health: PipelineHealth, budget: KVBudget
 ) -> dict[str, Any]:

@@ -54,8 +54,8 @@ class StageSeen:
 
 @dataclass(frozen=True, slots=True)
 class LinkSeen:
-    """A link to the next stage: milliseconds on the way, half of the frames taking less, and bytes a second. ``way_ms``:
-    ``None`` where nothing was sent."""
+    """A link to the next stage: milliseconds on the way, half of the frames taking less, and bytes a second.
+    ``way_ms``: ``None`` where nothing was sent."""
 
     way_ms: float | None = None
     bytes_per_second: float = 0.0
@@ -79,7 +79,7 @@ class Seen:
     max_running: int = 0
     generated_per_second: float = 0.0
     computed_per_second: float = 0.0
-    rows: Rows = Rows()
+    rows: Rows = field(default_factory=Rows)
     void: float = 0.0
     drafter: str | None = None
     acceptance: float | None = None
@@ -165,9 +165,7 @@ def _acceptance(old: Stats, new: Stats) -> float | None:
     before, after = old.get("speculation"), new.get("speculation")
     if not after:
         return None
-    tried, accepted = (
-        sum(after[name]) - (sum(before[name]) if before else 0) for name in ("tried_at", "accepted_at")
-    )
+    tried, accepted = (sum(after[name]) - (sum(before[name]) if before else 0) for name in ("tried_at", "accepted_at"))
     return accepted / tried if tried > 0 else None
 
 

@@ -1,4 +1,4 @@
-"""The page's routes: its files, which need no key, as there is nothing secret in them; and the figures, which need one."""
+"""The page's routes: its files, in which nothing is secret, so that they need no key; and the figures, which need one."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -69,7 +69,8 @@ async def _events(service: Service, feed: Feed) -> AsyncGenerator[bytes, None]:
             if (pipeline := feed.pipeline()) != told:
                 told = pipeline
                 yield event(pipeline, "pipeline")
-            for number, document in feed.since(number):  # noqa: B007 - the last one is the next to begin from
+            for made, document in feed.since(number):
+                number = made
                 if document != last:
                     last = document
                     yield event(document, "figures")

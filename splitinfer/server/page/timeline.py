@@ -57,7 +57,8 @@ def kind_of(step: SeenStep) -> str:
 
 
 def spans_of(steps: Iterable[SeenStep], stage: int) -> list[Span]:
-    """A stage's spans, in order. A step that began before the one before it had ended, by its worker's clock, is cut."""
+    """A stage's spans, in order. Where a step began before the end of the one before, by its worker's clock, it is
+    cut."""
     spans: list[Span] = []
     for step in steps:
         visit, gaps = step.visits[stage], step.gaps[stage]

@@ -26,8 +26,8 @@ _WAIT = (Cause.UPSTREAM, Cause.DOWNSTREAM)
 
 @dataclass(frozen=True, slots=True)
 class Saying:
-    """A sentence or two about the pipeline. ``code``: what is said, for tests and pictures. ``stage``: the number of the
-    one that it is about; ``None``: all. ``help``: what would change it; empty where nothing needs to be."""
+    """A sentence or two about the pipeline. ``code``: what is said, for tests and pictures. ``stage``: the number of
+    the one that it is about; ``None``: all. ``help``: what would change it; empty where nothing needs to be."""
 
     code: str
     text: str
@@ -60,7 +60,7 @@ def _down(seen: Seen) -> Saying | None:
     if seen.waits_for is not None:
         return Saying(
             "lost",
-            f"Answers pause: they wait for {seen.waits_for}. What was computed is computed again, and no token is lost.",
+            f"Answers pause: they wait for {seen.waits_for}. What was there is computed again, and no token is lost.",
             "Start the worker on that machine again, or see whether it sleeps or its cable is loose.",
         )
     return None
@@ -79,9 +79,11 @@ def _load(seen: Seen) -> Iterator[Saying]:
     elif _reads(seen):
         yield Saying(
             "prompt",
-            f"A prompt is being read: {_percent(_prompt_share(seen))} of what the stages compute is of prompts. Its pieces "
-            "follow each other through the stages, and answers get their tokens in between.",
-            "" if seen.running <= 1 else "If answers stand still meanwhile, a smaller token_budget makes the pieces shorter.",
+            f"A prompt is being read: {_percent(_prompt_share(seen))} of what the stages compute is of prompts. Its "
+            "pieces follow each other through the stages, and answers get their tokens in between.",
+            ""
+            if seen.running <= 1
+            else "If answers stand still meanwhile, a smaller token_budget makes the pieces shorter.",
         )
     elif seen.running == 1 and _waits(seen) >= _MUCH:
         yield _one_stream(seen)
@@ -105,7 +107,9 @@ def _one_stream(seen: Seen) -> Saying:
         return Saying("one_stream_drafts", text, "More answers at a time cost this one little.")
     if seen.drafter is not None:
         return Saying(
-            "one_stream_no_drafts", text, "Drafts are switched off for it, as they were not worth it, or it begins just now."
+            "one_stream_no_drafts",
+            text,
+            "Drafts are switched off for it, as they were not worth it, or it begins just now.",
         )
     return Saying("one_stream", text, "A draft model (draft: in the layout) lets several tokens be under way at once.")
 
@@ -140,8 +144,8 @@ def _slowest(seen: Seen) -> Saying | None:
         return None
     return Saying(
         "uneven",
-        f"{_name(seen, slow)} computes {_percent(most)} of the time, {_name(seen, quick)} {_percent(least)}: the others "
-        f"wait for {_name(seen, slow)}.",
+        f"{_name(seen, slow)} computes {_percent(most)} of the time, {_name(seen, quick)} {_percent(least)}: the "
+        f"others wait for {_name(seen, slow)}.",
         f"Fewer layers on {_name(seen, slow)}, and more on {_name(seen, quick)}, in the layout.",
         slow,
     )
@@ -185,7 +189,7 @@ def _drafts(seen: Seen) -> Iterator[Saying]:
     if seen.void >= _MUCH and seen.acceptance < _FEW_RIGHT:
         yield Saying(
             "void_drafts",
-            f"Only {right} of the drafts are right, so {_percent(seen.void)} of what the stages compute is thrown away.",
+            f"Only {right} of the drafts are right: {_percent(seen.void)} of what the stages compute is thrown away.",
             "Another draft model, or MODEL+ngram; texts that repeat themselves are drafted best.",
         )
     elif seen.acceptance >= _MANY_RIGHT:
@@ -204,8 +208,8 @@ def _machines(seen: Seen) -> Iterator[Saying]:
         if stage.kv_budget and stage.kv_bytes >= _FULL * stage.kv_budget:
             yield Saying(
                 "kv_full",
-                f"{_name(seen, number)} has {_percent(stage.kv_bytes / stage.kv_budget)} of its memory for KV in use: what "
-                "the model remembers of the conversations under way.",
+                f"{_name(seen, number)} has {_percent(stage.kv_bytes / stage.kv_budget)} of its memory for KV in use: "
+                "what the model remembers of the conversations under way.",
                 f"Shorter conversations, fewer at a time, or fewer layers on {_name(seen, number)}.",
                 number,
             )

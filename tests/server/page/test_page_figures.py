@@ -1,6 +1,5 @@
 """Samples as figures, steps as spans: worked out by hand."""
 
-
 from typing import Any
 
 import pytest
@@ -105,7 +104,8 @@ def test_documents_have_figures_and_no_addresses():
 
 def test_the_kind_of_a_step():
     cases = [(Rows(8), 8, "prefill"), (Rows(0, 2), 2, "decode"), (Rows(8, 1), 9, "mixed"), (Rows(), 0, "free"),
-             (Rows(0, 1, 3), 2, "draft"), (Rows(0, 0, 3), 0, "void"), (Rows(8), 0, "void"), (Rows(4, 1, 3), 5, "mixed")]  # fmt: skip
+             (Rows(0, 1, 3), 2, "draft"), (Rows(0, 0, 3), 0, "void"), (Rows(8), 0, "void"),
+             (Rows(4, 1, 3), 5, "mixed")]  # fmt: skip
     assert [kind_of(step(0, rows, useful, 0.0)) for rows, useful, _ in cases] == [kind for *_, kind in cases]
     assert len(set(LETTERS.values())) == len(LETTERS)
 
@@ -141,4 +141,3 @@ def test_too_many_spans_become_few_and_keep_their_time():
 def test_a_joined_span_says_how_much_of_it_was_computing():
     (row,) = written(joined([Span(0, 0.1, "decode", "", 0.1), Span(0.3, 0.4, "decode", "link", 0.1)], 1), 1.0)
     assert row == [-1000.0, 400.0, "d", "", 200.0]
-

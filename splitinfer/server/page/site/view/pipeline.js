@@ -64,7 +64,7 @@ function Stage({ stage, figures }) {
     <p class="dim">Layers ${stage.layers[0]}–${stage.layers[1] - 1} · ${bytes(stage.weight_bytes)}${stage.device && html`<br />${stage.device}`}</p>
     <div class="bar" role="img" aria-label=${`computes ${percent(figures.duty)} of the time`}>
       <span class="busy" style=${{ width: wide(figures.duty) }}></span>
-      ${gaps.map(([cause, share]) => html`<span key=${cause} class=${`gap ${cause}`} style=${{ width: wide(share) }} title=${`${CAUSES[cause]} ${percent(share)}`}></span>`)}</div>
+      ${gaps.map(([cause, share]) => html`<span key=${cause} class=${`gap gap-${cause}`} style=${{ width: wide(share) }} title=${`${CAUSES[cause]} ${percent(share)}`}></span>`)}</div>
     <p>computes ${percent(figures.duty)}${gaps.length ? html`<span class="dim"> · ${gaps.slice(0, 2).map(([cause, share]) => `${CAUSES[cause]} ${percent(share)}`).join(", ")}</span>` : ""}</p>
     <p class="dim">KV ${bytes(figures.kv)} used, ${bytes(figures.kv_kept)} kept${figures.kv_budget ? ` of ${bytes(figures.kv_budget)}` : ""}</p>
     ${figures.kv_budget > 0 && html`<meter min="0" max="1" high="0.9" value=${Math.min(1, kv / figures.kv_budget)} aria-label="Memory for KV"></meter>`}
