@@ -1,4 +1,4 @@
-"""The page's routes: its files, in which nothing is secret, so that they need no key; and the figures, which need one."""
+"""The page's routes: its files, which need no key, as nothing in them is secret; and the figures, which need one."""
 
 import asyncio
 from collections.abc import AsyncGenerator
