@@ -314,8 +314,55 @@ def first_paint(driven: Driven) -> None:
     assert sent <= 300_000
 
 
+def long_conversation(driven: Driven) -> None:
+    """5,000 messages: no long task while an answer comes and somebody types."""
+    messages = [{"role": ("user", "assistant")[i % 2], "content": MARKDOWN if i % 2 else f"Question {i}."} for i in range(5000)]
+    _import(driven, messages)
+    page = driven.page
+    driven.set(max_tokens="200")
+
+    def shortened(route: Any) -> None:
+        body = json.loads(route.request.post_data)
+        route.continue_(post_data=json.dumps({**body, "messages": body["messages"][-1:]}))  # the context is 4,096 tokens
+
+    page.route("**/v1/chat/completions", shortened)
+    page.evaluate("""() => { window.tasks = []; new PerformanceObserver((list) => list.getEntries().forEach((one) =>
+        window.tasks.push(one.duration))).observe({type: 'longtask'}); }""")
+    driven.ask("Tell me of the wolf.")
+    page.evaluate("""() => { window.strokes = []; document.querySelector('.composer textarea').addEventListener('keydown', () => {
+        const began = performance.now(); requestAnimationFrame(() => setTimeout(() => window.strokes.push(performance.now() - began)));
+        }); }""")
+    page.get_by_label("Message", exact=True).press_sequentially("A text that is typed while an answer comes.", delay=60)
+    driven.until_idle()
+    page.unroute("**/v1/chat/completions")
+    tasks, strokes = page.evaluate("[window.tasks.splice(0), window.strokes.sort((a, b) => a - b)]")
+    print(f"  longest task {max(tasks, default=0):.0f} ms; typing p95 {strokes[int(0.95 * len(strokes))]:.0f} ms")
+
+
+def accessible(driven: Driven) -> None:
+    """axe finds nothing serious, in either view and either colour."""
+    if AXE is None:
+        print("  axe was not given")
+        return
+    driven.set(max_tokens="400")
+    driven.ask("Tell me of the wolf.")
+    driven.page.evaluate(AXE)
+    found = []
+    for view, colour in (("Chat", "light"), ("Chat", "dark"), ("Pipeline", "dark"), ("Pipeline", "light")):
+        driven.page.emulate_media(color_scheme=colour)  # type: ignore[arg-type]
+        driven.page.get_by_role("button", name=view, exact=True).click()
+        driven.page.wait_for_timeout(1500)
+        for each in driven.page.evaluate("axe.run().then((found) => found.violations)"):
+            places = [node["html"][:120] for node in each["nodes"]]
+            found.append(f"{view}, {colour}: {each['impact']}: {each['help']}: {places[:3]}")
+    print("".join(f"  {line}\n" for line in found), end="")
+    assert not [line for line in found if ": serious: " in line or ": critical: " in line]
+
+
+AXE: str | None = None
 SCENES: tuple[Callable[[Driven], None], ...] = (
-    first_paint, chat, stop_and_go_on, looks_of_text, hostile_text, library, keyboard, pipeline, widths, lost_worker
+    first_paint, chat, stop_and_go_on, looks_of_text, hostile_text, library, keyboard, pipeline, widths, long_conversation,
+    accessible, lost_worker
 )  # fmt: skip
 
 
@@ -367,7 +414,10 @@ def main() -> int:
     parser.add_argument("--chromium", default=shutil.which("chromium"))
     parser.add_argument("--pictures", type=Path, default=Path(tempfile.gettempdir()) / "splitinfer-page")
     parser.add_argument("--only", nargs="*", help="names of scenes")
+    parser.add_argument("--axe", type=Path, help="axe.min.js of npm's axe-core")
     options = parser.parse_args()
+    if options.axe is not None:
+        globals()["AXE"] = options.axe.read_text()
     options.pictures.mkdir(parents=True, exist_ok=True)
     with serving() as (url, server), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=options.chromium, args=["--no-sandbox"])

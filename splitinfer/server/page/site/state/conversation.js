@@ -39,10 +39,15 @@ export function siblings(conversation, id) {
   return { index: ids.indexOf(id), ids };
 }
 
+/* A message with all its fields. */
+export function newNode(message, parent, at) {
+  return { content: "", reasoning: "", calls: [], files: [], figures: null, error: null, ended: null,
+    ...message, parent, at, children: [] };
+}
+
 /* A message behind ``parent``, which is shown from now on. */
 export function add(conversation, parent, message, at) {
-  const node = { content: "", reasoning: "", calls: [], files: [], figures: null, error: null, ended: null,
-    ...message, parent, at, children: [] };
+  const node = newNode(message, parent, at);
   const nodes = { ...conversation.nodes, [node.id]: node };
   let root = conversation.root;
   if (parent === ROOT) root = [...root, node.id];
@@ -119,6 +124,6 @@ function answered(node) {
 /* The ids from the first message to ``last``, whatever is shown. */
 export function pathTo(conversation, last) {
   const ids = [];
-  for (let at = last; at !== ROOT && at !== undefined; at = conversation.nodes[at]?.parent) ids.unshift(at);
-  return ids;
+  for (let at = last; at !== ROOT && at !== undefined; at = conversation.nodes[at]?.parent) ids.push(at);
+  return ids.reverse();
 }

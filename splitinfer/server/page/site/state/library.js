@@ -3,7 +3,7 @@
    A file of the REPL's `/save` is a list of messages, or an object with ``messages``, each with a role and a content;
    answers may have ``token_ids``, which this page does not need. A file of this page has whole trees. */
 
-import { ROOT, add, newConversation, path, withFiles } from "./conversation.js";
+import { ROOT, newConversation, newNode, path, titleOf, withFiles } from "./conversation.js";
 
 export const KIND = "splitinfer conversations";
 
@@ -93,19 +93,22 @@ function checked(one, name, id) {
 }
 
 function fromMessages(messages, name, newId, at) {
-  let made = newConversation(newId(), at), parent = ROOT;
+  const nodes = {}, root = [], systems = [];
+  let parent = ROOT, children = root;
   messages.forEach((message, index) => {
     const { role, content } = message ?? {};
     if (typeof content !== "string" || !["system", ...ROLES].includes(role)) {
       throw new Error(`message ${index + 1} of ${name} has no role and content that are text`);
     }
-    if (role === "system") made = { ...made, system: made.system ? `${made.system}\n\n${content}` : content };
+    if (role === "system") systems.push(content);
     else {
-      const id = newId();
-      const reasoning = typeof message.reasoning_content === "string" ? message.reasoning_content : "";
-      made = add(made, parent, { id, role, content, reasoning, ended: role === "assistant" ? "stop" : null }, at);
+      const id = newId(), reasoning = typeof message.reasoning_content === "string" ? message.reasoning_content : "";
+      nodes[id] = newNode({ id, role, content, reasoning, ended: role === "assistant" ? "stop" : null }, parent, at);
+      children.push(id);
       parent = id;
+      children = nodes[id].children;
     }
   });
-  return made;
+  const first = Object.values(nodes).find((node) => node.role === "user");
+  return { ...newConversation(newId(), at), title: titleOf(first?.content ?? ""), system: systems.join("\n\n"), root, nodes };
 }

@@ -2,11 +2,11 @@
 
 import { path, siblings } from "../state/conversation.js";
 import { pauseOf } from "../state/figures.js";
-import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
 import { Message } from "./message.js";
 import { Settings } from "./settings.js";
 
-const SHOWN = 60, MORE = 200; // messages
+const SHOWN = 30, MORE = 100; // messages
 const MOST_FILE = 2_000_000; // characters of an attached text
 const NEAR = 80; // pixels from the end, within which the end is followed
 
@@ -33,12 +33,19 @@ export function Chat({ state, actions }) {
       ${!ids.length && html`<${Welcome} model=${state.model} />`}
       ${ids.length > most && html`<button type="button" class="earlier" onClick=${() => { follows.current = false; setMost(most + MORE); }}>
         Show ${Math.min(MORE, ids.length - most)} earlier messages</button>`}
-      ${ids.slice(-most).map((id) => html`<${Message} key=${id} node=${conversation.nodes[id]} answer=${state.live[id]}
+      ${ids.slice(-most).map((id) => html`<${Kept} key=${id} node=${conversation.nodes[id]} answer=${state.live[id]}
         place=${siblings(conversation, id)} actions=${actions} isBusy=${isBusy} isLast=${id === ids[ids.length - 1]} pause=${pause} />`)}
     </div>
     <${Composer} key=${state.current} send=${send} stop=${actions.stop} isBusy=${isBusy} isReady=${Boolean(state.model)} />
     <${Context} conversation=${conversation} ids=${ids} model=${state.model} />
   </section>`;
+}
+
+/* A message that is drawn again only when something of it has changed, however often another one does. */
+function Kept(props) {
+  const { node, answer, place, actions, isBusy, isLast, pause } = props, shownPause = answer ? pause : null;
+  return useMemo(() => html`<${Message} node=${node} answer=${answer} place=${place} actions=${actions} isBusy=${isBusy} isLast=${isLast} pause=${shownPause} />`,
+    [node, answer, place.index, place.ids.length, isBusy, isLast, shownPause]);
 }
 
 function Welcome({ model }) {
