@@ -316,14 +316,18 @@ def first_paint(driven: Driven) -> None:
 
 def long_conversation(driven: Driven) -> None:
     """5,000 messages: no long task while an answer comes and somebody types."""
-    messages = [{"role": ("user", "assistant")[i % 2], "content": MARKDOWN if i % 2 else f"Question {i}."} for i in range(5000)]
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": MARKDOWN if i % 2 else f"Question {i}."} for i in range(5000)
+    ]
     _import(driven, messages)
     page = driven.page
     driven.set(max_tokens="200")
 
     def shortened(route: Any) -> None:
         body = json.loads(route.request.post_data)
-        route.continue_(post_data=json.dumps({**body, "messages": body["messages"][-1:]}))  # the context is 4,096 tokens
+        route.continue_(
+            post_data=json.dumps({**body, "messages": body["messages"][-1:]})
+        )  # the context is 4,096 tokens
 
     page.route("**/v1/chat/completions", shortened)
     page.evaluate("""() => { window.tasks = []; new PerformanceObserver((list) => list.getEntries().forEach((one) =>
