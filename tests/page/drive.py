@@ -316,26 +316,28 @@ def first_paint(driven: Driven) -> None:
 
 def long_conversation(driven: Driven) -> None:
     """5,000 messages: no long task while an answer comes and somebody types."""
-    messages = [
-        {"role": ("user", "assistant")[i % 2], "content": MARKDOWN if i % 2 else f"Question {i}."} for i in range(5000)
-    ]
+    pair = ({"role": "user", "content": "A question."}, {"role": "assistant", "content": MARKDOWN})
+    messages = [pair[i % 2] for i in range(5000)]
     _import(driven, messages)
     page = driven.page
     driven.set(max_tokens="200")
 
     def shortened(route: Any) -> None:
+        """Without what came before, as the context is 4,096 tokens."""
         body = json.loads(route.request.post_data)
-        route.continue_(
-            post_data=json.dumps({**body, "messages": body["messages"][-1:]})
-        )  # the context is 4,096 tokens
+        route.continue_(post_data=json.dumps({**body, "messages": body["messages"][-1:]}))
 
     page.route("**/v1/chat/completions", shortened)
     page.evaluate("""() => { window.tasks = []; new PerformanceObserver((list) => list.getEntries().forEach((one) =>
         window.tasks.push(one.duration))).observe({type: 'longtask'}); }""")
     driven.ask("Tell me of the wolf.")
-    page.evaluate("""() => { window.strokes = []; document.querySelector('.composer textarea').addEventListener('keydown', () => {
-        const began = performance.now(); requestAnimationFrame(() => setTimeout(() => window.strokes.push(performance.now() - began)));
-        }); }""")
+    page.evaluate("""() => {
+        window.strokes = [];
+        document.querySelector('.composer textarea').addEventListener('keydown', () => {
+            const began = performance.now();
+            requestAnimationFrame(() => setTimeout(() => window.strokes.push(performance.now() - began)));
+        });
+    }""")
     page.get_by_label("Message", exact=True).press_sequentially("A text that is typed while an answer comes.", delay=60)
     driven.until_idle()
     page.unroute("**/v1/chat/completions")
@@ -363,10 +365,34 @@ def accessible(driven: Driven) -> None:
     assert not [line for line in found if ": serious: " in line or ": critical: " in line]
 
 
+def with_a_key(driven: Driven) -> None:
+    """A server that wants a key: the page asks for it, and keeps none; a restart of the server is seen."""
+    key = "sk-of-the-scene-0123456789"
+    with serving("--api-key", key) as (url, _):
+        context = driven.page.context.browser.new_context()  # type: ignore[union-attr]
+        page = context.new_page()
+        page.goto(url)
+        page.get_by_label("Key", exact=True).fill("wrong")
+        page.get_by_role("button", name="Enter").click()
+        expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+        page.get_by_label("Key", exact=True).fill(key)
+        page.get_by_role("button", name="Enter").click()
+        expect(page.locator(".model")).not_to_be_empty(timeout=1000 * SECONDS)
+        page.get_by_role("button", name="Pipeline").click()
+        expect(page.locator(".stage")).to_have_count(2, timeout=1000 * SECONDS)
+        kept = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
+        assert key not in kept, kept
+    expect(page.get_by_text("The server does not answer; what is shown is old.")).to_be_visible(timeout=1000 * SECONDS)
+    with serving("--port", url.rpartition(":")[2]) as (again, _):
+        assert again == url
+        expect(page.get_by_text("what is shown is old")).not_to_be_visible(timeout=1000 * SECONDS)
+    context.close()
+
+
 AXE: str | None = None
 SCENES: tuple[Callable[[Driven], None], ...] = (
-    first_paint, chat, stop_and_go_on, looks_of_text, hostile_text, library, keyboard, pipeline, widths, long_conversation,
-    accessible, lost_worker
+    first_paint, chat, stop_and_go_on, looks_of_text, hostile_text, library, keyboard, pipeline, widths,
+    long_conversation, accessible, with_a_key, lost_worker
 )  # fmt: skip
 
 
