@@ -11,8 +11,7 @@ import { KIND, fromFile, toFile, toMessages } from "./state/library.js";
 import { continuationOf, requestOf } from "./state/sampling.js";
 import { begin, endOf, figuresOf, take } from "./state/stream.js";
 
-/* Milliseconds between two saves of an answer that is coming: the store copies the whole conversation each time. */
-const saveEvery = (conversation) => 2000 + 10 * Object.keys(conversation.nodes).length;
+const SAVE_EVERY = 2000; // milliseconds, of an answer that is coming
 const newId = () => crypto.randomUUID?.() ?? [...crypto.getRandomValues(new Uint8Array(16))].map((b) => b.toString(16).padStart(2, "0")).join("");
 
 export function makeController() {
@@ -76,7 +75,7 @@ export function makeController() {
     aborts.set(id, abort);
     show(id, answer);
     look();
-    const saving = setInterval(() => settle(conversationId, id, state.live[id], null), saveEvery(state.conversations[conversationId]));
+    const saving = setInterval(() => settle(conversationId, id, state.live[id], null), SAVE_EVERY);
     try {
       for await (const found of await ask(abort.signal)) {
         let next = state.live[id];
