@@ -12,6 +12,8 @@ _NEEDED = (
     "splitinfer/demo/target/model.safetensors",
     "splitinfer/demo/draft/model.safetensors",
     "splitinfer/py.typed",
+    "splitinfer/server/page/site/index.html",
+    "splitinfer/server/page/vendor/preact.js",
 )
 _MOST = 100e6  # bytes; PyPI takes no larger file
 

@@ -138,7 +138,7 @@ def _sentence(llm: LLM, name: str, url: str, gate: Gate) -> str:
     context = f"context {llm.context_length:,} tokens"
     if llm.context_length < llm.model_context_length:
         context += f" of the model's {llm.model_context_length:,}"
-    return f"serving {name} at {url}/v1, {context}, {who}"
+    return f"serving {name} at {url}/v1, {context}, {who}; a page at {url}/"
 
 
 def _own_names() -> list[str]:

@@ -25,6 +25,7 @@ from typing import Any, Self
 from splitinfer.core import sequence as core
 from splitinfer.core.kv.budget import KVBudget
 from splitinfer.core.layout import Layout as PlainLayout
+from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.core.metrics.requests import RequestFigures
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import SamplingParams
@@ -482,6 +483,12 @@ class LLM:
     def request_figures(self) -> RequestFigures:
         """Distributions of requests' times and sizes since the start, for a program that reads them again and again."""
         return self._engine.request_figures()
+
+    def watch_steps(self, recent: RecentSteps | None) -> None:
+        """Put every step that is launched from now on into ``recent``, once it has come back; ``None``: no more.
+        There is one place for them, and the last caller has it. Call ``stats`` before they are taken: it counts what
+        has come back."""
+        self._engine.watch_steps(recent)
 
     def health(self) -> PipelineHealth:
         """The state of each stage, and what is waited for, if a worker is lost."""

@@ -9,19 +9,15 @@ from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.openai.responses_routes import responses_routes
 from splitinfer.server.openai.routes import openai_routes
 from splitinfer.server.own_routes import own_routes
+from splitinfer.server.page.routes import page_routes
 from splitinfer.server.problem import Problem
 from splitinfer.server.service import Service
 
 
 def make_app(service: Service) -> Guard:
     """The application of one service."""
-    routes = [
-        *own_routes(service),
-        *meter_routes(service),
-        *openai_routes(service),
-        *responses_routes(service),
-        *anthropic_routes(service),
-    ]
+    apis = [*openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
+    routes = [*own_routes(service), *meter_routes(service), *apis, *page_routes(service)]
     router = Router(routes, default=_not_found, redirect_slashes=False)
     return Guard(
         router,

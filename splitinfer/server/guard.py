@@ -33,7 +33,8 @@ _CORS_METHODS = "GET, POST, DELETE, OPTIONS"
 _CORS_SECONDS = "600"
 _ONCE = ("host", "origin", "content-type", "content-encoding", "authorization", "x-api-key", "sec-fetch-site")
 _ID_HEADERS = ("X-Request-Id", "Request-Id")  # as OpenAI's and as Anthropic's clients read it
-_HEADERS = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+_HEADERS = {"X-Content-Type-Options": "nosniff"}
+_NO_STORE = "no-store"  # unless the answer says otherwise, as the page's files do
 
 
 class Guard:
@@ -123,7 +124,9 @@ class _Answered:
         if message["type"] == "http.response.start":
             self._has_begun = True
             self.status = message["status"]
-            MutableHeaders(scope=message).update(self._headers)
+            headers = MutableHeaders(scope=message)
+            headers.update(self._headers)
+            headers.setdefault("Cache-Control", _NO_STORE)
         await self._send(message)
 
     async def refuse(self, problem: Problem, scope: Scope, receive: Receive) -> None:

@@ -95,6 +95,7 @@ class Server:
 
     def close(self, timeout: float = 5.0) -> None:
         """Take no new connection, end those that are open, and stop."""
+        self.begin_draining()  # ends the streams of figures, which have no end of their own
         self._server.should_exit = True
         with suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._server.ends.set)

@@ -110,7 +110,8 @@ def _asked(path: str, method: str, headers: Headers) -> Asked:
     given = {name for name, _ in headers}
     body = json.dumps(_short(BODIES[path])).encode() if method == "POST" else b""
     declared = () if not body or "Content-Type" in given else (JSON,)
-    target = path.replace("{request_id}", "x").replace("{name:path}", "demo")
+    name = "site/index.html" if path.startswith("/page/") else "demo"
+    target = path.replace("{request_id}", "x").replace("{name:path}", name)
     return Asked(method, target, (*declared, *headers), body)
 
 

@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 from splitinfer.core.kv.budget import NeverFits
 from splitinfer.core.layout import Layout
 from splitinfer.core.liveness import StallDetector
+from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.core.metrics.requests import RequestFigures, RequestMeters
 from splitinfer.core.plan import StepPlan, StepResult
 from splitinfer.core.scheduler.config import SchedulerConfig
@@ -253,6 +254,10 @@ class Engine:
     def request_figures(self) -> RequestFigures:
         """Distributions of requests' times and sizes, since the start."""
         return self._later.then(self._meters.read)
+
+    def watch_steps(self, recent: RecentSteps | None) -> None:
+        """Put every step that is launched from now on into ``recent``; ``None``: nobody looks any more."""
+        self.metrics.watch(recent)
 
     def seconds_until_room(self, nth: int) -> float:
         """Seconds until ``nth`` requests more could be queued, if the queue is full."""

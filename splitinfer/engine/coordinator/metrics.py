@@ -11,13 +11,14 @@ anew after each event.
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import ALWAYS, Activity, Cause, StageGaps, Visit
 from splitinfer.core.metrics.histogram import LogHistogram
+from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.core.scheduler.room import UsualRequest
 from splitinfer.engine.coordinator.health import UNKNOWN_STAGE
@@ -140,11 +141,11 @@ _NOT_WAITED_FOR = _Trigger(ALWAYS, ALWAYS, ALWAYS)
 
 
 class _StepInFlight(NamedTuple):
-    """A plan under way, its kind (empty without a trace), and what it had waited for."""
+    """A plan under way, what it had waited for, and what its rows are, if anybody looks at single steps."""
 
     plan: StepPlan
-    kind: str
     trigger: _Trigger
+    rows: Rows | None
 
 
 @dataclass(slots=True)
@@ -190,6 +191,7 @@ class PipelineMetrics:
 
     def __init__(self, names: Sequence[str], now: float, trace: Trace | None = None) -> None:
         self._names, self._trace = tuple(names), trace
+        self._recent: RecentSteps | None = None
         self._lock = threading.Lock()
         self._activity = Activity()
         self._clocks = Clocks(())
@@ -236,15 +238,19 @@ class PipelineMetrics:
 
     def launched(self, plan: StepPlan) -> None:
         """The first stage has begun a step."""
-        kind = self._kind(plan) if self._trace is not None else ""
-        self._in_flight.append(_StepInFlight(plan, kind, self._trigger or _NOT_WAITED_FOR))
+        rows = None if self._trace is None and self._recent is None else self._rows(plan)
+        self._in_flight.append(_StepInFlight(plan, self._trigger or _NOT_WAITED_FOR, rows))
         self._trigger = _NOT_WAITED_FOR
 
-    def _kind(self, plan: StepPlan) -> str:
-        num_decodes = sum(map(self._decodes, plan.slices))
-        if num_decodes == 0:
-            return "prefill" if plan.slices else "free"
-        return "decode" if num_decodes == len(plan.slices) else "mixed"
+    def watch(self, recent: RecentSteps | None) -> None:
+        """Put every step that is launched from now on into ``recent``, too; ``None``: nobody looks any more. From any
+        thread."""
+        self._recent = recent
+
+    def _rows(self, plan: StepPlan) -> Rows:
+        decodes = [part for part in plan.slices if self._decodes(part)]
+        rows, drafts = sum(len(part.token_ids) for part in decodes), sum(part.num_drafts for part in decodes)
+        return Rows(plan.num_tokens - rows, rows - drafts, drafts)
 
     def _decodes(self, part: Slice) -> bool:
         request = self._requests.get(part.seq_id)
@@ -270,16 +276,29 @@ class PipelineMetrics:
             made = sent = heard = last.ended
         visits = self._visits(step, result.figures, useful)
         with self._lock:
-            self._count(step, visits, useful)
+            gaps = self._count(step, visits, useful)
         if self._trigger is None:
             self._trigger = _Trigger(made, sent, heard)
+        if step.rows is not None:
+            self._show(step.plan, step.rows, result.figures, useful, visits, gaps, (sent, heard))
+
+    def _show(
+        self,
+        plan: StepPlan,
+        rows: Rows,
+        figures: Sequence[StageFigures],
+        useful: int,
+        visits: Sequence[Visit],
+        gaps: Sequence[Mapping[Cause, float]],
+        way_back: tuple[float, float],
+    ) -> None:
+        """Show a step to whoever looks at single ones."""
+        recent = self._recent  # read once: another thread may change it
+        if recent is not None:
+            recent.put(SeenStep(plan.step, rows, useful, visits, gaps))
         if self._trace is not None:
-            sizes = [each.bytes_sent for each in result.figures]
-            plan = step.plan
-            traced = TracedStep(
-                plan.step, step.kind, len(plan.slices), plan.num_tokens, useful, visits, sizes, sent, heard
-            )
-            self._trace.step(traced)
+            sizes, count = [each.bytes_sent for each in figures], len(plan.slices)
+            self._trace.step(TracedStep(plan.step, rows.kind, count, plan.num_tokens, useful, visits, sizes, *way_back))
 
     def _new_rows(self, part: Slice, num_sampled: int) -> int:
         """Rows that the request still wanted and that had not been computed before; of drafts, the accepted ones."""
@@ -305,15 +324,16 @@ class PipelineMetrics:
             sent = here(i, each.sent)
         return visits
 
-    def _count(self, step: _StepInFlight, visits: Sequence[Visit], useful: int) -> None:
+    def _count(self, step: _StepInFlight, visits: Sequence[Visit], useful: int) -> list[dict[Cause, float]]:
+        """Count a step; the gaps before it on each stage."""
         window = self._window
-        for stage, visit in zip(window.stages, visits, strict=True):
-            stage.add(visit, self._activity)
+        gaps = [stage.add(visit, self._activity) for stage, visit in zip(window.stages, visits, strict=True)]
         self._activity.forget(min(stage.until for stage in window.stages))
         if visits[-1].end > window.since:
             window.steps += 1
             window.tokens += step.plan.num_tokens
             window.useful += useful
+        return gaps
 
     # -- all stages --------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ from stages import pipeline, prompt, tokens_of
 
 import splitinfer
 from splitinfer.core.metrics.clocks import ClockReading, Clocks
+from splitinfer.core.metrics.gaps import Cause
+from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
 from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
 from splitinfer.demo import TARGET
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, Totals
@@ -241,3 +243,33 @@ def test_what_was_computed_is_kept_and_counted(tmp_path: Path):
         assert [stage["kv_bytes_stored"] for stage in stats["stages"]] == [
             256 * stage["kv_bytes_per_token"] for stage in stats["stages"]
         ]
+
+
+# -- single steps, for whoever looks ---------------------------------------------------------------
+
+
+def test_steps_are_shown_with_their_rows_and_gaps_while_somebody_looks():
+    """A prompt of 3, then a block of a token and two drafts, void; before and after them steps that nobody sees."""
+    figures, recent = metrics(), RecentSteps()
+    figures.submitted(7, 3, at=0.0, now=0.0)
+    block = StepPlan(2, slices=(Slice(7, 3, (1, 2, 3), 3, num_drafts=2),))
+    looks = {1: recent, 3: None}
+    for each in (plan(0, (7, 0, 1)), plan(1, (7, 1, 2)), block, plan(3, (7, 3, 1))):
+        if each.step in looks:
+            figures.watch(looks[each.step])
+        figures.launched(each)
+        figures.returned(two_stages(each.step, 3.0 * each.step + 0.5), heard=3.0 * each.step + 3)
+    prompt_step, draft_step = recent.take()
+    assert (prompt_step.rows, prompt_step.rows.kind, prompt_step.useful) == (Rows(prefill=2), "prefill", 2)
+    assert (draft_step.rows, draft_step.is_void) == (Rows(decode=1, draft=2), True)
+    assert draft_step.visits[1].end - draft_step.visits[1].start == pytest.approx(1.0)
+    assert draft_step.gaps[1] == pytest.approx({Cause.UPSTREAM: 1.75, Cause.LINK: 0.25})
+    assert recent.take() == []
+
+
+def test_steps_that_nobody_takes_are_bounded():
+    recent = RecentSteps(most=2)
+    steps = [SeenStep(number, Rows(), 0, (), ()) for number in range(3)]
+    for each in steps:
+        recent.put(each)
+    assert recent.take() == steps[1:]

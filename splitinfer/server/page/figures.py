@@ -1,0 +1,173 @@
+"""What the engine counted, as the figures of the last seconds. Pure.
+
+The engine's counters begin with the process, or with the last ``stats(reset=True)``, which is others' to call. A page
+wants the last seconds: the difference of two samples. Where a counter has gone back, what came before is forgotten.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from splitinfer.core.kv.budget import KVBudget
+from splitinfer.core.metrics.gaps import Cause
+from splitinfer.core.metrics.recent import Rows, SeenStep
+from splitinfer.engine.coordinator.health import PipelineHealth
+
+Stats = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What was counted at a time. ``at``: seconds on the coordinator's clock. ``stats``: ``LLM.stats()``. ``steps``:
+    that came back since the sample before."""
+
+    at: float
+    stats: Stats
+    steps: list[SeenStep] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class StageSeen:
+    """A stage in the last seconds. Shares are of the time in which a request was under way.
+
+    duty: share of computing. useful: of its rows, those that were kept. gaps: shares of standing still, by cause.
+    kv_bytes, kv_kept: KV of running requests now, and of blocks kept for later; kv_budget: bytes for both.
+    """
+
+    name: str
+    duty: float = 0.0
+    gaps: Mapping[Cause, float] = field(default_factory=dict)
+    kv_bytes: int = 0
+    kv_kept: int = 0
+    kv_budget: int = 0
+
+    @property
+    def idle(self) -> float:
+        """The share of standing still."""
+        return sum(self.gaps.values())
+
+    def gap(self, cause: Cause) -> float:
+        """The share of standing still for a cause."""
+        return self.gaps.get(cause, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSeen:
+    """A link to the next stage: milliseconds on the way, half of the frames taking less, and bytes a second.
+    ``way_ms``: ``None`` where nothing was sent."""
+
+    way_ms: float | None = None
+    bytes_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The pipeline in the last ``seconds``.
+
+    under_way: share of them in which a request was. rows: of the steps seen. void: of the rows, those that nobody
+    wanted. acceptance: of drafts that came to a verdict; ``None`` where there was none. preemptions: requests that gave
+    up their KV. failure, waits_for: as in ``PipelineHealth``.
+    """
+
+    seconds: float
+    stages: Sequence[StageSeen]
+    links: Sequence[LinkSeen] = ()
+    under_way: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    max_running: int = 0
+    generated_per_second: float = 0.0
+    computed_per_second: float = 0.0
+    rows: Rows = field(default_factory=Rows)
+    void: float = 0.0
+    drafter: str | None = None
+    acceptance: float | None = None
+    preemptions: int = 0
+    ttft_ms: float | None = None
+    itl_ms: float | None = None
+    failure: str | None = None
+    waits_for: str | None = None
+    is_draining: bool = False
+
+
+def is_later(before: Stats, after: Stats) -> bool:
+    """Whether the counters of ``after`` went on from those of ``before``; else a new window has begun."""
+    return all(
+        after["window"][name] >= before["window"][name] for name in ("seconds", "steps", "computed_tokens")
+    ) and len(before["stages"]) == len(after["stages"])
+
+
+def seen(
+    before: Sample, after: Sample, steps: Sequence[SeenStep], health: PipelineHealth, budget: KVBudget, *,
+    is_draining: bool = False,
+) -> Seen:  # fmt: skip
+    """The figures between two samples. ``steps``: those of that time."""
+    seconds = max(after.at - before.at, 1e-6)
+    old, new = before.stats, after.stats
+    computed = new["window"]["computed_tokens"] - old["window"]["computed_tokens"]
+    useful = new["window"]["useful_tokens"] - old["window"]["useful_tokens"]
+    return Seen(
+        seconds=seconds,
+        stages=_stages(old, new, budget),
+        links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
+        under_way=min(1.0, (new["active_seconds"] - old["active_seconds"]) / seconds),
+        running=new.get("running", 0),
+        waiting=new.get("waiting", 0),
+        max_running=new.get("max_running", 0),
+        generated_per_second=(new["generated_tokens"] - old["generated_tokens"]) / seconds,
+        computed_per_second=computed / seconds,
+        rows=rows_of(steps),
+        void=max(0.0, 1 - useful / computed) if computed > 0 else 0.0,
+        drafter=(new.get("speculation") or {}).get("drafter"),
+        acceptance=_acceptance(old, new),
+        preemptions=new.get("preemptions", 0) - old.get("preemptions", 0),
+        ttft_ms=_milliseconds(new["window"]["ttft_seconds"]),
+        itl_ms=_milliseconds(new["window"]["itl_seconds"]),
+        failure=health.failure,
+        waits_for=health.waits_for,
+        is_draining=is_draining,
+    )
+
+
+def rows_of(steps: Sequence[SeenStep]) -> Rows:
+    """The rows of steps together."""
+    return Rows(
+        sum(step.rows.prefill for step in steps),
+        sum(step.rows.decode for step in steps),
+        sum(step.rows.draft for step in steps),
+    )
+
+
+def _stages(old: Stats, new: Stats, budget: KVBudget) -> list[StageSeen]:
+    budgets = [stage.budget_bytes for stage in budget.stages] or [0] * len(new["stages"])
+    pairs = zip(old["window"]["stages"], new["window"]["stages"], new["stages"], budgets, strict=True)
+    return [_stage(was, now, sums, budget_bytes) for was, now, sums, budget_bytes in pairs]
+
+
+def _stage(was: Stats, now: Stats, sums: Stats, budget: int) -> StageSeen:
+    busy = now["busy_seconds"] - was["busy_seconds"]
+    gaps = {cause: now["gaps"][cause.value]["seconds"] - was["gaps"][cause.value]["seconds"] for cause in Cause}
+    whole = busy + sum(gaps.values())
+    shares = {cause: seconds / whole for cause, seconds in gaps.items() if seconds > 0} if whole > 0 else {}
+    duty = busy / whole if whole > 0 else 0.0
+    return StageSeen(now["name"], duty, shares, sums.get("kv_bytes", 0), sums.get("kv_bytes_stored", 0), budget)
+
+
+def _link(old: Stats, new: Stats, steps: Sequence[SeenStep], stage: int, seconds: float) -> LinkSeen:
+    """The link to ``stage``."""
+    ways = [step.visits[stage].received - step.visits[stage].sent for step in steps]
+    sent = new["stages"][stage - 1]["bytes_sent"] - old["stages"][stage - 1]["bytes_sent"]
+    return LinkSeen(1e3 * max(0.0, statistics.median(ways)) if ways else None, sent / seconds)
+
+
+def _acceptance(old: Stats, new: Stats) -> float | None:
+    before, after = old.get("speculation"), new.get("speculation")
+    if not after:
+        return None
+    tried, accepted = (sum(after[name]) - (sum(before[name]) if before else 0) for name in ("tried_at", "accepted_at"))
+    return accepted / tried if tried > 0 else None
+
+
+def _milliseconds(times: Stats) -> float | None:
+    return 1e3 * times["p50"] if times["count"] else None

@@ -1,0 +1,72 @@
+/* The server, as the page asks it. Every failure is an Error with one sentence, and a ``status`` where there was one. */
+
+import { eventParser } from "../state/stream.js";
+
+const ROOT = new URL("../../../", import.meta.url); // the server's, also behind a proxy with a path of its own
+const url = (path) => new URL(path, ROOT);
+
+/* An answer of the server, or an Error. */
+async function asked(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(url(path), { credentials: "same-origin", cache: "no-store", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw Object.assign(new Error("The server does not answer."), { status: 0 });
+  }
+  if (response.ok) return response;
+  let said = `The server refuses it with status ${response.status}.`;
+  try {
+    const body = await response.json();
+    said = body.error?.message ?? body.reason ?? said;
+  } catch { /* what is no JSON has no sentence for a person */ }
+  const seconds = Number(response.headers.get("retry-after"));
+  throw Object.assign(new Error(said), { status: response.status, retryAfter: seconds > 0 ? seconds : null });
+}
+
+const posted = (path, body, more = {}) => asked(path, {
+  method: "POST", headers: { "Content-Type": "application/json", ...more.headers }, body: JSON.stringify(body), signal: more.signal });
+
+/* The model: its name and context. */
+export async function model() {
+  const found = (await (await asked("v1/models")).json()).data[0];
+  return { name: found.id, context: found.context_length };
+}
+
+/* Buy a session with a key, which is then forgotten: a cookie that no script reads takes its place. */
+export async function buySession(key) {
+  await posted("session", {}, { headers: { "X-Api-Key": key } });
+}
+
+export async function endSession() {
+  await asked("session", { method: "DELETE" });
+}
+
+/* The events of a stream; ``signal`` ends it. Yields lists of those that came together. */
+export async function* events(path, options) {
+  const response = await asked(path, { ...options, headers: { Accept: "text/event-stream", ...options.headers } });
+  const reader = response.body.getReader(), decoder = new TextDecoder(), parser = eventParser();
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      yield parser.feed(decoder.decode(value, { stream: true }));
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/* The stream of an answer. */
+export function answer(path, body, signal) {
+  return events(path, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal });
+}
+
+/* The tokens of a chat up to where its answer goes on behind ``begun``. */
+export async function tokensBehind(messages, sampling, begun, signal) {
+  const options = sampling.thinking === "on" || sampling.thinking === "off"
+    ? { chat_template_kwargs: { enable_thinking: sampling.thinking === "on" } } : {};
+  const { prompt } = await (await posted("apply-template", { messages, ...options }, { signal })).json();
+  const { tokens } = await (await posted("tokenize", { prompt: prompt + begun, add_special_tokens: false }, { signal })).json();
+  return tokens;
+}

@@ -1,0 +1,62 @@
+/* The page: its frame, and what is shown in it. */
+
+import { makeController } from "./controller.js";
+import { Chat } from "./view/chat.js";
+import { html, render, useEffect, useState } from "./view/html.js";
+import { Pipeline } from "./view/pipeline.js";
+import { Sidebar } from "./view/sidebar.js";
+
+const controller = makeController(), { actions } = controller;
+
+function App() {
+  const [state, setState] = useState(controller.state), [isOpen, setOpen] = useState(false);
+  useEffect(() => controller.listen(setState), []);
+  useEffect(() => {
+    const keys = (event) => shortcut(event, setOpen);
+    addEventListener("keydown", keys);
+    return () => removeEventListener("keydown", keys);
+  }, []);
+  const isChat = state.view === "chat";
+  return html`<a class="skip" href="#main">To the content</a>
+    <header>
+      ${isChat && html`<button type="button" class="menu" aria-expanded=${isOpen} aria-label="Conversations" onClick=${() => setOpen(!isOpen)}>☰</button>`}
+      <h1>splitinfer</h1>
+      <div class="tabs" role="group" aria-label="View">
+        ${["chat", "pipeline"].map((view) => html`<button type="button" key=${view} aria-pressed=${state.view === view} onClick=${() => actions.setView(view)}>${view === "chat" ? "Chat" : "Pipeline"}</button>`)}</div>
+      <span class="dim model">${state.model?.name ?? ""}</span>
+    </header>
+    ${state.problem && html`<div class="problem" role="alert">${state.problem}<button type="button" aria-label="Dismiss" onClick=${actions.dismiss}>×</button></div>`}
+    <main id="main" class=${isOpen ? "open" : ""}>
+      ${state.needsKey ? html`<${Key} enter=${actions.enter} />` : isChat ? html`
+        <${Sidebar} state=${state} actions=${actions} onChosen=${() => setOpen(false)} />
+        <${Chat} state=${state} actions=${actions} />` : html`<${Pipeline} seen=${state.seen} />`}
+    </main>
+    <div class="hidden" role="status">${state.announced}</div>`;
+}
+
+/* A key buys a session, and no script keeps it. */
+function Key({ enter }) {
+  const [key, setKey] = useState("");
+  return html`<form class="key-form" onSubmit=${(event) => { event.preventDefault(); enter(key); setKey(""); }}>
+    <h2>A key is needed</h2><p class="dim">The server's owner makes one with <code>splitinfer keys add</code>.</p>
+    <label>Key<input type="password" name="key" autocomplete="current-password" value=${key} onInput=${(event) => setKey(event.currentTarget.value)} /></label>
+    <button type="submit" class="primary" disabled=${!key.trim()}>Enter</button></form>`;
+}
+
+function shortcut(event, setOpen) {
+  const isCommand = event.metaKey || event.ctrlKey;
+  if (event.key === "Escape") {
+    setOpen(false);
+    actions.stop();
+  } else if (isCommand && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    setOpen(true);
+    requestAnimationFrame(() => document.getElementById("search")?.focus());
+  } else if (isCommand && event.shiftKey && event.key.toLowerCase() === "o") {
+    event.preventDefault();
+    actions.newChat();
+  }
+}
+
+render(html`<${App} />`, document.getElementById("app"));
+controller.start();

@@ -1,0 +1,43 @@
+/* The settings of answers: what is asked of the server of them. Pure. */
+
+/* name, label, least, most, step, and what it does. An empty value leaves it to the model. */
+export const FIELDS = [
+  ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token; more is more varied."],
+  ["top_p", "Top p", 0, 1, 0.01, "Only the likeliest tokens that together have this probability."],
+  ["top_k", "Top k", 0, 1000, 1, "Only so many of the likeliest tokens; 0 is all."],
+  ["min_p", "Min p", 0, 1, 0.01, "Only tokens with this share of the likeliest one's probability."],
+  ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Against tokens that are there already."],
+  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Against tokens, by how often they are there."],
+  ["max_tokens", "Most tokens", 1, 1000000, 1, "After so many an answer ends."],
+  ["seed", "Seed", 0, 9007199254740991, 1, "The same seed gives the same answer."],
+];
+
+/* A setting as a number within its bounds, or undefined where it is left to the model. */
+export function valueOf(name, text) {
+  const field = FIELDS.find((one) => one[0] === name);
+  if (!field || text === "" || text === null || text === undefined) return undefined;
+  const value = Number(text), [, , least, most, step] = field;
+  if (!Number.isFinite(value)) return undefined;
+  const bounded = Math.min(most, Math.max(least, value));
+  return step >= 1 ? Math.round(bounded) : bounded;
+}
+
+/* The body of a request for an answer to ``messages``. */
+export function requestOf(model, messages, sampling) {
+  const body = { model, messages, stream: true, stream_options: { include_usage: true } };
+  for (const [name] of FIELDS) {
+    const value = valueOf(name, sampling[name]);
+    if (value !== undefined) body[name] = value;
+  }
+  if (sampling.thinking === "on") body.chat_template_kwargs = { enable_thinking: true };
+  if (sampling.thinking === "off") body.chat_template_kwargs = { enable_thinking: false };
+  if (sampling.probabilities) Object.assign(body, { logprobs: true, top_logprobs: 5 });
+  return body;
+}
+
+/* The body of a request that goes on behind the tokens of an answer that was cut. */
+export function continuationOf(model, tokens, sampling) {
+  const { messages: _messages, chat_template_kwargs: _template, logprobs: _logprobs, top_logprobs: _top, ...body } =
+    requestOf(model, [], sampling);
+  return { ...body, prompt: tokens, max_tokens: body.max_tokens ?? 1024 };
+}

@@ -1,0 +1,107 @@
+/* The chat: messages, and where the next one is written. */
+
+import { path, siblings } from "../state/conversation.js";
+import { pauseOf } from "../state/figures.js";
+import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./html.js";
+import { Message } from "./message.js";
+import { Settings } from "./settings.js";
+
+const SHOWN = 30, MORE = 100; // messages
+const MOST_FILE = 2_000_000; // characters of an attached text
+const NEAR = 80; // pixels from the end, within which the end is followed
+
+export function Chat({ state, actions }) {
+  const conversation = state.conversations[state.current] ?? null;
+  const ids = conversation ? path(conversation) : [];
+  const [most, setMost] = useState(SHOWN);
+  const list = useRef(null), follows = useRef(true);
+  const isBusy = ids.some((id) => state.live[id]);
+  useEffect(() => { setMost(SHOWN); follows.current = true; }, [state.current]);
+  useLayoutEffect(() => { if (follows.current && list.current) list.current.scrollTop = list.current.scrollHeight; });
+  const scrolled = () => {
+    const at = list.current;
+    follows.current = at.scrollHeight - at.scrollTop - at.clientHeight < NEAR;
+  };
+  const pause = pauseOf(state.seen);
+  const send = (text, files) => {
+    follows.current = true;
+    return actions.send(text, files);
+  };
+  return html`<section class="chat" aria-label="Chat">
+    <${Settings} conversation=${conversation} defaults=${state.defaults} actions=${actions} />
+    <div class="messages" ref=${list} onScroll=${scrolled} tabindex="0" role="log" aria-label="Messages">
+      ${!ids.length && html`<${Welcome} model=${state.model} />`}
+      ${ids.length > most && html`<button type="button" class="earlier" onClick=${() => { follows.current = false; setMost(most + MORE); }}>
+        Show ${Math.min(MORE, ids.length - most)} earlier messages</button>`}
+      ${ids.slice(-most).map((id) => html`<${Kept} key=${id} node=${conversation.nodes[id]} answer=${state.live[id]}
+        place=${siblings(conversation, id)} actions=${actions} isBusy=${isBusy} isLast=${id === ids[ids.length - 1]} pause=${pause} />`)}
+    </div>
+    <${Composer} key=${state.current} send=${send} stop=${actions.stop} isBusy=${isBusy} isReady=${Boolean(state.model)} />
+    <${Context} conversation=${conversation} ids=${ids} model=${state.model} />
+  </section>`;
+}
+
+/* A message that is drawn again only when something of it has changed, however often another one does. */
+function Kept(props) {
+  const { node, answer, place, actions, isBusy, isLast, pause } = props, shownPause = answer ? pause : null;
+  return useMemo(() => html`<${Message} node=${node} answer=${answer} place=${place} actions=${actions} isBusy=${isBusy} isLast=${isLast} pause=${shownPause} />`,
+    [node, answer, place.index, place.ids.length, isBusy, isLast, shownPause]);
+}
+
+function Welcome({ model }) {
+  return html`<div class="welcome"><h2>${model ? model.name : "Connecting …"}</h2>
+    ${model && html`<p class="dim">Context ${model.context.toLocaleString("en")} tokens. Conversations stay in this browser.</p>`}</div>`;
+}
+
+/* How much of the context the last answer used. */
+function Context({ conversation, ids, model }) {
+  const last = [...ids].reverse().map((id) => conversation.nodes[id].figures).find((one) => one?.prompt);
+  if (!last || !model) return null;
+  const used = last.prompt + (last.generated ?? 0), share = Math.min(1, used / model.context);
+  return html`<div class="context dim"><meter min="0" max="1" high="0.85" value=${share} aria-label="Context used"></meter>
+    ${used.toLocaleString("en")} of ${model.context.toLocaleString("en")} tokens of context</div>`;
+}
+
+function Composer({ send, stop, isBusy, isReady }) {
+  const [text, setText] = useState(""), [files, setFiles] = useState([]), [problem, setProblem] = useState("");
+  const area = useRef(null), picker = useRef(null);
+  useEffect(() => { if (matchMedia("(pointer: fine)").matches) area.current.focus(); }, []);
+  useLayoutEffect(() => {
+    area.current.style.height = "auto";
+    area.current.style.height = `${Math.min(area.current.scrollHeight, innerHeight * 0.4)}px`;
+  }, [text]);
+  const submit = () => {
+    if (isBusy || !isReady || !send(text, files)) return;
+    setText("");
+    setFiles([]);
+    setProblem("");
+  };
+  const keys = (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      submit();
+    }
+  };
+  const attach = async (given) => {
+    const added = [];
+    for (const file of given) {
+      const content = file.size > 4 * MOST_FILE ? null : await file.text();
+      if (content === null || content.length > MOST_FILE) setProblem(`${file.name} is too long for a model.`);
+      else if (content.includes("\u0000")) setProblem(`${file.name} is no text.`);
+      else added.push({ name: file.name, text: content });
+    }
+    setFiles((before) => [...before, ...added]);
+  };
+  const dropped = (event) => { event.preventDefault(); attach([...event.dataTransfer.files]); };
+  return html`<form class="composer" onSubmit=${(event) => { event.preventDefault(); submit(); }} onDragOver=${(event) => event.preventDefault()} onDrop=${dropped}>
+    ${problem && html`<p class="error" role="alert">${problem}</p>`}
+    ${files.length > 0 && html`<ul class="attached">${files.map((file, i) => html`<li key=${i}>${file.name}
+      <button type="button" aria-label=${`Remove ${file.name}`} onClick=${() => setFiles(files.filter((_, j) => j !== i))}>×</button></li>`)}</ul>`}
+    <div class="row">
+      <input ref=${picker} type="file" multiple hidden onChange=${(event) => { attach([...event.currentTarget.files]); event.currentTarget.value = ""; }} />
+      <button type="button" aria-label="Attach texts" title="Attach texts" onClick=${() => picker.current.click()}>+</button>
+      <textarea ref=${area} rows="1" aria-label="Message" placeholder="Message" value=${text} onInput=${(event) => setText(event.currentTarget.value)} onKeyDown=${keys}></textarea>
+      ${isBusy ? html`<button type="button" class="primary" onClick=${stop}>Stop</button>`
+        : html`<button type="submit" class="primary" disabled=${!isReady || (!text.trim() && !files.length)}>Send</button>`}
+    </div></form>`;
+}

@@ -1,0 +1,106 @@
+"""The last steps as coloured spans, one track for each stage. Pure.
+
+A span is a step's time on a stage, with its kind and the cause of the gap before it:
+
+    prefill, decode, mixed    rows of prompts, of tokens that had been chosen, of both
+    draft                     a block with drafts of which something was kept
+    void                      nothing of it was kept
+    free                      no rows: KV was saved, fetched or freed
+
+The page gets a few kilobytes a second however short the steps are: where there are too many, neighbours that are close
+and of one kind become one, then neighbours of any kinds (``joined``).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from splitinfer.core.metrics.gaps import Cause
+from splitinfer.core.metrics.recent import SeenStep
+
+MOST_SPANS = 40  # of a stage at a time
+_LEAST_GAP = 20e-6  # seconds; a shorter one between two spans is none
+_NO_CAUSE = ""
+LETTERS = {
+    "prefill": "p",
+    "decode": "d",
+    "mixed": "m",
+    "draft": "s",
+    "void": "v",
+    "free": "f",
+    Cause.UPSTREAM: "u",
+    Cause.DOWNSTREAM: "w",
+    Cause.LINK: "l",
+    Cause.HOST: "h",
+    Cause.NOTHING: "n",
+}
+"""Kinds and causes as the page gets them. No two are the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Computing of one kind: seconds on the coordinator's clock. ``cause``: of the gap before it, if there was one.
+    ``busy``: seconds of it that it computed, which is less than its length where several steps became one."""
+
+    start: float
+    end: float
+    kind: str
+    cause: str
+    busy: float
+
+
+def kind_of(step: SeenStep) -> str:
+    """What a step was for, as the page colours it."""
+    if step.is_void:
+        return "void"
+    return "draft" if step.rows.draft and not step.rows.prefill else step.rows.kind
+
+
+def spans_of(steps: Iterable[SeenStep], stage: int) -> list[Span]:
+    """A stage's spans, in order. Where a step began before the end of the one before, by its worker's clock, it is
+    cut."""
+    spans: list[Span] = []
+    for step in steps:
+        visit, gaps = step.visits[stage], step.gaps[stage]
+        start = max(visit.start, spans[-1].end) if spans else visit.start
+        if visit.end > start:
+            cause = str(max(gaps, key=lambda each: gaps[each])) if sum(gaps.values()) > _LEAST_GAP else _NO_CAUSE
+            spans.append(Span(start, visit.end, kind_of(step), cause, visit.end - start))
+    return spans
+
+
+def joined(spans: Sequence[Span], most: int = MOST_SPANS) -> list[Span]:
+    """At most ``most`` spans: neighbours of one kind with the shortest gaps become one, then any."""
+    found, gap = list(spans), _LEAST_GAP
+    end = max((span.end - spans[0].start for span in spans), default=0.0)
+    while len(found) > most:
+        found = _join(found, gap, any_kind=gap > end)
+        gap *= 4
+    return found
+
+
+def _join(spans: Sequence[Span], gap: float, *, any_kind: bool) -> list[Span]:
+    made = [spans[0]]
+    for span in spans[1:]:
+        before = made[-1]
+        if span.start - before.end <= gap and (any_kind or span.kind == before.kind):
+            kind = before.kind if before.busy >= span.busy else span.kind
+            made[-1] = replace(before, end=span.end, kind=kind, busy=before.busy + span.busy)
+        else:
+            made.append(span)
+    return made
+
+
+def written(spans: Iterable[Span], now: float) -> list[list[Any]]:
+    """Spans as the page gets them: milliseconds from ``now`` to their beginnings, their lengths, kind, cause, and the
+    milliseconds of computing where these are fewer.
+
+    >>> written([Span(9.5, 9.6, "decode", "link", 0.1), Span(9.7, 9.9, "void", "", 0.1)], 10.0)
+    [[-500.0, 100.0, 'd', 'l'], [-300.0, 200.0, 'v', '', 100.0]]
+    """
+    rows: list[list[Any]] = []
+    for span in spans:
+        length, busy = round(1e3 * (span.end - span.start), 2), round(1e3 * span.busy, 2)
+        row = [round(1e3 * (span.start - now), 2), length, LETTERS[span.kind], LETTERS.get(span.cause, "")]
+        rows.append(row if busy >= length else [*row, busy])
+    return rows

@@ -1,0 +1,278 @@
+"""Figures in words: why each stage idles, and what would help. Pure.
+
+A pipeline of N stages is full while N steps are under way. It is not when there are too few answers, when the next step
+of an answer needs the token of the one before, when something between two stages takes long, or when one stage has more
+to do than the others. The causes are those of the gaps (``core.metrics.gaps``), which say what a stage waited for; what
+is said here is what that means, for somebody who has never heard of a pipeline.
+
+The order of the rules is that of what hides the rest: a pipeline that is down, one that rests, then what limits it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from splitinfer.core.metrics.gaps import Cause
+from splitinfer.server.page.figures import Seen, StageSeen
+
+_RESTS = 0.02  # of the time under way, under which nothing was asked
+_BUSY = 0.85  # of a stage's time: it hardly waits
+_MUCH = 0.15  # of a stage's time, or of all rows: it is worth a sentence
+_MOSTLY = 0.5
+_UNEVEN = 0.2  # between the duties of two stages
+_FULL = 0.9  # of the memory for KV
+_FEW_RIGHT, _MANY_RIGHT = 0.5, 0.7  # of the drafts
+_WAIT = (Cause.UPSTREAM, Cause.DOWNSTREAM)
+
+
+@dataclass(frozen=True, slots=True)
+class Saying:
+    """A sentence or two about the pipeline. ``code``: what is said, for tests and pictures. ``stage``: the number of
+    the one that it is about; ``None``: all. ``help``: what would change it; empty where nothing needs to be."""
+
+    code: str
+    text: str
+    help: str = ""
+    stage: int | None = None
+
+    def as_dict(self) -> dict[str, str | int | None]:
+        """The saying as the page gets it."""
+        return {"code": self.code, "text": self.text, "help": self.help, "stage": self.stage}
+
+
+def sayings(seen: Seen) -> list[Saying]:
+    """What there is to say, the most important first; never nothing."""
+    if (down := _down(seen)) is not None:
+        return [down]
+    if seen.under_way < _RESTS and not seen.running and not seen.waiting:
+        return [Saying("rests", "Nothing is asked, so all stages rest.")]
+    if all(stage.duty == 0 and not stage.gaps for stage in seen.stages):
+        return [Saying("begins", "A request has begun; there are no figures of its steps yet.")]
+    found = [*_load(seen), *_flow(seen), *_drafts(seen), *_machines(seen), *_queue(seen)]
+    return found or [Saying("fine", _mixture(seen))]
+
+
+def _down(seen: Seen) -> Saying | None:
+    """What keeps the pipeline from answering."""
+    if seen.failure is not None:
+        return Saying("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the rest.")
+    if seen.is_draining:
+        return Saying("draining", "The server was told to end. Answers under way may end, and no new one begins.")
+    if seen.waits_for is not None:
+        return Saying(
+            "lost",
+            f"Answers pause: they wait for {seen.waits_for}. What was there is computed again, and no token is lost.",
+            "Start the worker on that machine again, or see whether it sleeps or its cable is loose.",
+        )
+    return None
+
+
+# -- how full the pipeline is ----------------------------------------------------------------------
+
+
+def _load(seen: Seen) -> Iterator[Saying]:
+    """Whether there is enough to do for all stages."""
+    num_stages = len(seen.stages)
+    if num_stages == 1:
+        yield Saying("one_stage", f"{_name(seen, 0)} has all layers, so it waits for no other stage.")
+    elif all(stage.duty >= _BUSY for stage in seen.stages):
+        yield Saying("full", f"All {num_stages} stages compute nearly all the time: the pipeline is full.")
+    elif _reads(seen):
+        yield Saying(
+            "prompt",
+            f"A prompt is being read: {_percent(_prompt_share(seen))} of what the stages compute is of prompts. Its "
+            "pieces follow each other through the stages, and answers get their tokens in between.",
+            ""
+            if seen.running <= 1
+            else "If answers stand still meanwhile, a smaller token_budget makes the pieces shorter.",
+        )
+    elif seen.running == 1 and _waits(seen) >= _MUCH:
+        yield _one_stream(seen)
+    elif 1 < seen.running < num_stages and _waits(seen) >= _MUCH:
+        yield Saying(
+            "few_streams",
+            f"{seen.running} answers share {num_stages} stages. A stage can work on one of them while the others are "
+            "elsewhere, so with fewer answers than stages some stage always waits.",
+            f"{num_stages} or more answers at a time would keep all stages busy.",
+        )
+
+
+def _one_stream(seen: Seen) -> Saying:
+    num_stages = len(seen.stages)
+    text = (
+        f"There is one answer, and its next token cannot begin before the last one has passed all {num_stages} stages. "
+        f"So only one stage works at a time, and each waits {_percent(_waits(seen))} of the time for the others."
+    )
+    if seen.rows.draft:
+        text += " Drafts let a stage work ahead on tokens that are only guessed."
+        return Saying("one_stream_drafts", text, "More answers at a time cost this one little.")
+    if seen.drafter is not None:
+        return Saying(
+            "one_stream_no_drafts",
+            text,
+            "Drafts are switched off for it, as they were not worth it, or it begins just now.",
+        )
+    return Saying("one_stream", text, "A draft model (draft: in the layout) lets several tokens be under way at once.")
+
+
+# -- what lies between stages ----------------------------------------------------------------------
+
+
+def _flow(seen: Seen) -> Iterator[Saying]:
+    """One stage that holds up the others, and links and hosts that take long."""
+    if (slow := _slowest(seen)) is not None:
+        yield slow
+    for number, stage in enumerate(seen.stages):
+        if stage.gap(Cause.LINK) >= _MUCH:
+            yield _link(seen, number, stage)
+    for number, stage in enumerate(seen.stages):
+        if stage.gap(Cause.HOST) >= _MUCH:
+            yield _host(seen, number, stage)
+    for number, stage in enumerate(seen.stages):
+        if stage.gap(Cause.NOTHING) >= _MOSTLY and seen.running:
+            text = f"For {_name(seen, number)} there is nothing to do: its part of the answers under way is done."
+            yield Saying("nothing", text, stage=number)
+
+
+def _slowest(seen: Seen) -> Saying | None:
+    """A stage that computes while the others wait for it; it takes as many answers as stages to show."""
+    duties = [stage.duty for stage in seen.stages]
+    most, least = max(duties), min(duties)
+    if len(duties) < 2 or most - least < _UNEVEN or (seen.running < len(duties) and not _reads(seen)):
+        return None
+    slow, quick = duties.index(most), duties.index(least)
+    if sum(map(seen.stages[quick].gap, _WAIT)) < _MUCH:
+        return None
+    return Saying(
+        "uneven",
+        f"{_name(seen, slow)} computes {_percent(most)} of the time, {_name(seen, quick)} {_percent(least)}: the "
+        f"others wait for {_name(seen, slow)}.",
+        f"Fewer layers on {_name(seen, slow)}, and more on {_name(seen, quick)}, in the layout.",
+        slow,
+    )
+
+
+def _link(seen: Seen, number: int, stage: StageSeen) -> Saying:
+    """A stage that waits for what is on its way: to the first stage that is tokens, to the others hidden states."""
+    share, name = _percent(stage.gap(Cause.LINK)), _name(seen, number)
+    if number == 0:
+        text = f"{name} waits {share} of the time for tokens that are on their way back to it."
+        return Saying("link_back", text, "A cable in place of Wi-Fi; Thunderbolt has the shortest way.", 0)
+    link = seen.links[number - 1] if number <= len(seen.links) else None
+    way = "" if link is None or link.way_ms is None else f", {link.way_ms:.1f} ms for each step"
+    text = f"{name} waits {share} of the time for hidden states that are on their way to it{way}."
+    if _reads(seen):
+        help_ = "Prompts send much at once: a faster cable, or codec: auto in the layout, which sends them packed."
+        return Saying("link_bytes", text, help_, number)
+    help_ = "Single tokens send little, so what counts is the way's length: a cable in place of Wi-Fi, or Thunderbolt."
+    return Saying("link_latency", text, help_, number)
+
+
+def _host(seen: Seen, number: int, stage: StageSeen) -> Saying:
+    share, name = _percent(stage.gap(Cause.HOST)), _name(seen, number)
+    if number == 0:
+        text = f"{name} has what it needs {share} of the time, and its processor is not ready: it plans"
+        text += ", drafts" if seen.drafter is not None else ""
+        text += " and hands out tokens."
+        return Saying("host_first", text, "Fewer other programs on that machine.", 0)
+    text = f"Steps lie ready for {name} {share} of the time before its processor starts them."
+    return Saying("host", text, "Fewer other programs on that machine, and Low Power Mode off.", number)
+
+
+# -- drafts ----------------------------------------------------------------------------------------
+
+
+def _drafts(seen: Seen) -> Iterator[Saying]:
+    """How well drafts fare."""
+    if not seen.rows.draft or seen.acceptance is None:
+        return
+    right = _percent(seen.acceptance)
+    if seen.void >= _MUCH and seen.acceptance < _FEW_RIGHT:
+        yield Saying(
+            "void_drafts",
+            f"Only {right} of the drafts are right: {_percent(seen.void)} of what the stages compute is thrown away.",
+            "Another draft model, or MODEL+ngram; texts that repeat themselves are drafted best.",
+        )
+    elif seen.acceptance >= _MANY_RIGHT:
+        yield Saying("good_drafts", f"{right} of the drafts are right: most steps bring more than one token.")
+    elif seen.void >= _MUCH:
+        text = f"{right} of the drafts are right; {_percent(seen.void)} of what the stages compute is thrown away."
+        yield Saying("some_void", text)
+
+
+# -- machines and the queue ------------------------------------------------------------------------
+
+
+def _machines(seen: Seen) -> Iterator[Saying]:
+    """Memory for KV that is full, and what that costs."""
+    for number, stage in enumerate(seen.stages):
+        if stage.kv_budget and stage.kv_bytes >= _FULL * stage.kv_budget:
+            yield Saying(
+                "kv_full",
+                f"{_name(seen, number)} has {_percent(stage.kv_bytes / stage.kv_budget)} of its memory for KV in use: "
+                "what the model remembers of the conversations under way.",
+                f"Shorter conversations, fewer at a time, or fewer layers on {_name(seen, number)}.",
+                number,
+            )
+            break
+    if seen.preemptions > 0:
+        one = seen.preemptions == 1
+        yield Saying(
+            "preempted",
+            f"{'An answer' if one else f'{seen.preemptions} answers'} had to make room for others, and "
+            f"{'is' if one else 'are'} computed again later: there is too little memory for KV.",
+            "A smaller max_running, or shorter conversations.",
+        )
+
+
+def _queue(seen: Seen) -> Iterator[Saying]:
+    """Requests that wait, and for what."""
+    if not seen.waiting:
+        return
+    who = "1 request waits" if seen.waiting == 1 else f"{seen.waiting:,} requests wait"
+    if seen.max_running and seen.running >= seen.max_running:
+        text = f"{who}, because {seen.running} are answered at a time, which is the most."
+        yield Saying("queue_full", text, "A higher max_running, if there is memory for KV.")
+    else:
+        yield Saying("queue", f"{who}, until the prompt before has been read or memory for KV is free.")
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _mixture(seen: Seen) -> str:
+    """What is done, where nothing limits it."""
+    duty = _percent(sum(stage.duty for stage in seen.stages) / len(seen.stages))
+    answers = "1 answer is" if seen.running == 1 else f"{seen.running} answers are"
+    return f"{answers} under way, and the stages compute {duty} of the time."
+
+
+def _prompt_share(seen: Seen) -> float:
+    rows = seen.rows
+    return rows.prefill / max(1, rows.prefill + rows.decode + rows.draft)
+
+
+def _reads(seen: Seen) -> bool:
+    return _prompt_share(seen) >= _MOSTLY
+
+
+def _waits(seen: Seen) -> float:
+    """The mean share in which stages wait for each other, what is between them included."""
+    waits = (*_WAIT, Cause.LINK)
+    return sum(stage.gap(cause) for stage in seen.stages for cause in waits) / len(seen.stages)
+
+
+def _name(seen: Seen, number: int) -> str:
+    return f"Stage {seen.stages[number].name}"
+
+
+def _percent(share: float) -> str:
+    """
+    >>> _percent(0.004), _percent(0.456), _percent(1.0)
+    ('under 1 %', '46 %', '100 %')
+    """
+    return "under 1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
+
+
+def written(found: Sequence[Saying]) -> list[dict[str, str | int | None]]:
+    """Sayings as the page gets them."""
+    return [each.as_dict() for each in found]

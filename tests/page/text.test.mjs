@@ -1,0 +1,40 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+
+import { blocks } from "../../splitinfer/server/page/site/state/blocks.js";
+import { continuationOf, requestOf, valueOf } from "../../splitinfer/server/page/site/state/sampling.js";
+
+const TEXT = "One.\n\nTwo\nlines.\n\n```py\na\n\n~~~\nb\n```\n\n- a\n\n- b\n\n  c\n\nThree.\n\n$$\nx\n\ny\n$$\n\nFour.\n";
+
+test("a text is cut between its blocks, and nowhere else", () => {
+  assert.deepEqual(blocks(TEXT), ["One.\n\n", "Two\nlines.\n\n", "```py\na\n\n~~~\nb\n```\n\n- a\n\n- b\n\n  c\n\n",
+    "Three.\n\n$$\nx\n\ny\n$$\n\n", "Four.\n"].flatMap((one) => one.startsWith("Three") ? ["Three.\n\n", one.slice(8)] : [one]));
+  assert.deepEqual(blocks(""), []);
+});
+
+test("however much of it has come, the blocks are the text, and whole ones stay", () => {
+  let before = [];
+  for (let size = 1; size <= TEXT.length; size++) {
+    const found = blocks(TEXT.slice(0, size));
+    assert.equal(found.join(""), TEXT.slice(0, size));
+    assert.deepEqual(found.slice(0, before.length - 1), before.slice(0, -1), `at ${size}`);
+    before = found;
+  }
+});
+
+test("settings are numbers within their bounds, or left to the model", () => {
+  assert.equal(valueOf("temperature", "0.7"), 0.7);
+  assert.equal(valueOf("temperature", "9"), 2);
+  assert.equal(valueOf("top_k", "2.6"), 3);
+  for (const text of ["", null, undefined, "warm", "NaN"]) assert.equal(valueOf("temperature", text), undefined);
+  assert.equal(valueOf("surprise", "1"), undefined);
+});
+
+test("a request has what was set and nothing else", () => {
+  assert.deepEqual(requestOf("m", [], { temperature: "0", top_p: "" }),
+    { model: "m", messages: [], stream: true, stream_options: { include_usage: true }, temperature: 0 });
+  const more = requestOf("m", [], { thinking: "off", probabilities: true });
+  assert.deepEqual([more.chat_template_kwargs, more.top_logprobs], [{ enable_thinking: false }, 5]);
+  assert.deepEqual(continuationOf("m", [1, 2], { thinking: "on", temperature: "1" }),
+    { model: "m", prompt: [1, 2], stream: true, stream_options: { include_usage: true }, temperature: 1, max_tokens: 1024 });
+});

@@ -1,0 +1,143 @@
+"""Samples as figures, steps as spans: worked out by hand."""
+
+from typing import Any
+
+import pytest
+
+from splitinfer.core.kv.budget import KVBudget, StageKV
+from splitinfer.core.layout import Layout, StageSpec
+from splitinfer.core.metrics.gaps import Cause, Visit
+from splitinfer.core.metrics.recent import Rows, SeenStep
+from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
+from splitinfer.server.page.documents import figures_document, pipeline_document
+from splitinfer.server.page.figures import Sample, Seen, is_later, seen
+from splitinfer.server.page.timeline import LETTERS, Span, joined, kind_of, spans_of, written
+
+HEALTH = PipelineHealth((StageHealth("studio", 0, 4, StageState.READY), StageHealth("mini", 4, 6, StageState.READY)))
+BUDGET = KVBudget((StageKV(1000, 1), StageKV(500, 1)))
+
+
+def stats(busy: float, link: float, tokens: int, useful: int, generated: int, **more: Any) -> dict[str, Any]:
+    """What the engine says after ``busy`` seconds of computing on each stage, and ``link`` of waiting on the second."""
+    gaps = [dict.fromkeys((str(cause) for cause in Cause), 0.0) for _ in range(2)]
+    gaps[1]["link"] = link
+    times = {"count": 3, "p50": 0.25}
+    window_stages = [
+        {"name": name, "busy_seconds": busy, "gaps": {cause: {"seconds": each} for cause, each in own.items()}}
+        for name, own in zip(("studio", "mini"), gaps, strict=True)
+    ]
+    window = {"seconds": busy + link, "steps": tokens, "computed_tokens": tokens, "useful_tokens": useful}
+    return {
+        "active_seconds": busy + link,
+        "generated_tokens": generated,
+        "running": 2,
+        "waiting": 1,
+        "max_running": 32,
+        "preemptions": 0,
+        "stages": [{"bytes_sent": 100 * tokens, "kv_bytes": 300, "kv_bytes_stored": 50}, {"bytes_sent": 0}],
+        "window": {**window, "stages": window_stages, "ttft_seconds": times, "itl_seconds": {"count": 0, "p50": 0.0}},
+        "speculation": None,
+        **more,
+    }
+
+
+def step(number: int, rows: Rows, useful: int, start: float, gap: float = 0.0) -> SeenStep:
+    """0.1 s on each stage, 0.02 s between."""
+    visits = (
+        Visit(start, start, start, start, start + 0.1),
+        Visit(start + 0.1, start + 0.1, start + 0.12, start + 0.12, start + 0.22),
+    )
+    return SeenStep(number, rows, useful, visits, ({Cause.DOWNSTREAM: gap}, {Cause.UPSTREAM: 0.05, Cause.LINK: 0.02}))
+
+
+def between(before: dict[str, Any], after: dict[str, Any], steps: list[SeenStep], **more: Any) -> Seen:
+    return seen(Sample(100.0, before), Sample(110.0, after), steps, more.pop("health", HEALTH), BUDGET, **more)
+
+
+def test_figures_are_of_the_time_between_two_samples():
+    """Of 8 s under way 6 s computed; 40 rows, 30 of them useful; 20 tokens in 10 s."""
+    found = between(stats(4, 1, 60, 60, 50), stats(10, 3, 100, 90, 70), [step(1, Rows(8), 8, 105.0)])
+    assert found.under_way == pytest.approx(0.8)
+    assert (found.stages[0].duty, found.stages[1].duty) == pytest.approx((1.0, 0.75))
+    assert found.stages[1].gaps == {Cause.LINK: pytest.approx(0.25)}
+    assert (found.generated_per_second, found.computed_per_second) == pytest.approx((2.0, 4.0))
+    assert found.void == pytest.approx(0.25)
+    assert (found.links[0].way_ms, found.links[0].bytes_per_second) == (pytest.approx(20.0), pytest.approx(400.0))
+    assert (found.rows, found.running, found.waiting, found.acceptance) == (Rows(8), 2, 1, None)
+    assert (found.ttft_ms, found.itl_ms) == (250.0, None)
+    assert [stage.kv_budget for stage in found.stages] == [1000, 500]
+
+
+def test_acceptance_is_of_the_verdicts_between_two_samples():
+    first = {"drafter": "ngram", "tried_at": [10, 5], "accepted_at": [5, 0]}
+    last = {"drafter": "ngram", "tried_at": [16, 9], "accepted_at": [8, 1]}
+    before, after = stats(1, 1, 1, 1, 1, speculation=first), stats(2, 2, 2, 2, 2, speculation=last)
+    assert between(before, after, []).acceptance == pytest.approx(4 / 10)
+    assert between(after, after, []).acceptance is None
+    assert between(before, after, []).drafter == "ngram"
+
+
+def test_a_window_that_began_anew_is_seen():
+    before = stats(4, 1, 60, 60, 50)
+    assert is_later(before, stats(5, 1, 61, 61, 51))
+    assert not is_later(before, stats(0, 0, 1, 1, 51)), "stats(reset=True) was called"
+
+
+def test_documents_have_figures_and_no_addresses():
+    worker = StageSpec("mini", 4, 6, "tcp://10.0.0.7:5577", key="ab" * 32)
+    layout = Layout((StageSpec("studio", 0, 4), worker), name="two")
+    made = pipeline_document("m", layout, 4096, stats(1, 1, 1, 1, 1), HEALTH, BUDGET)
+    assert made["links"] == [{"from": "studio", "to": "mini", "transport": "tcp", "codec": "none"}]
+    assert [stage["layers"] for stage in made["stages"]] == [[0, 4], [4, 6]]
+    assert "10.0.0.7" not in str(made)
+    assert "abab" not in str(made)
+    lost = PipelineHealth(HEALTH.stages, "stage mini, for up to 60 s")
+    failed = PipelineHealth(HEALTH.stages, failure="it failed")
+    one = stats(1, 1, 1, 1, 1)
+    states = [between(one, one, [], health=health, is_draining=drains) for health, drains in (
+        (HEALTH, False), (HEALTH, True), (lost, False), (failed, True))]  # fmt: skip
+    assert [figures_document(each)["state"] for each in states] == ["ok", "draining", "waiting", "failed"]
+
+
+# -- spans -----------------------------------------------------------------------------------------
+
+
+def test_the_kind_of_a_step():
+    cases = [(Rows(8), 8, "prefill"), (Rows(0, 2), 2, "decode"), (Rows(8, 1), 9, "mixed"), (Rows(), 0, "free"),
+             (Rows(0, 1, 3), 2, "draft"), (Rows(0, 0, 3), 0, "void"), (Rows(8), 0, "void"),
+             (Rows(4, 1, 3), 5, "mixed")]  # fmt: skip
+    assert [kind_of(step(0, rows, useful, 0.0)) for rows, useful, _ in cases] == [kind for *_, kind in cases]
+    assert len(set(LETTERS.values())) == len(LETTERS)
+
+
+def test_spans_have_the_largest_cause_of_the_gap_before():
+    steps = [step(0, Rows(8), 8, 1.0), step(1, Rows(0, 1), 1, 1.3, gap=0.2)]
+    first, second = spans_of(steps, 0)
+    assert (first.cause, second.cause) == ("", "downstream")
+    assert (second.start, second.end, second.busy) == pytest.approx((1.3, 1.4, 0.1))
+    assert {span.cause for span in spans_of(steps, 1)} == {"upstream"}
+
+
+def test_spans_do_not_overlap_whatever_the_clocks_say():
+    steps = [step(0, Rows(0, 1), 1, 1.0), step(1, Rows(0, 1), 1, 1.05), step(2, Rows(0, 1), 1, 1.02)]
+    spans = spans_of(steps, 0)
+    assert [(span.start, span.end) for span in spans] == [pytest.approx((1.0, 1.1)), pytest.approx((1.1, 1.15))]
+
+
+def test_too_many_spans_become_few_and_keep_their_time():
+    spans = [Span(i / 100, i / 100 + 0.004, "decode", "link", 0.004) for i in range(500)]
+    spans[250] = Span(2.5, 2.504, "prefill", "", 0.004)
+    few = joined(spans, 40)
+    assert len(few) == 3, "of one kind each"
+    assert sum(span.busy for span in few) == pytest.approx(500 * 0.004)
+    assert (few[0].start, few[-1].end) == (spans[0].start, spans[-1].end)
+    assert few[0].cause == "link"
+    mixed = [Span(i / 10, i / 10 + 0.01, ("decode", "void")[i % 2], "", 0.01) for i in range(100)]
+    assert 1 <= len(joined(mixed, 40)) <= 40
+    assert joined(spans[:40], 40) == spans[:40]
+    assert joined([], 40) == []
+
+
+def test_a_joined_span_says_how_much_of_it_was_computing():
+    (row,) = written(joined([Span(0, 0.1, "decode", "", 0.1), Span(0.3, 0.4, "decode", "link", 0.1)], 1), 1.0)
+    assert row == [-1000.0, 400.0, "d", "", 200.0]

@@ -1,0 +1,245 @@
+"""The page's files and figures, by the real application without sockets."""
+
+import asyncio
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgi import answer, scope_of
+from mutating import Asked
+from raw_http import Said
+from stages import pipeline
+
+import splitinfer
+from splitinfer.core.metrics.recent import RecentSteps
+from splitinfer.demo import TARGET
+from splitinfer.llm import LLM
+from splitinfer.server.app import make_app
+from splitinfer.server.gate import Gate
+from splitinfer.server.keys import ApiKey, ApiKeys, digest
+from splitinfer.server.page.assets import CONTENT_SECURITY_POLICY, FRONT, asset_of, assets
+from splitinfer.server.page.feed import EVERY, Feed
+from splitinfer.server.service import Service
+
+PAGE = Path(splitinfer.__file__).parent / "server" / "page"
+KEY = ("X-Api-Key", "secret")
+FIGURES = "/v1/splitinfer/figures"
+SECONDS = 60.0  # more than anything here takes
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with pipeline(TARGET, [6, 6]) as running:
+        yield running
+
+
+@pytest.fixture
+def service(llm: LLM) -> Service:
+    return Service(llm, "demo", Gate(keys=ApiKeys([ApiKey("laptop", digest("secret"))])))
+
+
+def got(service: Service, path: str, *headers: tuple[str, str], method: str = "GET") -> Said:
+    return asyncio.run(answer(make_app(service), Asked(method, path, headers, b"")))
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_the_front_needs_no_key_and_lets_nothing_else_in(service: Service):
+    said = got(service, "/")
+    assert (said.status, said.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert said.body == (PAGE / FRONT).read_bytes()
+    assert said.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert said.headers["x-content-type-options"] == "nosniff"
+    for forbidden in ("unsafe", "http:", "https:", "*", "blob:"):
+        assert forbidden not in CONTENT_SECURITY_POLICY
+    assert CONTENT_SECURITY_POLICY.startswith("default-src 'none';")
+
+
+def test_a_file_comes_once(service: Service):
+    path = "/page/vendor/marked.js"
+    first = got(service, path, ("Accept-Encoding", "gzip, br"))
+    assert first.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(first.body) == (PAGE / "vendor" / "marked.js").read_bytes()
+    assert first.headers["cache-control"] == "no-cache"
+    again = got(service, path, ("If-None-Match", first.headers["etag"]))
+    assert (again.status, again.body) == (304, b"")
+    assert again.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    other = got(service, path, ("If-None-Match", '"else"'), ("Accept-Encoding", "gzip;q=0"))
+    assert (other.status, other.body) == (200, (PAGE / "vendor" / "marked.js").read_bytes())
+    assert "content-encoding" not in other.headers
+
+
+@pytest.mark.parametrize(
+    "name", ["", "site", "../routes.py", "site/../../routes.py", "site/%2e%2e/routes.py", "/etc/passwd", "routes.py"]
+)
+def test_nothing_else_is_a_file(service: Service, name: str):
+    assert got(service, f"/page/{name}").status == 404
+
+
+def test_an_answer_of_the_api_is_not_kept(service: Service):
+    assert got(service, "/health").headers["cache-control"] == "no-store"
+
+
+def test_every_file_has_a_media_type_and_what_it_imports():
+    found = assets()
+    assert len(found) > 10
+    with pytest.raises(ValueError, match="no files like"):
+        asset_of("x.exe", b"")
+    imports = re.compile(r"""(?:from|import)\s*\(?\s*["'](\.[^"']+)["']""")
+    for name, asset in found.items():
+        if name.startswith("site/") and name.endswith(".js"):
+            for target in imports.findall(asset.data.decode()):
+                path = (PAGE / name).parent / target
+                assert str(path.resolve().relative_to(PAGE.resolve())) in found, (name, target)
+    front = found[FRONT].data.decode()
+    for target in re.findall(r'(?:src|href)="page/([^"]+)"', front):
+        assert target in found
+    assert "<script>" not in front
+    assert "style=" not in front
+
+
+def test_libraries_are_those_of_the_manifest():
+    folder = PAGE / "vendor"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    named = {"manifest.json"}
+    for package in manifest["packages"]:
+        named.add(f"{package['name']}.LICENSE")
+        assert (folder / f"{package['name']}.LICENSE").stat().st_size > 500
+        assert re.fullmatch(r"sha512-[A-Za-z0-9+/=]{88}", package["integrity"])
+        assert package["licence"]
+        for file in package["files"]:
+            named.add(file["as"])
+            assert hashlib.sha256((folder / file["as"]).read_bytes()).hexdigest() == file["sha256"], file["as"]
+    assert {each.name for each in folder.iterdir()} == named
+
+
+def test_what_the_first_paint_needs_is_small():
+    """The modules that `main.js` imports at once, as they are sent."""
+    found, todo, seen = assets(), ["site/main.js"], set[str]()
+    static = re.compile(r"""^(?:import|export)[^"'(]*["'](\.[^"']+)["']|from\s*["'](\.[^"']+)["']""", re.MULTILINE)
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            for one, other in static.findall(found[name].data.decode()):
+                todo.append(str(((PAGE / name).parent / (one or other)).resolve().relative_to(PAGE.resolve())))
+    names = {*seen, FRONT, "site/style.css", "site/icon.svg"}
+    assert {"vendor/preact.js", "site/style.css"} <= names
+    assert not names & {"vendor/temml.js", "vendor/uplot.js"}, "those are loaded when they are needed"
+    assert sum(len(found[name].packed or found[name].data) for name in names) <= 300_000
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def test_figures_need_a_key(service: Service):
+    assert got(service, FIGURES).status == 401
+    said = json.loads(got(service, FIGURES, KEY).body)
+    assert [stage["name"] for stage in said["pipeline"]["stages"]] == ["s0", "s1"]
+    assert said["figures"]["words"][0]["code"] in ("rests", "begins", "fine")
+    assert "body" not in got(service, FIGURES, KEY, method="HEAD").body.decode()
+
+
+class Reader:
+    """A page that reads the figures as they come."""
+
+    def __init__(self, service: Service) -> None:
+        self._lines, self._gone = asyncio.Queue[bytes](), asyncio.Event()
+        asked = Asked("GET", FIGURES, (KEY, ("Accept", "text/event-stream")), b"")
+        self.task = asyncio.create_task(make_app(service)(scope_of(asked), self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        if message.get("body"):
+            self._lines.put_nowait(message["body"])
+
+    async def next(self, name: str) -> Any:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                head, _, data = (await self._lines.get()).decode().partition("\n")
+                if head == f"event: {name}":
+                    return json.loads(data.strip().removeprefix("data: "))
+
+    async def leave(self) -> None:
+        self._gone.set()
+        await asyncio.wait_for(self.task, SECONDS)
+
+
+def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(service: Service, llm: LLM):
+    async def look() -> None:
+        reader = Reader(service)
+        assert (await reader.next("pipeline"))["context"] == llm.context_length
+        await reader.next("figures")
+        secret = "The secret word is xylophone."
+        async for _ in llm.astream(secret, splitinfer.SamplingParams(max_tokens=12, ignore_eos=True)):
+            pass
+        kinds, lacking = set[str](), {"spans", "tokens", "bytes"}
+        while lacking:
+            figures = await reader.next("figures")
+            assert len(figures["tracks"]) == len(figures["stages"]) == 2
+            kinds |= {span[2] for span in figures["tracks"][1]}
+            lacking -= {"spans"} if kinds else set()
+            lacking -= {"tokens"} if figures["generated_per_second"] > 0 else set()
+            lacking -= {"bytes"} if figures["links"][0]["bytes_per_second"] > 0 else set()
+            assert "xylophone" not in json.dumps(figures)
+            assert len(json.dumps(figures)) < 8000
+        assert kinds <= {"p", "d", "m", "f"}
+        await reader.leave()
+
+    asyncio.run(look())
+    assert llm._engine.metrics._recent is None, "when nobody looks, no step is noted"
+
+
+def test_figures_end_with_the_server(service: Service):
+    async def look() -> None:
+        reader = Reader(service)
+        await reader.next("figures")
+        service.is_draining = True
+        await asyncio.wait_for(reader.task, SECONDS)
+
+    asyncio.run(look())
+
+
+def test_one_sample_is_for_all_who_look(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    samples, now, stats = 0, 100.0, llm.stats()
+
+    def counted(**_: Any) -> Any:
+        nonlocal samples
+        samples += 1
+        return stats
+
+    monkeypatch.setattr(llm, "stats", counted)
+    feed = Feed(llm, "demo", lambda: False, lambda: now)
+    with feed.watched(), feed.watched():
+        (first,) = feed.since(0)
+        assert feed.since(0) == [first]
+        now += EVERY / 2
+        assert feed.since(first[0]) == []
+        now += EVERY / 2
+        ((number, _),) = feed.since(first[0])
+        assert [each[0] for each in feed.since(0)] == [first[0], number]
+        for _ in range(6):
+            now += EVERY
+            feed.since(number)
+        assert len(feed.since(0)) == 4, "who is late gets the last ones"
+    assert samples == 8
+    assert not feed._samples
+    assert llm._engine.metrics._recent is None
+
+
+def test_the_last_who_looks_ends_it(llm: LLM):
+    feed = Feed(llm, "demo", lambda: False)
+    with feed.watched():
+        with feed.watched():
+            pass
+        assert isinstance(llm._engine.metrics._recent, RecentSteps)
+    assert llm._engine.metrics._recent is None
