@@ -4,7 +4,7 @@ import test from "node:test";
 import { KEPT, NOTHING, at, inWords, lost, pauseOf, told, withSpans } from "../../splitinfer/server/page/site/state/figures.js";
 
 const PIPELINE = { stages: [{ name: "studio" }, { name: "mini" }], links: [{}] };
-const figures = (more) => ({ generated_per_second: 5, running: 1, waiting: 0, words: [], tracks: [[], []], ...more });
+const figures = (more) => ({ stages: [{}, {}], generated_per_second: 5, running: 1, waiting: 0, words: [], tracks: [[], []], ...more });
 
 test("spans lie on one clock and never overlap", () => {
   let seen = told(NOTHING, "pipeline", PIPELINE, 0);
@@ -24,6 +24,17 @@ test("what is old is forgotten", () => {
   assert.deepEqual(track.map((span) => span.start), [KEPT]);
 });
 
+test("with other stages, or other layers on them, everything begins anew", () => {
+  const cut = (layers) => ({ stages: layers.map((own, i) => ({ name: `s${i}`, layers: own })) });
+  const first = told(told(NOTHING, "pipeline", cut([[0, 4], [4, 6]]), 0), "figures", figures({ tracks: [[[-9, 9, "d", ""]], []] }), 1);
+  assert.equal(told(first, "pipeline", { ...cut([[0, 4], [4, 6]]), context: 9 }, 2).tracks[0].length, 1);
+  const other = told(first, "pipeline", cut([[0, 3], [3, 6]]), 2);
+  assert.deepEqual([other.tracks, other.figures], [[[], []], null]);
+  const three = told(first, "pipeline", cut([[0, 1], [1, 2], [2, 6]]), 2);
+  assert.equal(told(three, "figures", figures(), 3), three, "figures of the cut before are late");
+  assert.equal(told(NOTHING, "figures", figures(), 3), NOTHING, "of stages that nobody knows");
+});
+
 test("a moment is in a span, in a gap with the cause of what follows, or nowhere", () => {
   const track = withSpans([], [[0, 10, "p", ""], [30, 10, "d", "l"]], 100);
   assert.equal(at(track, 105).span.kind, "prefill");
@@ -40,7 +51,8 @@ test("a timeline in words", () => {
 
 test("an answer's pause has the words of the pipeline", () => {
   const word = { code: "lost", text: "Answers pause." };
-  assert.equal(pauseOf(told(NOTHING, "figures", figures({ words: [{ code: "full" }, word] }), 1)), word);
+  const seen = told(NOTHING, "pipeline", PIPELINE, 0);
+  assert.equal(pauseOf(told(seen, "figures", figures({ words: [{ code: "full" }, word] }), 1)), word);
   assert.equal(pauseOf(NOTHING), null);
 });
 

@@ -41,6 +41,7 @@ class SeenStep:
     useful: rows whose result was kept.
     visits: of each stage.
     gaps: the seconds before each of them, by cause.
+    window: the number of the window that it is counted in (``LLM.stats``); another cut of the layers begins another.
     """
 
     number: int
@@ -48,6 +49,7 @@ class SeenStep:
     useful: int
     visits: Sequence[Visit]
     gaps: Sequence[Mapping[Cause, float]]
+    window: int = 0
 
     @property
     def is_void(self) -> bool:

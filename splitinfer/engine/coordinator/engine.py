@@ -279,7 +279,7 @@ class Engine:
         if lost is not None:
             return PipelineHealth(stages, f"stage {lost}, for up to {self._rejoin_timeout:.0f} s")
         if self._reopening.is_changing:
-            return PipelineHealth(stages, "another cut of the layers")
+            return PipelineHealth(stages, "another cut of the layers", is_changing=True)
         return PipelineHealth(stages)
 
     @property

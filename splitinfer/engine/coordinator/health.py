@@ -28,11 +28,12 @@ class StageHealth:
 @dataclass(frozen=True, slots=True)
 class PipelineHealth:
     """``waits_for``: what keeps requests waiting, in a few words; ``failure``: why none is taken any more. At most one
-    of them is set, and neither has an address."""
+    of them is set, and neither has an address. ``is_changing``: what is waited for is another cut of the layers."""
 
     stages: tuple[StageHealth, ...]
     waits_for: str | None = None
     failure: str | None = None
+    is_changing: bool = False
 
     @property
     def can_answer(self) -> bool:

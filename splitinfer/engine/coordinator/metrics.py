@@ -11,7 +11,7 @@ anew after each event.
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -160,8 +160,10 @@ class _RequestProgress:
 
 @dataclass(slots=True)
 class _Window:
-    """What has been counted since ``since``. ``idle_before``: each stage's gaps by cause before, in seconds."""
+    """What has been counted since ``since``. ``number``: how many windows were before it. ``idle_before``: each stage's
+    gaps by cause before, in seconds."""
 
+    number: int
     since: float
     stages: list[StageGaps]
     idle_before: list[dict[Cause, float]]
@@ -172,10 +174,10 @@ class _Window:
     itl: LogHistogram = field(default_factory=LogHistogram)
 
     @classmethod
-    def of(cls, num_stages: int, since: float) -> "_Window":
+    def of(cls, number: int, num_stages: int, since: float) -> "_Window":
         waits_for = (Cause.DOWNSTREAM, *(Cause.UPSTREAM for _ in range(num_stages - 1)))
         nothing = [dict.fromkeys(Cause, 0.0) for _ in waits_for]
-        return cls(since, [StageGaps(cause, since) for cause in waits_for], nothing)
+        return cls(number, since, [StageGaps(cause, since) for cause in waits_for], nothing)
 
     @property
     def idle(self) -> list[dict[Cause, float]]:
@@ -199,7 +201,7 @@ class PipelineMetrics:
         self._in_flight: deque[_StepInFlight] = deque()
         self._requests: dict[int, _RequestProgress] = {}
         self._trigger: _Trigger | None = _NOT_WAITED_FOR  # None: nothing could be planned, and no event has come since
-        self._window = _Window.of(len(names), now)
+        self._window = _Window.of(0, len(names), now)
 
     # -- requests ----------------------------------------------------------------------------
 
@@ -276,29 +278,24 @@ class PipelineMetrics:
             made = sent = heard = last.ended
         visits = self._visits(step, result.figures, useful)
         with self._lock:
-            gaps = self._count(step, visits, useful)
+            gaps, window = self._count(step, visits, useful), self._window.number
         if self._trigger is None:
             self._trigger = _Trigger(made, sent, heard)
         if step.rows is not None:
-            self._show(step.plan, step.rows, result.figures, useful, visits, gaps, (sent, heard))
+            shown = SeenStep(step.plan.step, step.rows, useful, visits, gaps, window)
+            self._show(shown, step.plan, result.figures, (sent, heard))
 
     def _show(
-        self,
-        plan: StepPlan,
-        rows: Rows,
-        figures: Sequence[StageFigures],
-        useful: int,
-        visits: Sequence[Visit],
-        gaps: Sequence[Mapping[Cause, float]],
-        way_back: tuple[float, float],
+        self, step: SeenStep, plan: StepPlan, figures: Sequence[StageFigures], way_back: tuple[float, float]
     ) -> None:
         """Show a step to whoever looks at single ones."""
         recent = self._recent  # read once: another thread may change it
         if recent is not None:
-            recent.put(SeenStep(plan.step, rows, useful, visits, gaps))
+            recent.put(step)
         if self._trace is not None:
-            sizes, count = [each.bytes_sent for each in figures], len(plan.slices)
-            self._trace.step(TracedStep(plan.step, rows.kind, count, plan.num_tokens, useful, visits, sizes, *way_back))
+            sizes, count, kind = [each.bytes_sent for each in figures], len(plan.slices), step.rows.kind
+            traced = TracedStep(plan.step, kind, count, plan.num_tokens, step.useful, step.visits, sizes, *way_back)
+            self._trace.step(traced)
 
     def _new_rows(self, part: Slice, num_sampled: int) -> int:
         """Rows that the request still wanted and that had not been computed before; of drafts, the accepted ones."""
@@ -341,12 +338,13 @@ class PipelineMetrics:
         """All stages are connected for the first time: the first window begins."""
         self.resumed(clocks, now)
         with self._lock:
-            self._window = _Window.of(len(self._names), now)
+            self._begin_window(now)
 
     def relaid(self, names: Sequence[str], now: float) -> None:
         """The stages are others, of these names: a window of theirs begins."""
         with self._lock:
-            self._names, self._window = tuple(names), _Window.of(len(names), now)
+            self._names = tuple(names)
+            self._begin_window(now)
             if self._trace is not None:
                 self._trace.begin(list(names))
 
@@ -370,6 +368,7 @@ class PipelineMetrics:
         with self._lock:
             window = self._window
             found = {
+                "number": window.number,
                 "seconds": now - window.since,
                 "steps": window.steps,
                 "computed_tokens": window.tokens,
@@ -382,9 +381,12 @@ class PipelineMetrics:
                 ],
             }
             if reset:
-                self._window = _Window.of(len(self._names), now)
+                self._begin_window(now)
                 self._window.idle_before = window.idle
         return found
+
+    def _begin_window(self, now: float) -> None:
+        self._window = _Window.of(self._window.number + 1, len(self._names), now)
 
     def idle_seconds(self) -> list[dict[str, float]]:
         """Each stage's gaps by cause since the start, in seconds."""

@@ -3,22 +3,14 @@
 Neither has an address or a key, and nothing of a request.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
-from splitinfer.core.kv.budget import KVBudget
-from splitinfer.core.layout import Layout
-from splitinfer.engine.coordinator.health import PipelineHealth
-from splitinfer.server.page.figures import Seen
-
-Stats = Mapping[str, Any]
+from splitinfer.server.page.figures import Sample, Seen
 
 
-def pipeline_document(
-    model: str, layout: Layout, context: int, stats: Stats, health: PipelineHealth, budget: KVBudget
-) -> dict[str, Any]:
+def pipeline_document(model: str, context: int, sample: Sample) -> dict[str, Any]:
     """What does not change from one second to the next: stages and links as they are, without addresses and keys."""
-    budgets = [stage.budget_bytes for stage in budget.stages] or [0] * layout.num_stages
+    stats, layout = sample.stats, sample.cut.layout
     stages = [
         {
             "name": spec.name,
@@ -29,7 +21,9 @@ def pipeline_document(
             "free_bytes": sums.get("free_bytes_when_loaded", 0),
             "kv_budget": kv,
         }
-        for spec, state, sums, kv in zip(layout.stages, health.stages, stats["stages"], budgets, strict=True)
+        for spec, state, sums, kv in zip(
+            layout.stages, sample.cut.health.stages, stats["stages"], sample.cut.budgets, strict=True
+        )
     ]
     links = [
         {

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from splitinfer.core.metrics.recent import RecentSteps, SeenStep
+from splitinfer.core.metrics.recent import RecentSteps
 from splitinfer.llm import LLM
 from splitinfer.server.page import words
 from splitinfer.server.page.documents import figures_document, pipeline_document
 from splitinfer.server.page.figures import Sample, Seen, is_later, seen
+from splitinfer.server.page.sampling import sample_of
 from splitinfer.server.page.timeline import joined, spans_of, written
 
 EVERY = 0.5  # seconds between two samples
@@ -52,41 +53,46 @@ class Feed:
                 self._made.clear()
                 self._recent.take()
 
-    def pipeline(self) -> Document:
-        """What does not change from one second to the next, by the last sample."""
-        llm, stats = self._llm, self._samples[-1].stats if self._samples else self._llm.stats()
-        return pipeline_document(self._model, llm.layout, llm.context_length, stats, llm.health(), llm.kv_budget)
-
     def since(self, number: int) -> list[tuple[int, Document]]:
-        """The documents after the one of that number, oldest first, with theirs; takes a sample if it is time."""
+        """The documents after the one of that number, oldest first, with theirs; takes a sample if it is time. None
+        while another cut is just coming into force, and none of stages that are no more."""
         now = self._clock()
         if not self._samples or now - self._samples[-1].at >= EVERY:
-            self._num_made += 1
-            self._made.append((self._num_made, self._sample(now)))
+            sample = sample_of(self._llm, self._recent, now)
+            if sample is not None:
+                self._num_made += 1
+                self._made.append((self._num_made, self._document(sample)))
         return [each for each in self._made if each[0] > number]
 
-    def _sample(self, now: float) -> Document:
-        stats = self._llm.stats()  # counts the steps that have come back, which are taken then
-        sample = Sample(now, stats, self._recent.take())
-        if self._samples and not is_later(self._samples[-1].stats, stats):
-            self._samples.clear()
-        self._samples.append(sample)
-        while len(self._samples) > 2 and now - self._samples[1].at >= _SPAN:
-            self._samples.popleft()
+    def pipeline(self) -> Document:
+        """What does not change from one second to the next, by the last sample: ``since`` has returned something."""
+        return pipeline_document(self._model, self._llm.context_length, self._samples[-1])
+
+    def _document(self, sample: Sample) -> Document:
+        self._add(sample)
         figures = self._seen()
         return {
             **figures_document(figures),
             "words": words.written(words.sayings(figures)),
-            "tracks": self._tracks(sample.steps, now),
+            "tracks": _tracks(sample),
         }
 
-    def _seen(self) -> Seen:
-        before, after = self._samples[0], self._samples[-1]
-        steps = [step for sample in list(self._samples)[1:] for step in sample.steps]
-        return seen(
-            before, after, steps, self._llm.health(), self._llm.kv_budget, is_draining=self._is_draining()
-        )  # fmt: skip
+    def _add(self, sample: Sample) -> None:
+        """Add a sample; what is of another window, or too old, goes."""
+        samples = self._samples
+        if samples and not is_later(samples[-1].stats, sample.stats):
+            if samples[-1].cut.stages != sample.cut.stages:
+                self._made.clear()
+            samples.clear()
+        samples.append(sample)
+        while len(samples) > 2 and sample.at - samples[1].at >= _SPAN:
+            samples.popleft()
 
-    def _tracks(self, steps: list[SeenStep], now: float) -> list[list[list[Any]]]:
-        stages = range(self._llm.layout.num_stages)
-        return [written(joined(spans_of(steps, stage)), now) for stage in stages]
+    def _seen(self) -> Seen:
+        steps = [step for sample in list(self._samples)[1:] for step in sample.steps]
+        return seen(self._samples[0], self._samples[-1], steps, is_draining=self._is_draining())
+
+
+def _tracks(sample: Sample) -> list[list[list[Any]]]:
+    stages = range(sample.cut.layout.num_stages)
+    return [written(joined(spans_of(sample.steps, stage)), sample.at) for stage in stages]

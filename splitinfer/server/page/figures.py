@@ -1,7 +1,8 @@
 """What the engine counted, as the figures of the last seconds. Pure.
 
 The engine's counters begin with the process, or with the last ``stats(reset=True)``, which is others' to call. A page
-wants the last seconds: the difference of two samples. Where a counter has gone back, what came before is forgotten.
+wants the last seconds: the difference of two samples of one window. Where another window has begun, because somebody
+has reset it or another cut of the layers was loaded, what came before is forgotten.
 """
 
 import statistics
@@ -10,11 +11,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from splitinfer.core.kv.budget import KVBudget
+from splitinfer.core.layout import Layout
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import Rows, SeenStep
 from splitinfer.engine.coordinator.health import PipelineHealth
 
 Stats = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The stages as they are, how they do, and the memory for KV on each."""
+
+    layout: Layout
+    health: PipelineHealth
+    budget: KVBudget
+
+    @property
+    def stages(self) -> list[tuple[str, int, int]]:
+        """Names and layers ``[start, end)``."""
+        return [(spec.name, spec.start, spec.end) for spec in self.layout.stages]
+
+    @property
+    def budgets(self) -> list[int]:
+        """Bytes for KV on each stage; 0 where there is no bound."""
+        return [stage.budget_bytes for stage in self.budget.stages] or [0] * len(self.layout.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +45,7 @@ class Sample:
 
     at: float
     stats: Stats
+    cut: Cut
     steps: list[SeenStep] = field(default_factory=list)
 
 
@@ -67,7 +89,7 @@ class Seen:
 
     under_way: share of them in which a request was. rows: of the steps seen. void: of the rows, those that nobody
     wanted. acceptance: of drafts that came to a verdict; ``None`` where there was none. preemptions: requests that gave
-    up their KV. failure, waits_for: as in ``PipelineHealth``.
+    up their KV. failure, waits_for, is_changing: as in ``PipelineHealth``.
     """
 
     seconds: float
@@ -88,28 +110,32 @@ class Seen:
     itl_ms: float | None = None
     failure: str | None = None
     waits_for: str | None = None
+    is_changing: bool = False
     is_draining: bool = False
+
+
+def fits(cut: Cut, stats: Stats) -> bool:
+    """Whether a cut and counters, which were read one after the other, are of the same stages."""
+    names = [name for name, _, _ in cut.stages]
+    named = [[stage["name"] for stage in each["stages"]] for each in (stats, stats["window"])]
+    reported = [(stage.name, stage.start, stage.end) for stage in cut.health.stages]
+    return reported == cut.stages and named == [names, names] and len(cut.budgets) == len(names)
 
 
 def is_later(before: Stats, after: Stats) -> bool:
     """Whether the counters of ``after`` went on from those of ``before``; else a new window has begun."""
-    return all(
-        after["window"][name] >= before["window"][name] for name in ("seconds", "steps", "computed_tokens")
-    ) and len(before["stages"]) == len(after["stages"])
+    return bool(before["window"]["number"] == after["window"]["number"])
 
 
-def seen(
-    before: Sample, after: Sample, steps: Sequence[SeenStep], health: PipelineHealth, budget: KVBudget, *,
-    is_draining: bool = False,
-) -> Seen:  # fmt: skip
-    """The figures between two samples. ``steps``: those of that time."""
+def seen(before: Sample, after: Sample, steps: Sequence[SeenStep], *, is_draining: bool = False) -> Seen:
+    """The figures between two samples of one window. ``steps``: those of that time."""
     seconds = max(after.at - before.at, 1e-6)
-    old, new = before.stats, after.stats
+    old, new, health = before.stats, after.stats, after.cut.health
     computed = new["window"]["computed_tokens"] - old["window"]["computed_tokens"]
     useful = new["window"]["useful_tokens"] - old["window"]["useful_tokens"]
     return Seen(
         seconds=seconds,
-        stages=_stages(old, new, budget),
+        stages=_stages(old, new, after.cut.budgets),
         links=[_link(old, new, steps, i, seconds) for i in range(1, len(new["stages"]))],
         under_way=min(1.0, (new["active_seconds"] - old["active_seconds"]) / seconds),
         running=new.get("running", 0),
@@ -126,6 +152,7 @@ def seen(
         itl_ms=_milliseconds(new["window"]["itl_seconds"]),
         failure=health.failure,
         waits_for=health.waits_for,
+        is_changing=health.is_changing,
         is_draining=is_draining,
     )
 
@@ -139,8 +166,7 @@ def rows_of(steps: Sequence[SeenStep]) -> Rows:
     )
 
 
-def _stages(old: Stats, new: Stats, budget: KVBudget) -> list[StageSeen]:
-    budgets = [stage.budget_bytes for stage in budget.stages] or [0] * len(new["stages"])
+def _stages(old: Stats, new: Stats, budgets: Sequence[int]) -> list[StageSeen]:
     pairs = zip(old["window"]["stages"], new["window"]["stages"], new["stages"], budgets, strict=True)
     return [_stage(was, now, sums, budget_bytes) for was, now, sums, budget_bytes in pairs]
 

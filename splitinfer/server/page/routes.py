@@ -13,6 +13,8 @@ from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.stream import EventStream, event
 
+_SOON = 0.02  # seconds, until another cut has come into force
+
 _HEADERS = {
     "Cache-Control": "no-cache",  # asked for again each time, and answered with 304
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -42,7 +44,9 @@ def page_routes(service: Service) -> list[ApiRoute]:
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return EventStream(_events(service, feed))
         with feed.watched():
-            _, document = feed.since(0)[-1]
+            while not (made := feed.since(0)):
+                await asyncio.sleep(_SOON)
+            _, document = made[-1]
             return JSONResponse({"pipeline": feed.pipeline(), "figures": document})
 
     return [
@@ -66,10 +70,11 @@ async def _events(service: Service, feed: Feed) -> AsyncGenerator[bytes, None]:
     told, number, last = None, 0, None
     with feed.watched():
         while not service.is_draining:
-            if (pipeline := feed.pipeline()) != told:
+            found = feed.since(number)
+            if found and (pipeline := feed.pipeline()) != told:  # before the figures of its stages
                 told = pipeline
                 yield event(pipeline, "pipeline")
-            for made, document in feed.since(number):
+            for made, document in found:
                 number = made
                 if document != last:
                     last = document

@@ -57,6 +57,12 @@ def _down(seen: Seen) -> Saying | None:
         return Saying("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the rest.")
     if seen.is_draining:
         return Saying("draining", "The server was told to end. Answers under way may end, and no new one begins.")
+    if seen.is_changing:
+        return Saying(
+            "recut",
+            "Answers pause while the layers are cut anew over the stages. What was there is computed again, and no "
+            "token is lost.",
+        )
     if seen.waits_for is not None:
         return Saying(
             "lost",

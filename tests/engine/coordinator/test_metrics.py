@@ -106,7 +106,7 @@ def test_a_reset_begins_another_window():
     assert figures.snapshot(4.0, reset=True)["steps"] == 1
     figures.returned(two_stages(1, 3.5), 6.0)
     window = figures.snapshot(7.0)
-    assert (window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (3, 1, 0)
+    assert (window["number"], window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (3, 1, 0)
     assert window["stages"][0]["busy_seconds"] == pytest.approx(0.5), "from 4 on, of a step from 3.5 to 4.5"
 
 

@@ -1,5 +1,6 @@
 """Samples as figures, steps as spans: worked out by hand."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ from splitinfer.core.metrics.gaps import Cause, Visit
 from splitinfer.core.metrics.recent import Rows, SeenStep
 from splitinfer.engine.coordinator.health import PipelineHealth, StageHealth, StageState
 from splitinfer.server.page.documents import figures_document, pipeline_document
-from splitinfer.server.page.figures import Sample, Seen, is_later, seen
+from splitinfer.server.page.figures import Cut, Sample, Seen, fits, is_later, seen
 from splitinfer.server.page.timeline import LETTERS, Span, joined, kind_of, spans_of, written
 
+LAYOUT = Layout((StageSpec("studio", 0, 4), StageSpec("mini", 4, 6, "tcp://10.0.0.7:5577", key="ab" * 32)), name="two")
 HEALTH = PipelineHealth((StageHealth("studio", 0, 4, StageState.READY), StageHealth("mini", 4, 6, StageState.READY)))
 BUDGET = KVBudget((StageKV(1000, 1), StageKV(500, 1)))
+CUT = Cut(LAYOUT, HEALTH, BUDGET)
 
 
 def stats(busy: float, link: float, tokens: int, useful: int, generated: int, **more: Any) -> dict[str, Any]:
@@ -26,7 +29,7 @@ def stats(busy: float, link: float, tokens: int, useful: int, generated: int, **
         {"name": name, "busy_seconds": busy, "gaps": {cause: {"seconds": each} for cause, each in own.items()}}
         for name, own in zip(("studio", "mini"), gaps, strict=True)
     ]
-    window = {"seconds": busy + link, "steps": tokens, "computed_tokens": tokens, "useful_tokens": useful}
+    window = {"number": 1, "seconds": busy + link, "steps": tokens, "computed_tokens": tokens, "useful_tokens": useful}
     return {
         "active_seconds": busy + link,
         "generated_tokens": generated,
@@ -34,7 +37,10 @@ def stats(busy: float, link: float, tokens: int, useful: int, generated: int, **
         "waiting": 1,
         "max_running": 32,
         "preemptions": 0,
-        "stages": [{"bytes_sent": 100 * tokens, "kv_bytes": 300, "kv_bytes_stored": 50}, {"bytes_sent": 0}],
+        "stages": [
+            {"name": "studio", "bytes_sent": 100 * tokens, "kv_bytes": 300, "kv_bytes_stored": 50},
+            {"name": "mini", "bytes_sent": 0},
+        ],
         "window": {**window, "stages": window_stages, "ttft_seconds": times, "itl_seconds": {"count": 0, "p50": 0.0}},
         "speculation": None,
         **more,
@@ -51,7 +57,8 @@ def step(number: int, rows: Rows, useful: int, start: float, gap: float = 0.0) -
 
 
 def between(before: dict[str, Any], after: dict[str, Any], steps: list[SeenStep], **more: Any) -> Seen:
-    return seen(Sample(100.0, before), Sample(110.0, after), steps, more.pop("health", HEALTH), BUDGET, **more)
+    cut = replace(CUT, health=more.pop("health", HEALTH))
+    return seen(Sample(100.0, before, cut), Sample(110.0, after, cut), steps, **more)
 
 
 def test_figures_are_of_the_time_between_two_samples():
@@ -79,14 +86,34 @@ def test_acceptance_is_of_the_verdicts_between_two_samples():
 
 def test_a_window_that_began_anew_is_seen():
     before = stats(4, 1, 60, 60, 50)
-    assert is_later(before, stats(5, 1, 61, 61, 51))
-    assert not is_later(before, stats(0, 0, 1, 1, 51)), "stats(reset=True) was called"
+    after = stats(5, 1, 61, 61, 51)
+    assert is_later(before, after)
+    after["window"]["number"] = 2
+    assert not is_later(before, after), "stats(reset=True) was called, or another cut was loaded"
+
+
+def test_a_cut_and_counters_of_other_stages_do_not_fit():
+    counted = stats(4, 1, 60, 60, 50)
+    assert fits(CUT, counted)
+    studio, mini = LAYOUT.stages
+    for stages in ((replace(studio, end=3), replace(mini, start=3)), (studio, replace(mini, name="air")), (studio,)):
+        layout = Layout(stages)
+        states = [StageHealth(each.name, each.start, each.end, StageState.READY) for each in stages]
+        health = PipelineHealth(tuple(states))
+        budget = KVBudget((StageKV(1, 1),) * len(stages))
+        assert not fits(replace(CUT, layout=layout), counted), "the engine has not loaded it yet"
+        assert not fits(replace(CUT, health=health), counted), "the engine has loaded it, and nobody else knows yet"
+        has_the_names = [each.name for each in stages] == ["studio", "mini"]
+        assert fits(Cut(layout, health, budget), counted) is has_the_names, "counters are of the cut before"
+    assert not fits(replace(CUT, budget=KVBudget((StageKV(1, 1),) * 3)), counted)
+    assert fits(replace(CUT, budget=KVBudget()), counted), "no bounds"
+    shorter = stats(4, 1, 60, 60, 50)
+    shorter["window"]["stages"].pop()
+    assert not fits(CUT, shorter), "a window of the cut before"
 
 
 def test_documents_have_figures_and_no_addresses():
-    worker = StageSpec("mini", 4, 6, "tcp://10.0.0.7:5577", key="ab" * 32)
-    layout = Layout((StageSpec("studio", 0, 4), worker), name="two")
-    made = pipeline_document("m", layout, 4096, stats(1, 1, 1, 1, 1), HEALTH, BUDGET)
+    made = pipeline_document("m", 4096, Sample(0.0, stats(1, 1, 1, 1, 1), CUT))
     assert made["links"] == [{"from": "studio", "to": "mini", "transport": "tcp", "codec": "none"}]
     assert [stage["layers"] for stage in made["stages"]] == [[0, 4], [4, 6]]
     assert "10.0.0.7" not in str(made)

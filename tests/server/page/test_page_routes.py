@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi import answer, scope_of
+from asgi import answer
 from mutating import Asked
+from page_reader import FIGURES, KEY, SECONDS, Reader
 from raw_http import Said
 from stages import pipeline
 
@@ -27,9 +28,6 @@ from splitinfer.server.page.feed import EVERY, Feed
 from splitinfer.server.service import Service
 
 PAGE = Path(splitinfer.__file__).parent / "server" / "page"
-KEY = ("X-Api-Key", "secret")
-FIGURES = "/v1/splitinfer/figures"
-SECONDS = 60.0  # more than anything here takes
 
 
 @pytest.fixture(scope="module")
@@ -144,34 +142,6 @@ def test_figures_need_a_key(service: Service):
     assert [stage["name"] for stage in said["pipeline"]["stages"]] == ["s0", "s1"]
     assert said["figures"]["words"][0]["code"] in ("rests", "begins", "fine")
     assert "body" not in got(service, FIGURES, KEY, method="HEAD").body.decode()
-
-
-class Reader:
-    """A page that reads the figures as they come."""
-
-    def __init__(self, service: Service) -> None:
-        self._lines, self._gone = asyncio.Queue[bytes](), asyncio.Event()
-        asked = Asked("GET", FIGURES, (KEY, ("Accept", "text/event-stream")), b"")
-        self.task = asyncio.create_task(make_app(service)(scope_of(asked), self._receive, self._send))
-
-    async def _receive(self) -> dict[str, Any]:
-        await self._gone.wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: dict[str, Any]) -> None:
-        if message.get("body"):
-            self._lines.put_nowait(message["body"])
-
-    async def next(self, name: str) -> Any:
-        async with asyncio.timeout(SECONDS):
-            while True:
-                head, _, data = (await self._lines.get()).decode().partition("\n")
-                if head == f"event: {name}":
-                    return json.loads(data.strip().removeprefix("data: "))
-
-    async def leave(self) -> None:
-        self._gone.set()
-        await asyncio.wait_for(self.task, SECONDS)
 
 
 def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(service: Service, llm: LLM):

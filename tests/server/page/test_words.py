@@ -33,6 +33,9 @@ SITUATIONS = {
     "nothing is asked": (replace(seen(*ALTERNATING, running=0), under_way=0.0), ["rests"]),
     "it has just begun": (seen(StageSeen("studio"), StageSeen("mini")), ["begins"]),
     "a worker is lost": (seen(*ALTERNATING, waits_for="stage mini, for up to 60 s"), ["lost"]),
+    "other layers are loaded": (
+        seen(*ALTERNATING, waits_for="another cut of the layers", is_changing=True), ["recut"]
+    ),
     "it has failed": (seen(*ALTERNATING, failure="stage mini did not come back"), ["failed"]),
     "it drains": (seen(*ALTERNATING, is_draining=True), ["draining"]),
     "one stage": (seen(stage("studio", 0.95, host=0.05)), ["one_stage"]),

@@ -15,10 +15,11 @@ export const NOTHING = { pipeline: null, figures: null, tracks: [], history: [],
 /* With an event. ``at``: milliseconds when it came. */
 export function told(seen, name, document, at) {
   if (name === "pipeline") {
-    const isOther = seen.tracks.length !== document.stages.length;
-    return { ...seen, pipeline: document, tracks: isOther ? document.stages.map(() => []) : seen.tracks, isLive: true };
+    const isOther = cutOf(seen.pipeline) !== cutOf(document);
+    return { ...seen, pipeline: document, isLive: true, figures: isOther ? null : seen.figures,
+      tracks: isOther ? document.stages.map(() => []) : seen.tracks };
   }
-  if (name !== "figures") return seen;
+  if (name !== "figures" || document.stages.length !== seen.pipeline?.stages.length) return seen;
   const { tracks, words: _words, ...figures } = document;
   const point = [at / 1000, figures.generated_per_second, figures.running, figures.waiting];
   return {
@@ -27,6 +28,9 @@ export function told(seen, name, document, at) {
     history: [...seen.history.slice(-HISTORY + 1), point],
   };
 }
+
+/* Which stage has which layers: figures of another cut are of others. */
+const cutOf = (pipeline) => JSON.stringify(pipeline?.stages.map((stage) => [stage.name, stage.layers]));
 
 /* A track with further spans, without what is too old. None begins before the one before it ends. */
 export function withSpans(track, spans, at) {
@@ -73,5 +77,5 @@ export function inWords(track, from, to) {
 /* Why a chat's answer pauses, if it does: the words of the figures. */
 export function pauseOf(seen) {
   const words = seen.figures?.words ?? [];
-  return words.find((one) => ["lost", "failed", "draining"].includes(one.code)) ?? null;
+  return words.find((one) => ["lost", "recut", "failed", "draining"].includes(one.code)) ?? null;
 }
