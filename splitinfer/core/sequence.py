@@ -235,6 +235,8 @@ class Sequence:
     is_dry: bool = False  # whether there are no more drafts until the next token
     has_drafted: bool = False  # whether a draft of it was in a plan since the stages have its KV
     num_misses: int = 0  # times a draft in a plan was wrong
+    num_tried: int = 0  # drafts in plans that came to a verdict
+    num_right: int = 0  # of them, those that were right
     kv_floor: int = 0  # tokens its KV had room for at the last wrong draft
     flight: Flight | None = None  # fixed sizes of its draft blocks; None: the controller chooses
     begun_at: float | None = None  # when its first slice was planned, in seconds on the scheduler's clock

@@ -46,6 +46,8 @@ class Request:
         self.output.add(event)
         self.output.num_cached_tokens = self._state.sequence.num_cached or 0
         self.output.queue_seconds = self._state.queue_seconds
+        self.output.num_tried_drafts = self._state.sequence.num_tried
+        self.output.num_right_drafts = self._state.sequence.num_right
         return event
 
     def result(self) -> RequestOutput:

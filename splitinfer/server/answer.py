@@ -39,12 +39,15 @@ class PlainText:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of a request; those of a prompt count once, whatever the number of choices. ``reasoning``: of those that
-    were generated, the ones of reasoning."""
+    were generated, the ones of reasoning. ``tried``, ``right``: drafts that came to a verdict, and those of them that
+    became tokens."""
 
     prompt: int
     cached: int = 0
     generated: int = 0
     reasoning: int = 0
+    tried: int = 0
+    right: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,12 +35,15 @@ class Answer:
     @property
     def usage(self) -> Usage:
         """The tokens so far."""
-        prompts = [request.output for request in self.requests[:: self.num_choices]]
+        outputs = [request.output for request in self.requests]
+        prompts = outputs[:: self.num_choices]
         return Usage(
             sum(output.num_prompt_tokens for output in prompts),
             sum(output.num_cached_tokens for output in prompts),
             sum(reader.num_tokens for reader in self.readers),
             sum(reader.num_reasoning_tokens for reader in self.readers),
+            sum(output.num_tried_drafts for output in outputs),
+            sum(output.num_right_drafts for output in outputs),
         )
 
     @property

@@ -29,12 +29,14 @@ test("an answer is folded from its chunks", () => {
   answer = take(answer, chunk({ content: " upon" }), 1600);
   answer = take(answer, chunk({}, { finish_reason: "stop" }), 1700);
   answer = take(answer, JSON.stringify({ choices: [], usage: { prompt_tokens: 9, completion_tokens: 6,
-    prompt_tokens_details: { cached_tokens: 4 }, completion_tokens_details: { reasoning_tokens: 2 } } }), 1700);
+    prompt_tokens_details: { cached_tokens: 4 }, completion_tokens_details: { reasoning_tokens: 2 },
+    splitinfer: { drafts_tried: 7, drafts_right: 4 } } }), 1700);
   assert.equal(endOf(answer, false), "stop");
   answer = take(answer, "[DONE]", 1800);
   assert.deepEqual([answer.content, answer.reasoning, answer.isWhole], ["Once upon", "hm", true]);
   assert.deepEqual(figuresOf(answer),
-    { ttft: 100, rate: 10, generated: 6, prompt: 9, cached: 4, reasoning: 2, accepted: null });
+    { ttft: 100, rate: 10, generated: 6, prompt: 9, cached: 4, reasoning: 2, tried: 7, right: 4 });
+  assert.equal(figuresOf(begin(0)).tried, null, "nobody drafts");
 });
 
 test("calls of tools and probabilities are collected", () => {

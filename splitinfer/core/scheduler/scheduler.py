@@ -525,8 +525,9 @@ class Scheduler:
             reason = seq.append(token.token_id, self.config.max_len)
             seq.token_at = self.state.now
             if is_tried and self.speculation is not None:
-                tried += 1
-                accepted += self.speculation.appended(seq, part, row, misses)
+                is_right = self.speculation.appended(seq, part, row, misses)
+                tried, accepted = tried + 1, accepted + is_right
+                seq.num_tried, seq.num_right = seq.num_tried + 1, seq.num_right + is_right
                 if seq.num_misses > misses:
                     self._missed.add(seq.seq_id)
                 if seq.num_misses > misses and self.speculation.has_states and seq.num_scheduled < part.end:

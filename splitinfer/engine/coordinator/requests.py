@@ -57,6 +57,7 @@ class StreamEvent:
 class RequestOutput:
     """Everything a request produced. ``token_times``: seconds since submission, one per token; [0] is TTFT.
     ``queue_seconds``: seconds from submission to its first step; ``None`` if there was none.
+    ``num_tried_drafts``: drafts that came to a verdict; ``num_right_drafts``: of them, those that became tokens.
 
     ``token_ids`` holds every generated token, the one that ended it included; ``text`` holds neither
     special tokens nor the stop string.
@@ -71,6 +72,8 @@ class RequestOutput:
     logprobs: list[TokenLogprobs] | None = None
     error: str | None = None
     queue_seconds: float | None = None
+    num_tried_drafts: int = 0
+    num_right_drafts: int = 0
 
     def add(self, event: StreamEvent) -> None:
         """Append one event."""

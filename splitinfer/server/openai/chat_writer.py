@@ -152,11 +152,14 @@ def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> di
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:
-    """Usage as OpenAI's API says it."""
+    """Usage as OpenAI's API says it, and in a field of our own, where there were drafts, what became of them. (OpenAI's
+    ``accepted_prediction_tokens`` is of predictions that a client sends.)"""
+    drafts = {"splitinfer": {"drafts_tried": usage.tried, "drafts_right": usage.right}} if usage.tried else {}
     return {
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.generated,
         "total_tokens": usage.prompt + usage.generated,
         "prompt_tokens_details": {"cached_tokens": usage.cached},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning},
+        **drafts,
     }

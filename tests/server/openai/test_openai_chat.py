@@ -445,6 +445,13 @@ def test_reasoning_is_counted():
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 3}
 
 
+def test_drafts_are_said_where_there_were_any():
+    document = writer().document(PIECES, Usage(12, 8, 5, 3, tried=9, right=4))
+    assert document["usage"]["splitinfer"] == {"drafts_tried": 9, "drafts_right": 4}
+    ChatCompletion.model_validate(document, strict=True)
+    assert "splitinfer" not in writer().document(PIECES, Usage(12, 8, 5, 3))["usage"]
+
+
 def test_chunks_hide_how_long_their_text_is_where_that_is_asked_for():
     _, shape = chat_ask({"messages": HELLO, "stream": True, "stream_options": {"include_obfuscation": True}})
     chat = ChatWriter("chatcmpl-1", 1_700_000_000, shape, {}.__getitem__)

@@ -96,7 +96,8 @@ export function figuresOf(answer) {
     prompt: usage?.prompt_tokens ?? null,
     cached: usage?.prompt_tokens_details?.cached_tokens ?? null,
     reasoning: usage?.completion_tokens_details?.reasoning_tokens ?? null,
-    accepted: usage?.completion_tokens_details?.accepted_prediction_tokens ?? null,
+    tried: usage?.splitinfer?.drafts_tried ?? null,
+    right: usage?.splitinfer?.drafts_right ?? null,
   };
 }
 

@@ -28,7 +28,7 @@ export function inWords(figures) {
   if (figures.generated) parts.push(count(figures.generated, "token"));
   if (figures.reasoning) parts.push(`${figures.reasoning.toLocaleString("en")} of reasoning`);
   if (figures.prompt) parts.push(`prompt ${figures.prompt.toLocaleString("en")}${figures.cached ? `, ${figures.cached.toLocaleString("en")} from cache` : ""}`);
-  if (figures.accepted) parts.push(`${figures.accepted.toLocaleString("en")} drafted`);
+  if (figures.tried) parts.push(`${figures.right.toLocaleString("en")} of ${count(figures.tried, "draft")} right`);
   return parts.join(" · ");
 }
 
