@@ -168,6 +168,11 @@ class LLM:
         return self.serving_options.max_running or MAX_RUNNING
 
     @property
+    def token_budget(self) -> int:
+        """The most tokens in a step, by the serving options in force and the stages' devices."""
+        return token_budget_of(self.serving_options, (ready.device for ready in self._engine.pipeline.ready))
+
+    @property
     def model_context_length(self) -> int:
         """The model's own bound of it."""
         return self._checkpoint.context_length

@@ -4,6 +4,7 @@ from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from splitinfer.server.anthropic.routes import anthropic_routes
+from splitinfer.server.dial_routes import dial_routes
 from splitinfer.server.guard import Guard
 from splitinfer.server.meters.routes import meter_routes
 from splitinfer.server.openai.responses_routes import responses_routes
@@ -17,7 +18,7 @@ from splitinfer.server.service import Service
 def make_app(service: Service) -> Guard:
     """The application of one service."""
     apis = [*openai_routes(service), *responses_routes(service), *anthropic_routes(service)]
-    routes = [*own_routes(service), *meter_routes(service), *apis, *page_routes(service)]
+    routes = [*own_routes(service), *dial_routes(service), *meter_routes(service), *apis, *page_routes(service)]
     router = Router(routes, default=_not_found, redirect_slashes=False)
     return Guard(
         router,

@@ -29,7 +29,7 @@ from splitinfer.server.service import new_request_id
 log = logging.getLogger(__name__)
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_CORS_METHODS = "GET, POST, DELETE, OPTIONS"
+_CORS_METHODS = "GET, POST, PATCH, DELETE, OPTIONS"
 _CORS_SECONDS = "600"
 _ONCE = ("host", "origin", "content-type", "content-encoding", "authorization", "x-api-key", "sec-fetch-site")
 _ID_HEADERS = ("X-Request-Id", "Request-Id")  # as OpenAI's and as Anthropic's clients read it

@@ -31,6 +31,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "server-access.md"
 _BEGIN, _END = "<!-- table: begin -->\n\n", "\n<!-- table: end -->"
 _KEY, _SESSION, _USER = ("X-Api-Key", "secret"), "{session}", ApiKey("laptop", digest("secret"))
 _METER = ApiKey("prometheus", digest("figures"), frozenset({Scope.METRICS}))
+_ADMIN = ApiKey("owner", digest("dials"), frozenset({Scope.ADMIN}))
+_CHANGES: dict[str, dict[str, Any]] = {"/v1/splitinfer/dials": {"prefill_share": None}}
 _COOKIE = ("Cookie", f"{SESSION_COOKIE}={_SESSION}")
 _TRICKS = ("localhost:80:80", "localhost@attacker.example", "localhost:80@attacker.example", "[::1]attacker.example",
            "[::1", "localhost.attacker.example", "127.0.0.1.attacker.example", "0.0.0.0", "",
@@ -60,6 +62,7 @@ WHO = (
         ], without_keys=False),
     Who("key", [_with_key(), (("Authorization", "Bearer secret"),)], without_keys=False),
     Who("key for figures", [(("Authorization", "Bearer figures"),)], without_keys=False),
+    Who("key for dials", [(("Authorization", "Bearer dials"),)], without_keys=False),
     Who("session", [(_COOKIE,), (_COOKIE, ("Origin", "http://localhost"), ("Sec-Fetch-Site", "same-origin"))]
         , without_keys=False),
     Who("session, from another site", [
@@ -96,7 +99,7 @@ def routes_of(application: Guard) -> list[tuple[str, str]]:
 def applications(llm: LLM) -> dict[str, Guard]:
     """A server with keys, and one without."""
     hosts, origins = frozenset({"ai.example"}), frozenset({"https://chat.example"})
-    keyed = Service(llm, "demo", Gate(hosts, origins, ApiKeys([_USER, _METER])))
+    keyed = Service(llm, "demo", Gate(hosts, origins, ApiKeys([_USER, _METER, _ADMIN])))
     return {"with keys": make_app(keyed), "without keys": make_app(Service(llm, "demo", Gate(hosts, origins)))}
 
 
@@ -108,7 +111,8 @@ def _short(body: dict[str, Any]) -> dict[str, Any]:
 
 def _asked(path: str, method: str, headers: Headers) -> Asked:
     given = {name for name, _ in headers}
-    body = json.dumps(_short(BODIES[path])).encode() if method == "POST" else b""
+    asks = {"POST": BODIES, "PATCH": _CHANGES}.get(method, {}).get(path)
+    body = b"" if asks is None else json.dumps(_short(asks)).encode()
     declared = () if not body or "Content-Type" in given else (JSON,)
     name = "site/index.html" if path.startswith("/page/") else "demo"
     target = path.replace("{request_id}", "x").replace("{name:path}", name)

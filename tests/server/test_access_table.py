@@ -47,6 +47,15 @@ def test_every_route_but_health_and_the_pages_files_needs_a_key(text: str):
             assert (row["no key"], row["wrong key"]) == (("200", "200") if needs_none else ("401", "401")), row["route"]
 
 
+def test_only_a_key_for_dials_turns_them(text: str):
+    row = next(row for row in read(text) if row["route"] == "`PATCH /v1/splitinfer/dials`")
+    may = {"key for dials", "preflight of `--cors`"}
+    given = {who: status for who, status in row.items() if who != "route" and status in ("200", "204")}
+    assert given.keys() == may, "nor a session that another key has bought"
+    (read_only,) = (row for row in read(text) if row["route"] == "`GET /v1/splitinfer/dials`" and "key" in row)
+    assert (read_only["key"], read_only["session"], read_only["key for dials"]) == ("200", "200", "200")
+
+
 def test_a_key_for_figures_is_for_these_only(text: str):
     others = {"`DELETE /session`", "`GET /metrics`", "`HEAD /metrics`"}
     others |= {f"`{method} {path}" for method in ("GET", "HEAD") for path in OPEN}

@@ -3,13 +3,15 @@
 Neither has an address or a key, and nothing of a request.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from splitinfer.server.page.figures import Sample, Seen
 
 
-def pipeline_document(model: str, context: int, sample: Sample) -> dict[str, Any]:
-    """What does not change from one second to the next: stages and links as they are, without addresses and keys."""
+def pipeline_document(model: str, context: int, sample: Sample, dials: Mapping[str, Any]) -> dict[str, Any]:
+    """What does not change from one second to the next: stages and links as they are, without addresses and keys.
+    ``dials``: those that are set."""
     stats, layout = sample.stats, sample.cut.layout
     stages = [
         {
@@ -34,7 +36,8 @@ def pipeline_document(model: str, context: int, sample: Sample) -> dict[str, Any
         }
         for here, there, sums in zip(layout.stages, layout.stages[1:], stats["stages"], strict=False)
     ]
-    return {"model": model, "layout": layout.name, "context": context, "stages": stages, "links": links}
+    named = {"model": model, "layout": layout.name, "context": context, "dials": dict(dials)}
+    return {**named, "stages": stages, "links": links}
 
 
 def figures_document(seen_: Seen) -> dict[str, Any]:

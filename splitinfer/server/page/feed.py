@@ -66,7 +66,8 @@ class Feed:
 
     def pipeline(self) -> Document:
         """What does not change from one second to the next, by the last sample: ``since`` has returned something."""
-        return pipeline_document(self._model, self._llm.context_length, self._samples[-1])
+        llm = self._llm
+        return pipeline_document(self._model, llm.context_length, self._samples[-1], llm.serving_options.as_dict())
 
     def _document(self, sample: Sample) -> Document:
         self._add(sample)

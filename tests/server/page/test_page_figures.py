@@ -113,7 +113,8 @@ def test_a_cut_and_counters_of_other_stages_do_not_fit():
 
 
 def test_documents_have_figures_and_no_addresses():
-    made = pipeline_document("m", 4096, Sample(0.0, stats(1, 1, 1, 1, 1), CUT))
+    made = pipeline_document("m", 4096, Sample(0.0, stats(1, 1, 1, 1, 1), CUT), {"prefill_share": 0.3})
+    assert made["dials"] == {"prefill_share": 0.3}
     assert made["links"] == [{"from": "studio", "to": "mini", "transport": "tcp", "codec": "none"}]
     assert [stage["layers"] for stage in made["stages"]] == [[0, 4], [4, 6]]
     assert "10.0.0.7" not in str(made)

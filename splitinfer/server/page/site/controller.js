@@ -1,6 +1,7 @@
 /* What the page does: it asks the server, keeps conversations, and lets the views know. One state, changed only here.
 
-   state  {view, model, needsKey, problem, conversations: {id: conversation}, current, live: {node id: answer}, seen, isLasting} */
+   state  {view, model, needsKey, problem, conversations: {id: conversation}, current, live: {node id: answer}, seen, dials,
+           dialProblem, isLasting} */
 
 import * as api from "./io/api.js";
 import { feed } from "./io/feed.js";
@@ -16,7 +17,7 @@ const newId = () => crypto.randomUUID?.() ?? [...crypto.getRandomValues(new Uint
 
 export function makeController() {
   let state = { view: viewOf(location.hash), model: null, needsKey: false, problem: null, conversations: {}, current: null,
-    live: {}, seen: figures.NOTHING, isLasting: true, defaults: {}, announced: "" };
+    live: {}, seen: figures.NOTHING, dials: null, dialProblem: null, isLasting: true, defaults: {}, announced: "" };
   const listeners = new Set(), aborts = new Map();
   let store = null, isDrawn = false;
 
@@ -177,6 +178,23 @@ export function makeController() {
       history.replaceState(null, "", view === "pipeline" ? "#pipeline" : "#chat");
       set({ view });
       look();
+    },
+    async readDials() {
+      try {
+        set({ dials: await api.dials(), dialProblem: null });
+      } catch (error) {
+        set(error.status === 401 ? { needsKey: true } : { dialProblem: error.message });
+      }
+    },
+    /* Turn dials; whether that was done. */
+    async turnDials(changes) {
+      try {
+        set({ dials: await api.turn(changes), dialProblem: null, announced: "The dials are turned." });
+        return true;
+      } catch (error) {
+        set({ dialProblem: error.message });
+        return false;
+      }
     },
     dismiss: () => set({ problem: null }),
     async enter(key) {

@@ -29,7 +29,7 @@ function App() {
     <main id="main" class=${isOpen ? "open" : ""}>
       ${state.needsKey ? html`<${Key} enter=${actions.enter} />` : isChat ? html`
         <${Sidebar} state=${state} actions=${actions} onChosen=${() => setOpen(false)} />
-        <${Chat} state=${state} actions=${actions} />` : html`<${Pipeline} seen=${state.seen} />`}
+        <${Chat} state=${state} actions=${actions} />` : html`<${Pipeline} state=${state} actions=${actions} />`}
     </main>
     <div class="hidden" role="status">${state.announced}</div>`;
 }

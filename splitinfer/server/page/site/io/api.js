@@ -25,7 +25,7 @@ async function asked(path, options = {}) {
 }
 
 const posted = (path, body, more = {}) => asked(path, {
-  method: "POST", headers: { "Content-Type": "application/json", ...more.headers }, body: JSON.stringify(body), signal: more.signal });
+  method: more.method ?? "POST", headers: { "Content-Type": "application/json", ...more.headers }, body: JSON.stringify(body), signal: more.signal });
 
 /* The model: its name and context. */
 export async function model() {
@@ -36,6 +36,16 @@ export async function model() {
 /* Buy a session with a key, which is then forgotten: a cookie that no script reads takes its place. */
 export async function buySession(key) {
   await posted("session", {}, { headers: { "X-Api-Key": key } });
+}
+
+/* The dials of serving: {dials, may_change}. */
+export async function dials() {
+  return (await asked("v1/splitinfer/dials")).json();
+}
+
+/* Turn dials; the same document, with what is in force then. */
+export async function turn(changes) {
+  return (await posted("v1/splitinfer/dials", changes, { method: "PATCH" })).json();
 }
 
 export async function endSession() {

@@ -1,5 +1,6 @@
 /* The pipeline, live: what it does in words, its stages and links, and the last seconds. */
 
+import { Dials } from "./dials.js";
 import { html, useState } from "./html.js";
 import { Meters } from "./meters.js";
 import { Timeline } from "./timeline.js";
@@ -14,7 +15,8 @@ const bytes = (count) => {
 const KEYS = [["prefill", "reads prompts"], ["decode", "one token of each answer"], ["mixed", "both"], ["draft", "drafts, some right"],
   ["void", "thrown away"], ["gap-link", "idle: link"], ["gap-host", "idle: processor"]];
 
-export function Pipeline({ seen }) {
+export function Pipeline({ state, actions }) {
+  const { seen } = state;
   const [seconds, setSeconds] = useState(10);
   if (!seen.pipeline || !seen.figures) return html`<section class="pipeline" aria-label="Pipeline"><p class="dim">Waiting for figures …</p></section>`;
   const { pipeline, figures } = seen;
@@ -39,6 +41,7 @@ export function Pipeline({ seen }) {
     <ul class="keys">${KEYS.map(([name, label]) => html`<li key=${name}><span class=${`key ${name}`}></span>${label}</li>`)}</ul>
     <h2>Tokens a second</h2>
     <${Meters} history=${seen.history} />
+    <${Dials} given=${state.dials} set=${pipeline.dials} problem=${state.dialProblem} actions=${actions} />
   </section>`;
 }
 

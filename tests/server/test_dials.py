@@ -1,0 +1,164 @@
+"""The dials of serving from outside: what may be asked, by whom, and that the engine goes by it."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from asgi import answer
+from mutating import Asked
+from raw_http import Said
+from stages import pipeline
+
+from splitinfer import SamplingParams
+from splitinfer.core.serving_options import ServingOptions
+from splitinfer.demo import TARGET
+from splitinfer.llm import LLM
+from splitinfer.server.app import make_app
+from splitinfer.server.dials import DIALS, changes_of, dials_document
+from splitinfer.server.gate import Gate
+from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
+from splitinfer.server.problem import Problem
+from splitinfer.server.service import Service
+
+PATH = "/v1/splitinfer/dials"
+OWNER, USER, METER = "owner", "laptop", "prometheus"
+KEYS = [
+    ApiKey(OWNER, digest(OWNER), frozenset({Scope.ADMIN})),
+    ApiKey(USER, digest(USER)),
+    ApiKey(METER, digest(METER), frozenset({Scope.METRICS})),
+]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[LLM]:
+    with pipeline(TARGET, [6, 6]) as made:
+        yield made
+
+
+@pytest.fixture
+def llm(running: LLM) -> Iterator[LLM]:
+    yield running
+    running.tune(**dict.fromkeys(DIALS))
+
+
+@pytest.fixture
+def service(llm: LLM) -> Service:
+    return Service(llm, "demo", Gate(keys=ApiKeys(KEYS)))
+
+
+def asked(service: Service, key: str | None, changes: Any = None, method: str = "PATCH") -> Said:
+    headers = [("Content-Type", "application/json")] + ([] if key is None else [("X-Api-Key", key)])
+    body = b"" if changes is None else changes if isinstance(changes, bytes) else json.dumps(changes).encode()
+    return asyncio.run(answer(make_app(service), Asked(method, PATH, tuple(headers), body)))
+
+
+def read(service: Service, key: str | None = USER) -> tuple[dict[str, dict[str, Any]], bool]:
+    said = asked(service, key, method="GET")
+    assert said.status == 200
+    document = json.loads(said.body)
+    return {dial["name"]: dial for dial in document["dials"]}, document["may_change"]
+
+
+# -- pure ------------------------------------------------------------------------------------------
+
+
+def test_there_is_a_dial_for_each_serving_option():
+    assert set(DIALS) == {each.name for each in fields(ServingOptions)}
+    assert all(dial.meaning.endswith(".") for dial in DIALS.values())
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("policy", ["decode_first", None]), ("prefill_share", [0.01, 1, 0.5, None]), ("token_budget", [1, 512, 64.0]),
+    ("itl_slo_ms", [40, 0.5]), ("kv_low", [0, 0.3]),
+])  # fmt: skip
+def test_what_a_dial_may_be(name: str, values: list[Any]):
+    for value in values:
+        (found,) = changes_of({name: value}).values()
+        assert found == value
+        assert type(found) in (str, float, type(None)) or DIALS[name].whole
+
+
+@pytest.mark.parametrize(("name", "values"), [
+    ("policy", ["fastest", "", 1, True, ["stall_free"], {}]),
+    ("prefill_share", [0, 0.009, 1.01, -1, math.nan, math.inf, "0.3", True, [], {"a": 1}]),
+    ("token_budget", [0, -5, 1.5, 10**30, "64", False, math.inf, math.nan]),
+    ("max_running", [0, 2.5, "x"]), ("itl_slo_ms", [0, -1, math.inf, "40"]),
+    ("kv_high", [1.5, -0.1]), ("min_dwell", [0, 0.5]),
+])  # fmt: skip
+def test_what_a_dial_may_not_be(name: str, values: list[Any]):
+    for value in values:
+        with pytest.raises(Problem) as caught:
+            changes_of({name: value})
+        assert (caught.value.status, caught.value.param) == (400, name)
+        assert caught.value.message.startswith(f"{name} must be {DIALS[name].range}, not ")
+
+
+def test_an_unknown_dial_is_named_with_those_there_are():
+    with pytest.raises(Problem, match="there is no dial 'speed'; there are policy, prefill_share"):
+        changes_of({"policy": None, "speed": 11})
+
+
+def test_a_default_is_told_from_what_was_set():
+    document = dials_document(ServingOptions(prefill_share=0.3), 128, 32, may_change=False)
+    found = {dial["name"]: (dial["value"], dial["in_force"]) for dial in document["dials"]}
+    assert found["prefill_share"] == (0.3, 0.3)
+    assert found["policy"] == (None, "stall_free")
+    assert (found["token_budget"], found["max_running"]) == ((None, 128), (None, 32))
+    assert found["itl_slo_ms"] == (None, None)
+    json.dumps(document, allow_nan=False)
+
+
+# -- the route -------------------------------------------------------------------------------------
+
+
+def test_only_the_scope_admin_turns_them(service: Service, llm: LLM):
+    for key, status in ((None, 401), ("wrong", 401), (METER, 403), (USER, 403)):
+        said = asked(service, key, {"prefill_share": 0.25})
+        assert said.status == status, key
+    assert "lacks the scope admin" in asked(service, USER, {"prefill_share": 0.25}).body.decode()
+    assert llm.serving_options.prefill_share is None
+    assert read(service, USER)[1] is False
+    assert asked(service, METER, method="GET").status == 403
+    assert read(service, OWNER)[1] is True
+    said = asked(service, OWNER, {"prefill_share": 0.25, "max_running": 3})
+    assert said.status == 200, said.body
+    assert (llm.serving_options.prefill_share, llm.max_running) == (0.25, 3)
+    assert json.loads(said.body) == json.loads(asked(service, OWNER, method="GET").body)
+
+
+def test_the_engine_goes_by_them_and_defaults_come_back(service: Service, llm: LLM):
+    before, _ = read(service)
+    said = asked(service, OWNER, {"policy": "prefill_first", "token_budget": 7})
+    assert said.status == 200
+    llm.generate([5, 6, 7], SamplingParams(max_tokens=1))  # behind it: the engine has heard of them
+    stats = llm.stats()
+    assert (stats["policy"], stats["token_budget"]) == ("prefill_first", 7)
+    dials, _ = read(service)
+    assert (dials["token_budget"]["value"], dials["token_budget"]["in_force"]) == (7, 7)
+    assert asked(service, OWNER, {"policy": None, "token_budget": None}).status == 200
+    llm.generate([5, 6, 7], SamplingParams(max_tokens=1))
+    assert read(service)[0] == before
+    assert llm.stats()["token_budget"] == before["token_budget"]["in_force"] > 7
+
+
+def test_of_several_changes_all_are_made_or_none(service: Service, llm: LLM):
+    for changes, word in (({"prefill_share": 0.5, "max_running": 0}, "max_running must be"),
+                          ({"prefill_share": 0.5, "speed": 1}, "there is no dial"),
+                          ({"prefill_share": 0.5, "kv_low": 0.95}, "kv_low and kv_high must be"),
+                          (b'{"prefill_share": NaN}', "NaN"), (b"[1]", "must be a JSON object"),
+                          (b"", "the body")):  # fmt: skip
+        said = asked(service, OWNER, changes)
+        assert said.status == 400
+        assert word in json.loads(said.body)["error"]["message"]
+        assert llm.serving_options == ServingOptions(), changes
+
+
+def test_without_keys_whoever_reaches_the_server_may(llm: LLM):
+    service = Service(llm, "demo")
+    assert read(service, None)[1] is True
+    assert asked(service, None, {"max_running": 5}).status == 200
+    assert llm.max_running == 5
