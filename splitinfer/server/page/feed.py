@@ -37,6 +37,11 @@ class Feed:
         self._made: deque[tuple[int, Document]] = deque(maxlen=_KEPT)
         self._num_made = self._num_watching = 0
 
+    @property
+    def num_watching(self) -> int:
+        """How many look now."""
+        return self._num_watching
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """While somebody looks."""

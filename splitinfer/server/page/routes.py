@@ -43,11 +43,12 @@ def page_routes(service: Service) -> list[ApiRoute]:
         service.gate.caller(request.state.facts, service.sessions)
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return EventStream(_events(service, feed))
+        looking = feed.num_watching
         with feed.watched():
             while not (made := feed.since(0)):
                 await asyncio.sleep(_SOON)
             _, document = made[-1]
-            return JSONResponse({"pipeline": feed.pipeline(), "figures": document})
+            return JSONResponse({"pipeline": feed.pipeline(), "figures": document, "looking": looking})
 
     return [
         ApiRoute("/", front, methods=["GET"]),

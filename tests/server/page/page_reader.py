@@ -8,6 +8,7 @@ from asgi import scope_of
 from mutating import Asked
 
 from splitinfer.server.app import make_app
+from splitinfer.server.guard import Guard
 from splitinfer.server.service import Service
 
 KEY = ("X-Api-Key", "secret")
@@ -18,10 +19,10 @@ SECONDS = 60.0  # more than anything here takes
 class Reader:
     """A page that reads the figures as they come."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, application: Guard | None = None) -> None:
         self._lines, self._gone = asyncio.Queue[bytes](), asyncio.Event()
         asked = Asked("GET", FIGURES, (KEY, ("Accept", "text/event-stream")), b"")
-        self.task = asyncio.create_task(make_app(service)(scope_of(asked), self._receive, self._send))
+        self.task = asyncio.create_task((application or make_app(service))(scope_of(asked), self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
         await self._gone.wait()

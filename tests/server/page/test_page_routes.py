@@ -169,6 +169,24 @@ def test_a_page_sees_the_steps_of_a_request_and_nothing_of_its_prompt(service: S
     assert llm._engine.metrics._recent is None, "when nobody looks, no step is noted"
 
 
+def test_who_looks_is_counted(service: Service):
+    application = make_app(service)
+
+    async def looking() -> int:
+        return int(json.loads((await answer(application, Asked("GET", FIGURES, (KEY,), b""))).body)["looking"])
+
+    async def look() -> None:
+        readers = [Reader(service, application) for _ in range(2)]
+        for reader in readers:
+            await reader.next("figures")
+        assert await looking() == 2, "without the one who asks"
+        for reader in readers:
+            await reader.leave()
+        assert await looking() == 0
+
+    asyncio.run(look())
+
+
 def test_figures_end_with_the_server(service: Service):
     async def look() -> None:
         reader = Reader(service)
