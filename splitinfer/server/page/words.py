@@ -177,9 +177,11 @@ def _host(seen: Seen, number: int, stage: StageSeen) -> Saying:
     share, name = _percent(stage.gap(Cause.HOST)), _name(seen, number)
     if number == 0:
         text = f"{name} has what it needs {share} of the time, and its processor is not ready: it plans"
-        text += ", drafts" if seen.drafter is not None else ""
+        text += ", drafts" if seen.rows.draft else ""
         text += " and hands out tokens."
-        return Saying("host_first", text, "Fewer other programs on that machine.", 0)
+        help_ = "Fewer other programs on that machine."
+        help_ += " Drafts take the least by n-grams (draft: ngram in the layout)." if seen.rows.draft else ""
+        return Saying("host_first", text, help_, 0)
     text = f"Steps lie ready for {name} {share} of the time before its processor starts them."
     return Saying("host", text, "Fewer other programs on that machine, and Low Power Mode off.", number)
 

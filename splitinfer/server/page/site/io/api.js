@@ -58,13 +58,19 @@ export async function* events(path, options) {
   const reader = response.body.getReader(), decoder = new TextDecoder(), parser = eventParser();
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch(ended);
       if (done) return;
       yield parser.feed(decoder.decode(value, { stream: true }));
     }
   } finally {
     reader.cancel().catch(() => {});
   }
+}
+
+/* A stream that was cut: by ourselves, or else. */
+function ended(error) {
+  if (error.name === "AbortError") throw error;
+  throw Object.assign(new Error("The connection to the server was lost."), { status: 0 });
 }
 
 /* The stream of an answer. */

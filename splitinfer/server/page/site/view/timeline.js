@@ -3,7 +3,7 @@
 import { at, inWords } from "../state/figures.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 
-const ROW = 34, SPACE = 12, LABELS = 20; // pixels
+const ROW = 34, SPACE = 20, LABELS = 20; // pixels; below each row its name
 const DELAY = 700; // milliseconds by which the right end is behind, so that what is drawn has come
 
 /* Colours by the names of the style sheet, so that they follow light and dark. */
@@ -60,6 +60,10 @@ function paint(canvas, seen, seconds, palette) {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
   seen.tracks.forEach((track, stage) => row(pen, track, stage * (ROW + SPACE), x, from, to, palette));
+  pen.fillStyle = palette.text;
+  pen.font = "11px system-ui";
+  pen.textAlign = "left";
+  seen.pipeline.stages.forEach((stage, i) => pen.fillText(stage.name, 0, i * (ROW + SPACE) + ROW + 12));
   scale(pen, seconds, width, height, palette);
 }
 
