@@ -80,18 +80,15 @@ def _load(seen: Seen) -> Iterator[Saying]:
     num_stages = len(seen.stages)
     if num_stages == 1:
         yield Saying("one_stage", f"{_name(seen, 0)} has all layers, so it waits for no other stage.")
-    elif all(stage.duty >= _BUSY for stage in seen.stages):
+        return
+    is_full, reads = all(stage.duty >= _BUSY for stage in seen.stages), _reads(seen)
+    if reads:
+        yield _prompt(seen)
+    if is_full:
         yield Saying("full", f"All {num_stages} stages compute nearly all the time: the pipeline is full.")
-    elif _reads(seen):
-        yield Saying(
-            "prompt",
-            f"A prompt is being read: {_percent(_prompt_share(seen))} of what the stages compute is of prompts. Its "
-            "pieces follow each other through the stages, and answers get their tokens in between.",
-            ""
-            if seen.running <= 1
-            else "If answers stand still meanwhile, a smaller token_budget makes the pieces shorter.",
-        )
-    elif seen.running == 1 and _waits(seen) >= _MUCH:
+    if is_full or reads:
+        return
+    if seen.running == 1 and _waits(seen) >= _MUCH:
         yield _one_stream(seen)
     elif 1 < seen.running < num_stages and _waits(seen) >= _MUCH:
         yield Saying(
@@ -100,6 +97,15 @@ def _load(seen: Seen) -> Iterator[Saying]:
             "elsewhere, so with fewer answers than stages some stage always waits.",
             f"{num_stages} or more answers at a time would keep all stages busy.",
         )
+
+
+def _prompt(seen: Seen) -> Saying:
+    text = (
+        f"A prompt is being read: {_percent(_prompt_share(seen))} of what the stages compute is of prompts. Its "
+        "pieces follow each other through the stages, and answers get their tokens in between."
+    )
+    help_ = "If answers stand still meanwhile, a smaller token_budget makes the pieces shorter."
+    return Saying("prompt", text, "" if seen.running <= 1 else help_)
 
 
 def _one_stream(seen: Seen) -> Saying:

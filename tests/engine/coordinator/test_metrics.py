@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import splitinfer
 from splitinfer.core.metrics.clocks import ClockReading, Clocks
 from splitinfer.core.metrics.gaps import Cause
 from splitinfer.core.metrics.recent import RecentSteps, Rows, SeenStep
-from splitinfer.core.plan import Slice, StageFigures, StepPlan, StepResult
+from splitinfer.core.plan import SampledSlice, SampledToken, Slice, StageFigures, StepPlan, StepResult
 from splitinfer.demo import TARGET
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, Totals
 from splitinfer.llm import LLM
@@ -96,6 +97,21 @@ def test_rows_that_nobody_wanted_any_more_and_rows_computed_again_are_not_useful
     assert front["goodput_duty_percent"] == pytest.approx(front["duty_percent"] * 7 / 21)
 
 
+def test_void_drafts_take_nothing_from_the_tokens_that_come_in_their_place():
+    """The first draft is wrong, and the block behind it void; the positions that it had are computed anew, and kept."""
+    figures = metrics()
+    figures.submitted(1, 8, 0.0, 0.0)
+    parts = [Slice(1, 0, (1,) * 8, 1), Slice(1, 8, (2, 3, 3, 3), 4, 3), Slice(1, 12, (3, 3, 3), 3, 3)]
+    parts += [Slice(1, 9, (4,), 1), Slice(1, 10, (5, 6, 7), 3, 2)]
+    sampled = [1, 1, 0, 1, 3]
+    for step, (part, count) in enumerate(zip(parts, sampled, strict=True)):
+        figures.launched(StepPlan(step, slices=(part,)))
+        given = (SampledSlice(1, (SampledToken(4),) * count),)
+        figures.returned(replace(two_stages(step, 3.0 * step), sampled=given), 3.0 * step + 2.5)
+    window = figures.snapshot(20.0)
+    assert (window["computed_tokens"], window["useful_tokens"]) == (8 + 4 + 3 + 1 + 3, 8 + 1 + 0 + 1 + 3)
+
+
 def test_a_reset_begins_another_window():
     figures = metrics()
     figures.submitted(1, 2, 0.0, 0.0)
@@ -106,7 +122,7 @@ def test_a_reset_begins_another_window():
     assert figures.snapshot(4.0, reset=True)["steps"] == 1
     figures.returned(two_stages(1, 3.5), 6.0)
     window = figures.snapshot(7.0)
-    assert (window["number"], window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (3, 1, 0)
+    assert (window["number"], window["seconds"], window["steps"], window["ttft_seconds"]["count"]) == (2, 3, 1, 0)
     assert window["stages"][0]["busy_seconds"] == pytest.approx(0.5), "from 4 on, of a step from 3.5 to 4.5"
 
 
