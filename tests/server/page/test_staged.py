@@ -1,6 +1,7 @@
 """Situations that are staged in virtual time: the page says what was staged, and its numbers are those of the trace."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trace_causes
@@ -8,11 +9,13 @@ from staged import Asked, Situation, Staged, look
 
 from splitinfer.core.kv.budget import KVBudget, StageKV
 from splitinfer.core.metrics.gaps import Cause
+from splitinfer.core.metrics.recent import SeenStep
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.core.scheduler.policy import PolicyConfig, PolicyName
 from splitinfer.core.speculation.flight import Flight
 from splitinfer.machine.machine import Hop, Machine
 from splitinfer.server.page.figures import Seen, is_later, seen
+from splitinfer.server.page.timeline import spans_of
 from splitinfer.server.page.words import Saying, sayings
 
 
@@ -81,11 +84,11 @@ SITUATIONS: dict[str, tuple[Situation, list[str]]] = {
 }  # fmt: skip
 
 
-def seen_in(situation: Situation, trace: Path) -> tuple[Seen, Staged, set[int]]:
+def seen_in(situation: Situation, trace: Path) -> tuple[Seen, Staged, list[SeenStep]]:
     looked = look(situation, trace)
     assert is_later(looked.before.stats, looked.after.stats)
     steps = looked.after.steps
-    return seen(looked.before, looked.after, steps), looked.staged, {step.number for step in steps}
+    return seen(looked.before, looked.after, steps), looked.staged, steps
 
 
 def percent(share: float) -> str:
@@ -116,6 +119,20 @@ def check_numbers(found: list[Saying], causes: list[trace_causes.Causes]) -> Non
         assert {stage for word, stage in said if word == cause} == much, cause
 
 
+def check_timeline(steps: list[SeenStep], events: list[dict[str, Any]], num_stages: int) -> None:
+    """The page's spans are the trace's, with what they were for."""
+    for stage in range(num_stages):
+        drawn, spans = trace_causes.by_step(events, 2 * stage), spans_of(steps, stage)
+        traced = [drawn[step.number] for step in steps]
+        assert [(span.start, span.end) for span in spans] == [
+            (pytest.approx(trace_causes.begin(one), abs=2e-6), pytest.approx(trace_causes.end(one), abs=2e-6))
+            for one in traced
+        ]
+        for span, one in zip(spans, traced, strict=True):
+            assert (span.kind == "void") == (one["args"]["useful"] == 0)
+            assert span.kind in ("void", "draft", one["cat"])
+
+
 def check_void(figures: Seen, situation: Situation) -> None:
     """Where only one answer is under way, each row that is kept is a token that is given."""
     if situation.flight is not None and figures.rows.draft:
@@ -127,17 +144,18 @@ def check_void(figures: Seen, situation: Situation) -> None:
 def test_the_words_are_of_what_was_staged_and_the_numbers_of_the_trace(name: str, tmp_path: Path):
     situation, codes = SITUATIONS[name]
     path = tmp_path / "trace.json"
-    figures, staged, numbers = seen_in(situation, path)
+    figures, staged, steps = seen_in(situation, path)
     found = sayings(figures)
     assert [each.code for each in found] == codes
     events, spells = trace_causes.read(path), [(float(a), float(b)) for a, b in staged.spells]
-    causes = trace_causes.causes(events, len(figures.stages), spells, staged.requests, numbers)
+    causes = trace_causes.causes(events, len(figures.stages), spells, staged.requests, {step.number for step in steps})
     for stage, own in zip(figures.stages, causes, strict=True):
         assert stage.duty == pytest.approx(own.duty, abs=1e-6)
         for cause in Cause:
             assert stage.gap(cause) == pytest.approx(own.share(str(cause)), abs=1e-6), (stage.name, cause)
     check_numbers(found, causes)
     check_void(figures, situation)
+    check_timeline(steps, events, len(figures.stages))
 
 
 def test_there_are_twenty():

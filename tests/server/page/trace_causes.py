@@ -88,6 +88,7 @@ def causes(
         waits = "upstream" if i else "downstream"
         idle, busy = defaultdict[str, float](float), 0.0
         spans = sorted((begin(one), end(one), step) for step, one in steps.items())
+        spans = [(spells[0][0], spells[0][0], -1), *spans] if spells else spans
         for (_, before, _), (start, done, step) in pairwise(spans):
             if step not in numbers:
                 continue
