@@ -12,6 +12,7 @@ import argparse
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -133,6 +134,26 @@ class Campaign:
         self.expect(done, "a worker is there, started by `up`")
         self.check(done.stdout == self.answer, "the answer is another one")
         self.check(len(self.workers(self.mini)) == 1, "there is more than one worker")
+
+    def copies(self) -> None:
+        """A model that only studio has: mini gets the weights of its layers from there, and the next time nothing."""
+        model, store = self.studio.home("eve") / "tale", self.mini.home("eve") / ".local/share/splitinfer/models"
+        shutil.copytree(ROOT / "splitinfer/demo/target", model)
+        uid = self.studio.users["eve"]
+        for path in (model, *model.iterdir()):
+            os.chown(path, uid, uid)
+        whole = (model / "model.safetensors").stat().st_size
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "/home/eve/tale", *PROMPT, "16")
+        self.expect(done, "a worker is there")
+        self.check(done.stdout == self.answer, "the answer is another one")
+        before = _files(store)
+        copied = sum(size for _, size in before.values())
+        print(f"  mini has {copied / 1e6:.2f} MB of a model of {whole / 1e6:.2f} MB")
+        self.check(0 < copied < whole, "mini has nothing, or all, of the model")
+        done = self.cli(self.studio, "eve", "up", *PROMPT, "16")
+        self.check(done.stdout == self.answer, "the second answer is another one")
+        self.check(_files(store) == before, "something was copied again")
+        self.expect(self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare"), "")
 
     def repl(self) -> None:
         """On a terminal it opens the REPL; the worker stays when that is left."""
@@ -271,10 +292,16 @@ class Campaign:
 
 
 SCENES: tuple[Callable[[Campaign], None], ...] = (
-    Campaign.strangers, Campaign.first, Campaign.second, Campaign.repl, Campaign.shows, Campaign.two_users,
-    Campaign.two_coordinators, Campaign.port_in_use, Campaign.dropped, Campaign.served, Campaign.other_version,
-    Campaign.changed_key, Campaign.gone,
+    Campaign.strangers, Campaign.first, Campaign.second, Campaign.copies, Campaign.repl, Campaign.shows,
+    Campaign.two_users, Campaign.two_coordinators, Campaign.port_in_use, Campaign.dropped, Campaign.served,
+    Campaign.other_version, Campaign.changed_key, Campaign.gone,
 )  # fmt: skip
+
+
+def _files(store: Path) -> dict[str, tuple[int, int]]:
+    """Files of weights, by their paths: when each was written, and its bytes."""
+    found = ((path, path.stat()) for path in store.rglob("*.safetensors"))
+    return {str(path): (stat.st_mtime_ns, stat.st_size) for path, stat in found}
 
 
 def _wheel(folder: Path) -> Path:
