@@ -30,6 +30,7 @@ from splitinfer.launch.install import Origin, install_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
+ALL = ("--use-all",)
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 _UV = """\
@@ -122,7 +123,7 @@ class Campaign:
         self.check(line[1] == install_line("mini.local", own_versions(), Origin(f"/home/eve/{self.wheel}")), line[1])
         print(f"  eve@studio$ {line[1]}")
         self.expect(self.studio.run("eve", "sh", "-c", line[1]), "")
-        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *PROMPT, "16")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *ALL, *PROMPT, "16")
         self.expect(done, "worker started, port 5577", "each machine has the other's key", "Planned for")
         self.answer = done.stdout
         self.check(len(self.answer) > 20, "there is no answer")
@@ -130,7 +131,7 @@ class Campaign:
 
     def second(self) -> None:
         """No words are needed any more."""
-        done = self.cli(self.studio, "eve", "up", *PROMPT, "16")
+        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
         self.expect(done, "a worker is there, started by `up`")
         self.check(done.stdout == self.answer, "the answer is another one")
         self.check(len(self.workers(self.mini)) == 1, "there is more than one worker")
@@ -143,14 +144,14 @@ class Campaign:
         for path in (model, *model.iterdir()):
             os.chown(path, uid, uid)
         whole = (model / "model.safetensors").stat().st_size
-        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "/home/eve/tale", *PROMPT, "16")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "/home/eve/tale", *ALL, *PROMPT, "16")
         self.expect(done, "a worker is there")
         self.check(done.stdout == self.answer, "the answer is another one")
         before = _files(store)
         copied = sum(size for _, size in before.values())
         print(f"  mini has {copied / 1e6:.2f} MB of a model of {whole / 1e6:.2f} MB")
         self.check(0 < copied < whole, "mini has nothing, or all, of the model")
-        done = self.cli(self.studio, "eve", "up", *PROMPT, "16")
+        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
         self.check(done.stdout == self.answer, "the second answer is another one")
         self.check(_files(store) == before, "something was copied again")
         self.expect(self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare"), "")
@@ -222,7 +223,7 @@ class Campaign:
         self.check(running.returncode == 0 and len(out) > 100, f"the answer did not go on: {err[-400:]!r}")
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
         self.check(not self.workers(self.mini), "a worker is left over")
-        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", *PROMPT, "16"])
+        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", *ALL, *PROMPT, "16"])
         running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_for(lambda: self.workers(self.mini), "a worker starts")
         self.mini.drop_connections()
