@@ -169,19 +169,18 @@ class Engine:
         """Free what a session keeps."""
         self._inbox.put(lambda: self.scheduler.drop(session))
 
-    def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
-        """Go by other rules from the next step on, also after another cut."""
-
-        def tune() -> None:
-            self._reopening.tune = lambda scheduler: scheduler.tune(policy_config, token_budget, max_running)
-            self._reopening.tune(self.scheduler)
-
-        self._inbox.put(tune)
+    def tune(self, policy_config: PolicyConfig, token_budget: Callable[[Pipeline], int], max_running: int) -> None:
+        """Go by other rules from the next step on, also after another cut. ``token_budget``: what it is with the open
+        stages; called on the engine's thread."""
+        self._tune("rules", lambda it: it.tune(policy_config, token_budget(self.pipeline), max_running))
 
     def fix_groups(self, count: int | None) -> None:
-        """Have requests decode in so many groups from the next step on, however fast that is; ``None``: as the layout
-        has it, by cost. For measurements."""
-        self._inbox.put(lambda: self.scheduler.fix_groups(count))
+        """Have requests decode in so many groups from the next step on, however fast that is, also after another cut;
+        ``None``: as the layout has it, by cost. For measurements."""
+        self._tune("groups", lambda it: it.fix_groups(count))
+
+    def _tune(self, what: str, change: Callable[[Scheduler], None]) -> None:
+        self._inbox.put(lambda: self._reopening.tune(what, change))
 
     def recut(self, layout: Layout) -> float:
         """Load another cut of the same model. Requests wait meanwhile, and go on with the same tokens: what the stages

@@ -98,8 +98,18 @@ class Reopening:
         """The stage that is waited for, or was in vain."""
         self.is_changing = False
         """Whether another cut is being loaded."""
-        self.tune: Callable[[Scheduler], None] = lambda _scheduler: None
-        """Tells a scheduler of another cut what was tuned since the start."""
+        self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # what was tuned since the start
+
+    def tune(self, what: str, change: Callable[[Scheduler], None]) -> None:
+        """Change the scheduler in force, and each that takes its place. ``what``: an earlier change of the same is
+        forgotten. On the loop's thread."""
+        self._tuned[what] = change
+        change(self._loop.scheduler)
+
+    def _tune_again(self, scheduler: Scheduler) -> None:
+        """Change a scheduler by all that was tuned since the start."""
+        for change in self._tuned.values():
+            change(scheduler)
 
     # -- another cut -------------------------------------------------------------------------
 
@@ -180,7 +190,7 @@ class Reopening:
         parts.pipeline.open()
         self._loop.scheduler.replay()
         moved = self._loop.scheduler.moved_to(self._configure(parts.pipeline))
-        self.tune(moved)
+        self._tune_again(moved)
         self._loop.use(moved)
         parts.later.run()
         now = time.monotonic()
@@ -271,6 +281,7 @@ class Reopening:
         """All stages are there, and hold nothing but what they have on disk."""
         scheduler, parts = self._loop.scheduler, self._parts
         scheduler.replay(parts.pipeline.kept())
+        self._tune_again(scheduler)  # what was tuned while no stage was there to go by
         self._loop.use(scheduler)
         parts.later.put(parts.metrics.resumed, parts.pipeline.clocks, time.monotonic())
         self.lost_stage = None
