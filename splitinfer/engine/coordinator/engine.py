@@ -95,6 +95,7 @@ class Engine:
     ) -> None:
         self._inbox: Mailbox[_Event] = Mailbox()
         self._requests = RequestTable()
+        self._aborted: set[int] = set()  # requests of which the loop has not heard yet that they are
         self._later = Later()
         self._watch, self._rejoin_timeout = StallDetector(), rejoin_timeout
         self._started = threading.Event()
@@ -163,6 +164,7 @@ class Engine:
 
     def abort(self, seq_id: int) -> None:
         """End a request where it is; nothing happens if it has ended."""
+        self._aborted.add(seq_id)
         self._inbox.put(lambda: self._abort(seq_id))
 
     def drop_session(self, session: str) -> None:
@@ -492,6 +494,13 @@ class Engine:
         self._handle_calls()
         self._expire()
 
+    def end_unwanted(self) -> None:
+        """End the requests that were aborted, and those whose time is over, and handle nothing else. A request that is
+        still in the inbox is aborted there. On the loop's thread."""
+        for seq_id in list(self._aborted):
+            self._abort(seq_id)
+        self._expire()
+
     def stop_if_closing(self) -> None:
         """End the loop if the pipeline was closed from another thread. On the loop's thread."""
         if self._is_closing:
@@ -548,6 +557,7 @@ class Engine:
         self._later.put(self.metrics.submitted, state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
 
     def _abort(self, seq_id: int) -> None:
+        self._aborted.discard(seq_id)
         if self.scheduler.finish(seq_id, FinishReason.ABORT):
             self._requests[seq_id].end(FinishReason.ABORT)
             self._forget(seq_id, FinishReason.ABORT)

@@ -1,33 +1,49 @@
-"""What is opened again, and when: the decisions alone, on stages that are none, and two promises on a single stage."""
+"""What is opened again, and when: the decisions alone, on stages that are none; and promises on real ones, in
+moments that are held."""
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stages
+from processes import until
 
 from splitinfer import SamplingParams
 from splitinfer.config import Layout
 from splitinfer.core.kv import prefix_cache
+from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.liveness import StallDetector
 from splitinfer.core.metrics.clocks import Clocks
 from splitinfer.core.plan import StepPlan
 from splitinfer.core.scheduler.config import SchedulerConfig
 from splitinfer.core.scheduler.policy import PolicyConfig
 from splitinfer.core.scheduler.scheduler import Scheduler
+from splitinfer.engine.coordinator import pipeline as pipeline_module
 from splitinfer.engine.coordinator.later import Later
 from splitinfer.engine.coordinator.metrics import PipelineMetrics, StageTotals, Totals
 from splitinfer.engine.coordinator.own_steps import OwnSteps
 from splitinfer.engine.coordinator.reopening import Parts, Reopening
 from splitinfer.engine.coordinator.request_table import RequestTable
+from splitinfer.engine.coordinator.worker_group import Event, WorkerGroup
+from splitinfer.engine.stage.loader import LoadedStage
+from splitinfer.engine.worker import worker as worker_module
 from splitinfer.errors import WorkerLost
 from splitinfer.kvstore.store import Disk
+from splitinfer.llm import LLM
+from splitinfer.llm.request import Request
+from splitinfer.llm.setup import with_layers
+from splitinfer.wire.messages import Load, Progress, Ready
 
 BLOCK = 64
 SECONDS = 60.0
 PARAMS = SamplingParams(max_tokens=8, ignore_eos=True)
+
+
+Asked = Callable[[LLM, PlainLayout, int], list[Future[float]]]
 
 
 def cut(*layers: int) -> Layout:
@@ -53,7 +69,8 @@ class Stages:
     remedy: str = "it is being started again"
     while_opening: Callable[[], None] = lambda: None
 
-    def open(self, connect_timeout: float | None = None) -> None:
+    def open(self, connect_timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
+        meanwhile()
         self.opened.append(self.layout.cut)
         self.while_opening()
         if self.layout.cut not in self.usable:
@@ -85,6 +102,9 @@ class FakeLoop:
         assert self.patience, "it is waited for without end"
         self.patience -= 1
         self.while_hearing()
+
+    def end_unwanted(self) -> None:
+        pass
 
     def stop_if_closing(self) -> None:
         if self.is_closing:
@@ -176,20 +196,62 @@ def test_what_was_closed_meanwhile_is_not_opened_again():
     assert pipeline.opened == ["1-3"], "nobody is left who would end it"
 
 
-def test_no_cut_is_opened_while_a_step_is_under_way(tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch):
-    """It is asked for at the worst moment: when a step has just been launched, whose result is still to be read."""
-    with stages.pipeline(tiny_folder("llama"), [4]) as llm:
-        right = stages.tokens_of(llm, stages.prompt(9), max_tokens=8)
-        engine, launch, asked = llm._engine, OwnSteps.launch, list[Any]()
+@dataclass(eq=False)
+class LoadingWorker:
+    """A worker whose messages need no reading."""
+
+    stage: int
+
+    def receive(self, item: Any) -> Any:
+        return item
+
+
+def test_something_else_is_looked_at_while_workers_load():
+    group = WorkerGroup(lambda _event: None, lambda _stage, _progress: None)
+    worker: Any = LoadingWorker(1)
+    ready: Any = Ready(1, 0, 0, 0, 0, 0, None, keeps_blocks=True, kept=None, hidden=None, device="cpu")
+    group.workers.append(worker)
+    assert group._opening is not None
+    arrive, looks = group._opening.put, list[None]()
+
+    def look() -> None:
+        looks.append(None)
+        if len(looks) == 4:
+            arrive(Event(worker, ready, 0.0))
+
+    arrive(Event(worker, ready, 0.0))
+    assert group.await_ready(look) == [ready]
+    assert len(looks) == 1
+    assert group.await_ready(look) == [ready]
+    assert len(looks) == 4, "nothing is heard of the worker for a while"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """A function that has a cut asked for once so many steps more have been launched, at the worst moment: the result
+    of the last is still to be read."""
+
+    def ask(llm: LLM, layout: PlainLayout, steps: int) -> list[Future[float]]:
+        launch, left, paused = OwnSteps.launch, [steps], list[Future[float]]()
 
         def launch_and_ask(self: OwnSteps, plan: StepPlan, receive: Callable[[], None]) -> None:
             launch(self, plan, receive)
-            if not asked:
-                asked.append(engine._reopening.ask(llm.layout))
+            left[0] -= 1
+            if left[0] == 0:
+                paused.append(llm._engine._reopening.ask(layout))
 
         monkeypatch.setattr(OwnSteps, "launch", launch_and_ask)
+        return paused
+
+    return ask
+
+
+def test_no_cut_is_opened_while_a_step_is_under_way(tiny_folder: Callable[..., Path], asked: Asked):
+    with stages.pipeline(tiny_folder("llama"), [4]) as llm:
+        right = stages.tokens_of(llm, stages.prompt(9), max_tokens=8)
+        paused = asked(llm, llm.layout, 1)
         assert stages.tokens_of(llm, stages.prompt(9), max_tokens=8) == right
-        assert asked[0].result(SECONDS) > 0
+        assert paused[0].result(SECONDS) > 0
 
 
 def test_what_is_on_disk_is_known_after_another_cut(
@@ -206,3 +268,52 @@ def test_what_is_on_disk_is_known_after_another_cut(
         llm.recut([4])
         again = llm.generate([stages.prompt(2 * BLOCK)], PARAMS)[0]
         assert (again.num_cached_tokens, again.token_ids) == (2 * BLOCK - 1, first.token_ids)
+
+
+def test_requests_end_while_another_cut_is_loaded(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, asked: Asked
+):
+    """One is aborted, and the time of one is over, while the coordinator reads its own layers; one is aborted while it
+    waits for a worker's."""
+    load, expire = pipeline_module.load, Scheduler.expire
+    requests, ended, own_is_loaded = list[Request](), dict[str, bool](), threading.Event()
+
+    def is_open(request: Request) -> bool:
+        return llm._engine._requests.get(request._state.seq_id) is not None
+
+    def load_own(command: Load, name: str, report: Callable[[Progress], None], disk: Disk | None) -> LoadedStage:
+        requests[0].abort()
+        report(Progress("load", 0, 1))
+        ended["aborted"] = not is_open(requests[0])
+        monkeypatch.setattr(Scheduler, "expire", lambda self, now: expire(self, now + 20_000))
+        report(Progress("load", 0, 1))
+        ended["late"] = not is_open(requests[1])
+        stage = load(command, name, report, disk)
+        own_is_loaded.set()
+        return stage
+
+    def load_there(*args: Any) -> LoadedStage:
+        if own_is_loaded.wait(SECONDS) and all(ended.values()):
+            requests[2].abort()
+            until(lambda: not is_open(requests[2]), "the abort", SECONDS)
+            ended["aborted while a worker loads"] = True
+        return load(*args)
+
+    def submit() -> None:
+        params = SamplingParams(max_tokens=32, ignore_eos=True)
+        for timeout in (None, 10_000, None, None):
+            requests.append(llm.submit(stages.prompt(9), params, timeout=timeout))
+
+    with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
+        right = stages.tokens_of(llm, stages.prompt(9), max_tokens=32)
+        monkeypatch.setattr(pipeline_module, "load", load_own)
+        monkeypatch.setattr(worker_module, "load", load_there)
+        paused = asked(llm, with_layers(llm.layout, [1, 3]), 5)
+        llm._engine.carry_out(submit)  # so that all are heard before the first step
+        outputs = [request.result() for request in requests]
+        assert ended == dict.fromkeys(("aborted", "late", "aborted while a worker loads"), True)
+        assert [output.finish_reason for output in outputs] == ["abort", "abort", "abort", "length"]
+        assert [output.error for output in outputs] == [None, "its time was over", None, None]
+        assert outputs[3].token_ids == right
+        assert paused[0].result(SECONDS) > 0
+        assert llm._engine.pipeline.layout.cut == "1-3"
