@@ -81,7 +81,7 @@ class _Stages:
     def __call__(
         self, checkpoint: Checkpoint, found: Survey, start: int, end: int, dtype: str | None, report: Report
     ) -> StageModel:
-        files = tuple((checkpoint.folder / name).stat() for name in found.files)
+        files = tuple(path.stat() for path in checkpoint.paths_of(found.tensors))
         written = tuple((file.st_ino, file.st_size, file.st_mtime_ns) for file in files)
         key = (_identity(checkpoint), written, start, end, dtype)
         if key in self._found:

@@ -33,6 +33,10 @@ def planned(
     from splitinfer.llm.automatic import choose_layout
 
     with measuring() as notice:
-        chosen = choose_layout(model, workers, settings, notice, aim=options.aim, again=options.measure)
+        chosen = choose_layout(
+            model, workers, settings, notice, aim=options.aim, again=options.measure, uses_all=options.use_all
+        )
     errors.print(chosen.text, soft_wrap=True)
+    if len(chosen.layout.stages) <= len(workers):
+        errors.print("With --use-all every machine gets layers.")
     return chosen

@@ -69,6 +69,7 @@ WorkersOption = Annotated[
         "measured, and the best cut is chosen.",
     ),
 ]
+UseAllOption = Annotated[bool, typer.Option("--use-all", help="Give every machine layers, though fewer be better.")]
 AimOption = Annotated[Aim, typer.Option("--for", help="With --workers: what the cut is to be best for.")]
 MeasureOption = Annotated[
     bool,
@@ -301,6 +302,7 @@ class PipelineOptions:
     model: ModelOption = None
     workers: WorkersOption = None
     aim: AimOption = Aim.CHAT
+    use_all: UseAllOption = False
     measure: MeasureOption = False
     top_p: TopP = None
     top_k: TopK = None

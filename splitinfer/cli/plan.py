@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from splitinfer.cli.options import MeasureOption, ModelOption, Timeout, Verbose, finite
+from splitinfer.cli.options import MeasureOption, ModelOption, Timeout, UseAllOption, Verbose, finite
 from splitinfer.cli.running import finish, set_up
-from splitinfer.errors import CannotFit, ConfigError
+from splitinfer.errors import ConfigError
 from splitinfer.placement.asked import Aim, Asked
 
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout
     from splitinfer.machine.profile import Profiles
     from splitinfer.machine.profile_files import ProfileSource
-    from splitinfer.placement.plan import Plan
 
 NO_DRAFT = "none"
 _GB = 1e9
@@ -45,9 +44,7 @@ def plan(
     aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts --out writes.")] = Aim.CHAT,
     out: Annotated[Path | None, typer.Option("--out", help="Write the layout to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
-    uses_all: Annotated[
-        bool, typer.Option("--use-all", help="Give every machine layers, though fewer be better.")
-    ] = False,
+    uses_all: UseAllOption = False,
     draft: Annotated[
         str | None, typer.Option("--draft", help="The drafter, or 'none'; the layout's or the profiles' if not given.")
     ] = None,
@@ -112,6 +109,7 @@ def plan(
 
     def run() -> int:
         from splitinfer.cli.plan_tables import show
+        from splitinfer.placement.plan import plan as make_plan
 
         if live:
             given = {
@@ -139,7 +137,7 @@ def plan(
             spare_bytes=round(spare_gb * _GB),
             kv_share=kv_share,
         )
-        best = _planned(found, asked)
+        best = make_plan(found, asked)
         origin = "measurements" if profiles is None else str(profiles)
         return show(best, aim, base, out, origin, as_json=as_json)
 
@@ -153,14 +151,6 @@ def _live(given: Mapping[str, object], pid: int | None, aim: Aim, *, applies: bo
     if wrong := [name for name, value in given.items() if value is not None]:
         raise ConfigError(f"--live asks a running pipeline, which has its model and machines; leave out {wrong[0]}")
     return plan_live(pid, aim, applies=applies, as_json=as_json)
-
-
-def _planned(profiles: "Profiles", asked: Asked) -> "Plan":
-    from splitinfer.placement.plan import plan as make
-
-    if asked.uses_all and len(profiles.machines) > profiles.model.num_layers:
-        raise CannotFit(f"{len(profiles.machines)} machines cannot all have one of {profiles.model.num_layers} layers")
-    return make(profiles, asked)
 
 
 def _base(layout: str | None, workers: str | None) -> "Layout | None":

@@ -55,8 +55,10 @@ def choose_layout(
     *,
     aim: Aim = Aim.CHAT,
     again: bool = False,
+    uses_all: bool = False,
 ) -> Chosen:
-    """Measure this machine and ``workers``, and choose the best cut of ``model``.
+    """Measure this machine and ``workers``, and choose the best cut of ``model``; of those in which every machine has
+    layers, if it ``uses_all``.
 
     Raises:
         LayoutError: a worker's address is none.
@@ -68,10 +70,10 @@ def choose_layout(
         only = Layout((StageSpec(_own_name(set()), 0, num_layers),), model, name="(planned)")
         return Chosen(only, f"All {num_layers} layers are on this machine: no workers were named.")
     profiles = MeasuredProfiles(model, as_workers(workers), settings, notice, again=again).profiles()
-    return chosen_from(profiles, settings, aim)
+    return chosen_from(profiles, settings, aim, uses_all=uses_all)
 
 
-def chosen_from(profiles: Profiles, settings: Settings, aim: Aim) -> Chosen:
+def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: bool = False) -> Chosen:
     """The best cut of measured machines.
 
     Raises:
@@ -82,6 +84,7 @@ def chosen_from(profiles: Profiles, settings: Settings, aim: Aim) -> Chosen:
         context=context,
         acceptance=None if profiles.model.draft is None else ACCEPTANCE,
         token_budget=settings.token_budget,
+        uses_all=uses_all,
     )
     found = plan(profiles, asked, [aim])
     best = found.best.get(aim)

@@ -432,8 +432,11 @@ class LLM:
             changed = replace(self.serving_options, **serving_options)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{error}") from error
-        budget = token_budget_of(changed, (ready.device for ready in self._engine.pipeline.ready))
-        self._engine.tune(changed.policy_config, budget, changed.max_running or MAX_RUNNING)
+        self._engine.tune(
+            changed.policy_config,
+            lambda pipeline: token_budget_of(changed, (ready.device for ready in pipeline.ready)),
+            changed.max_running or MAX_RUNNING,
+        )
         self.serving_options = changed
 
     def plan(self, aim: Aim = Aim.CHAT) -> Rebalance:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 
+from splitinfer.errors import CannotFit
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement import simulate
 from splitinfer.placement.asked import Aim, Asked
@@ -227,5 +228,12 @@ class Planner:
 
 
 def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
-    """The best cut for each aim."""
+    """The best cut for each aim.
+
+    Raises:
+        CannotFit: every machine is to have layers, and there are too few.
+    """
+    num_machines, num_layers = len(profiles.machines), profiles.model.num_layers
+    if asked.uses_all and num_machines > num_layers:
+        raise CannotFit(f"{num_machines} machines cannot all have one of {num_layers} layers")
     return Planner(profiles, asked).plan(aims)

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from splitinfer.wire.messages import PROTOCOL_VERSION
+
 ROOT = Path(__file__).parent.parent.parent
 LAYERS = 12
 PATIENCE = 60.0
@@ -100,7 +102,7 @@ class Machine:
             "id": os.urandom(8).hex(),
             "port": 5577,
             "fingerprint": "0" * 32,
-            "versions": {"protocol": 11, "splitinfer": "0.1.0", "mlx": "0.32.2", "mlx_lm": "0.32.2"},
+            "versions": {"protocol": PROTOCOL_VERSION, "splitinfer": "0.1.0", "mlx": "0.32.2", "mlx_lm": "0.32.2"},
             "device": "Apple M4 Pro",
             "memory": 48 * 10**9,
             "free": 40 * 10**9,
@@ -362,10 +364,14 @@ def impostor(network: Network) -> None:
 @scene
 def other_version(network: Network) -> None:
     """A worker of another version is listed with what differs."""
-    versions = {"protocol": 12, "splitinfer": "0.2.0", "mlx": "0.33.0", "mlx_lm": "0.33.0"}
+    versions = {"protocol": PROTOCOL_VERSION + 1, "splitinfer": "0.2.0", "mlx": "0.33.0", "mlx_lm": "0.33.0"}
     network["air"].worker("--no-announce")
     network["air"].announce(versions=versions)
-    says(look(network["studio"]), "it runs another version (protocol 11 here, protocol 12 there)", "splitinfer 0.2.0")
+    says(
+        look(network["studio"]),
+        f"(protocol {PROTOCOL_VERSION} here, protocol {PROTOCOL_VERSION + 1} there)",
+        "splitinfer 0.2.0",
+    )
 
 
 @scene

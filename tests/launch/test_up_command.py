@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_steps import MINI, OWN, SEEN, STARTED, WORKER
+from test_launch_steps import MINI, OWN, SEEN, STARTED, WORKER
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from splitinfer.cli import app
+from splitinfer.cli import app, automatic
+from splitinfer.cli.options import PipelineOptions
+from splitinfer.config import Layout
+from splitinfer.core.layout import lay_out
+from splitinfer.discovery import discover
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
 from splitinfer.launch.answers import Do, Refusal, Request, Stopped, Why, encode, understand
@@ -21,6 +25,9 @@ from splitinfer.launch.hosts import Host, from_words
 from splitinfer.launch.place import state_folder
 from splitinfer.launch.remembered import Last
 from splitinfer.launch.ssh_errors import Ended
+from splitinfer.llm import Settings
+from splitinfer.llm.automatic import Chosen
+from splitinfer.placement.asked import Aim
 from splitinfer.shutdown import shutdown
 
 command = importlib.import_module("splitinfer.cli.up")  # the package has the command by that name
@@ -56,15 +63,37 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MadeUpMachines:
     return made
 
 
-def test_up_writes_a_layout_and_remembers(machines: MadeUpMachines):
+def test_up_remembers_and_knows_the_workers(machines: MadeUpMachines):
     last = Last(from_words(["eve@mini.local", "air:7000"]), "demo")
-    path = command._bring_up(last)
-    stages = yaml.safe_load(Path(path).read_text())["stages"]
-    assert [(each.get("address"), each.get("key")) for each in stages] == [
-        (None, None), ("tcp://mini.local:5577", STARTED.key), ("tcp://air.local:7000", STARTED.key),
-    ]  # fmt: skip
+    assert command._bring_up(last) == [
+        {"name": "mini", "address": "tcp://mini.local:5577", "key": STARTED.key},
+        {"name": "air", "address": "tcp://air.local:7000", "key": STARTED.key},
+    ]
     assert command._meant((), None, 5577, None) == last
     assert command._known((), None) == last.hosts
+
+
+def test_up_plans_for_the_best_ways_and_writes_the_layout(machines: MadeUpMachines, monkeypatch: pytest.MonkeyPatch):
+    workers = [{"name": "mini", "address": "tcp://mini.local:5577", "key": STARTED.key}]
+    cable = {**workers[0], "address": "tcp://10.77.0.2:5577"}
+    asked: list[object] = []
+
+    def planned(model: str, found: list[dict[str, str]], _settings: Settings, options: PipelineOptions) -> Chosen:
+        asked.extend([model, found, options.aim])
+        stages = [("studio", 8, None), ("mini", 4, found[0]["address"], {"key": found[0]["key"]})]
+        return Chosen(
+            Layout(lay_out(stages), model, name="(planned)"), "Planned for throughput: because " + "it is " * 40
+        )
+
+    monkeypatch.setattr(automatic, "planned", planned)
+    monkeypatch.setattr(discover, "best_addresses", lambda _workers, **_: {"mini": cable["address"]})
+    chosen = command._planned(PipelineOptions(aim=Aim.THROUGHPUT), "demo", workers)
+    assert asked == ["demo", [cable], Aim.THROUGHPUT]
+    text = command._layout_file().read_text()
+    assert text.startswith("# Planned for throughput: because")
+    assert max(map(len, text.splitlines())) < 200
+    again = Layout.from_dict(yaml.safe_load(text))
+    assert (again.stages, again.model) == (chosen.layout.stages, "demo")
 
 
 def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):

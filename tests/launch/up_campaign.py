@@ -12,6 +12,7 @@ import argparse
 import os
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from splitinfer.launch.install import Origin, install_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
+ALL = ("--use-all",)
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
 _UV = """\
@@ -121,7 +123,7 @@ class Campaign:
         self.check(line[1] == install_line("mini.local", own_versions(), Origin(f"/home/eve/{self.wheel}")), line[1])
         print(f"  eve@studio$ {line[1]}")
         self.expect(self.studio.run("eve", "sh", "-c", line[1]), "")
-        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *PROMPT, "16")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *ALL, *PROMPT, "16")
         self.expect(done, "worker started, port 5577", "each machine has the other's key", "Planned for")
         self.answer = done.stdout
         self.check(len(self.answer) > 20, "there is no answer")
@@ -129,10 +131,30 @@ class Campaign:
 
     def second(self) -> None:
         """No words are needed any more."""
-        done = self.cli(self.studio, "eve", "up", *PROMPT, "16")
+        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
         self.expect(done, "a worker is there, started by `up`")
         self.check(done.stdout == self.answer, "the answer is another one")
         self.check(len(self.workers(self.mini)) == 1, "there is more than one worker")
+
+    def copies(self) -> None:
+        """A model that only studio has: mini gets the weights of its layers from there, and the next time nothing."""
+        model, store = self.studio.home("eve") / "tale", self.mini.home("eve") / ".local/share/splitinfer/models"
+        shutil.copytree(ROOT / "splitinfer/demo/target", model)
+        uid = self.studio.users["eve"]
+        for path in (model, *model.iterdir()):
+            os.chown(path, uid, uid)
+        whole = (model / "model.safetensors").stat().st_size
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "/home/eve/tale", *ALL, *PROMPT, "16")
+        self.expect(done, "a worker is there")
+        self.check(done.stdout == self.answer, "the answer is another one")
+        before = _files(store)
+        copied = sum(size for _, size in before.values())
+        print(f"  mini has {copied / 1e6:.2f} MB of a model of {whole / 1e6:.2f} MB")
+        self.check(0 < copied < whole, "mini has nothing, or all, of the model")
+        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
+        self.check(done.stdout == self.answer, "the second answer is another one")
+        self.check(_files(store) == before, "something was copied again")
+        self.expect(self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare"), "")
 
     def repl(self) -> None:
         """On a terminal it opens the REPL; the worker stays when that is left."""
@@ -201,7 +223,7 @@ class Campaign:
         self.check(running.returncode == 0 and len(out) > 100, f"the answer did not go on: {err[-400:]!r}")
         self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
         self.check(not self.workers(self.mini), "a worker is left over")
-        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", *PROMPT, "16"])
+        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", *ALL, *PROMPT, "16"])
         running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         wait_for(lambda: self.workers(self.mini), "a worker starts")
         self.mini.drop_connections()
@@ -271,10 +293,16 @@ class Campaign:
 
 
 SCENES: tuple[Callable[[Campaign], None], ...] = (
-    Campaign.strangers, Campaign.first, Campaign.second, Campaign.repl, Campaign.shows, Campaign.two_users,
-    Campaign.two_coordinators, Campaign.port_in_use, Campaign.dropped, Campaign.served, Campaign.other_version,
-    Campaign.changed_key, Campaign.gone,
+    Campaign.strangers, Campaign.first, Campaign.second, Campaign.copies, Campaign.repl, Campaign.shows,
+    Campaign.two_users, Campaign.two_coordinators, Campaign.port_in_use, Campaign.dropped, Campaign.served,
+    Campaign.other_version, Campaign.changed_key, Campaign.gone,
 )  # fmt: skip
+
+
+def _files(store: Path) -> dict[str, tuple[int, int]]:
+    """Files of weights, by their paths: when each was written, and its bytes."""
+    found = ((path, path.stat()) for path in store.rglob("*.safetensors"))
+    return {str(path): (stat.st_mtime_ns, stat.st_size) for path, stat in found}
 
 
 def _wheel(folder: Path) -> Path:

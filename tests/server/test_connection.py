@@ -25,7 +25,8 @@ from splitinfer.server.sessions import Sessions
 from splitinfer.server.stream import EventStream
 
 AT_MOST = 20.0  # seconds, for what takes a tenth
-QUICK = Limits(most=4, spare=2, head=0.2, idle=0.2, rest=0.2, unsent=0.2, every=0.02)
+QUICK = Limits(most=4, spare=2, head=1.0, idle=1.0, rest=1.0, unsent=1.0, every=0.02)
+PATIENT = Limits(most=4, spare=2, head=60.0, idle=60.0, rest=60.0, unsent=60.0, every=0.02)
 GET = b"GET /quick HTTP/1.1\r\nHost: localhost\r\n\r\n"
 MANY = b"x" * (1 << 20)
 SECRET = "words of a prompt"
@@ -182,7 +183,7 @@ def test_a_head_that_comes_a_byte_at_a_time_is_answered_with_408(server: Served)
         made.settimeout(AT_MOST)
         status, headers, body = answer(made)
         assert (status, headers["connection"]) == (408, "close")
-        assert body["error"]["message"] == "the request did not come within 0.2 s"
+        assert body["error"]["message"] == "the request did not come within 1 s"
 
 
 def test_the_next_head_has_the_same_bound(server: Served):
@@ -258,7 +259,7 @@ def test_who_reads_slowly_gets_it_all(server: Served):
         size, began = len(body), time.monotonic()
         while size < int(headers["content-length"]):
             size += len(made.recv(1 << 20))
-            time.sleep(0.03)
+            time.sleep(0.08)
         assert time.monotonic() - began > QUICK.unsent
 
 
@@ -276,15 +277,13 @@ def test_an_end_is_noticed_also_behind_further_requests(server: Served, more: by
     until(lambda: server.gone == before + 1)
 
 
-def test_further_requests_are_carried_out_in_order(server: Served):
-    with server.connect() as made:
-        made.sendall(GET * 5)
-        for _ in range(4):
-            status, _, body = head_of(made)
-            assert status == 200
-            assert body.count(b'{"it":"is"}') <= 5
-            if body.count(b"HTTP/1.1 200") == 4:
-                break
+def test_further_requests_are_carried_out_in_order():
+    refused, found = GET.replace(b"/quick", b"/refused"), b""
+    with served(PATIENT) as server, server.connect() as made:
+        made.sendall(GET + refused + GET + GET + refused)
+        while found.count(b"HTTP/1.1 ") < 5 and (piece := made.recv(65536)):
+            found += piece
+    assert [int(each.split()[0]) for each in found.split(b"HTTP/1.1 ")[1:]] == [200, 401, 200, 200, 401]
 
 
 def test_a_fault_ends_the_connection_and_the_log_has_where_but_not_what(

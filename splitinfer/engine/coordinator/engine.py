@@ -97,6 +97,7 @@ class Engine:
     ) -> None:
         self._inbox: Mailbox[_Event] = Mailbox()
         self._requests = RequestTable()
+        self._aborted: set[int] = set()  # requests of which the loop has not heard yet that they are
         self._later = Later()
         self._watch, self._rejoin_timeout = StallDetector(), rejoin_timeout
         self._started = threading.Event()
@@ -165,25 +166,25 @@ class Engine:
 
     def abort(self, seq_id: int) -> None:
         """End a request where it is; nothing happens if it has ended."""
+        self._aborted.add(seq_id)
         self._inbox.put(lambda: self._abort(seq_id))
 
     def drop_session(self, session: str) -> None:
         """Free what a session keeps."""
         self._inbox.put(lambda: self.scheduler.drop(session))
 
-    def tune(self, policy_config: PolicyConfig, token_budget: int, max_running: int) -> None:
-        """Go by other rules from the next step on, also after another cut."""
-
-        def tune() -> None:
-            self._reopening.tune = lambda scheduler: scheduler.tune(policy_config, token_budget, max_running)
-            self._reopening.tune(self.scheduler)
-
-        self._inbox.put(tune)
+    def tune(self, policy_config: PolicyConfig, token_budget: Callable[[Pipeline], int], max_running: int) -> None:
+        """Go by other rules from the next step on, also after another cut. ``token_budget``: what it is with the open
+        stages; called on the engine's thread."""
+        self._tune("rules", lambda it: it.tune(policy_config, token_budget(self.pipeline), max_running))
 
     def fix_groups(self, count: int | None) -> None:
-        """Have requests decode in so many groups from the next step on, however fast that is; ``None``: as the layout
-        has it, by cost. For measurements."""
-        self._inbox.put(lambda: self.scheduler.fix_groups(count))
+        """Have requests decode in so many groups from the next step on, however fast that is, also after another cut;
+        ``None``: as the layout has it, by cost. For measurements."""
+        self._tune("groups", lambda it: it.fix_groups(count))
+
+    def _tune(self, what: str, change: Callable[[Scheduler], None]) -> None:
+        self._inbox.put(lambda: self._reopening.tune(what, change))
 
     def recut(self, layout: Layout) -> float:
         """Load another cut of the same model. Requests wait meanwhile, and go on with the same tokens: what the stages
@@ -505,6 +506,13 @@ class Engine:
         self._handle_calls()
         self._expire()
 
+    def end_unwanted(self) -> None:
+        """End the requests that were aborted, and those whose time is over, and handle nothing else. A request that is
+        still in the inbox is aborted there. On the loop's thread."""
+        for seq_id in list(self._aborted):
+            self._abort(seq_id)
+        self._expire()
+
     def stop_if_closing(self) -> None:
         """End the loop if the pipeline was closed from another thread. On the loop's thread."""
         if self._is_closing:
@@ -562,6 +570,7 @@ class Engine:
         self._later.put(self.metrics.submitted, state.seq_id, state.sequence.num_prompt_tokens, submitted, now)
 
     def _abort(self, seq_id: int) -> None:
+        self._aborted.discard(seq_id)
         if self.scheduler.finish(seq_id, FinishReason.ABORT):
             self._requests[seq_id].end(FinishReason.ABORT)
             self._forget(seq_id, FinishReason.ABORT)

@@ -46,6 +46,10 @@ _EXIT_SECONDS = 0.05  # a process may outlive its connections by so much
 _NOTICE_SECONDS = 0.1  # a neighbour may report a loss so much earlier than it is noticed here
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineConfig:
     """What to open: the layout, and what every stage needs to know."""
@@ -82,6 +86,7 @@ class Pipeline:
         self.ready: tuple[Ready, ...] = ()
         self.codecs: tuple[str, ...] | None = None  # one for each link; None: not yet chosen
         self.clocks = Clocks(())
+        self._meanwhile: Callable[[], None] = _nothing
 
     def _new_group(self) -> WorkerGroup:
         keys, checkpoint = self._config.keys, self._config.checkpoint
@@ -91,20 +96,21 @@ class Pipeline:
 
     # -- opening -----------------------------------------------------------------------------
 
-    def open(self, connect_timeout: float | None = None) -> None:
+    def open(self, connect_timeout: float | None = None, meanwhile: Callable[[], None] = _nothing) -> None:
         """Load and connect all stages, with no sequences. Call on the thread that will run the steps, because MLX's
-        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's.
+        streams belong to a thread. ``connect_timeout``: seconds to reach a worker, if not the config's. ``meanwhile``:
+        called on the same thread a few times a second while stages load.
 
         Raises:
             PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
         """
         self.regroup("the pipeline is being opened again")
-        worker_group = self._worker_group
+        worker_group, self._meanwhile = self._worker_group, meanwhile
         try:
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
             worker_group.load([self._load_command(handle.stage) for handle in worker_group.workers])
             own = self._load_own()
-            self.ready = (own.offer(), *worker_group.await_ready())
+            self.ready = (own.offer(), *worker_group.await_ready(meanwhile))
             worker_group.connect_stages()
             self._set_codecs(own, worker_group)
             self.clocks = Clocks(worker_group.read_clocks())
@@ -219,6 +225,7 @@ class Pipeline:
     def _own_progress(self, progress: Progress) -> None:
         """Report, and notice a worker's refusal while this stage is still loading."""
         self._notice(0, progress)
+        self._meanwhile()
         if not self._worker_group.is_whole:
             self._worker_group.await_ready()  # raises when it reaches that worker's last message
 

@@ -6,7 +6,8 @@
 
 All of it is on the loop's thread and between two turns, never within one, so that no step is half launched and no draft
 half made; before another cut is opened, the steps under way come back. Readers see a pause. While a lost stage is
-waited for, a cut that was asked for is tried, too: it may do without that stage.
+waited for, a cut that was asked for is tried, too: it may do without that stage. While stages load, which may take
+minutes, requests can be aborted, and nothing else is heard.
 """
 
 import logging
@@ -49,6 +50,10 @@ class Loop(Protocol):
 
     def hear(self) -> None:
         """Handle submissions and aborts for a moment, and end the requests whose time is over; or stop."""
+        ...
+
+    def end_unwanted(self) -> None:
+        """End the requests that were aborted, and those whose time is over, and handle nothing else: stages load."""
         ...
 
     def stop_if_closing(self) -> None:
@@ -98,8 +103,18 @@ class Reopening:
         """The stage that is waited for, or was in vain."""
         self.is_changing = False
         """Whether another cut is being loaded."""
-        self.tune: Callable[[Scheduler], None] = lambda _scheduler: None
-        """Tells a scheduler of another cut what was tuned since the start."""
+        self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # what was tuned since the start
+
+    def tune(self, what: str, change: Callable[[Scheduler], None]) -> None:
+        """Change the scheduler in force, and each that takes its place. ``what``: an earlier change of the same is
+        forgotten. On the loop's thread."""
+        self._tuned[what] = change
+        change(self._loop.scheduler)
+
+    def _tune_again(self, scheduler: Scheduler) -> None:
+        """Change a scheduler by all that was tuned since the start."""
+        for change in self._tuned.values():
+            change(scheduler)
 
     # -- another cut -------------------------------------------------------------------------
 
@@ -177,10 +192,10 @@ class Reopening:
     def _open_cut(self, layout: Layout) -> None:
         parts = self._parts
         parts.pipeline.relay(layout)
-        parts.pipeline.open()
+        parts.pipeline.open(meanwhile=self._loop.end_unwanted)
         self._loop.scheduler.replay()
         moved = self._loop.scheduler.moved_to(self._configure(parts.pipeline))
-        self.tune(moved)
+        self._tune_again(moved)
         self._loop.use(moved)
         parts.later.run()
         now = time.monotonic()
@@ -262,7 +277,7 @@ class Reopening:
     def _open(self) -> str | None:
         """Open the pipeline as it was; the reason if that cannot be done yet."""
         try:
-            self._parts.pipeline.open(connect_timeout=_RECONNECT)
+            self._parts.pipeline.open(_RECONNECT, self._loop.end_unwanted)
         except (PeerError, CannotFit) as error:  # memory that another process has taken may be free again
             self._loop.stop_if_closing()
             return str(error)
@@ -272,6 +287,7 @@ class Reopening:
         """All stages are there, and hold nothing but what they have on disk."""
         scheduler, parts = self._loop.scheduler, self._parts
         scheduler.replay(parts.pipeline.kept())
+        self._tune_again(scheduler)  # what was tuned while no stage was there to go by
         self._loop.use(scheduler)
         parts.later.put(parts.metrics.resumed, parts.pipeline.clocks, time.monotonic())
         self.lost_stage = None

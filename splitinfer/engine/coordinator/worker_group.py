@@ -66,9 +66,14 @@ Notice = Callable[[int, Progress], None]  # stage number, its progress
 Reply = TypeVar("Reply", bound=Message)
 
 _CLOCK_SECONDS, _CLOCK_EXCHANGES = 0.003, 8  # to read one worker's clock; at least one exchange is made
+_MEANWHILE = 0.25  # seconds between looks at something else while stages load
 _REPLY_SECONDS = 60.0  # for an idle engine to reply to what takes less than a second; a dead link ends in three
 _MAX_NOTE = 300  # characters of a worker's note for a person
 _SILENCE = 2.0  # seconds until a process counts as frozen; it sends heartbeats five times a second, even when busy
+
+
+def _nothing() -> None:
+    pass
 
 
 def _no_key() -> KeyPair:
@@ -217,15 +222,19 @@ class WorkerGroup:
         """Whether no link has ended."""
         return all(worker.link.closed is None for worker in self.workers)
 
-    def await_ready(self) -> list[Ready]:
-        """Wait until all have loaded; their progress goes to ``notice``.
+    def await_ready(self, meanwhile: Callable[[], None] = _nothing) -> list[Ready]:
+        """Wait until all have loaded; their progress goes to ``notice``. ``meanwhile``: called a few times a second.
 
         Raises:
             PeerError: a worker refused, failed or is gone.
         """
         ready: dict[int, Ready] = {}
         while len(ready) < len(self.workers):
-            worker, message = self.next_message()
+            meanwhile()
+            event = self._next_event(_MEANWHILE)
+            if event is None:
+                continue
+            worker, message = event.worker, event.worker.receive(event.item)
             if isinstance(message, Progress):
                 self._notice(worker.stage, message)
             elif isinstance(message, Ready):
@@ -329,9 +338,17 @@ class WorkerGroup:
         Raises:
             PeerError: a worker refused, failed or is gone.
         """
+        event = self._next_event(None)
+        assert event is not None
+        return event.worker, event.worker.receive(event.item)
+
+    def _next_event(self, timeout: float | None) -> Event | None:
+        """What comes next of any worker; ``None`` if nothing does in so many seconds."""
         assert self._opening is not None
-        worker, item, _ = self._opening.get()
-        return worker, worker.receive(item)
+        try:
+            return self._opening.get(timeout=timeout)
+        except queue.Empty:
+            return None
 
     def _deliver(self, worker: WorkerHandle, item: Frame | LinkClosed) -> None:
         if isinstance(item, LinkClosed):

@@ -1,7 +1,9 @@
-"""Endings that meet, the loop's own and the one of whoever closes it; and which workers outlive a loss."""
+"""Endings that meet, the loop's own and the one of whoever closes it; which workers outlive a loss; and what all stages
+have on disk."""
 
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 
 from splitinfer.config import Layout
 from splitinfer.core.fingerprint import Fingerprint
+from splitinfer.core.kv.block_tree import DiskBlock, Key
 from splitinfer.engine.coordinator import pipeline as module
 from splitinfer.engine.coordinator.pipeline import Pipeline, PipelineConfig
 from splitinfer.engine.coordinator.worker_group import WorkerHandle
+from splitinfer.wire.messages import Ready
 from transports import LinkClosed
 
 
@@ -127,3 +131,28 @@ def test_a_local_worker_whose_engine_stands_still_is_replaced(monkeypatch: pytes
     pipeline.regroup("stuck")
     assert pipeline._locals["b"] is workers["b"]
     assert workers["c"].was_killed
+
+
+@dataclass
+class OwnFiles:
+    """The coordinator's own stage, which can read the files in ``blocks``."""
+
+    blocks: dict[Key, DiskBlock]
+
+    def kept(self, keys: Iterable[Key]) -> tuple[DiskBlock, ...]:
+        return tuple(self.blocks[key] for key in keys if key in self.blocks)
+
+
+def ready(stage: int, kept: tuple[Key, ...] | None) -> Ready:
+    return Ready(stage, 0, 0, 0, 0, 0, None, keeps_blocks=True, kept=kept, hidden=None, device="cpu")
+
+
+def test_only_blocks_on_the_disks_of_all_stages_are_kept() -> None:
+    """Otherwise each of the others would be fetched, missed on one stage, and computed after all."""
+    pipeline = make("bc")
+    blocks = {key: DiskBlock(b"", (i,)) for i, key in enumerate([b"x", b"y", b"z", b"w"])}
+    pipeline._own = OwnFiles(blocks)  # type: ignore[assignment]
+    pipeline.ready = (ready(0, (b"x", b"y", b"z")), ready(1, (b"y", b"w", b"z")), ready(2, (b"z", b"x", b"w")))
+    assert pipeline.kept() == (blocks[b"z"],)
+    pipeline.ready = (*pipeline.ready[:2], ready(2, None))
+    assert pipeline.kept() == (), "one stage writes none"

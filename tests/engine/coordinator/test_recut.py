@@ -8,6 +8,7 @@ import pytest
 import stages
 
 from splitinfer import SamplingParams
+from splitinfer.engine.stage import loader
 from splitinfer.errors import LayoutError, SplitinferError
 from splitinfer.llm import LLM
 
@@ -30,6 +31,11 @@ def streams(llm: LLM, at: int, act: Callable[[], object]) -> list[list[int]]:
     return [requests[0].output.token_ids, *(request.result().token_ids for request in requests[1:])]
 
 
+def hear(llm: LLM) -> None:
+    """Wait until the loop has heard all it was told, or it would hear some of it after another cut only."""
+    llm._engine.carry_out(lambda: None)
+
+
 @pytest.fixture(scope="module")
 def alone(tiny_folder: Callable[..., Path]) -> list[list[int]]:
     with stages.pipeline(tiny_folder("llama"), [4]) as llm:
@@ -48,16 +54,26 @@ def test_no_token_changes(tiny_folder: Callable[..., Path], alone: list[list[int
         assert len(llm.stats()["stages"]) == len(llm.stats()["window"]["stages"]) == 2
 
 
-def test_what_was_tuned_stays_and_the_fingerprint_changes(tiny_folder: Callable[..., Path]):
+def test_what_was_tuned_stays_and_the_fingerprint_changes(
+    tiny_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+):
     with stages.pipeline(tiny_folder("llama"), [2, 2]) as llm:
         before = llm.fingerprint
+        llm._engine.fix_groups(1)
         llm.tune(token_budget=7, max_running=2, policy="prefill_first")
+        hear(llm)
         llm.recut([1, 3])
         stats = llm.stats()
         assert (stats["policy"], stats["token_budget"], stats["max_running"]) == ("prefill_first", 7, 2)
+        groups = llm._engine.scheduler.state.groups
+        assert (groups.most_groups, groups.fixed) == (1, True)
         assert llm.fingerprint != before, "a seed's tokens may depend on the cut"
+        llm.tune(token_budget=None)
+        hear(llm)
+        monkeypatch.setattr(loader, "device_name", lambda: "Apple M4 Max")  # of the stages that are loaded now
         llm.recut([2, 2])
         assert llm.fingerprint == before
+        assert llm.stats()["token_budget"] == 512, "a GPU gets longer steps, whenever the default was restored"
 
 
 def test_with_other_stages_and_drafts(tiny_folder: Callable[..., Path], alone: list[list[int]]):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stages
@@ -72,10 +73,10 @@ def test_what_fails_in_the_middle_leaves_the_cut_before(
     """The first two attempts fail: the other cut, and the one before; the third is waited for."""
     opened, left = Pipeline.open, [error, WorkerLost("still gone")]
 
-    def fail(self: Pipeline, connect_timeout: float | None = None) -> None:
+    def fail(self: Pipeline, *args: Any, **more: Any) -> None:
         if left:
             raise left.pop(0)
-        opened(self, connect_timeout)
+        opened(self, *args, **more)
 
     with stages.pipeline(folder, [2, 2], draft="ngram", rejoin_timeout=600) as llm:
         requests = submit(llm)
@@ -112,7 +113,7 @@ def test_not_while_draining(folder: Path):
 def test_closed_while_another_cut_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch):
     opened, is_loading, may_go_on = list[str](), threading.Event(), threading.Event()
 
-    def hang(self: Pipeline, connect_timeout: float | None = None) -> None:
+    def hang(self: Pipeline, *_args: Any, **_more: Any) -> None:
         opened.append(self.layout.cut)
         is_loading.set()
         assert may_go_on.wait(SECONDS)
