@@ -112,11 +112,12 @@ def _one_stream(seen: Seen) -> Saying:
     num_stages = len(seen.stages)
     text = (
         f"There is one answer, and its next token cannot begin before the last one has passed all {num_stages} stages. "
-        f"So only one stage works at a time, and each waits {_percent(_waits(seen))} of the time for the others."
     )
+    each_waits = f"each waits {_percent(_waits(seen))} of the time for the others."
     if seen.rows.draft:
-        text += " Drafts let a stage work ahead on tokens that are only guessed."
+        text += f"Drafts let the stages work ahead on tokens that are only guessed; {each_waits}"
         return Saying("one_stream_drafts", text, "More answers at a time cost this one little.")
+    text += f"So only one stage works at a time, and {each_waits}"
     if seen.drafter is not None:
         return Saying(
             "one_stream_no_drafts",

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,30 +11,35 @@ import stages
 from page_reader import KEY, Reader
 
 from splitinfer import SamplingParams
-from splitinfer.demo import TARGET
 from splitinfer.llm import LLM
 from splitinfer.server.gate import Gate
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
 from splitinfer.server.page.feed import EVERY, Feed
 from splitinfer.server.service import Service
 
+Layouts = Callable[..., dict[str, Any]]
 PROMPT, PARAMS = stages.prompt(6), SamplingParams(max_tokens=12, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def addresses() -> Iterator[list[str]]:
+def cut_into(tiny_folder: Callable[..., Path]) -> Iterator[Layouts]:
+    """A layout with so many layers on each stage, over the same workers."""
     with stages.worker("inproc") as first, stages.worker("inproc") as second:
-        yield [first, second]
+        addresses = [first, second]
+        yield lambda *cut: stages.layout(tiny_folder("llama"), cut, addresses[: len(cut) - 1])
 
 
-@contextmanager
-def opened(cut: Sequence[int], addresses: Sequence[str]) -> Iterator[LLM]:
-    with LLM(layout(cut, addresses)) as llm:
+@pytest.fixture(scope="module")
+def opened(cut_into: Layouts) -> Iterator[LLM]:
+    with LLM(cut_into(2, 2)) as llm:
         yield llm
 
 
-def layout(cut: Sequence[int], addresses: Sequence[str]) -> dict[str, Any]:
-    return stages.layout(TARGET, cut, addresses[: len(cut) - 1])
+@pytest.fixture
+def llm(opened: LLM, cut_into: Layouts) -> LLM:
+    """Of two stages, whatever was before."""
+    opened.recut(cut_into(2, 2))
+    return opened
 
 
 class Looking:
@@ -52,66 +57,63 @@ class Looking:
         return [document for _, document in found]
 
 
-@pytest.mark.parametrize("cut", [[3, 9], [4, 4, 4], [12]], ids=str)
-def test_steps_from_before_are_not_among_the_figures(addresses: list[str], cut: list[int]):
-    with opened([6, 6], addresses) as llm:
-        looking = Looking(llm)
-        with looking.feed.watched():
-            looking.again()
-            llm.generate(PROMPT, PARAMS)
-            (before,) = looking.again()
-            assert all(before["tracks"])
-            assert before["generated_per_second"] > 0
-            llm.generate(PROMPT, PARAMS)  # nobody has taken these steps when the others come into force
-            llm.recut(layout(cut, addresses))
-            (after,) = looking.again()
-            assert [stage["layers"][1] - stage["layers"][0] for stage in looking.feed.pipeline()["stages"]] == cut
-            assert after["tracks"] == [[] for _ in cut]
-            assert [len(after["stages"]), len(after["links"])] == [len(cut), len(cut) - 1]
-            assert (after["computed_per_second"], after["generated_per_second"], after["void"]) == (0, 0, 0)
-            assert all(stage["duty"] == 0 and not stage["gaps"] for stage in after["stages"])
-            assert all(link == {"way_ms": None, "bytes_per_second": 0} for link in after["links"])
-            llm.generate(PROMPT, PARAMS)
-            (later,) = looking.again()
-            assert all(later["tracks"])
-            assert later["generated_per_second"] == pytest.approx(12 / EVERY)
-            assert all(stage["duty"] > 0 for stage in later["stages"])
+@pytest.mark.parametrize("cut", [[1, 3], [1, 1, 2], [4]], ids=str)
+def test_steps_from_before_are_not_among_the_figures(llm: LLM, cut_into: Layouts, cut: list[int]):
+    looking = Looking(llm)
+    with looking.feed.watched():
+        looking.again()
+        llm.generate(PROMPT, PARAMS)
+        (before,) = looking.again()
+        assert all(before["tracks"])
+        assert before["generated_per_second"] > 0
+        llm.generate(PROMPT, PARAMS)  # nobody has taken these steps when the others come into force
+        llm.recut(cut_into(*cut))
+        (after,) = looking.again()
+        assert [stage["layers"][1] - stage["layers"][0] for stage in looking.feed.pipeline()["stages"]] == cut
+        assert after["tracks"] == [[] for _ in cut]
+        assert [len(after["stages"]), len(after["links"])] == [len(cut), len(cut) - 1]
+        assert (after["computed_per_second"], after["generated_per_second"], after["void"]) == (0, 0, 0)
+        assert all(stage["duty"] == 0 and not stage["gaps"] for stage in after["stages"])
+        assert all(link == {"way_ms": None, "bytes_per_second": 0} for link in after["links"])
+        llm.generate(PROMPT, PARAMS)
+        (later,) = looking.again()
+        assert all(later["tracks"])
+        assert later["generated_per_second"] == pytest.approx(12 / EVERY)
+        assert all(stage["duty"] > 0 for stage in later["stages"])
 
 
-def test_who_looks_in_the_middle_of_it_waits_a_moment(addresses: list[str], monkeypatch: pytest.MonkeyPatch):
+def test_who_looks_in_the_middle_of_it_waits_a_moment(llm: LLM, cut_into: Layouts, monkeypatch: pytest.MonkeyPatch):
     """The engine goes by the other cut, and nobody else knows yet."""
-    with opened([6, 6], addresses) as llm:
-        looking, metrics = Looking(llm), llm._engine.metrics
-        seen = list[list[dict[str, Any]]]()
-        relaid = metrics.relaid
+    looking, metrics = Looking(llm), llm._engine.metrics
+    seen = list[list[dict[str, Any]]]()
+    relaid = metrics.relaid
 
-        def looked_at(names: Sequence[str], now: float) -> None:
-            seen.append(looking.again())
-            relaid(names, now)
-            seen.append(looking.again())
+    def looked_at(names: Sequence[str], now: float) -> None:
+        seen.append(looking.again())
+        relaid(names, now)
+        seen.append(looking.again())
 
-        monkeypatch.setattr(metrics, "relaid", looked_at)
-        with looking.feed.watched():
+    monkeypatch.setattr(metrics, "relaid", looked_at)
+    with looking.feed.watched():
+        assert len(looking.again()) == 1
+        for cut in ([1, 1, 2], [2, 1, 1], [4]):
+            llm.recut(cut_into(*cut))
             assert len(looking.again()) == 1
-            for cut in ([4, 4, 4], [2, 4, 6], [12]):
-                llm.recut(layout(cut, addresses))
-                assert len(looking.again()) == 1
-                assert len(looking.feed.pipeline()["stages"]) == len(cut)
-        assert seen == [[]] * 6
+            assert len(looking.feed.pipeline()["stages"]) == len(cut)
+    assert seen == [[]] * 6
 
 
-def test_a_late_page_gets_no_figures_of_stages_that_are_no_more(addresses: list[str]):
-    with opened([6, 6], addresses) as llm:
-        looking = Looking(llm)
-        with looking.feed.watched():
-            for _ in range(3):
-                looking.again()
-            llm.recut(layout([12], addresses))
+def test_a_late_page_gets_no_figures_of_stages_that_are_no_more(llm: LLM, cut_into: Layouts):
+    looking = Looking(llm)
+    with looking.feed.watched():
+        for _ in range(3):
             looking.again()
-            assert [len(document["tracks"]) for _, document in looking.feed.since(0)] == [1]
+        llm.recut(cut_into(4))
+        looking.again()
+        assert [len(document["tracks"]) for _, document in looking.feed.since(0)] == [1]
 
 
-def test_a_page_that_looks_goes_on(addresses: list[str]):
+def test_a_page_that_looks_goes_on(llm: LLM, cut_into: Layouts):
     """Answers come all the while; the page hears of each cut before it gets figures of its stages."""
 
     async def answers(llm: LLM, are_enough: asyncio.Event) -> None:
@@ -123,8 +125,8 @@ def test_a_page_that_looks_goes_on(addresses: list[str]):
         are_enough = asyncio.Event()
         asking, reader = asyncio.create_task(answers(llm, are_enough)), Reader(service)
         await reader.next("pipeline")
-        for cut in ([4, 4, 4], [12], [6, 6]):
-            await asyncio.to_thread(llm.recut, layout(cut, addresses))
+        for cut in ([1, 1, 2], [4], [2, 2]):
+            await asyncio.to_thread(llm.recut, cut_into(*cut))
             names = [f"s{i}" for i in range(len(cut))]
             while [stage["name"] for stage in (await reader.next("pipeline"))["stages"]] != names:
                 pass
@@ -140,6 +142,5 @@ def test_a_page_that_looks_goes_on(addresses: list[str]):
         await asking
         await reader.leave()
 
-    with opened([6, 6], addresses) as llm:
-        service = Service(llm, "demo", Gate(keys=ApiKeys([ApiKey("laptop", digest(KEY[1]))])))
-        asyncio.run(look(llm, service))
+    service = Service(llm, "demo", Gate(keys=ApiKeys([ApiKey("laptop", digest(KEY[1]))])))
+    asyncio.run(look(llm, service))

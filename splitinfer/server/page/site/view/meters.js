@@ -25,7 +25,7 @@ export function Meters({ history }) {
       plot.current = new uPlot({
         width: place.current.clientWidth, height: 150, legend: { show: false }, cursor: { show: false },
         scales: { x: { time: false }, y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
-        axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 30, 60], values: (self, ticks) => ticks.map((tick) => `${Math.round(tick - self.data[0][self.data[0].length - 1])} s`) }, { ...axis, size: 46 }],
+        axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 30, 60], values: (self, ticks) => ticks.map((tick) => `${Math.round(tick - self.data[0][self.data[0].length - 1])} s`.replace("-", "−")) }, { ...axis, size: 46 }],
         series: [{}, { stroke: of("--decode"), width: 2, fill: of("--decode-fill"), points: { show: false } }],
       }, columns(data.current), place.current);
       sized.observe(place.current);
