@@ -21,6 +21,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.copied import matches, open_stored, source_of
 from splitinfer.models.hub import fetch, local_snapshot, open_local
 from splitinfer.models.loader import Survey
+from splitinfer.models.memory import size
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.parts import parts_of
 from splitinfer.store.source import Source
@@ -134,6 +135,8 @@ class PeerSupply:
         for remote in self._remotes(command):
             numbers = remote.holds(stored.manifest, wanted)
             if numbers:
+                nbytes = sum(stored.manifest.items[number].nbytes for number in numbers)
+                log.info("copying %s of %s from %s", size(nbytes), command.model, remote.channel.peer)
                 copy_tensors(remote, stored, numbers, _copying(report, f"from {remote.channel.peer}"))
             wanted = [number for number in wanted if number not in set(numbers)]
             if not wanted:
