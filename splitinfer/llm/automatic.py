@@ -192,11 +192,11 @@ def _parts_of(worker: str | Mapping[str, Any]) -> tuple[str, str, str | None]:
         unknown = sorted(set(worker) - {"name", "address", "key"})
         if unknown or not worker.get("address"):
             raise LayoutError(f"a worker has an address, and perhaps a name and a key, but this is {dict(worker)}")
-        return str(worker.get("name") or ""), _address(str(worker["address"])), worker.get("key")
+        return str(worker.get("name") or ""), with_port(str(worker["address"])), worker.get("key")
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
         raise LayoutError(f"{worker!r:.100} is no worker; write [NAME=]ADDRESS[#KEY], such as mini=mini.local:5577")
-    return match["name"] or "", _address(match["address"]), match["key"]
+    return match["name"] or "", with_port(match["address"]), match["key"]
 
 
 def _key_of(name: str, known: Sequence[tuple[str, str]]) -> str | None:
@@ -206,7 +206,12 @@ def _key_of(name: str, known: Sequence[tuple[str, str]]) -> str | None:
     return keys[0] if keys else None
 
 
-def _address(text: str) -> str:
+def with_port(text: str) -> str:
+    """An address as a layout writes it: with a transport, and with a worker's usual port where there is none.
+
+    >>> with_port("mini.local")
+    'tcp://mini.local:5577'
+    """
     if text == LOCAL or text.startswith("inproc://"):
         return text
     host = text.removeprefix("tcp://")

@@ -174,6 +174,17 @@ class PeerSupply:
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
 
 
+class NoCopies(FromHub):
+    """A ``Supply`` for a worker that keeps no copies."""
+
+    def open(self, command: Load) -> Checkpoint:
+        """As ``Supply.open``."""
+        try:
+            return super().open(command)
+        except ModelError as error:
+            raise ModelError(f"{error}; it was started with --models-dir none, so it copies nothing") from error
+
+
 def _senders(suspected: list[Suspect]) -> list[str]:
     return sorted({sender for each in suspected for sender in each.senders})
 

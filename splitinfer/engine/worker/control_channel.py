@@ -1,8 +1,8 @@
 """The control link as the channel on which a worker asks its coordinator for weights, while it loads.
 
 The engine's thread loads, so what the coordinator answers meanwhile goes past the inbox, which nobody reads. Heartbeats
-tell of a coordinator that froze; one that lives and does not answer is given up after a bound, since the engine's thread
-would serve nobody else meanwhile.
+tell of a coordinator that froze; one that lives and does not answer is given up after a bound, because the engine's
+thread serves nobody else meanwhile.
 """
 
 import queue
@@ -40,7 +40,9 @@ class ControlChannel:
         try:
             item = self._arrived.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
-            raise LinkTimeout(f"{self.peer} was asked for weights, and did not answer for {_ANSWER_SECONDS:.0f} s") from None
+            raise LinkTimeout(
+                f"{self.peer} was asked for weights, and did not answer for {_ANSWER_SECONDS:.0f} s"
+            ) from None
         if isinstance(item, LinkClosed):
             raise item
         return self._connection.receive(item), [memoryview(part) for part in item.parts]

@@ -20,7 +20,7 @@ def test_a_coordinator_that_lives_and_does_not_answer_is_given_up(
     channel: ControlChannel, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(control_channel, "_ANSWER_SECONDS", 0.01)
-    with pytest.raises(LinkTimeout, match="the coordinator studio .* did not answer"):
+    with pytest.raises(LinkTimeout, match=r"the coordinator studio .* did not answer"):
         channel.receive()
 
 

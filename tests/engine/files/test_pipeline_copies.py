@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import tiny
@@ -16,8 +18,10 @@ from splitinfer.engine.files import outlet, shelf
 from splitinfer.engine.files.asking import Remote, ask_manifest
 from splitinfer.engine.files.pulling import pull
 from splitinfer.engine.files.reader import Reader
+from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.worker import control_channel
 from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.weights import Weights
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import ModelError, PeerError, Refused, SplitinferError
 from splitinfer.keyring import Keyring
@@ -30,8 +34,8 @@ from splitinfer.store.manifest import Manifest, manifest, pack
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.pace import BESIDE_SERVING
 from splitinfer.store.source import Source
-from splitinfer.wire.messages import AskManifest, AskPieces, TellPiece
-from transports import LinkOptions, listen
+from splitinfer.wire.messages import AskManifest, AskPieces, Load, TellPiece
+from transports import KeyPair, LinkOptions, listen
 
 _names = itertools.count()
 
@@ -170,6 +174,15 @@ def test_a_coordinator_that_beats_and_never_answers_does_not_hold_a_worker(model
             assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)
 
 
+def test_a_worker_that_copies_nothing_says_why(tmp_path: Path):
+    weights = Weights(None, lambda: None, KeyPair.make, copies=True)
+    command = cast(Load, SimpleNamespace(model=str(tmp_path / "nothing")))
+    with weights.supply(cast(Connection, None)) as supply:
+        assert supply is not None
+        with pytest.raises(ModelError, match=r"there is no .*; it was started with --models-dir none"):
+            supply.open(command)
+
+
 def test_another_cut_whose_layers_have_to_be_copied(model: Path, tmp_path: Path):
     """While requests wait, the worker takes what its new layers lack, and its progress is shown; a copy that fails
     leaves the cut as it was."""
@@ -239,6 +252,15 @@ def test_a_model_that_is_pulled_is_not_removed_meanwhile(model: Path, tmp_path: 
     assert said
     assert done.stored.tensors().keys() == only(store).tensors().keys()
     assert set(hearsay.noted(only(mine).folder).values()) == {frozenset({address})}
+
+
+def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
+    store = ModelStore(tmp_path / "store")
+    with pipeline(model, [store]):
+        pass
+    with worker(store) as address, Reader(address, LinkOptions(), 5.0) as reader:
+        with pytest.raises(ModelError, match="has layers 0 to 3, not all of 2 to 39"):
+            pull(reader, ModelStore(tmp_path / "mine"), only(store).digest, (2, 40), lambda *_: None)
 
 
 def test_a_store_without_room_says_so(model: Path, tmp_path: Path):
