@@ -214,6 +214,23 @@ def test_another_cut_whose_layers_have_to_be_copied(model: Path, tmp_path: Path)
         assert request.result().token_ids == plain_greedy(model, tokens, 40)
 
 
+def test_a_link_that_ends_in_the_middle_of_what_another_cut_copies(model: Path, tmp_path: Path):
+    store, tokens = ModelStore(tmp_path / "store"), prompt(20)
+    with worker(store) as address, LLM(layout(model, [3, 1], [address]), settings=Settings()) as llm:
+        request = llm.submit(tokens, SamplingParams(max_tokens=40, ignore_eos=True))
+        events = iter(request)
+        next(events)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outlet.Outlet, "_tell_pieces", lambda self, _ask: self._end.link.abort("the cable is out"))
+            with pytest.raises(PeerError):
+                llm.recut([1, 3])
+        next(events)
+        assert llm.layout.cut == "3-1"
+        llm.recut([1, 3])
+        list(events)
+        assert request.result().token_ids == plain_greedy(model, tokens, 40)
+
+
 def test_a_pipeline_of_one_machine_takes_a_worker_with_a_key(model: Path, tmp_path: Path):
     own, access = Keyring(tmp_path / "there"), AccessControl(Keyring(tmp_path / "there"))
     own.admit(Keyring().own().public, "studio")
@@ -258,9 +275,12 @@ def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
     store = ModelStore(tmp_path / "store")
     with pipeline(model, [store]):
         pass
-    with worker(store) as address, Reader(address, LinkOptions(), 5.0) as reader:
-        with pytest.raises(ModelError, match="has layers 0 to 3, not all of 2 to 39"):
-            pull(reader, ModelStore(tmp_path / "mine"), only(store).digest, (2, 40), lambda *_: None)
+    with (
+        worker(store) as address,
+        Reader(address, LinkOptions(), 5.0) as reader,
+        pytest.raises(ModelError, match="has layers 0 to 3, not all of 2 to 39"),
+    ):
+        pull(reader, ModelStore(tmp_path / "mine"), only(store).digest, (2, 40), lambda *_: None)
 
 
 def test_a_store_without_room_says_so(model: Path, tmp_path: Path):
