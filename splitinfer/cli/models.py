@@ -40,7 +40,7 @@ def ls(models_dir: ModelsDir = None) -> None:
 def pull(
     model: _Model,
     from_: Annotated[
-        str | None, typer.Option("--from", help="A worker's address, tcp://host:port; the hub if not given.")
+        str | None, typer.Option("--from", help="A worker's address, host or tcp://host:port; the hub if not given.")
     ] = None,
     key: Annotated[
         str | None, typer.Option("--key", help="That worker's key; without one the link is not encrypted.")
@@ -56,7 +56,7 @@ def pull(
     timeout: Timeout = 10.0,
     verbose: Verbose = False,
 ) -> None:
-    """Copy a model's weights to this machine, from a worker's or from the hub; what was copied before stays."""
+    """Copy a model's weights to this machine, from a worker or from the hub; what was copied before stays."""
     set_up(verbose)
 
     def run() -> int:
@@ -79,8 +79,12 @@ def rm(model: _Model, models_dir: ModelsDir = None) -> None:
         store = _store(models_dir)
         found = store.named(model)
         if len(found) != 1:
-            which = f"there are {len(found)}: {', '.join(one.digest for one in found)}" if found else "there is none"
-            raise ConfigError(f"name one model that was copied to this machine; of {model} {which}")
+            if not found:
+                raise ConfigError(
+                    f"nothing of {model} was copied to this machine; `splitinfer models ls` lists what was"
+                )
+            digests = ", ".join(one.digest[:12] for one in found)
+            raise ConfigError(f"{len(found)} models here are called {model}; name one by its id: {digests}")
         freed = store.remove(found[0])
         typer.echo(f"removed {found[0].manifest.model}: {_size(freed)} freed in {store.path}")
         return 0
@@ -121,7 +125,9 @@ def _pull_from_hub(model: str, span: tuple[int, int] | None) -> int:
 def _reader(address: str, key: str | None, timeout: float) -> "Reader":
     from splitinfer.engine.files.reader import Reader
     from splitinfer.engine.links.keys import options_to
+    from splitinfer.errors import Refused
     from splitinfer.keyring import Keyring
+    from splitinfer.llm.automatic import with_port
     from transports import check_key
 
     if key is not None:
@@ -129,8 +135,13 @@ def _reader(address: str, key: str | None, timeout: float) -> "Reader":
             check_key(key)
         except ValueError as error:
             raise ConfigError(f"--key: {error}") from error
-    whole = address if "://" in address else f"tcp://{address}"
-    return Reader(whole, options_to(key, Keyring().own), timeout)
+    whole = with_port(address)
+    try:
+        return Reader(whole, options_to(key, Keyring().own), timeout)
+    except Refused as error:
+        if key is not None:
+            raise
+        raise Refused(f"{error}; the worker printed its key when it started: give it with --key") from error
 
 
 def _store(folder: str | None, gigabytes: float | None = None) -> "ModelStore":

@@ -183,7 +183,7 @@ def _measured(
     """The profiles of this machine and of the workers that are named, measured now or remembered by each."""
     from splitinfer.console import measuring
     from splitinfer.llm import Settings
-    from splitinfer.llm.automatic import MeasuredProfiles, as_workers, named
+    from splitinfer.llm.automatic import MeasuredProfiles, as_workers, keys_here, named
 
     name = model or (None if base is None else base.model)
     if name is None or (base is None and workers is None):
@@ -191,7 +191,7 @@ def _measured(
             "name a model with --model and its machines with --workers or --layout, which are measured; or a file that "
             "describes them with --profiles"
         )
-    specs = as_workers(named(workers or "")) if base is None else base.stages[1:]
+    specs = as_workers(named(workers or ""), keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),
         kv_format=None if base is None else base.kv_format,

@@ -91,13 +91,13 @@ def find_stages(
     around = surroundings or Surroundings.here()
     merged, tried, took, problem = around.look(seconds, lambda workers: _are_there(keys, workers))
     means = "" if around.means is None else around.means.name
-    tried_words = "" if merged.workers else in_one(Discovery(means, took, tried))
+    tried_words = "" if merged.workers else in_one(Discovery(means, took, tried, problem=problem))
     workers: dict[str, Worker] = {}
     for name, key in keys.items():
         try:
             workers[name] = naming.choose(name, key, merged.workers)
         except WorkerUnreachable as error:
-            raise WorkerUnreachable("; ".join(filter(None, (str(error), problem, tried_words)))) from None
+            raise WorkerUnreachable("; ".join(filter(None, (str(error), tried_words or problem)))) from None
     found: dict[str, tuple[str, str]] = {}
     for before, stage in zip(layout.stages, layout.stages[1:], strict=False):
         if stage.name in keys:

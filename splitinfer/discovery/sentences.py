@@ -43,8 +43,9 @@ def nothing(discovery: Discovery) -> Iterator[str]:
     if discovery.problem:
         yield discovery.problem
     for tried in discovery.tried:
-        yield f"  {_tried(tried)}"
-    yield from _remedies(discovery.tried)
+        if tried.problem or not discovery.problem:  # that nobody answered in so short a time says nothing
+            yield f"  {_tried(tried)}"
+    yield from [_mended(discovery.means)] if discovery.problem else _remedies(discovery.tried)
     yield _BY_HAND
 
 
@@ -52,6 +53,8 @@ def in_one(discovery: Discovery) -> str:
     """What was tried, as the end of a sentence."""
     if not discovery.means:
         return NONE_HERE
+    if discovery.problem:
+        return f"{discovery.problem}; {_mended(discovery.means)}"
     where = ", ".join(_tried(each) for each in discovery.tried) or "no network interface is up"
     return f"looked for {discovery.seconds:.1f} s by {discovery.means} on {where}"
 
@@ -145,6 +148,13 @@ def _remedies(tried: Sequence[Tried]) -> Iterator[str]:
         yield f"multicast DNS works, so no worker announces itself there: {_START}"
     else:
         yield f"if a worker runs there: {_START}"
+
+
+def _mended(means: str) -> str:
+    """What to do where browsing failed."""
+    daemon = " (Avahi needs its daemon, avahi-daemon)" if means.startswith("avahi") else ""
+    other = "" if means == "zeroconf" else ", or do without it: pip install 'splitinfer[discover]'"
+    return f"no worker is found without it: put that right{daemon}{other}"
 
 
 def _times(names: Sequence[str]) -> str:

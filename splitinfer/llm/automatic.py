@@ -13,6 +13,7 @@ from typing import Any
 
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
+from splitinfer.discovery.naming import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
 from splitinfer.engine.profiling.drafts import measure_draft
 from splitinfer.engine.profiling.question import Question
@@ -69,7 +70,8 @@ def choose_layout(
         num_layers = count_layers(open_model(model))
         only = Layout((StageSpec(_own_name(set()), 0, num_layers),), model, name="(planned)")
         return Chosen(only, f"All {num_layers} layers are on this machine: no workers were named.")
-    profiles = MeasuredProfiles(model, as_workers(workers), settings, notice, again=again).profiles()
+    specs = as_workers(workers, keys_here())
+    profiles = MeasuredProfiles(model, specs, settings, notice, again=again).profiles()
     return chosen_from(profiles, settings, aim, uses_all=uses_all)
 
 
@@ -150,12 +152,20 @@ class MeasuredProfiles:
         return Profiles(described, (own, *others), surveyed.links)
 
 
-def as_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec, ...]:
+def keys_here() -> list[tuple[str, str]]:
+    """The keys in this machine's keyring, with their names."""
+    return [(each.key, each.name) for each in Keyring().known()]
+
+
+def as_workers(
+    workers: Iterable[str | Mapping[str, Any]], known: Sequence[tuple[str, str]] = ()
+) -> tuple[StageSpec, ...]:
     """Workers by their addresses: ``[NAME=]ADDRESS[#KEY]``, where an address is ``local``, a host, ``host:port`` or
-    ``tcp://host:port``; or mappings with the keys ``address``, ``name`` and ``key``.
+    ``tcp://host:port``; or mappings with the keys ``address``, ``name`` and ``key``. ``known``: keys and their names;
+    a worker of another machine without a key has the one that is known by its name.
 
     Raises:
-        LayoutError: one is none of these, or two are alike.
+        LayoutError: one is none of these, two are alike, or several keys are known by one's name.
 
     >>> [(each.name, each.address) for each in as_workers(["mini.local", "air=tcp://10.0.0.3:7000", "local"])]
     [('mini', 'tcp://mini.local:5577'), ('air', 'tcp://10.0.0.3:7000'), ('local', 'local')]
@@ -165,6 +175,8 @@ def as_workers(workers: Iterable[str | Mapping[str, Any]]) -> tuple[StageSpec, .
         name, address, key = _parts_of(worker)
         name = _free_name(name or _name_of(address), names)
         names.add(name)
+        if key is None and address.startswith("tcp://"):
+            key = _key_of(name, known)
         parts.append((name, 1, address, {"key": key}))
     specs = lay_out([("(coordinator)", 1, None), *parts])
     return Layout(specs, name="of --workers").stages[1:]
@@ -180,14 +192,26 @@ def _parts_of(worker: str | Mapping[str, Any]) -> tuple[str, str, str | None]:
         unknown = sorted(set(worker) - {"name", "address", "key"})
         if unknown or not worker.get("address"):
             raise LayoutError(f"a worker has an address, and perhaps a name and a key, but this is {dict(worker)}")
-        return str(worker.get("name") or ""), _address(str(worker["address"])), worker.get("key")
+        return str(worker.get("name") or ""), with_port(str(worker["address"])), worker.get("key")
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
         raise LayoutError(f"{worker!r:.100} is no worker; write [NAME=]ADDRESS[#KEY], such as mini=mini.local:5577")
-    return match["name"] or "", _address(match["address"]), match["key"]
+    return match["name"] or "", with_port(match["address"]), match["key"]
 
 
-def _address(text: str) -> str:
+def _key_of(name: str, known: Sequence[tuple[str, str]]) -> str | None:
+    keys = sorted({key for key, whose in known if whose and is_same_name(whose, name)})
+    if len(keys) > 1:
+        raise LayoutError(f"{len(keys)} keys are known here under the name {name!r}; write {name}=ADDRESS#KEY")
+    return keys[0] if keys else None
+
+
+def with_port(text: str) -> str:
+    """An address as a layout writes it: with a transport, and with a worker's usual port where there is none.
+
+    >>> with_port("mini.local")
+    'tcp://mini.local:5577'
+    """
     if text == LOCAL or text.startswith("inproc://"):
         return text
     host = text.removeprefix("tcp://")

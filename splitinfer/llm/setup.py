@@ -69,7 +69,7 @@ class PipelineSetup:
             max_tokens=self._most_context,
             connect_timeout=self.settings.connect_timeout,
             disk=self.settings.disk,
-            keys=Keyring() if any(spec.key for spec in self.layout.stages) else None,
+            keys=Keyring(),  # made when a link needs it: another cut may bring workers that have keys
             kv_root=self._kv_root if self.settings.disk is not None else b"",
             checkpoint=self.checkpoint,
         )

@@ -171,7 +171,10 @@ def test_no_interface_and_no_means():
 
 
 def test_why_browsing_failed():
-    assert "avahi-browse failed: Daemon not running" in text(look(failure="avahi-browse failed: Daemon not running"))
+    said = text(look(failure="avahi-browse failed: Daemon not running", heard=[Heard(CABLE), Heard(WIFI)]))
+    assert "avahi-browse failed: Daemon not running\nno worker is found without it: put that right" in said
+    assert "no device answered" not in said
+    assert "an address always works" in said
 
 
 def test_the_document():
@@ -248,8 +251,13 @@ def test_nobody_says_what_was_tried(keyring: Keyring):
             around(heard=[Heard(WIFI)], failure="it broke"),
         )
     said = str(error.value)
-    assert said.startswith("no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke; looked for")
-    assert said.endswith("by told on Wi-Fi (en1), 192.168.8.1: no device answered")
+    assert said.startswith(
+        "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke; no worker is"
+    )
+    with pytest.raises(WorkerUnreachable) as error:
+        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(heard=[Heard(WIFI)]))
+    assert " was found; looked for " in str(error.value)
+    assert str(error.value).endswith("by told on Wi-Fi (en1), 192.168.8.1: no device answered")
 
 
 def test_an_announced_worker_that_does_not_answer(keyring: Keyring):

@@ -59,6 +59,20 @@ def test_workers_as_they_are_written():
     ]
 
 
+def test_a_worker_has_the_key_that_is_known_by_its_name():
+    other = "cd" * 32
+    known = [(KEY, "Mini.local"), (other, ""), (other, "air"), (KEY, "air"), (other, "local")]
+    found = as_workers(["mini.local", f"mini=10.0.0.3#{other}", "studio", "local"], known)
+    assert [(each.name, each.key) for each in found] == [
+        ("mini", KEY),
+        ("mini-2", other),
+        ("studio", None),
+        ("local", None),
+    ]
+    with pytest.raises(LayoutError, match="2 keys are known here under the name 'air'; write air=ADDRESS#KEY"):
+        as_workers(["air"], known)
+
+
 @pytest.mark.parametrize(
     ("workers", "words"),
     [

@@ -372,11 +372,11 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
     where = f"worker {spec.name} ({address})"
     if options.security is None:
         return (
-            f"{where} wants an encrypted link: put the key that it printed when it started into the layout, "
-            f"as `key:` of stage {spec.name}"
+            f"{where} wants an encrypted link: give the key that it printed when it started, in a layout as "
+            f"`key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
         )
     return (
-        f"{where} cannot be reached with encryption: {error}. If it does not admit this machine's key, run there: "
+        f"{where} cannot be reached with encryption: {error}; to admit this machine, run there: "
         f"splitinfer pair {options.security.own.public}; if it runs with --insecure, its stage must have no key"
     )
 

@@ -6,7 +6,7 @@ from splitinfer.engine.files.asking import Channel, Remote, Report, ask_manifest
 from splitinfer.engine.files.supply import check_room
 from splitinfer.errors import ModelError, Refused
 from splitinfer.models.copied import open_stored
-from splitinfer.models.loader import survey
+from splitinfer.models.loader import count_layers, survey
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.wire.messages import Unavailable
 
@@ -64,10 +64,11 @@ def _wanted(stored: StoredModel, layers: Layers | None) -> list[int]:
     checkpoint, number_of = open_stored(stored), stored.manifest.number_of
     if layers is None:
         return list(number_of.values())
-    try:
-        names = survey(checkpoint, *layers, None).tensors
-    except (ValueError, IndexError) as error:
-        raise ModelError(f"{stored.manifest.model} has no layers {layers[0]} to {layers[1] - 1} ({error})") from error
+    num_layers = count_layers(checkpoint)
+    if not layers[0] < layers[1] <= num_layers:
+        last = layers[1] - 1
+        raise ModelError(f"{stored.manifest.model} has layers 0 to {num_layers - 1}, not all of {layers[0]} to {last}")
+    names = survey(checkpoint, *layers, None).tensors
     return sorted(number_of[name] for name in names)
 
 

@@ -21,6 +21,7 @@ from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.copied import matches, open_stored, source_of
 from splitinfer.models.hub import fetch, local_snapshot, open_local
 from splitinfer.models.loader import Survey
+from splitinfer.models.memory import size
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.parts import parts_of
 from splitinfer.store.source import Source
@@ -134,6 +135,8 @@ class PeerSupply:
         for remote in self._remotes(command):
             numbers = remote.holds(stored.manifest, wanted)
             if numbers:
+                nbytes = sum(stored.manifest.items[number].nbytes for number in numbers)
+                log.info("copying %s of %s from %s", size(nbytes), command.model, remote.channel.peer)
                 copy_tensors(remote, stored, numbers, _copying(report, f"from {remote.channel.peer}"))
             wanted = [number for number in wanted if number not in set(numbers)]
             if not wanted:
@@ -169,6 +172,17 @@ class PeerSupply:
                 f"({len(names):,} tensors in {', '.join(files[:2])} are missing)"
             )
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
+
+
+class NoCopies(FromHub):
+    """A ``Supply`` for a worker that keeps no copies."""
+
+    def open(self, command: Load) -> Checkpoint:
+        """As ``Supply.open``."""
+        try:
+            return super().open(command)
+        except ModelError as error:
+            raise ModelError(f"{error}; it was started with --models-dir none, so it copies nothing") from error
 
 
 def _senders(suspected: list[Suspect]) -> list[str]:

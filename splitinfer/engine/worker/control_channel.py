@@ -1,6 +1,8 @@
 """The control link as the channel on which a worker asks its coordinator for weights, while it loads.
 
-The engine's thread loads, so what the coordinator answers meanwhile goes past the inbox, which nobody reads.
+The engine's thread loads, so what the coordinator answers meanwhile goes past the inbox, which nobody reads. Heartbeats
+tell of a coordinator that froze; one that lives and does not answer is given up after a bound, because the engine's
+thread serves nobody else meanwhile.
 """
 
 import queue
@@ -8,7 +10,9 @@ from collections.abc import Sequence
 
 from splitinfer.engine.links.connection import Connection
 from splitinfer.wire.messages import Message
-from transports import Frame, LinkClosed
+from transports import Frame, LinkClosed, LinkTimeout
+
+_ANSWER_SECONDS = 300.0  # for a digest of a large tensor on a slow disk, while the coordinator reads its own layers
 
 
 class ControlChannel:
@@ -32,8 +36,13 @@ class ControlChannel:
         self._connection.send(message)
 
     def receive(self) -> tuple[Message, Sequence[memoryview]]:
-        """As ``Channel.receive``."""
-        item = self._arrived.get()
+        """As ``Channel.receive``. Raises LinkTimeout, too: there was no answer, and the link is of no further use."""
+        try:
+            item = self._arrived.get(timeout=_ANSWER_SECONDS)
+        except queue.Empty:
+            raise LinkTimeout(
+                f"{self.peer} was asked for weights, and did not answer for {_ANSWER_SECONDS:.0f} s"
+            ) from None
         if isinstance(item, LinkClosed):
             raise item
         return self._connection.receive(item), [memoryview(part) for part in item.parts]

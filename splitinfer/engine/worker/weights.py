@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from splitinfer.engine.files.door import Door
 from splitinfer.engine.files.reader import Reader
 from splitinfer.engine.files.shelf import Running, WorkerShelf
-from splitinfer.engine.files.supply import PeerSupply
+from splitinfer.engine.files.supply import NoCopies, PeerSupply
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import options_to
 from splitinfer.engine.stage.supply import Supply
@@ -38,6 +38,7 @@ class Weights:
         copies: bool,
     ) -> None:
         self._store, self._own_key = store if copies else None, own_key
+        self._without = NoCopies() if copies else None
         self._channel: ControlChannel | None = None
         self._stepped = float("-inf")  # when the last step was launched, in seconds
         self.door = Door(WorkerShelf(running, store), self._is_serving)
@@ -47,7 +48,7 @@ class Weights:
         """Where a stage gets its weights from, while it is loaded for the coordinator on ``connection``; ``None``: from
         this machine and the hub."""
         if self._store is None:
-            yield None
+            yield self._without
             return
         self._channel = ControlChannel(connection)
         try:

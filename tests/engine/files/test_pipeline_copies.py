@@ -5,18 +5,26 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import tiny
 from stages import layout, plain_greedy, prompt, tokens_of
 
 from splitinfer import SamplingParams
+from splitinfer.config import Layout
 from splitinfer.engine.files import outlet, shelf
 from splitinfer.engine.files.asking import Remote, ask_manifest
 from splitinfer.engine.files.pulling import pull
 from splitinfer.engine.files.reader import Reader
+from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.worker import control_channel
+from splitinfer.engine.worker.access import AccessControl
+from splitinfer.engine.worker.weights import Weights
 from splitinfer.engine.worker.worker import Worker
-from splitinfer.errors import ModelError, PeerError, Refused
+from splitinfer.errors import ModelError, PeerError, Refused, SplitinferError
+from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.copied import open_stored, source_of
@@ -26,8 +34,8 @@ from splitinfer.store.manifest import Manifest, manifest, pack
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.pace import BESIDE_SERVING
 from splitinfer.store.source import Source
-from splitinfer.wire.messages import AskManifest, AskPieces, TellPiece
-from transports import LinkOptions, listen
+from splitinfer.wire.messages import AskManifest, AskPieces, Load, TellPiece
+from transports import KeyPair, LinkOptions, listen
 
 _names = itertools.count()
 
@@ -155,6 +163,88 @@ def test_two_workers_that_have_different_weights(model: Path, tmp_path: Path):
     assert only(stores[2]).tensors() == {}
 
 
+def test_a_coordinator_that_beats_and_never_answers_does_not_hold_a_worker(model: Path, tmp_path: Path):
+    with worker(ModelStore(tmp_path / "store")) as address:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outlet.Outlet, "put", lambda *_: None)
+            patch.setattr(control_channel, "_ANSWER_SECONDS", 0.01)
+            with pytest.raises(PeerError, match="was asked for weights, and did not answer"):
+                LLM(layout(model, [2, 2], [address]), settings=Settings())
+        with LLM(layout(model, [2, 2], [address]), settings=Settings()) as llm:
+            assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)
+
+
+def test_a_worker_that_copies_nothing_says_why(tmp_path: Path):
+    weights = Weights(None, lambda: None, KeyPair.make, copies=True)
+    command = cast(Load, SimpleNamespace(model=str(tmp_path / "nothing")))
+    with weights.supply(cast(Connection, None)) as supply:
+        assert supply is not None
+        with pytest.raises(ModelError, match=r"there is no .*; it was started with --models-dir none"):
+            supply.open(command)
+
+
+def test_another_cut_whose_layers_have_to_be_copied(model: Path, tmp_path: Path):
+    """While requests wait, the worker takes what its new layers lack, and its progress is shown; a copy that fails
+    leaves the cut as it was."""
+    store, shown = ModelStore(tmp_path / "store"), list[str]()
+    tokens, params = prompt(20), SamplingParams(max_tokens=40, ignore_eos=True)
+    with (
+        worker(store) as address,
+        LLM(
+            layout(model, [3, 1], [address]),
+            settings=Settings(),
+            notice=lambda name, progress: shown.append(f"{name} {progress.phase}"),
+        ) as llm,
+    ):
+        request = llm.submit(tokens, params)
+        events = iter(request)
+        next(events)
+        before = set(only(store).tensors())
+        shown.clear()
+        store.cap = 1
+        with pytest.raises(SplitinferError, match="there is no room"):
+            llm.recut([1, 3])
+        assert llm.layout.cut == "3-1"
+        next(events)
+        store.cap = None
+        llm.recut([1, 3])
+        assert "s1 copy" in shown
+        assert before < set(only(store).tensors())
+        assert [event.token_ids for event in events]
+        assert request.result().token_ids == plain_greedy(model, tokens, 40)
+
+
+def test_a_link_that_ends_in_the_middle_of_what_another_cut_copies(model: Path, tmp_path: Path):
+    store, tokens = ModelStore(tmp_path / "store"), prompt(20)
+    with worker(store) as address, LLM(layout(model, [3, 1], [address]), settings=Settings()) as llm:
+        request = llm.submit(tokens, SamplingParams(max_tokens=40, ignore_eos=True))
+        events = iter(request)
+        next(events)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(outlet.Outlet, "_tell_pieces", lambda self, _ask: self._end.link.abort("the cable is out"))
+            with pytest.raises(PeerError):
+                llm.recut([1, 3])
+        next(events)
+        assert llm.layout.cut == "3-1"
+        llm.recut([1, 3])
+        list(events)
+        assert request.result().token_ids == plain_greedy(model, tokens, 40)
+
+
+def test_a_pipeline_of_one_machine_takes_a_worker_with_a_key(model: Path, tmp_path: Path):
+    own, access = Keyring(tmp_path / "there"), AccessControl(Keyring(tmp_path / "there"))
+    own.admit(Keyring().own().public, "studio")
+    listener = listen("tcp://127.0.0.1:0", options=access.options)
+    running = Worker(listener, store=ModelStore(tmp_path / "store"), keys=own, access=access)
+    second = {"name": "b", "layers": 2, "address": listener.address, "key": own.own().public}
+    try:
+        with LLM({"model": str(model), "stages": [{"name": "a", "layers": 4}]}, settings=Settings()) as llm:
+            llm.recut(Layout.from_dict({"model": str(model), "stages": [{"name": "a", "layers": 2}, second]}, "two"))
+            assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)
+    finally:
+        assert running.stop(timeout=10)
+
+
 def _without(source: Source, lost: frozenset[str]) -> Source:
     """The same, but for tensors of the folder that are gone."""
     told = source.manifest
@@ -179,6 +269,18 @@ def test_a_model_that_is_pulled_is_not_removed_meanwhile(model: Path, tmp_path: 
     assert said
     assert done.stored.tensors().keys() == only(store).tensors().keys()
     assert set(hearsay.noted(only(mine).folder).values()) == {frozenset({address})}
+
+
+def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
+    store = ModelStore(tmp_path / "store")
+    with pipeline(model, [store]):
+        pass
+    with (
+        worker(store) as address,
+        Reader(address, LinkOptions(), 5.0) as reader,
+        pytest.raises(ModelError, match="has layers 0 to 3, not all of 2 to 39"),
+    ):
+        pull(reader, ModelStore(tmp_path / "mine"), only(store).digest, (2, 40), lambda *_: None)
 
 
 def test_a_store_without_room_says_so(model: Path, tmp_path: Path):

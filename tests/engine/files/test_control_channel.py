@@ -1,0 +1,30 @@
+"""The control link, asked for weights by a worker that loads."""
+
+import pytest
+
+from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.worker import control_channel
+from splitinfer.engine.worker.control_channel import ControlChannel
+from splitinfer.wire.session import Session
+from transports import LinkClosed, LinkTimeout, connect, listen
+
+
+@pytest.fixture
+def channel() -> ControlChannel:
+    with listen("inproc://control-channel") as listener:
+        link = connect(listener.address, timeout=5.0)
+        return ControlChannel(Connection(link, "coordinator", "studio", "1", Session(opened=False)))
+
+
+def test_a_coordinator_that_lives_and_does_not_answer_is_given_up(
+    channel: ControlChannel, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(control_channel, "_ANSWER_SECONDS", 0.01)
+    with pytest.raises(LinkTimeout, match=r"the coordinator studio .* did not answer"):
+        channel.receive()
+
+
+def test_a_coordinator_that_is_gone(channel: ControlChannel):
+    assert not channel.takes(channel._connection, LinkClosed("the end")), "the loop has to know, too"
+    with pytest.raises(LinkClosed, match="the end"):
+        channel.receive()
