@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
+from held_port import held_port
 
 import transports
 from transports import Frame, FrameError, Link, LinkClosed, LinkOptions, LinkStats, LinkTimeout, Listener
@@ -39,6 +40,15 @@ def until(condition: Callable[[], bool], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def nobody_at(address: str) -> Iterator[str]:
+    """An address of this kind at which nobody listens, nor will anybody else."""
+    with transports.listen(address) as listener:
+        known = listener.address
+    with held_port() as port:
+        yield re.sub(r"(?<=\d:)\d+", str(port), known)
 
 
 def payload(frame: Frame) -> list[bytes]:
@@ -255,27 +265,24 @@ def check_recv_timeout(address: str) -> None:
 
 
 def check_connect_timeout(address: str) -> None:
-    with transports.listen(address) as listener:
-        nobody = listener.address
-    with pytest.raises(LinkTimeout) as problem:
+    with nobody_at(address) as nobody, pytest.raises(LinkTimeout) as problem:
         transports.connect(nobody, timeout=0.2)
     assert nobody.removeprefix("curve+") in str(problem.value)
     assert "0.2 s" in str(problem.value)
 
 
 def check_late_listener(address: str) -> None:
-    with transports.listen(address) as listener:
-        later = listener.address
     connected: list[Link] = []
-    connecting = threading.Thread(target=lambda: connected.append(transports.connect(later, timeout=SECONDS)))
-    connecting.start()
-    time.sleep(0.15)  # several refused attempts
-    assert not connected
-    with transports.listen(later) as listener, listener.accept(SECONDS) as there:
-        connecting.join(SECONDS)
-        connected[0].send(Frame(b"hello"))
-        assert there.recv(SECONDS).header == b"hello"
-        connected[0].close()
+    with nobody_at(address) as later:
+        connecting = threading.Thread(target=lambda: connected.append(transports.connect(later, timeout=SECONDS)))
+        connecting.start()
+        time.sleep(0.15)  # several refused attempts
+        assert not connected
+        with transports.listen(later) as listener, listener.accept(SECONDS) as there:
+            connecting.join(SECONDS)
+            connected[0].send(Frame(b"hello"))
+            assert there.recv(SECONDS).header == b"hello"
+            connected[0].close()
 
 
 def check_address_in_use(address: str) -> None:

@@ -8,9 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from held_port import held_port
 
 import transports
 from transports import unreachable
@@ -19,10 +21,10 @@ from transports.unreachable import Unreachable, most_telling, probe
 REPOSITORY = Path(__file__).parents[2]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    with held_port() as port:
+        yield port
 
 
 def why(address: str, timeout: float = 0.2) -> transports.LinkTimeout:
@@ -31,15 +33,14 @@ def why(address: str, timeout: float = 0.2) -> transports.LinkTimeout:
     return caught.value
 
 
-def test_a_port_on_which_nothing_listens():
-    port = free_port()
+def test_a_port_on_which_nothing_listens(port: int):
     found = why(f"tcp://127.0.0.1:{port}")
     assert found.unreachable == Unreachable("127.0.0.1", errno.ECONNREFUSED)
     assert str(found) == f"no answer from tcp://127.0.0.1:{port} within 0.2 s: Connection refused (127.0.0.1)"
 
 
-def test_an_address_that_wraps_another_keeps_the_reason():
-    found = why(f"emulated+tcp://127.0.0.1:{free_port()}")
+def test_an_address_that_wraps_another_keeps_the_reason(port: int):
+    found = why(f"emulated+tcp://127.0.0.1:{port}")
     assert found.unreachable is not None
     assert found.unreachable.is_refused
     assert "emulated+tcp://" in str(found)
@@ -87,8 +88,7 @@ def test_the_example():
     assert doctest.testmod(unreachable).failed == 0
 
 
-def test_of_several_addresses_the_most_telling_counts():
-    port = free_port()
+def test_of_several_addresses_the_most_telling_counts(port: int):
     assert probe([("255.255.255.255", port), ("127.0.0.1", port)], 1) == Unreachable("127.0.0.1", errno.ECONNREFUSED)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
