@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
+from uuid import uuid4
 
 import numpy as np
 
@@ -68,7 +69,9 @@ class Peer:
         self.link.close()
 
 
-def hello(role: str = "coordinator", name: str = "attacker", session: str = "5e55", **versions: Any) -> Hello:
+def hello(role: str = "coordinator", name: str = "attacker", session: str = "", **versions: Any) -> Hello:
+    """A greeting; of a session of its own, as every coordinator begins one, if none is named."""
+    session = session or uuid4().hex
     return Hello(role, name, session, replace(own_versions(), **versions))
 
 
