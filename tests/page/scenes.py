@@ -94,6 +94,7 @@ def stop_and_go_on(driven: Driven) -> None:
     driven.picture("chat-probabilities")
     before = driven.answers().locator(".markdown").inner_text()
     page.get_by_role("button", name="Go on").click()
+    expect(driven.answers().locator(".markdown")).not_to_have_text(before)
     driven.until_idle()
     after = driven.answers().locator(".markdown").inner_text()
     assert after.startswith(before.strip()), (before, after)
