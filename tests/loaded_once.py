@@ -110,9 +110,12 @@ class _Blocks:
         key = _key_of(stage)
         if key is None:
             return self._try_blocks(stage)
-        if key not in self._found:
-            self._found[key] = self._try_blocks(stage)
-        return self._found[key]
+        if key in self._found:
+            return self._found[key]
+        trial = self._try_blocks(stage)
+        if trial.why_not is None:  # what went wrong once need not be wrong for others
+            self._found[key] = trial
+        return trial
 
 
 class _Ways(StepTrial):

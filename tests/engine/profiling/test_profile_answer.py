@@ -31,7 +31,7 @@ def model(tiny_folder: Callable[..., Path]) -> bytes:
 
 
 def greeted(address: str) -> Peer:
-    peer = Peer(address).say(peers.hello())
+    peer = Peer(address).say(peers.hello(session="one"))
     assert isinstance(peer.hear(), Welcome)
     return peer
 
@@ -81,7 +81,7 @@ def test_only_a_coordinator_may_ask(model: bytes):
     with stages.worker("tcp") as there, greeted(there) as owner:
         owner.say(Echo(3)).hear()
         with Peer(there) as other:
-            other.say(peers.hello("upstream")).hear()
+            other.say(peers.hello("upstream", session="one")).hear()
             assert "sends hidden states only" in other.say(ASK, model).ending
 
 
