@@ -13,6 +13,7 @@ from splitinfer.store.manifest import Manifest, SmallFile, manifest
 from splitinfer.store.parts import header_of
 from splitinfer.store.source import Place, Source
 
+SIZES = (10, 25, 7, 0, 40)  # of tensors, in bytes
 CONFIG = json.dumps({"model_type": "none", "num_hidden_layers": 4}).encode()
 
 
@@ -31,7 +32,7 @@ def tensors(sizes: tuple[int, ...], file: str = "model.safetensors") -> list[Ten
     ]
 
 
-def described(sizes: tuple[int, ...] = (10, 25, 7, 0, 40), *, sample: str = "s", model: str = "a/model") -> Manifest:
+def described(sizes: tuple[int, ...] = SIZES, *, sample: str = "s", model: str = "a/model") -> Manifest:
     """A manifest with all items held."""
     infos = tensors(sizes)
     print_ = Fingerprint("c", {"model.safetensors": FileFingerprint(sum(sizes), "t", sample)})

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from weights import CONFIG, bytes_in, described, shorten_pieces, written
+from weights import CONFIG, SIZES, bytes_in, described, shorten_pieces
 
 from splitinfer.engine.files.asking import Remote, ask_manifest, copy_small, copy_tensors
 from splitinfer.engine.files.outlet import Outlet
@@ -25,7 +25,6 @@ from transports import Frame, Link, LinkClosed, TransportError, connect, listen
 
 _names = itertools.count()
 Tamper = Callable[[Message, list[bytes]], tuple[Message, list[bytes]]]
-SIZES = (10, 25, 7, 0, 40)
 ALL = range(1, 6)  # the numbers of the tensors
 
 
@@ -97,21 +96,6 @@ def connected(
         outlet = Outlet(end, OneModel(make), lambda: None)
         end.link.deliver_to(lambda item: outlet.close() if isinstance(item, LinkClosed) else outlet.put(item))
         yield Channel(link, most, sender), end
-
-
-@pytest.fixture
-def told() -> Manifest:
-    return described(SIZES)
-
-
-@pytest.fixture
-def make(tmp_path: Path, told: Manifest) -> Callable[[], Source]:
-    return lambda: written(tmp_path / "model", told)
-
-
-@pytest.fixture
-def stored(tmp_path: Path, told: Manifest) -> StoredModel:
-    return ModelStore(tmp_path / "store").begin(told)
 
 
 def copy(channel: Channel, stored: StoredModel, numbers: Sequence[int] = ALL) -> list[tuple[int, int]]:

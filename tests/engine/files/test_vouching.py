@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_copying import ALL, SIZES, Tamper, as_it_is, assert_copied, connected, copy
-from weights import described, shorten_pieces, written
+from test_copying import ALL, Tamper, as_it_is, assert_copied, connected, copy
+from weights import SIZES, described, shorten_pieces
 
 from splitinfer.engine.files.asking import Remote, ask_digests, ask_manifest
 from splitinfer.engine.files.vouching import Suspect, confirm_by, drop_what_differs, suspects
 from splitinfer.errors import ModelError, PeerError, ProtocolError
 from splitinfer.store import hearsay
 from splitinfer.store.manifest import Manifest
-from splitinfer.store.models import ModelStore, StoredModel
+from splitinfer.store.models import StoredModel
 from splitinfer.store.parts import header_of
 from splitinfer.store.pieces import check_of
 from splitinfer.store.source import Place, Source
@@ -27,21 +27,6 @@ WRONG = "layers.4.weight"  # what the liar forges
 @pytest.fixture(autouse=True)
 def _short_pieces(monkeypatch: pytest.MonkeyPatch):
     shorten_pieces(monkeypatch, 8)
-
-
-@pytest.fixture
-def told() -> Manifest:
-    return described(SIZES)
-
-
-@pytest.fixture
-def make(tmp_path: Path, told: Manifest) -> Callable[[], Source]:
-    return lambda: written(tmp_path / "model", told)
-
-
-@pytest.fixture
-def stored(tmp_path: Path, told: Manifest) -> StoredModel:
-    return ModelStore(tmp_path / "store").begin(told)
 
 
 def forge(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
