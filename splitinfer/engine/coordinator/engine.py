@@ -486,10 +486,11 @@ class Engine:
                 continue  # a stop string ended it with an earlier token of this step
             self.totals.generated_tokens += 1
             self._later.put(self.metrics.token, event.seq_id, now)
-            reason = state.take(event.token, event.finish_reason)
+            came, reason = state.take(event.token, event.finish_reason)
             if reason is not None:
                 self.scheduler.finish(event.seq_id, reason)
                 self._forget(event.seq_id, reason)
+            state.tell(came)
 
     # -- what opening the pipeline again needs -------------------------------------------------
 
@@ -572,11 +573,12 @@ class Engine:
     def _abort(self, seq_id: int) -> None:
         self._aborted.discard(seq_id)
         if self.scheduler.finish(seq_id, FinishReason.ABORT):
-            self._requests[seq_id].end(FinishReason.ABORT)
-            self._forget(seq_id, FinishReason.ABORT)
+            self._forget(seq_id, FinishReason.ABORT).end(FinishReason.ABORT)
 
-    def _forget(self, seq_id: int, reason: FinishReason) -> None:
-        sequence = self._requests.remove(seq_id).sequence
+    def _forget(self, seq_id: int, reason: FinishReason) -> RequestState:
+        """Count a request that ends. Its reader is told afterwards."""
+        state = self._requests.remove(seq_id)
+        sequence = state.sequence
         self.totals.prompt_tokens += sequence.num_prompt_tokens
         self.totals.cached_tokens += sequence.num_cached or 0
         self.totals.finished[reason.value] = self.totals.finished.get(reason.value, 0) + 1
@@ -587,12 +589,12 @@ class Engine:
         self._later.put(self.metrics.ended, seq_id, now)
         self._later.put(self._meters.ended, seq_id, now)
         self._requests.check_drained()
+        return state
 
     def _expire(self) -> None:
         """End the requests whose time is over."""
         for seq_id in self.scheduler.expire(time.monotonic()):
-            self._requests[seq_id].end(FinishReason.ABORT, "its time was over")
-            self._forget(seq_id, FinishReason.ABORT)
+            self._forget(seq_id, FinishReason.ABORT).end(FinishReason.ABORT, "its time was over")
 
     def _end_unable(self) -> None:
         """End the requests whose KV does not fit any more, since a stage's device had no memory left."""
@@ -603,8 +605,7 @@ class Engine:
                 f"memory and has {size(error.there)} for it; shorten the request, or give the stage fewer layers"
             )
             self.scheduler.finish(seq.seq_id, FinishReason.ERROR)
-            self._requests[seq.seq_id].end(FinishReason.ERROR, reason)
-            self._forget(seq.seq_id, FinishReason.ERROR)
+            self._forget(seq.seq_id, FinishReason.ERROR).end(FinishReason.ERROR, reason)
 
     def _abort_all(self) -> None:
         for seq_id in self._requests:

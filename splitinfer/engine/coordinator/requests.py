@@ -96,15 +96,18 @@ class _Taken:
     error: str | None = None
 
 
+Came = StreamEvent | _Taken
+
+
 class EventQueue:
     """A request's events for one reader. ``decode`` makes events of what was only taken. ``notify`` is called on the
     engine's thread after each event, for a reader that cannot wait in ``get``; it must return at once."""
 
     def __init__(self, decode: Callable[[_Taken], StreamEvent], notify: Callable[[], None] | None = None) -> None:
-        self._queue: queue.SimpleQueue[StreamEvent | _Taken] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Came] = queue.SimpleQueue()
         self._decode, self._notify = decode, notify
 
-    def put(self, item: StreamEvent | _Taken) -> None:
+    def put(self, item: Came) -> None:
         """Add an event; never waits."""
         self._queue.put(item)
         if self._notify is not None:
@@ -119,7 +122,7 @@ class EventQueue:
         """Whether there is no event now; for the one reader, it stays as it is while there is one."""
         return self._queue.empty()
 
-    def _decoded(self, item: StreamEvent | _Taken) -> StreamEvent:
+    def _decoded(self, item: Came) -> StreamEvent:
         return self._decode(item) if isinstance(item, _Taken) else item
 
 
@@ -152,23 +155,24 @@ class RequestState:
         begun = self.sequence.begun_at
         return None if begun is None else begun - self.submitted
 
-    def take(self, token: SampledToken, reason: FinishReason | None) -> FinishReason | None:
-        """Pass a token to the reader. Returns why the request ends with it: ``reason``, or a stop string."""
-        event = self._pass_on(_Taken(token, reason, self._clock() - self.submitted))
-        return reason if event is None or event.finish_reason is None else FinishReason(event.finish_reason)
+    def take(self, token: SampledToken, reason: FinishReason | None) -> tuple[Came, FinishReason | None]:
+        """A token has come. Returns what ``tell`` gives the reader, and why the request ends with it, if it does:
+        ``reason``, or a stop string."""
+        taken = _Taken(token, reason, self._clock() - self.submitted)
+        if not self.sequence.params.stop:
+            return taken, reason
+        event = self._event_of(taken)
+        return event, None if event.finish_reason is None else FinishReason(event.finish_reason)
+
+    def tell(self, came: Came) -> None:
+        """Hand on what has come. Count a request that ends before its reader is told: who has an answer may ask for
+        figures at once."""
+        self.events.put(came)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """End without a token: the request was aborted, or the pipeline failed. Text that was held back is shown."""
-        self._pass_on(_Taken(None, reason, self._clock() - self.submitted, error))
-
-    def _pass_on(self, taken: _Taken) -> StreamEvent | None:
-        """Hand on what has come; the event, if it had to be decoded for stop strings."""
-        if not self.sequence.params.stop:
-            self.events.put(taken)
-            return None
-        event = self._event_of(taken)
-        self.events.put(event)
-        return event
+        taken = _Taken(None, reason, self._clock() - self.submitted, error)
+        self.tell(self._event_of(taken) if self.sequence.params.stop else taken)
 
     def _event_of(self, taken: _Taken) -> StreamEvent:
         """Decode what has come. Call once for each, in order."""

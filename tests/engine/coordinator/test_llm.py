@@ -11,6 +11,7 @@ from stages import layout, pipeline, plain_greedy, prompt, tokens_of, worker
 
 import splitinfer
 from splitinfer.demo import TARGET
+from splitinfer.engine.coordinator.requests import Came, EventQueue
 from splitinfer.errors import CannotFit, LayoutError, ModelError, QueueFull, RequestError, SplitinferError
 from splitinfer.llm import LLM, Settings
 
@@ -351,3 +352,26 @@ def test_the_largest_values_that_parameters_take_reach_every_stage(llm: LLM) -> 
 def test_the_old_name_of_the_serving_options_warns() -> None:
     with LLM("demo.yaml") as llm, pytest.warns(DeprecationWarning, match="serving_options"):
         assert llm.dials is llm.serving_options
+
+
+@pytest.mark.parametrize("ending", ["length", "stop", "abort"])
+def test_an_answer_is_counted_before_its_reader_is_told(llm: LLM, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the last event may ask for figures at once."""
+    seen: list[dict[str, int]] = []
+    put = EventQueue.put
+
+    def put_and_look(queue: EventQueue, item: Came) -> None:
+        ended = item.reason if hasattr(item, "reason") else item.finish_reason
+        if ended is not None:
+            seen.append(llm.stats()["finished"])
+        put(queue, item)
+
+    monkeypatch.setattr(EventQueue, "put", put_and_look)
+    stop = [llm.generate(TALE, params())[0].text[4:9]] if ending == "stop" else []
+    seen.clear()
+    before = llm.stats()["finished"].get(ending, 0)
+    request = llm.submit(TALE, params(stop=stop, max_tokens=200 if ending == "abort" else 24))
+    if ending == "abort":
+        request.abort()
+    assert request.result().finish_reason == ending
+    assert [one.get(ending, 0) - before for one in seen] == [1]

@@ -51,7 +51,8 @@ class Reader:
 
     def take(self, token_id: int, reason: FinishReason | None = None, **logprobs: object) -> FinishReason | None:
         self.clock.now += 0.5
-        reason = self.state.take(SampledToken(token_id, **logprobs), reason)  # type: ignore[arg-type]
+        came, reason = self.state.take(SampledToken(token_id, **logprobs), reason)  # type: ignore[arg-type]
+        self.state.tell(came)
         self._read()
         return reason
 
