@@ -29,6 +29,22 @@ _PR_SET_TIMERSLACK = 29
 T = TypeVar("T")
 
 
+class Timing:
+    """When items that are posted one after the other arrive, by a profile. Pure: the caller says what time it is."""
+
+    def __init__(self, profile: LinkProfile) -> None:
+        self._profile, self._rng = profile, random.Random(profile.seed)
+        self._free_at = 0.0  # when the last byte posted so far has left
+        self._arrived_at = 0.0  # when the item posted last arrives
+
+    def arrival(self, now: float, num_bytes: int) -> float:
+        """When an item of ``num_bytes`` that is posted at ``now`` arrives, both in seconds."""
+        self._free_at = max(now, self._free_at) + num_bytes * self._profile.seconds_per_byte
+        jitter = self._rng.uniform(0, self._profile.jitter) if self._profile.jitter else 0.0
+        self._arrived_at = max(self._arrived_at, self._free_at + self._profile.latency + jitter)
+        return self._arrived_at
+
+
 class Wire(Generic[T]):
     """Passes each item to `deliver`, on a thread of its own, when it is due.
 
@@ -44,19 +60,14 @@ class Wire(Generic[T]):
         name: str,
         on_idle: Callable[[], None],
     ) -> None:
-        self._latency = profile.latency
-        self._jitter = profile.jitter
-        self._seconds_per_byte = profile.seconds_per_byte
+        self._timing = Timing(profile)
         self._deliver = deliver
         self._on_idle = on_idle
-        self._rng = random.Random(profile.seed)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # for the thread
         self._has_room = threading.Condition(self._lock)  # for callers of `wait_for_room`
         self._queue: deque[tuple[float, T, int]] = deque()
         self._num_bytes = 0
-        self._free_at = 0.0  # when the last byte posted so far has left
-        self._arrived_at = 0.0  # when the item posted last is due
         self._takes_more = True
         self._is_stopped = False
         self._thread = threads.make(self._run, f"transports emulated {name}")
@@ -119,10 +130,7 @@ class Wire(Generic[T]):
         return threading.current_thread() is self._thread
 
     def _append(self, item: T, num_bytes: int) -> None:
-        self._free_at = max(time.monotonic(), self._free_at) + num_bytes * self._seconds_per_byte
-        delay = self._latency + (self._rng.uniform(0, self._jitter) if self._jitter else 0.0)
-        self._arrived_at = max(self._arrived_at, self._free_at + delay)
-        self._queue.append((self._arrived_at, item, num_bytes))
+        self._queue.append((self._timing.arrival(time.monotonic(), num_bytes), item, num_bytes))
         self._num_bytes += num_bytes
         if len(self._queue) == 1:  # otherwise the thread waits for an earlier one
             self._changed.notify()
