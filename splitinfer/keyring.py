@@ -64,9 +64,9 @@ class Keyring:
             fields = json.loads(path.read_text(encoding="utf-8"))
             return KeyPair(str(fields["public"]), str(fields["secret"]))
         except OSError as error:
-            raise ConfigError(f"the key {path} cannot be read or made: {error.strerror or error}") from error
+            raise ConfigError(f"cannot read or make the key {path}: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} holds no key ({error}); remove it, and another is made") from error
+            raise ConfigError(f"{path} does not contain a key ({error}); remove it to have a new one made") from error
 
     def _make(self, path: Path) -> None:
         made = KeyPair.make()
@@ -95,7 +95,7 @@ class Keyring:
             try:
                 self._read()
             except ConfigError as error:
-                log.warning("no key is admitted: %s", error)
+                log.warning("no keys are admitted: %s", error)
                 return False
             return key in self._known
 
@@ -105,9 +105,7 @@ class Keyring:
             if key in self._logged or len(self._logged) >= _MAX_LOGGED:
                 return
             self._logged.add(key)
-        log.warning(
-            "refused a peer whose key is not known here; if it is yours, admit it with: splitinfer pair %s", key
-        )
+        log.warning("refused a peer with an unknown key; if it is yours, admit it with: splitinfer pair %s", key)
 
     def admit(self, key: str, name: str) -> None:
         """Admit a key from now on; ``name`` is its owner's, for people."""

@@ -56,12 +56,12 @@ def test_a_file_that_is_damaged_later_admits_nobody_either(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"public": "x", "secret": "y"}'])
 def test_a_damaged_key_is_said(text: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(text)
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="does not contain a key"):
         Keyring(tmp_path).own()
 
 
 def test_what_is_no_key_is_not_admitted(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no key"):
+    with pytest.raises(ConfigError, match="is not a key"):
         Keyring(tmp_path).admit("studio", "")
 
 

@@ -137,7 +137,7 @@ def decode(message: Sequence[Buffer], options: LinkOptions) -> Packet:
 def _check_origin(first: memoryview) -> None:
     """Check magic and version, which are first in every version, so that versions can recognise each other."""
     if bytes(first[: len(MAGIC)]) != MAGIC:
-        raise FrameError("this is no splitinfer transport: the first bytes are wrong")
+        raise FrameError("the peer is not a splitinfer transport: the first bytes are wrong")
     if first.nbytes > len(MAGIC) and first[len(MAGIC)] != VERSION:
         raise FrameError(f"transport version {first[len(MAGIC)]} there, version {VERSION} here")
     if first.nbytes < PRELUDE_BYTES:

@@ -49,7 +49,7 @@ class KeyPair:
 def check_key(key: str) -> None:
     """Raise ValueError unless `key` is 64 lower-case hexadecimal digits."""
     if len(key) != KEY_HEX or not set(key) <= set("0123456789abcdef"):
-        raise ValueError(f"{key[:KEY_HEX]!r} is no key: a key has {KEY_HEX} hexadecimal digits")
+        raise ValueError(f"{key[:KEY_HEX]!r} is not a key: a key has {KEY_HEX} hexadecimal digits")
 
 
 def public_of(secret: str) -> str:

@@ -134,7 +134,7 @@ class TcpTransport:
         """`opening`: the header of OPEN, by which the listener knows what kind of link to make; empty: a plain one."""
         wanted = parse_host_port(address)
         if wanted.port == 0:
-            raise AddressError(f"{address!r} has the port 0, which can only be listened on")
+            raise AddressError(f"{address!r} has port 0, which only a listener can use")
         if options.security is not None and options.security.peer is None:
             raise ValueError("an encrypted link needs the listener's key")
         until = time.monotonic() + timeout

@@ -147,7 +147,7 @@ class Chat:
     def _record(self, asked: str, output: RequestOutput) -> None:
         """Add the turn: an aborted answer as far as it came, none if it had not begun."""
         if output.finish_reason == "abort":
-            self._screen.say("[stopped]" if output.text else "[stopped before it began; the turn is forgotten]")
+            self._screen.say("[stopped]" if output.text else "[stopped before the answer began; this turn is not kept]")
             if not output.text:
                 return
         self.conversation = self.conversation.with_turn(asked, output.text, output.token_ids)
@@ -156,7 +156,7 @@ class Chat:
 
     def _reset(self, _: str) -> None:
         self._go_on_with(replace(self.conversation, turns=()))
-        self._screen.say("the conversation is forgotten")
+        self._screen.say("conversation cleared")
 
     def _temp(self, value: str) -> None:
         if value and not self._change("temperature", value):
@@ -169,7 +169,7 @@ class Chat:
         if not text:
             self._screen.say(formatting.sampling_table(self.sampling))
         elif name not in RECOMMENDABLE:
-            self._refuse(f"there is no value {name!r} to set; there are {', '.join(RECOMMENDABLE)}")
+            self._refuse(f"unknown setting {name!r}; known: {', '.join(RECOMMENDABLE)}")
         elif not value:
             self._refuse(f"/set {name} needs a value after it")
         elif self._change(name, value.strip()):
@@ -197,7 +197,7 @@ class Chat:
 
     def _plan(self, argument: str) -> None:
         if argument not in ("", "apply"):
-            self._refuse(f"/plan {argument:.20} is none of /plan and /plan apply")
+            self._refuse(f"/plan {argument:.20} is unknown; use /plan or /plan apply")
             return
         try:
             found = self._llm.plan()
@@ -213,7 +213,7 @@ class Chat:
             with Path(name).expanduser().open("x", encoding="utf-8") as file:
                 file.write(to_json(self.conversation))
         except FileExistsError:
-            self._refuse(f"{name} is there already; choose another name")
+            self._refuse(f"{name} already exists; choose another name")
         except (OSError, RuntimeError, ValueError) as error:  # no such home, a null character
             self._refuse(f"{name} cannot be written: {_reason(error)}")
         else:
@@ -223,7 +223,7 @@ class Chat:
         try:
             path = Path(name).expanduser()
             if path.exists() and not path.is_file():  # a device or a pipe may have no end
-                raise ValueError("it is no file")
+                raise ValueError("it is not a file")
             conversation = from_json(path.read_text(encoding="utf-8"))
         except (OSError, RuntimeError, ValueError) as error:
             self._refuse(f"{name} cannot be loaded: {_reason(error)}")

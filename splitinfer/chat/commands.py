@@ -15,23 +15,25 @@ class Usage:
 
 COMMANDS = {
     "help": Usage("", "list the commands"),
-    "reset": Usage("", "forget the conversation, and free the memory of its KV; the system message stays"),
-    "temp": Usage("[VALUE]", "show or set the temperature; 0 always takes the likeliest token"),
-    "set": Usage("[NAME VALUE]", "show how answers are sampled and where that comes from, or set one of these values"),
+    "reset": Usage("", "clear the conversation and free its KV; keep the system message"),
+    "temp": Usage("[VALUE]", "show or set the temperature; 0 always picks the most likely token"),
+    "set": Usage("[NAME VALUE]", "show the sampling settings and where each comes from, or set one"),
     "system": Usage("[TEXT]", "show or set the system message; `/system clear` removes it"),
     "stats": Usage("", "what each stage has done since the start"),
     "layout": Usage("", "which stage holds which layers, where, its memory and how busy it is"),
-    "plan": Usage("[apply]", "compare the cut with the best by what its steps have cost; `/plan apply` loads that one"),
-    "save": Usage("FILE", "write the conversation as JSON to a new file; its KV stays on disk"),
-    "load": Usage("FILE", "go on with a conversation from such a file, and with its KV where that is still there"),
-    "quit": Usage("", "leave; so does Ctrl-D"),
+    "plan": Usage(
+        "[apply]", "compare the current cut with the best one by measured costs; `/plan apply` loads the best"
+    ),
+    "save": Usage("FILE", "save the conversation as JSON to a new file; its KV stays on disk"),
+    "load": Usage("FILE", "continue a saved conversation, with its KV if that is still on disk"),
+    "quit": Usage("", "quit; Ctrl-D does the same"),
 }
 
 _ELSEWHERE = {"exit": "quit", "bye": "quit", "clear": "reset", "new": "reset"}  # the names of other programs
 
 KEYS = """\
 Enter sends. Alt-Enter, or a backslash at the end of the line, begins a new line. Ctrl-C ends an answer.
-A text that begins with / is taken for a command; put a space before it to send it."""
+Text that begins with / is a command; put a space before it to send it as a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def parse(text: str) -> Say | Command | InvalidInput | None:
         return InvalidInput(_unknown(name))
     usage = COMMANDS[name]
     if argument and not usage.argument:
-        return InvalidInput(f"/{name} takes nothing after it")
+        return InvalidInput(f"/{name} takes no argument")
     if not argument and usage.argument == "FILE":
         return InvalidInput(f"/{name} needs a file name: /{name} {usage.argument}")
     return Command(name, argument)

@@ -109,7 +109,7 @@ def from_json(text: str) -> Conversation:
         raise ValueError(f"it is not JSON ({error})") from error
     messages = document.get("messages") if isinstance(document, dict) else document
     if not isinstance(messages, list):
-        raise ValueError("it holds no list of messages")
+        raise ValueError("it does not contain a list of messages")
     pairs = [_pair(i, message) for i, message in enumerate(messages, 1)]
     system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
     ids = [_ids(message) for message in messages[len(messages) - len(pairs) :]]
@@ -136,7 +136,7 @@ def _ids(message: Any) -> tuple[int, ...]:
 def _pair(number: int, message: Any) -> tuple[str, str]:
     role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, None)
     if not isinstance(role, str) or not isinstance(content, str):
-        raise ValueError(f"message {number} has no role and content that are text")
+        raise ValueError(f"message {number} needs a role and a content, both text")
     return role, clean(content)
 
 
@@ -144,7 +144,7 @@ def _turns(pairs: Sequence[tuple[str, str]], ids: Sequence[tuple[int, ...]], fir
     for i, (role, _) in enumerate(pairs):
         due = ("user", "assistant")[i % 2]
         if role != due:
-            raise ValueError(f"message {first + i} is of role {role!r} where {due!r} is due")
+            raise ValueError(f"message {first + i} has the role {role!r}, but {due!r} was expected")
     if len(pairs) % 2:
         raise ValueError("its last message has no answer")
     return [Turn(pairs[i][1], pairs[i + 1][1], ids[i + 1]) for i in range(0, len(pairs), 2)]

@@ -188,7 +188,7 @@ def greeting(layout: Layout, context: int) -> str:
 def dropped(count: int, context: int) -> str:
     """The sentence about turns that were dropped to fit the context."""
     what = "the oldest turn was" if count == 1 else f"the {count:,} oldest turns were"
-    return f"{what} dropped: the conversation had outgrown the {context:,} tokens of context"
+    return f"{what} dropped: the conversation no longer fits the {context:,} tokens of context"
 
 
 def layers(spec: StageSpec) -> str:

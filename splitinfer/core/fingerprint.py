@@ -32,13 +32,13 @@ class Fingerprint:
         if self.config != other.config:
             return "config.json differs"
         if set(self.files) != set(other.files):
-            return f"the weights lie in other files ({_names(self)} here, {_names(other)} there)"
+            return f"the weight files differ ({_names(self)} here, {_names(other)} there)"
         for name, mine in self.files.items():
             theirs = other.files[name]
             if (mine.size, mine.table) != (theirs.size, theirs.table):
-                return f"{name} holds other tensors"
+                return f"{name} has different tensors"
             if mine.sample is not None and theirs.sample is not None and mine.sample != theirs.sample:
-                return f"{name} holds other weights"
+                return f"{name} has different weights"
         if self.revision is not None and other.revision is not None and self.revision != other.revision:
             return f"revision {self.revision:.12} here, {other.revision:.12} there"
         return None

@@ -93,9 +93,11 @@ class Layout:
         _check_stages(self.stages, self.name)
         _check_addresses(self.stages, self.name)
         if self.dtype not in DTYPES:
-            raise LayoutError(f"dtype {self.dtype!r} of layout {self.name} is none of {', '.join(DTYPES)}")
+            raise LayoutError(f"dtype {self.dtype!r} of layout {self.name} is unknown; known: {', '.join(DTYPES)}")
         if self.kv_format not in KV_FORMATS:
-            raise LayoutError(f"kv_format {self.kv_format!r} of layout {self.name} is none of {', '.join(KV_FORMATS)}")
+            raise LayoutError(
+                f"kv_format {self.kv_format!r} of layout {self.name} is unknown; known: {', '.join(KV_FORMATS)}"
+            )
 
     @property
     def num_stages(self) -> int:
@@ -224,19 +226,19 @@ def _check_key(stage: StageSpec, layout: str, *, is_first: bool) -> None:
         )
     if not _KEY.fullmatch(stage.key):
         raise LayoutError(
-            f"the key of stage {stage.name!r} of layout {layout} is no key: a key has 64 digits from 0 to 9 and a to f"
+            f"the key of stage {stage.name!r} of layout {layout} is not a key: a key has 64 hexadecimal digits"
         )
 
 
 def _check_codec(stage: StageSpec, layout: str, *, is_first: bool) -> None:
     if stage.codec not in CODECS:
         raise LayoutError(
-            f"codec {stage.codec!r} of stage {stage.name!r} of layout {layout} is none of {', '.join(CODECS)}"
+            f"codec {stage.codec!r} of stage {stage.name!r} of layout {layout} is unknown; known: {', '.join(CODECS)}"
         )
     if stage.codec != NONE and is_first:
         raise LayoutError(
             f"stage {stage.name!r} of layout {layout} is the first and has a codec; "
-            "it belongs to the stage that a link leads to"
+            "give it to the stage that the link leads to"
         )
 
 

@@ -28,9 +28,9 @@ class LinkTransport:
     def mistake(self) -> str | None:
         """What is wrong with it, as a phrase that follows the stage's name; ``None`` if nothing is."""
         if self.transport not in TRANSPORTS:
-            return f"has the transport {self.transport!r}, which is none of {', '.join(TRANSPORTS)}"
+            return f"has the transport {self.transport!r}, which is unknown; known: {', '.join(TRANSPORTS)}"
         if self.backend not in BACKENDS:
-            return f"has the backend {self.backend!r}, which is none of {', '.join(BACKENDS)}"
+            return f"has the backend {self.backend!r}, which is unknown; known: {', '.join(BACKENDS)}"
         if self.transport == TCP and self != OVER_TCP:
             return "has a backend or a device, which only transport rdma or auto uses"
         if self.device is not None and (self.backend != JACCL or not _DEVICE.fullmatch(self.device)):

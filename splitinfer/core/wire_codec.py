@@ -65,7 +65,7 @@ def columns(codec: str, width: int) -> tuple[Column, ...]:
     if codec == INT8:
         spikes = min(SPIKES, width)
         return (Column("int8", width), scales, Column("float32", spikes), Column("uint16", spikes))
-    raise ValueError(f"codec {codec!r:.20} is none of {', '.join(CODECS)}")
+    raise ValueError(f"codec {codec!r:.20} is unknown; known: {', '.join(CODECS)}")
 
 
 def bytes_per_row(codec: str, width: int, dtype: str) -> int:
@@ -103,7 +103,7 @@ class Packing:
 
     def __post_init__(self) -> None:
         if self.codec not in CODECS:
-            raise ValueError(f"codec {self.codec!r:.20} is none of {', '.join(CODECS)}")
+            raise ValueError(f"codec {self.codec!r:.20} is unknown; known: {', '.join(CODECS)}")
         ascend = all(before[1] < after[0] for before, after in pairwise(self.runs))
         if not self.runs or self.runs[0][0] < 0 or not ascend or not all(start < end for start, end in self.runs):
             raise ValueError(f"rows {self.runs!r:.80} are not runs that follow each other")

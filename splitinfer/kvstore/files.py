@@ -183,7 +183,7 @@ def _write_all(file: Any, view: memoryview) -> int:
 
 def _named(record: Record, name: FileName) -> Record:
     if (record.parent, record.start, record.end) != (name.parent, name.start, name.end):
-        raise Damaged("it holds other positions than its name says")
+        raise Damaged("it contains other positions than its name says")
     return record
 
 

@@ -119,7 +119,7 @@ def header_bytes(begin: Buffer) -> int:
         Damaged: the file is no block of this format.
     """
     if len(begin) < len(MAGIC) + _LENGTH.size or bytes(begin[: len(MAGIC)]) != MAGIC:
-        raise Damaged("it is no block of this format")
+        raise Damaged("it is not a block of this format")
     (length,) = _LENGTH.unpack_from(begin, len(MAGIC))
     if length > _MAX_HEADER:
         raise Damaged("its header is too long")
@@ -139,7 +139,7 @@ def read_header(begin: Buffer, key: Key) -> Record:
     except (ValueError, TypeError, RecursionError, ValidationError, msgpack.UnpackException) as error:
         raise Damaged(f"its header cannot be read ({type(error).__name__})") from error
     if record.key != key or record.start < 0 or not record.tokens:
-        raise Damaged("it holds another block than its name says")
+        raise Damaged("it contains another block than its name says")
     return record
 
 

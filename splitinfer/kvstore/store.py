@@ -129,11 +129,11 @@ class KVStore:
         A block whose predecessor is not on the disk could not be used, and is not written."""
         size = sum(memoryview(buffer).nbytes for buffer in buffers)
         if len(record.parent) != KEY_BYTES:
-            log.warning("a block of KV is not written to disk: its parent's key is none of ours")
+            log.warning("a block of KV is not written to disk: its parent's key has the wrong length")
             return
         with self._lock:
             if self._queued_bytes + size > _MAX_QUEUED_BYTES:
-                log.info("a block of KV is not written to disk: %d bytes wait already", self._queued_bytes)
+                log.info("a block of KV is not written to disk: %d bytes are waiting to be written", self._queued_bytes)
                 return
             self._queued_bytes += size
         self._commands.put(lambda: self._put(record, buffers, size))
@@ -172,7 +172,7 @@ class KVStore:
         try:
             if not self._holds(name.key):
                 if record.start and not self._holds(record.parent):
-                    log.info("a block of KV is not written to disk: the one before it is not there")
+                    log.info("a block of KV is not written to disk: its predecessor is not there")
                     return
                 self._make_room(size, record.parent)
                 self._total += self._folder.write(self._group, name, record, buffers)
@@ -252,10 +252,10 @@ class KVStore:
         try:
             return read(name)
         except Damaged as error:
-            log.warning("the KV file %s is damaged, and removed: %s", name, error)
+            log.warning("the KV file %s is damaged and was removed: %s", name, error)
             self._remove(self._group, name)
         except OSError as error:
-            log.info("the KV file %s cannot be read: %s", name, error.strerror or error)
+            log.info("cannot read the KV file %s: %s", name, error.strerror or error)
             with self._lock:
                 self._names[name.key].discard(name)
         return None

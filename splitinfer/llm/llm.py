@@ -106,7 +106,7 @@ class LLM:
         if layout is None:
             layout = self._planned(model, workers, notice, aim)
         elif workers:
-            raise ConfigError("a layout names the workers; give one or the other")
+            raise ConfigError("give a layout or workers, not both: a layout names its workers")
         self.layout = with_settings(as_layout(layout, model), self.settings)
         self.serving_options = self.settings.over(self.layout.serving)
         """The serving options in force."""
@@ -123,7 +123,7 @@ class LLM:
         self, model: str | None, workers: Sequence[str | Mapping[str, Any]], notice: Notice, aim: Aim
     ) -> PlainLayout:
         if model is None:
-            raise ConfigError("name a layout, or a model and the workers that may get layers of it")
+            raise ConfigError("give a layout, or a model and its workers")
         chosen = choose_layout(model, workers, self.settings, notice, aim=aim)
         self.explanation, self._profiles = chosen.text, chosen.profiles
         return chosen.layout

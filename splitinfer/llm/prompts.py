@@ -181,5 +181,5 @@ class PromptEncoder:
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ModelError(f"{self._checkpoint.folder} holds no tokenizer, so prompts must be token ids")
+            raise ModelError(f"{self._checkpoint.folder} has no tokenizer, so prompts must be token ids")
         return self.tokenizer

@@ -134,7 +134,7 @@ class PipelineSetup:
         if pipeline.rewind == NEVER or (pipeline.rewind == PUT_BACK and not keeps_states):
             raise ModelError(
                 f"draft {self.layout.draft} cannot be used with {self.layout.model}: its layers keep a state that "
-                "cannot go back to where a draft was wrong; leave the draft out (--draft none)"
+                "cannot be rolled back after a wrong draft; run without drafts (--draft none)"
             )
         return True
 
@@ -209,7 +209,7 @@ def model_of(layout: PlainLayout) -> str:
         LayoutError: it names none.
     """
     if layout.model is None:
-        raise LayoutError(f"layout {layout.name} names no model; say which with --model (or LLM(..., model=...))")
+        raise LayoutError(f"layout {layout.name} names no model; give one with --model (or LLM(..., model=...))")
     return layout.model
 
 
@@ -259,5 +259,5 @@ def check_draft(layout: PlainLayout, tokenizer: Tokenizer | None) -> None:
         draft_size, model_size = own.vocab_size if own else "no", tokenizer.vocab_size if tokenizer else "none"
         sizes = f"{draft_size} tokens, not the model's {model_size}"
         raise LayoutError(
-            f"draft {name} has another vocabulary than {layout.model} ({sizes}); choose one of its family"
+            f"draft {name} does not have the vocabulary of {layout.model} ({sizes}); choose one of its family"
         )

@@ -106,7 +106,7 @@ def open_folder(folder: Path, revision: str | None = None) -> Checkpoint:
     config = read_config(folder)
     paths = sorted(folder.glob("model*.safetensors"))
     if not paths:
-        raise ModelError(f"{folder} holds no weights (no model*.safetensors)")
+        raise ModelError(f"{folder} contains no weights (model*.safetensors)")
     return Checkpoint(folder, config, table_of(info for path in paths for info in read_header(path)), revision)
 
 
@@ -125,7 +125,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{folder} holds no config.json, so it is not a model folder") from error
+        raise ModelError(f"{folder} contains no config.json, so it is not a model folder") from error
     except (ValueError, RecursionError, OSError) as error:
         raise ModelError(f"{path} cannot be read ({error})") from error
     if not isinstance(config, dict) or "model_type" not in config:
@@ -143,11 +143,11 @@ def read_header(path: Path) -> list[TensorInfo]:
         with path.open("rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _MAX_HEADER:
-                raise ModelError(f"{path} is no safetensors file (its header claims {length:,} bytes)")
+                raise ModelError(f"{path} is not a safetensors file (its header claims {length:,} bytes)")
             entries = json.loads(file.read(length))
         infos = parse_entries(entries, path.name)
     except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
-        raise ModelError(f"{path} is damaged or no safetensors file ({error})") from error
+        raise ModelError(f"{path} is damaged or not a safetensors file ({error})") from error
     wanted, there = 8 + length + max((i.end for i in infos), default=0), path.stat().st_size
     if there < wanted:
         raise ModelError(f"{path} is cut short: {there:,} of {wanted:,} bytes; delete it and download it again")
@@ -176,7 +176,7 @@ def parse_entries(entries: Mapping[str, Any], file: str) -> list[TensorInfo]:
             raise ModelError(f"{file} holds {name} as {entry['dtype']}, which MLX does not load")
         info = TensorInfo(name, entry["dtype"], tuple(entry["shape"]), file, begin, end)
         if not info.fills_its_place:
-            raise ValueError(f"{name} does not fill its place")
+            raise ValueError(f"{name} has the wrong size")
         infos.append(info)
     return infos
 

@@ -20,10 +20,10 @@ def read_recommended(folder: Path) -> Recommended:
     """The sampling values that the folder's generation config recommends; nothing where there is no such file."""
     config, problem = _read(folder)
     if problem is not None:
-        _log.warning("%s is not used: %s", folder / FILE, problem)
+        _log.warning("%s is ignored: %s", folder / FILE, problem)
     found = recommended(config)
     if found.problems:
-        _log.warning("%s has values that are ignored: %s", folder / FILE, "; ".join(found.problems))
+        _log.warning("ignored values in %s: %s", folder / FILE, "; ".join(found.problems))
     return found
 
 

@@ -40,7 +40,7 @@ def open_model(model: str) -> Checkpoint:
     if model.count("/") != 1 or model.startswith((".", "/", "~")):
         known = ", ".join(sorted(DEMO_MODELS))
         raise ModelError(
-            f"there is no model {model!r:.100}: neither a folder, nor a hub id (owner/name), nor one of {known}"
+            f"there is no model {model!r:.100}: it is not a folder, a hub id (owner/name) or one of {known}"
         )
     return _open_hub(model)
 

@@ -95,7 +95,7 @@ class KVPool:
     def _block(self, block_id: int) -> KVBlock:
         block = self._blocks.get(block_id)
         if block is None:
-            raise ProtocolError(f"the plan starts a sequence from block {block_id}, which is not stored")
+            raise ProtocolError(f"the plan starts a sequence from block {block_id}, but that block is not stored")
         return block
 
     def at(self, seq_id: int, start: int) -> SequenceCaches:

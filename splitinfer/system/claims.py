@@ -47,7 +47,7 @@ class Claim:
             or set(read) != names
             or not all(type(n) is int and n >= 0 for n in read.values())
         ):
-            raise ValueError(f"{data[:80]!r} is no claim")
+            raise ValueError(f"{data[:80]!r} is not a claim")
         return cls(**read)
 
 

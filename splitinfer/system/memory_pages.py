@@ -87,7 +87,7 @@ def parse_vm_stat(text: str) -> MemoryPages:
     """
     head = re.match(r"Mach Virtual Memory Statistics: \(page size of (\d+) bytes\)", text)
     if head is None:
-        raise ValueError("this is no output of vm_stat")
+        raise ValueError("this is not the output of vm_stat")
     found = {name.strip('"'): int(count) for name, count in re.findall(r"^(.+?):\s+(\d+)\.?$", text, re.MULTILINE)}
     missing = next((name for name in _NAMES if name not in found), None)
     if missing is not None:

@@ -137,7 +137,7 @@ def call_of(found: Any) -> ToolCallPart:
     if isinstance(arguments, str):
         arguments = json.loads(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
-        raise ValueError(f"a call needs a name and arguments, not {found!r:.80}")
+        raise ValueError(f"a tool call needs a name and arguments, not {found!r:.80}")
     call_id = found.get("id")
     return ToolCallPart(name, json.dumps(arguments, ensure_ascii=False), call_id if isinstance(call_id, str) else None)
 

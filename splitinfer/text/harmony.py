@@ -74,7 +74,7 @@ class Harmony:
             return list(self._encoding.render_conversation(found))
         except (harmony.HarmonyError, ValueError) as error:  # pydantic's errors are ValueErrors
             reason = str(error).strip().split("\n", 1)[0]
-            raise RequestError(f"these messages cannot be written as Harmony: {reason}") from error
+            raise RequestError(f"these messages cannot be converted to Harmony: {reason}") from error
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""

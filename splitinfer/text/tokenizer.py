@@ -65,7 +65,7 @@ class Tokenizer:
             wrapper = load(path, eos_token_ids=eos_token_ids)
         except (OSError, ValueError, KeyError, ImportError) as error:
             reason = str(error).strip().split("\n", 1)[0]
-            raise ModelError(f"the model folder {path} holds no tokenizer that can be read: {reason}") from error
+            raise ModelError(f"the model folder {path} has no readable tokenizer: {reason}") from error
         return cls(wrapper, load_harmony(wrapper) if model_type == MODEL_TYPE else None)
 
     @property
@@ -167,14 +167,14 @@ class Tokenizer:
         if not chat:
             raise RequestError("a chat needs at least one message")
         if not all(isinstance(message.get("content"), str) or message.get("tool_calls") for message in chat):
-            raise RequestError("every chat message needs a 'content' that is text")
+            raise RequestError("every chat message needs a text 'content'")
         if tools and self.no_tools is not None:
             raise RequestError(f"tools are not supported: {self.no_tools}")
         if tools and not self._wrapper.has_chat_template and self._harmony is None:
-            raise RequestError("this model has no chat template, so it cannot be told of tools")
+            raise RequestError("this model has no chat template, so it cannot use tools")
         settings = {**(options or {}), **({"tools": list(tools)} if tools else {})}
         if not_its_own := sorted(settings.keys() & _NOT_FOR_TEMPLATES):
-            raise RequestError(f"{not_its_own[0]} is no value for a chat template")
+            raise RequestError(f"{not_its_own[0]} is not a chat template setting")
         return chat, settings
 
     def _generated(self, token_ids: Sequence[int], content: str) -> list[int]:

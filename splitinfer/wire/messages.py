@@ -221,7 +221,7 @@ class Compress:
 
     def __post_init__(self) -> None:
         if self.codec not in (NONE, *CODECS):
-            raise ValueError(f"codec {self.codec!r:.20} is none of {', '.join((NONE, *CODECS))}")
+            raise ValueError(f"codec {self.codec!r:.20} is unknown; known: {', '.join((NONE, *CODECS))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def test_another_cut_is_loaded_only_where_that_was_said_and_is_worth_it():
     llm.gain = 1.01
     assert run("/plan apply", llm=llm)[1].said[-1] == "1.01 times as good"
     assert len(llm.cuts) == 1
-    for text, failure in (("/plan", "no step yet"), ("/plan at once", "/plan at once is none of")):
+    for text, failure in (("/plan", "no step yet"), ("/plan at once", "/plan at once is unknown")):
         llm.failure = "no step yet"
         chat, screen, _ = run(text, llm=llm)
         assert chat.has_refused
@@ -186,7 +186,7 @@ def test_a_turn_that_was_stopped_before_its_answer_is_forgotten():
     llm.submit = stopped  # type: ignore[method-assign]
     chat, screen, _ = run("one", llm=llm)
     assert chat.conversation.turns == ()
-    assert "forgotten" in screen.said[0]
+    assert "not kept" in screen.said[0]
 
 
 def test_the_oldest_turns_are_dropped_and_it_is_said():
@@ -196,7 +196,7 @@ def test_the_oldest_turns_are_dropped_and_it_is_said():
     assert code == 0
     assert all(prompt.startswith("S|") and len(prompt) <= 90 for prompt in llm.prompts)
     assert [line for line in screen.said if "dropped" in line] == [
-        "the 2 oldest turns were dropped: the conversation had outgrown the 100 tokens of context"
+        "the 2 oldest turns were dropped: the conversation no longer fits the 100 tokens of context"
     ]
 
 
@@ -261,7 +261,7 @@ def test_set_shows_values_and_their_origins_and_sets_one():
 def test_what_set_refuses():
     chat, screen, _ = run("/set warmth 3", "/set top_k", "/set top_k 1.5", "/set top_p 0", "/set top_k 9999999999")
     assert screen.said == [
-        "there is no value 'warmth' to set; there are temperature, top_p, top_k, min_p, repetition_penalty",
+        "unknown setting 'warmth'; known: temperature, top_p, top_k, min_p, repetition_penalty",
         "/set top_k needs a value after it",
         "top_k must be a whole number, not '1.5'",
         "top_p must be over 0 and at most 1, not 0.0",
@@ -275,7 +275,7 @@ def test_save_and_load(tmp_path: Path):
     file = tmp_path / "talk.json"
     llm = MadeUpLLM()
     _, screen, _ = run("/system S", "one", f"/save {file}", f"/save {file}", llm=llm)
-    assert screen.said[-2:] == [f"1 turn saved to {file}", f"{file} is there already; choose another name"]
+    assert screen.said[-2:] == [f"1 turn saved to {file}", f"{file} already exists; choose another name"]
     assert json.loads(file.read_text())[1] == {"role": "user", "content": "one"}
     forgotten = llm.forgotten
     chat, screen, _ = run(f"/load {file}", llm=llm)
@@ -290,9 +290,9 @@ def test_files_that_cannot_be_loaded_or_saved(tmp_path: Path):
     chat, screen, code = run(*(f"/load {tmp_path / name}" for name in names), "/load ~nobody-here/x", "/save /no/where")
     assert [line.partition(": ")[2] for line in screen.said] == [
         "it is not UTF-8 text (byte 2)",
-        "it holds no list of messages",
+        "it does not contain a list of messages",
         "No such file or directory",
-        "it is no file",
+        "it is not a file",
         "Could not determine home directory.",
         "No such file or directory",
     ]

@@ -28,7 +28,7 @@ from splitinfer.chat.commands import COMMANDS, Command, InvalidInput, Say, help_
         ("/xyzzy", InvalidInput("there is no command /xyzzy; /help lists the commands")),
         ("/", InvalidInput("there is no command /; /help lists the commands")),
         ("/save", InvalidInput("/save needs a file name: /save FILE")),
-        ("/quit now", InvalidInput("/quit takes nothing after it")),
+        ("/quit now", InvalidInput("/quit takes no argument")),
     ],
 )
 def test_parse(text: str, meant: object):

@@ -93,14 +93,14 @@ def message(role: str, content: object = "x") -> dict[str, object]:
 @pytest.mark.parametrize(
     ("document", "sentence"),
     [
-        ({"a": 1}, "it holds no list of messages"),
-        ("hello", "it holds no list of messages"),
-        ([message("user"), 5], "message 2 has no role and content that are text"),
-        ([message("user", 5)], "message 1 has no role and content that are text"),
-        ([message("assistant")], "message 1 is of role 'assistant' where 'user' is due"),
-        ([message("system"), message("system")], "message 2 is of role 'system' where 'user' is due"),
-        ([message("user"), message("user")], "message 2 is of role 'user' where 'assistant' is due"),
-        ([message("user"), message("tool")], "message 2 is of role 'tool' where 'assistant' is due"),
+        ({"a": 1}, "it does not contain a list of messages"),
+        ("hello", "it does not contain a list of messages"),
+        ([message("user"), 5], "message 2 needs a role and a content, both text"),
+        ([message("user", 5)], "message 1 needs a role and a content, both text"),
+        ([message("assistant")], "message 1 has the role 'assistant', but 'user' was expected"),
+        ([message("system"), message("system")], "message 2 has the role 'system', but 'user' was expected"),
+        ([message("user"), message("user")], "message 2 has the role 'user', but 'assistant' was expected"),
+        ([message("user"), message("tool")], "message 2 has the role 'tool', but 'assistant' was expected"),
         ([message("user")], "its last message has no answer"),
     ],
 )

@@ -135,7 +135,7 @@ def test_layout_table_fits_a_terminal(name: str):
 def test_dropped_names_the_context():
     assert (
         figures.dropped(1, 300)
-        == "the oldest turn was dropped: the conversation had outgrown the 300 tokens of context"
+        == "the oldest turn was dropped: the conversation no longer fits the 300 tokens of context"
     )
 
 

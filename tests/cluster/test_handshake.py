@@ -65,7 +65,7 @@ def test_other_weights(tiny_folder: Callable[..., Path], tmp_path: Path):
             assert running.wait(20) == 1
         (sentence,) = running.complaints
         assert "has other weights" in sentence
-        assert re.search(r"model-0000\d-of-00002.safetensors holds other weights", sentence)
+        assert re.search(r"model-0000\d-of-00002.safetensors has different weights", sentence)
         other.sees("refused .* has other weights", 5)
         with LLM(write_layout(tmp_path, [other.address], str(theirs), layers=4)) as llm:
             prompt = stages.prompt(9)

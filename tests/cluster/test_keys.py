@@ -91,7 +91,7 @@ def test_a_worker_brings_hidden_states_and_nothing_else(tmp_path: Path, expected
             link = connect(address(air), timeout=5, options=LinkOptions(security=Security(middle, key(air))))
             with Peer(address(air), link=link) as peer:
                 answer = peer.say(hello(role="coordinator")).hear()
-                assert "that key is not admitted here" in answer.reason
+                assert "this key is not admitted here" in answer.reason
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected
         with LLM(both) as llm:  # the workers are still there, and a second session is one more
             assert llm.generate(PROMPT, PARAMS)[0].token_ids == expected

@@ -85,7 +85,7 @@ def test_a_local_worker_is_said_to_be_started_again(tmp_path: Path):
     with coordinator(write_layout(tmp_path, ["local"]), *TALE) as running:
         running.prints(".{60}")
         running.children()[0].kill()
-        running.sees("waiting up to 60 s for it: it is being started again")
+        running.sees("waiting up to 60 s for it: restarting it")
         assert running.wait(30) == 0
         assert len(running.complaints) == 2
 

@@ -26,13 +26,13 @@ def test_the_same_is_no_difference():
     ("there", "words"),
     [
         (replace(HERE, config="other"), "config.json differs"),
-        (with_file(size=51), "b.safetensors holds other tensors"),
-        (with_file(table="t3"), "b.safetensors holds other tensors"),
-        (with_file(sample="s3"), "b.safetensors holds other weights"),
+        (with_file(size=51), "b.safetensors has different tensors"),
+        (with_file(table="t3"), "b.safetensors has different tensors"),
+        (with_file(sample="s3"), "b.safetensors has different weights"),
         (replace(HERE, revision="fedcba9876543210"), "revision 0123456789ab here, fedcba987654 there"),
         (
             replace(HERE, files={"model.safetensors": FileFingerprint(150, "t")}),
-            "the weights lie in other files (a.safetensors, b.safetensors here, model.safetensors there)",
+            "the weight files differ (a.safetensors, b.safetensors here, model.safetensors there)",
         ),
     ],
 )

@@ -143,5 +143,7 @@ def test_workers_may_share_a_host_and_be_local_together():
 
 
 def test_an_unknown_dtype_is_refused():
-    with pytest.raises(LayoutError, match=r"dtype 'int8' of layout x.yaml is none of auto, float32, float16, bfloat16"):
+    with pytest.raises(
+        LayoutError, match=r"dtype 'int8' of layout x.yaml is unknown; known: auto, float32, float16, bfloat16"
+    ):
         Layout(lay_out([("all", 1, None)]), dtype="int8", name="x.yaml")

@@ -254,7 +254,7 @@ def test_a_header_of_any_length_is_refused_if_it_is_not_there(length: int):
 
 
 def test_another_version_of_the_format_is_refused():
-    assert "no block of this format" in refused(FILE[:7] + b"\x02" + FILE[8:])
+    assert "not a block of this format" in refused(FILE[:7] + b"\x02" + FILE[8:])
 
 
 def test_sample_blocks_are_right():

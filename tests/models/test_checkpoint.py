@@ -90,7 +90,7 @@ def test_no_folder(tmp_path: Path):
 
 def test_no_config(folder: Path):
     (folder / "config.json").unlink()
-    assert error_of(folder) == f"{folder} holds no config.json, so it is not a model folder"
+    assert error_of(folder) == f"{folder} contains no config.json, so it is not a model folder"
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
@@ -109,7 +109,7 @@ def test_no_weights(folder: Path):
     for path in folder.glob("*.safetensors"):
         path.unlink()
     (folder / "other.safetensors").write_bytes(b"x")
-    assert error_of(folder) == f"{folder} holds no weights (no model*.safetensors)"
+    assert error_of(folder) == f"{folder} contains no weights (model*.safetensors)"
 
 
 @pytest.mark.parametrize("missing", [1, 1000])
@@ -127,7 +127,7 @@ def test_a_file_that_is_cut_short_says_by_how_much(folder: Path, missing: int):
 def test_a_file_without_its_whole_header(folder: Path, kept: int):
     path = folder / SECOND
     path.write_bytes(path.read_bytes()[:kept])
-    assert error_of(folder).startswith(f"{path} is damaged or no safetensors file (")
+    assert error_of(folder).startswith(f"{path} is damaged or not a safetensors file (")
 
 
 def test_a_page_of_html_is_no_weights(folder: Path):
@@ -163,7 +163,7 @@ def test_a_page_of_html_is_no_weights(folder: Path):
 )
 def test_headers_that_are_none(tmp_path: Path, header: Any):
     path = write(tmp_path / "model.safetensors", header, bytes(24))
-    with pytest.raises(ModelError, match=r"model.safetensors is damaged or no safetensors file"):
+    with pytest.raises(ModelError, match=r"model.safetensors is damaged or not a safetensors file"):
         read_header(path)
 
 
@@ -215,7 +215,7 @@ def test_another_configuration_is_another_model(folder: Path, tiny_folder: Folde
 def test_other_weights_are_another_model(folder: Path, tiny_folder: Folder, place: str):
     path = folder / FIRST
     flip(path, path.stat().st_size - 1 if place == "last" else 8 + len_of_header(path))
-    assert difference(folder, tiny_folder("llama")) == f"{FIRST} holds other weights"
+    assert difference(folder, tiny_folder("llama")) == f"{FIRST} has different weights"
 
 
 def len_of_header(path: Path) -> int:
@@ -238,7 +238,7 @@ def test_samples_reach_from_the_first_byte_to_the_last(tmp_path: Path, size: int
     spots = {whole - size, whole - 1, max(whole - 30, whole - size)}
     for spot in spots:
         flip(file, spot)
-        assert difference(here, there) == "model.safetensors holds other weights", f"byte {spot} of {whole}"
+        assert difference(here, there) == "model.safetensors has different weights", f"byte {spot} of {whole}"
         flip(file, spot)
     assert difference(here, there) is None
 
@@ -248,13 +248,13 @@ def test_a_tensor_of_another_name_is_another_model(tmp_path: Path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text('{"model_type": "x"}')
         write(tmp_path / name / "model.safetensors", {name: entry()}, bytes(24))
-    assert difference(tmp_path / "a", tmp_path / "b") == "model.safetensors holds other tensors"
+    assert difference(tmp_path / "a", tmp_path / "b") == "model.safetensors has different tensors"
 
 
 def test_weights_in_other_files_are_named(folder: Path, tiny_folder: Folder):
     (folder / SECOND).rename(folder / "model-rest.safetensors")
     assert difference(folder, tiny_folder("llama")) == (
-        f"the weights lie in other files ({FIRST}, model-rest.safetensors here, {FIRST}, {SECOND} there)"
+        f"the weight files differ ({FIRST}, model-rest.safetensors here, {FIRST}, {SECOND} there)"
     )
 
 

@@ -131,7 +131,7 @@ def test_an_unknown_name_lists_what_there_is(name: str, fake: FakeHub):
     fake.error = AssertionError("the hub was asked")
     known = ", ".join(sorted(DEMO_MODELS))
     assert error_of(name) == (
-        f"there is no model {name!r}: neither a folder, nor a hub id (owner/name), nor one of {known}"
+        f"there is no model {name!r}: it is not a folder, a hub id (owner/name) or one of {known}"
     )  # fmt: skip
 
 

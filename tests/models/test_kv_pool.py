@@ -72,7 +72,10 @@ def test_others_begin_with_stored_blocks_until_they_are_dropped():
         assert [cache.offset for cache in run(pool, seq_id, length, 3).own] == [length + 3]
     pool.drop(8)
     pool.drop(8)
-    assert refused(lambda: pool.open(5, [7, 8], 18)) == "the plan starts a sequence from block 8, which is not stored"
+    assert (
+        refused(lambda: pool.open(5, [7, 8], 18))
+        == "the plan starts a sequence from block 8, but that block is not stored"
+    )
     assert "cannot start from blocks [7]" in refused(lambda: pool.open(5, [7], 17))
     assert "cannot start from blocks [7]" in refused(lambda: pool.open(5, [7], 0))
     assert refused(lambda: pool.open(2, [7], 5)) == "sequence 2 was opened twice"

@@ -49,7 +49,7 @@ def asked(
         "return_tensors is no value for a chat templ"),
         (CHAT, {**ASK, "chat_template_kwargs": {"padding": "max_length", "max_length": 10**9}},
         "max_length is no value"),
-        (CHAT, {**ASK, "chat_template_kwargs": {"self": 1}}, "self is no value for a chat template"),
+        (CHAT, {**ASK, "chat_template_kwargs": {"self": 1}}, "self is not a chat template setting"),
         (CHAT, {**ASK, "messages": TALE * 100_000}, "messages may have 4,096 entries, not 100,000"),
         (CHAT, {**ASK, "tools": [FUNCTION] * 1025}, "tools may have 1,024 entries, not 1,025"),
         (CHAT, {**ASK, "n": 128}, "n must be a whole number from 1 to 16"),

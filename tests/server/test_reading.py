@@ -58,7 +58,7 @@ def test_what_the_server_cuts_short_has_failed_and_what_the_client_ends_has_not(
 
 
 def test_other_ends_are_told_as_they_are():
-    for reason, error in (("stop", None), ("length", None), ("error", "lost"), ("abort", "its time was over")):
+    for reason, error in (("stop", None), ("length", None), ("error", "lost"), ("abort", "it timed out")):
         asked = Asked(event("a", reason, error))
         (piece,) = pieces_of(asked)
         assert (piece.finish_reason, piece.error) == (reason, error)

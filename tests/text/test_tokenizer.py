@@ -165,7 +165,7 @@ def test_messages_without_text(tokenizer: Tokenizer, messages: list[dict[str, st
 def test_no_tokenizer(tmp_path: Path):
     with pytest.raises(ModelError, match=r"there is no model folder .*gone"):
         Tokenizer.from_folder(tmp_path / "gone")
-    with pytest.raises(ModelError, match=r"the model folder .* holds no tokenizer that can be read: ") as caught:
+    with pytest.raises(ModelError, match=r"the model folder .* has no readable tokenizer: ") as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
     (tmp_path / "tokenizer.json").write_text("{")
@@ -237,7 +237,7 @@ def test_a_call_needs_no_content(tmp_path: Path):
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "weather"}]}
     text = tokenizer.decode(tokenizer.encode_chat([{"role": "user", "content": "hi"}, call]))
     assert text == "user:hi|assistant:<tool_call>weather</tool_call>|assistant:"
-    with pytest.raises(RequestError, match="every chat message needs a 'content'"):
+    with pytest.raises(RequestError, match="every chat message needs a text 'content'"):
         tokenizer.encode_chat([{"role": "assistant", "content": None}])
 
 
@@ -253,7 +253,7 @@ def test_the_ids_of_an_answer_are_used_beside_tools(tmp_path: Path):
 
 def test_tools_need_a_template(tmp_path: Path):
     edit(copy_of_target(tmp_path) / "tokenizer_config.json", chat_template=None)
-    with pytest.raises(RequestError, match="no chat template, so it cannot be told of tools"):
+    with pytest.raises(RequestError, match="no chat template, so it cannot use tools"):
         Tokenizer.from_folder(tmp_path).encode_chat([{"role": "user", "content": "a"}], tools=[{"type": "function"}])
 
 

@@ -33,5 +33,5 @@ def format_of(name: str) -> KVFormat | None:
         ValueError: there is no such format.
     """
     if name not in NAMES:
-        raise ValueError(f"kv_format {name!r} is none of {', '.join(NAMES)}")
+        raise ValueError(f"kv_format {name!r} is unknown; known: {', '.join(NAMES)}")
     return FORMATS.get(name)

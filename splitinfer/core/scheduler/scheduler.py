@@ -121,7 +121,7 @@ class Scheduler:
             NeverFits: its KV is too large for a stage even when alone.
         """
         if not self.has_room:
-            raise QueueFull(f"{len(self.waiting)} requests wait already, and no more may")
+            raise QueueFull(f"{len(self.waiting)} requests are waiting already, which is the most")
         self.config.check_fits(seq)
         seq.arrival = self._num_arrived
         if self.config.blocks.keeps_blocks:

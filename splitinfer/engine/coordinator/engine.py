@@ -154,7 +154,7 @@ class Engine:
         scheduler, layout = self._both_in_force
         config, num_waiting = scheduler.config, len(scheduler.waiting) + num_arriving
         if num_waiting >= config.max_waiting:
-            raise QueueFull(f"{num_waiting:,} requests wait already, and no more may; try again later")
+            raise QueueFull(f"{num_waiting:,} requests are waiting already, which is the most; try again later")
         try:
             config.check_fits(state.sequence)
         except NeverFits as error:
@@ -594,7 +594,7 @@ class Engine:
     def _expire(self) -> None:
         """End the requests whose time is over."""
         for seq_id in self.scheduler.expire(time.monotonic()):
-            self._forget(seq_id, FinishReason.ABORT).end(FinishReason.ABORT, "its time was over")
+            self._forget(seq_id, FinishReason.ABORT).end(FinishReason.ABORT, "it timed out")
 
     def _end_unable(self) -> None:
         """End the requests whose KV does not fit any more, since a stage's device had no memory left."""

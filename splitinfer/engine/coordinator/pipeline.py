@@ -104,7 +104,7 @@ class Pipeline:
         Raises:
             PeerError, ModelError: a stage cannot be reached or loaded; all links are closed again.
         """
-        self.regroup("the pipeline is being opened again")
+        self.regroup("the pipeline is reopening")
         worker_group, self._meanwhile = self._worker_group, meanwhile
         try:
             self._reach_workers(worker_group, connect_timeout or self._config.connect_timeout)
@@ -168,7 +168,7 @@ class Pipeline:
         try:
             worker = self._locals.get(spec.name)
             if worker is None:
-                raise WorkerUnreachable(f"the local worker {spec.name} was stopped while the pipeline was being opened")
+                raise WorkerUnreachable(f"the local worker {spec.name} was stopped while the pipeline was opening")
             worker_group.connect(stage, spec, worker.address(), timeout)
         except WorkerUnreachable:
             worker = self._locals.pop(spec.name, None)  # the next attempt starts another
@@ -368,9 +368,9 @@ class Pipeline:
     def remedy(self) -> str:
         """What brings back the worker that was lost last, as part of a sentence."""
         if self._lost is None:
-            return "it is still running, and is being connected again"
+            return "it is still running; reconnecting"
         if self._lost.spec.is_local:
-            return "it is being started again"
+            return "restarting it"
         return f"start it there again with: {start_command(self._lost.address)}"
 
     # -- closing -----------------------------------------------------------------------------

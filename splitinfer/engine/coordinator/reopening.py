@@ -149,7 +149,7 @@ class Reopening:
         if error is None:
             self._wanted.popleft().paused.set_result(time.monotonic() - began)
             return
-        log.warning("the cut %s cannot be used: %s", wanted.layout.cut, error)
+        log.warning("cut %s cannot be used: %s", wanted.layout.cut, error)
         self._loop.stop_if_closing()
         pipeline.relay(before)
         reason = self._open()
@@ -170,7 +170,7 @@ class Reopening:
     def _objection(self) -> SplitinferError | None:
         """Why no other cut is to be loaded now, if so."""
         if self._parts.requests.is_draining:
-            return PeerError("no other cut is loaded: the coordinator was told to end")
+            return PeerError("the coordinator is shutting down and loads no other cut")
         return None
 
     def _attempt(self, layout: Layout) -> SplitinferError | None:
@@ -230,7 +230,7 @@ class Reopening:
             self._wait(loss, reason)
         self._resume()
         self._parts.totals.rejoins += 1
-        log.warning("all stages are back; going on where it stopped")
+        log.warning("all stages are back; continuing where it stopped")
 
     def _remedy(self, loss: WorkerLost | DeviceFailed) -> str:
         """What is done about a loss, as part of a sentence.
@@ -241,11 +241,11 @@ class Reopening:
         stage, scheduler = _stage_without_memory(loss), self._loop.scheduler
         if stage is not None and scheduler.lower_budget(stage):
             kv = scheduler.state.budget.stages[stage]
-            return f"it gets {size(kv.budget_bytes)} of KV at most from now on, and fewer requests at a time"
+            return f"it gets at most {size(kv.budget_bytes)} of KV from now on, and fewer requests at a time"
         if self._timeout <= 0 or not self._losses.another(self._parts.totals.generated_tokens):
             raise loss
         if isinstance(loss, DeviceFailed):
-            return "it computes again what it held"
+            return "it recomputes what it held"
         return f"waiting up to {self._timeout:.0f} s for it: {self._parts.pipeline.remedy}"
 
     # -- both --------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ class RequestTable:
             if self.failure is not None:
                 raise self.failure
             if self._drained is not None:
-                raise PeerError("no new request is taken: the coordinator was told to end")
+                raise PeerError("the coordinator is shutting down and takes no new requests")
             check(len(self._arriving))
             self._arriving[state.seq_id] = state
             hand_over()

@@ -131,7 +131,9 @@ class Trace:
             return
         self._num_bytes += len(data)
         if self._num_bytes > MAX_BYTES:
-            log.warning("the trace ends here: %s has %d bytes, which viewers hardly open", self.path, self._num_bytes)
+            log.warning(
+                "the trace ends here: %s has %d bytes, and viewers cannot open much more", self.path, self._num_bytes
+            )
             self._file.write(b"\n]\n")
             self._file.close()
 

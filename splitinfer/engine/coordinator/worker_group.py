@@ -372,7 +372,7 @@ def _why_refused(spec: StageSpec, address: str, options: LinkOptions, error: Lin
     where = f"worker {spec.name} ({address})"
     if options.security is None:
         return (
-            f"{where} wants an encrypted link: give the key that it printed when it started, in a layout as "
+            f"{where} requires an encrypted link: give the key that it printed when it started, in a layout as "
             f"`key:` of stage {spec.name}, with --workers as {spec.name}=ADDRESS#KEY"
         )
     return (

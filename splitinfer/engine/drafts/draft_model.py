@@ -119,7 +119,7 @@ class DraftModel:
         found = survey(checkpoint, 0, num_layers, resolved)
         if found.rewind is not UNLIMITED and found.rewind <= PUT_BACK:
             raise ModelError(
-                f"draft {name} cannot go back to where one of its drafts was wrong, because its layers keep a state; "
+                f"draft {name} cannot be rolled back after a wrong draft, because its layers keep a state; "
                 "choose one with attention only, or draft with 'ngram'"
             )
         free = check_fit(found.need, kv_tokens, f"draft {name}", "choose a smaller one, or a smaller --context")

@@ -35,7 +35,7 @@ def _of_use(codec: str, row: TensorSpec | None) -> str:
     """``codec``, or NONE where it would make rows no smaller."""
     if codec == NONE or row is None or packs(codec, prod(row.shape), row.dtype):
         return codec
-    log.info("codec %s makes hidden states of %s no smaller; they go as they are", codec, row.dtype)
+    log.info("codec %s does not make hidden states of %s smaller; they are sent uncompressed", codec, row.dtype)
     return NONE
 
 

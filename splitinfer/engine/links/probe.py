@@ -99,7 +99,7 @@ class NextStage:
         try:
             item, heard = self._replies.get(timeout=PATIENCE)
         except queue.Empty:
-            raise PeerError(f"{self._connection.name} has not answered for {PATIENCE:.0f} s") from None
+            raise PeerError(f"{self._connection.name} did not answer within {PATIENCE:.0f} s") from None
         if isinstance(item, LinkClosed):
             raise PeerError(f"{self._connection.name} is gone: {item.reason}")
         reply = self._connection.receive(item)

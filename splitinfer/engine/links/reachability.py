@@ -47,8 +47,10 @@ def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "
     if unreachable.is_name:
         return _name(host, is_mac, origin, here)
     if unreachable.is_silent:
-        text = f"a connection to {host} is made, but no worker answers on it"
-        return Explanation(text, "it may be stopped or still starting, or another program listens on that port")
+        text = f"{host} accepts connections, but no worker answers"
+        return Explanation(
+            text, "the worker may be stopped or still starting, or another program may listen on that port"
+        )
     match unreachable.error:
         case errno.EHOSTUNREACH if is_mac and is_local(host) and not origin.may_use_local_network:
             return _no_permission(host, origin, here)
@@ -59,13 +61,13 @@ def explain(unreachable: Unreachable, system: str, origin: Origin, here: str = "
         case errno.ETIMEDOUT | errno.EHOSTDOWN:
             return _silent(host, is_firewall_possible=unreachable.error == errno.ETIMEDOUT)
         case errno.ENETUNREACH | errno.ENETDOWN:
-            text = f"{here} has no network that leads to {host} ({os.strerror(unreachable.error)})"
-            return Explanation(text, f"check its cable or Wi-Fi, and the way: {_route(host, is_mac)}")
+            text = f"{here} has no network to {host} ({os.strerror(unreachable.error)})"
+            return Explanation(text, f"check its cable or Wi-Fi, and the route: {_route(host, is_mac)}")
         case errno.EACCES | errno.EPERM:
             text = f"a rule on {here} forbids connections to {host} ({os.strerror(unreachable.error)})"
-            return Explanation(text, "look at its firewall and its routes")
+            return Explanation(text, "check its firewall and its routes")
         case errno.EADDRNOTAVAIL | errno.EINVAL if _lacks_zone(host):
-            text = f"{host} is an address of one cable or network, and its interface is not named"
+            text = f"{host} is a link-local address and needs an interface"
             return Explanation(text, f"write it with the interface: [{host}%en5]")
     return Explanation(str(unreachable))
 
@@ -85,7 +87,7 @@ def is_local(host: str) -> bool:
 
 def _no_permission(host: str, origin: Origin, here: str) -> Explanation:
     text = (
-        f"macOS on {here} denies this process the way to {host} (“No route to host”), most likely because it has no "
+        f"macOS on {here} blocks this process from reaching {host} (“No route to host”), most likely because it has no "
         "permission for the local network"
     )
     who = {
@@ -103,7 +105,7 @@ def _no_permission(host: str, origin: Origin, here: str) -> Explanation:
 def _no_route(host: str, is_mac: bool, here: str) -> Explanation:
     ways = f"`ping -c 3 {host}`, {_route(host, is_mac)}"
     if not is_local(host):
-        return Explanation(f"there is no route from {here} to {host}", f"look at the way: {ways}")
+        return Explanation(f"there is no route from {here} to {host}", f"check the route: {ways}")
     why = "the machine is off, asleep or in another network"
     if not is_mac:
         why += ", or a firewall rejects connections"
@@ -111,7 +113,7 @@ def _no_route(host: str, is_mac: bool, here: str) -> Explanation:
         # macOS has one route for all of these, by its first interface: swellweb/targetBridge PR 130.
         why += ", or macOS looks for this self-assigned address elsewhere than on the cable"
         ways += ", and give both ends of the cable addresses of their own"
-    return Explanation(f"{here} finds no way to {host} (“No route to host”): {why}", f"look at the way: {ways}")
+    return Explanation(f"{here} finds no route to {host} (“No route to host”): {why}", f"check the route: {ways}")
 
 
 def _silent(host: str, *, is_firewall_possible: bool) -> Explanation:
@@ -120,12 +122,12 @@ def _silent(host: str, *, is_firewall_possible: bool) -> Explanation:
         why += ", or a firewall drops connections"
     remedy = f"wake it and try `ping -c 3 {host}`"
     if is_firewall_possible:
-        remedy += "; run `splitinfer doctor` there, which looks at the firewall of a Mac"
+        remedy += "; run `splitinfer doctor` there: it checks a Mac's firewall"
     return Explanation(f"nothing comes back from {host}: {why}", remedy)
 
 
 def _name(host: str, is_mac: bool, origin: Origin, here: str) -> Explanation:
-    text = f"{here} finds no address for the name {host}"
+    text = f"{here} cannot resolve the name {host}"
     if not is_local(host):
         return Explanation(text, "check its spelling, or use the machine's IP address")
     if not is_mac:

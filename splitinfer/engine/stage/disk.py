@@ -65,7 +65,7 @@ class StageDisk:
             parts = {part.slot: part for file in found for part in _parts(file) if part.slot[0] in self._places}
             return block_of(parts, self._places, self._sample, fetch.start, fetch.end)
         except ValueError as error:
-            log.warning("a block of KV on disk does not fit this stage, and is computed again: %s", error)
+            log.warning("a block of KV on disk does not fit this stage and is recomputed: %s", error)
             return None
 
     def touch(self, keys: list[Key]) -> None:

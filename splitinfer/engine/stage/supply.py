@@ -36,7 +36,7 @@ class FromHub:
         missing = checkpoint.missing(found.tensors)
         if missing and checkpoint.origin is not None:
             remedy = f"splitinfer models pull {command.model} --from ADDRESS --layers {command.start}-{command.end - 1}"
-            raise ModelError(f"of {command.model} this machine has other layers; copy these, too: {remedy}")
+            raise ModelError(f"this machine has other layers of {command.model}; copy these, too: {remedy}")
         files = sorted({checkpoint.tensors[name].file for name in missing})
         fetch(command.model, checkpoint, files, lambda *at: report(Progress("download", *at)))
         return checkpoint

@@ -41,7 +41,7 @@ class ControlChannel:
             item = self._arrived.get(timeout=_ANSWER_SECONDS)
         except queue.Empty:
             raise LinkTimeout(
-                f"{self.peer} was asked for weights, and did not answer for {_ANSWER_SECONDS:.0f} s"
+                f"{self.peer} did not answer a request for weights within {_ANSWER_SECONDS:.0f} s"
             ) from None
         if isinstance(item, LinkClosed):
             raise item

@@ -126,7 +126,7 @@ class Acceptor:
         if difference:
             return f"the worker runs another version ({difference}); install the same on both"
         if not self._is_allowed(hello.role, connection.link.peer_key):
-            return "that key is not admitted here"
+            return "this key is not admitted here"
         if hello.role == "reader":
             return self._door.reason_against
         with self._lock:

@@ -258,7 +258,7 @@ class Worker:
         if connection.role == "upstream" and not isinstance(message, Step | Echo):
             kind = codec.kind_of(message)
             raise ProtocolError(
-                f"the stage before sends hidden states only, and {connection.name} sent a {kind} message"
+                f"the previous stage sends only hidden states, but {connection.name} sent a {kind} message"
             )
         match message:
             case Step():
@@ -309,7 +309,7 @@ class Worker:
 
     def _measure_next(self) -> LinkMeasurement:
         if self._downstream is None:
-            raise ProtocolError("the link to the next stage was to be measured before there was one")
+            raise ProtocolError("the link to the next stage does not exist yet, so it cannot be measured")
         try:
             return self._downstream.measure()
         except (PeerError, TransportError) as error:
@@ -371,7 +371,7 @@ class Worker:
         hello = Hello("upstream", self.name, connection.session_id, own_versions())
         session.sending(hello)
         if message.key and self._keys is None:
-            raise PeerError(f"{self.name} was started with --insecure, and the next stage wants an encrypted link")
+            raise PeerError(f"{self.name} was started with --insecure, but the next stage requires an encrypted link")
         options = options_to(message.key, self._own_key)
         try:
             link, note = reach(message.address, message.fallback, CONNECT_TIMEOUT, options)
@@ -468,7 +468,7 @@ class Worker:
             try:
                 owner.send(Fault(reason, no_memory, is_ending))
             except (TransportError, ProtocolError) as error:
-                log.info("the reason could not be sent to the coordinator: %s", error)
+                log.info("cannot send the reason to the coordinator: %s", error)
             owner.link.close(reason)
         self._end_session(reason)
 
@@ -521,7 +521,9 @@ def _check_step(step: Step, frame: Frame, stage: LoadedStage) -> None:
 def _check_load(command: Load) -> None:
     """Raise ProtocolError for values that no coordinator of this project sends."""
     if command.dtype not in DTYPES:
-        raise ProtocolError(f"a load message names the dtype {command.dtype!r:.40}; known are {', '.join(DTYPES)}")
+        raise ProtocolError(
+            f"a load message has the unknown dtype {command.dtype!r:.40}; known are {', '.join(DTYPES)}"
+        )
     if command.vocab_size < 1 or command.kv_tokens < 1 or len(command.model) > _MAX_PATH:
         raise ProtocolError(
             f"a load message has a vocabulary of {command.vocab_size}, {command.kv_tokens} tokens of KV "

@@ -38,7 +38,7 @@ def test_the_queue_has_an_end():
     for _ in range(2):
         house.add([1] * 3)
     assert not house.scheduler.has_room
-    with pytest.raises(QueueFull, match="2 requests wait already, and no more may"):
+    with pytest.raises(QueueFull, match="2 requests are waiting already, which is the most"):
         house.add([1] * 3)
     house.step()
     assert house.scheduler.has_room

@@ -168,7 +168,7 @@ def test_the_coordinators_device_fails_for_ever(
         assert output.error == "stage s0 cannot go on: the device failed (command buffer: timeout)"
         with pytest.raises(SplitinferError, match="stage s0 cannot go on"):
             llm.submit(prompt(20), PARAMS)
-    again = [record.message for record in caplog.records if "it computes again what it held" in record.message]
+    again = [record.message for record in caplog.records if "it recomputes what it held" in record.message]
     assert len(again) == liveness.MAX_LOSSES_IN_A_ROW
 
 

@@ -227,7 +227,7 @@ def test_more_requests_than_may_wait_are_refused() -> None:
                 refused.append(str(error))
         assert len(taken) >= 50
         assert len(taken) + len(refused) == 10_000
-        assert refused[0] == "50 requests wait already, and no more may; try again later"
+        assert refused[0] == "50 requests are waiting already, which is the most; try again later"
         assert all(len(request.result().token_ids) == 2 for request in taken)
 
 
@@ -235,7 +235,7 @@ def test_a_request_whose_time_is_over_is_ended() -> None:
     with LLM("demo.yaml") as llm:
         late = llm.submit(TALE, params(max_tokens=4000, ignore_eos=True), timeout=0.3)
         output = late.result()
-        assert (output.finish_reason, output.error) == ("abort", "its time was over")
+        assert (output.finish_reason, output.error) == ("abort", "it timed out")
         assert llm.generate(TALE, params(max_tokens=3))[0].finish_reason == "length"
 
 

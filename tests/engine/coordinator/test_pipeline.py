@@ -127,7 +127,7 @@ def test_only_local_workers_that_are_past_asking_are_replaced(monkeypatch: pytes
 def test_a_local_worker_whose_engine_stands_still_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, workers = after(monkeypatch, {"b": FakeLink(peer_progress=7), "c": FakeLink(peer_progress=6)})
     assert "worker c" in str(pipeline.stuck_worker(10.0))
-    assert pipeline.remedy == "it is being started again"
+    assert pipeline.remedy == "restarting it"
     pipeline.regroup("stuck")
     assert pipeline._locals["b"] is workers["b"]
     assert workers["c"].was_killed

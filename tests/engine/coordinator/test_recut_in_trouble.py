@@ -105,7 +105,7 @@ def test_several_at_once(folder: Path, alone: list[list[int]]):
 def test_not_while_draining(folder: Path):
     with stages.pipeline(folder, [2, 2]) as llm:
         llm.drain(SECONDS)
-        with pytest.raises(PeerError, match="no other cut is loaded: the coordinator was told to end"):
+        with pytest.raises(PeerError, match="the coordinator is shutting down and loads no other cut"):
             llm.recut([1, 3])
         assert llm.layout.cut == "2-2"
 

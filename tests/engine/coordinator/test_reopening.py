@@ -66,7 +66,7 @@ class Stages:
     opened: list[str] = field(default_factory=list)
     clocks: Clocks = field(default_factory=lambda: Clocks(()))
     lost_name: str = "s1"
-    remedy: str = "it is being started again"
+    remedy: str = "restarting it"
     while_opening: Callable[[], None] = lambda: None
 
     def open(self, connect_timeout: float | None = None, meanwhile: Callable[[], None] = lambda: None) -> None:
@@ -313,7 +313,7 @@ def test_requests_end_while_another_cut_is_loaded(
         outputs = [request.result() for request in requests]
         assert ended == dict.fromkeys(("aborted", "late", "aborted while a worker loads"), True)
         assert [output.finish_reason for output in outputs] == ["abort", "abort", "abort", "length"]
-        assert [output.error for output in outputs] == [None, "its time was over", None, None]
+        assert [output.error for output in outputs] == [None, "it timed out", None, None]
         assert outputs[3].token_ids == right
         assert paused[0].result(SECONDS) > 0
         assert llm._engine.pipeline.layout.cut == "1-3"

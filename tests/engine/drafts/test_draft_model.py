@@ -235,7 +235,7 @@ def test_an_id_of_padding_ends_a_sequence_and_no_other(model: DraftModel) -> Non
 
 
 def test_a_draft_that_cannot_go_back_is_refused(tiny_folder: Callable[..., Path]) -> None:
-    with pytest.raises(ModelError, match="cannot go back"):
+    with pytest.raises(ModelError, match="cannot be rolled back"):
         DraftModel.load("next", open_model(str(tiny_folder("qwen3_next"))), "float32", 100, 128)
 
 

@@ -387,7 +387,10 @@ def test_a_model_that_cannot_go_back_is_refused_with_its_reason(
 ) -> None:
     folder = tiny_folder("qwen3_next")
     monkeypatch.setattr(stage_loader, "try_blocks", lambda _model: Trial("it was made to"))
-    with pytest.raises(ModelError, match="keep a state that cannot go back"), pipeline(folder, [1, 3], draft="ngram"):
+    with (
+        pytest.raises(ModelError, match="keep a state that cannot be rolled back"),
+        pipeline(folder, [1, 3], draft="ngram"),
+    ):
         pass
 
 
