@@ -88,7 +88,8 @@ def stats_table(layout: Layout, stats: Stats) -> str:
     if tried:
         found, lost = stats["speculation"], stats["speculation"]["sent"] - right
         totals += (
-            f"\ndrafts by {found['drafter']}: {percent(right / tried)} right, {lost:,} of {found['sent']:,} in vain"
+            f"\ndrafts by {found['drafter']}: {right:,} of {found['sent']:,} drafted tokens accepted, "
+            f"{lost:,} discarded ({tried - right:,} wrong, {lost - (tried - right):,} behind a wrong one)"
         )
     return f"{table(rows)}\n{totals}"
 

@@ -52,7 +52,7 @@ def with_a_key(driven: Driven) -> None:
         expect(page.locator(".stage")).to_have_count(2, timeout=PATIENCE)
         kept = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
         assert key not in kept, kept
-    expect(page.get_by_text("The server does not answer; what is shown is old.")).to_be_visible(timeout=PATIENCE)
+    expect(page.get_by_text("The server does not answer; these figures are old.")).to_be_visible(timeout=PATIENCE)
     with serving("--port", url.rpartition(":")[2]) as (again, _):
         assert again == url
         expect(page.get_by_text("what is shown is old")).not_to_be_visible(timeout=PATIENCE)
@@ -69,19 +69,19 @@ def dials(driven: Driven) -> None:
             each.locator(".dials summary").click(timeout=PATIENCE)
         page.get_by_label("prefill_share").fill("0.25")
         page.get_by_label("policy").select_option("prefill_first")
-        page.get_by_role("button", name="Turn").click()
+        page.get_by_role("button", name="Apply").click()
         expect(page.locator(".dials summary")).to_have_text("Dials of serving · 2 set", timeout=PATIENCE)
         expect(other.page.get_by_label("prefill_share")).to_have_value("0.25", timeout=PATIENCE)
         page.get_by_label("kv_low").fill("0.95")
-        page.get_by_role("button", name="Turn").click()
+        page.get_by_role("button", name="Apply").click()
         expect(page.locator(".dials .error")).to_contain_text("kv_low and kv_high must be", timeout=PATIENCE)
         for name, (width, height) in WIDTHS.items():
             page.set_viewport_size({"width": width, "height": height})
             page.locator(".dials .buttons").scroll_into_view_if_needed()
             driven.picture(f"dials-{name}")
             assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
-        page.get_by_role("button", name="All to defaults").click()
-        page.get_by_role("button", name="Turn").click()
+        page.get_by_role("button", name="Reset to defaults").click()
+        page.get_by_role("button", name="Apply").click()
         expect(page.locator(".dials summary")).to_have_text("Dials of serving", timeout=PATIENCE)
         expect(other.page.get_by_label("prefill_share")).to_have_value("", timeout=PATIENCE)
     driven.show("Chat")

@@ -44,9 +44,9 @@ def sayings(seen: Seen) -> list[Saying]:
     if (down := _down(seen)) is not None:
         return [down]
     if seen.under_way < _RESTS and not seen.running and not seen.waiting:
-        return [Saying("rests", "Nothing is asked, so all stages rest.")]
+        return [Saying("rests", "No requests, so all stages are idle.")]
     if all(stage.duty == 0 and not stage.gaps for stage in seen.stages):
-        return [Saying("begins", "A request has begun; there are no figures of its steps yet.")]
+        return [Saying("begins", "A request has just begun; it has no figures yet.")]
     found = [*_load(seen), *_flow(seen), *_drafts(seen), *_machines(seen), *_queue(seen)]
     return found or [Saying("fine", _mixture(seen))]
 
@@ -54,20 +54,20 @@ def sayings(seen: Seen) -> list[Saying]:
 def _down(seen: Seen) -> Saying | None:
     """What keeps the pipeline from answering."""
     if seen.failure is not None:
-        return Saying("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the rest.")
+        return Saying("failed", f"The pipeline has failed: {seen.failure}.", "Start it again; its log has the details.")
     if seen.is_draining:
-        return Saying("draining", "The server was told to end. Answers under way may end, and no new one begins.")
+        return Saying("draining", "The server is shutting down: running answers may finish, new ones are refused.")
     if seen.is_changing:
         return Saying(
             "recut",
-            "Answers pause while the layers are cut anew over the stages. What was there is computed again, and no "
-            "token is lost.",
+            "Answers pause while the stages load another cut of the layers. Their KV is recomputed, "
+            "and no token is lost.",
         )
     if seen.waits_for is not None:
         return Saying(
             "lost",
-            f"Answers pause: they wait for {seen.waits_for}. What was there is computed again, and no token is lost.",
-            "Start the worker on that machine again, or see whether it sleeps or its cable is loose.",
+            f"Answers pause: they wait for {seen.waits_for}. Their KV is recomputed, and no token is lost.",
+            "Start the worker on that machine again, or check that it is awake and its cable is in.",
         )
     return None
 
@@ -79,7 +79,7 @@ def _load(seen: Seen) -> Iterator[Saying]:
     """Whether there is enough to do for all stages."""
     num_stages = len(seen.stages)
     if num_stages == 1:
-        yield Saying("one_stage", f"{_name(seen, 0)} has all layers, so it waits for no other stage.")
+        yield Saying("one_stage", f"{_name(seen, 0)} holds all layers, so it waits for no other stage.")
         return
     is_full, reads = all(stage.duty >= _BUSY for stage in seen.stages), _reads(seen)
     if reads:
@@ -93,38 +93,38 @@ def _load(seen: Seen) -> Iterator[Saying]:
     elif 1 < seen.running < num_stages and _waits(seen) >= _MUCH:
         yield Saying(
             "few_streams",
-            f"{seen.running} answers share {num_stages} stages. A stage can work on one of them while the others are "
-            "elsewhere, so with fewer answers than stages some stage always waits.",
-            f"{num_stages} or more answers at a time would keep all stages busy.",
+            f"{seen.running} answers share {num_stages} stages. Each answer occupies one stage at a time, so with "
+            "fewer answers than stages some stage always waits.",
+            f"{num_stages} or more answers at once would keep all stages busy.",
         )
 
 
 def _prompt(seen: Seen) -> Saying:
     text = (
-        f"A prompt is being read: {_percent(_prompt_share(seen))} of what the stages compute is of prompts. Its "
-        "pieces follow each other through the stages, and answers get their tokens in between."
+        f"A prompt is being read: prompts are {_percent(_prompt_share(seen))} of what the stages compute. Its chunks "
+        "follow each other through the stages, and answers get their tokens in between."
     )
-    help_ = "If answers stand still meanwhile, a smaller token_budget makes the pieces shorter."
+    help_ = "If answers stall meanwhile, a smaller token_budget makes the chunks shorter."
     return Saying("prompt", text, "" if seen.running <= 1 else help_)
 
 
 def _one_stream(seen: Seen) -> Saying:
     num_stages = len(seen.stages)
     text = (
-        f"There is one answer, and its next token cannot begin before the last one has passed all {num_stages} stages. "
+        f"There is one answer, and its next token cannot start before the last one has passed all {num_stages} stages. "
     )
     each_waits = f"each waits {_percent(_waits(seen))} of the time for the others."
     if seen.rows.draft:
-        text += f"Drafts let the stages work ahead on tokens that are only guessed; {each_waits}"
-        return Saying("one_stream_drafts", text, "More answers at a time cost this one little.")
+        text += f"Drafts let the stages work ahead on guessed tokens; {each_waits}"
+        return Saying("one_stream_drafts", text, "You can run more requests at once with little slowdown.")
     text += f"So only one stage works at a time, and {each_waits}"
     if seen.drafter is not None:
         return Saying(
             "one_stream_no_drafts",
             text,
-            "Drafts are switched off for it, as they were not worth it, or it begins just now.",
+            "Drafts are off for this answer: they did not pay, or it has only just begun.",
         )
-    return Saying("one_stream", text, "A draft model (draft: in the layout) lets several tokens be under way at once.")
+    return Saying("one_stream", text, "A draft model (draft: in the layout) keeps several tokens in flight.")
 
 
 # -- what lies between stages ----------------------------------------------------------------------
@@ -142,7 +142,7 @@ def _flow(seen: Seen) -> Iterator[Saying]:
             yield _host(seen, number, stage)
     for number, stage in enumerate(seen.stages):
         if stage.gap(Cause.NOTHING) >= _MOSTLY and seen.running:
-            text = f"For {_name(seen, number)} there is nothing to do: its part of the answers under way is done."
+            text = f"{_name(seen, number)} has nothing to do: its part of the running answers is done."
             yield Saying("nothing", text, stage=number)
 
 
@@ -159,7 +159,7 @@ def _slowest(seen: Seen) -> Saying | None:
         "uneven",
         f"{_name(seen, slow)} computes {_percent(most)} of the time, {_name(seen, quick)} {_percent(least)}: the "
         f"others wait for {_name(seen, slow)}.",
-        f"Fewer layers on {_name(seen, slow)}, and more on {_name(seen, quick)}, in the layout.",
+        f"Move layers from {_name(seen, slow)} to {_name(seen, quick)} in the layout.",
         slow,
     )
 
@@ -168,29 +168,28 @@ def _link(seen: Seen, number: int, stage: StageSeen) -> Saying:
     """A stage that waits for what is on its way: to the first stage that is tokens, to the others hidden states."""
     share, name = _percent(stage.gap(Cause.LINK)), _name(seen, number)
     if number == 0:
-        text = f"{name} waits {share} of the time for tokens that are on their way back to it."
-        return Saying("link_back", text, "A cable in place of Wi-Fi; Thunderbolt has the shortest way.", 0)
+        text = f"{name} waits {share} of the time for tokens on their way back."
+        return Saying("link_back", text, "Use a cable instead of Wi-Fi; Thunderbolt has the lowest latency.", 0)
     link = seen.links[number - 1] if number <= len(seen.links) else None
     way = "" if link is None or link.way_ms is None else f", {link.way_ms:.1f} ms for each step"
-    text = f"{name} waits {share} of the time for hidden states that are on their way to it{way}."
+    text = f"{name} waits {share} of the time for hidden states on their way to it{way}."
     if _reads(seen):
-        help_ = "Prompts send much at once: a faster cable, or codec: auto in the layout, which sends them packed."
+        help_ = "Prompts send a lot at once: use a faster cable, or codec: auto in the layout, which compresses them."
         return Saying("link_bytes", text, help_, number)
-    help_ = "Single tokens send little, so what counts is the way's length: a cable in place of Wi-Fi, or Thunderbolt."
+    help_ = "Single tokens send little, so latency decides: use a cable instead of Wi-Fi, or Thunderbolt."
     return Saying("link_latency", text, help_, number)
 
 
 def _host(seen: Seen, number: int, stage: StageSeen) -> Saying:
     share, name = _percent(stage.gap(Cause.HOST)), _name(seen, number)
     if number == 0:
-        text = f"{name} has what it needs {share} of the time, and its processor is not ready: it plans"
-        text += ", drafts" if seen.rows.draft else ""
-        text += " and hands out tokens."
-        help_ = "Fewer other programs on that machine."
-        help_ += " Drafts take the least by n-grams (draft: ngram in the layout)." if seen.rows.draft else ""
+        work = "scheduling, drafting" if seen.rows.draft else "scheduling"
+        text = f"{name} is held up {share} of the time by its own processor ({work})."
+        help_ = "Close other programs on that machine."
+        help_ += " N-gram drafts (draft: ngram in the layout) cost least." if seen.rows.draft else ""
         return Saying("host_first", text, help_, 0)
-    text = f"Steps lie ready for {name} {share} of the time before its processor starts them."
-    return Saying("host", text, "Fewer other programs on that machine, and Low Power Mode off.", number)
+    text = f"{name} is held up {share} of the time by its own processor: steps are ready before it starts them."
+    return Saying("host", text, "Close other programs on that machine, and turn Low Power Mode off.", number)
 
 
 # -- drafts ----------------------------------------------------------------------------------------
@@ -204,13 +203,13 @@ def _drafts(seen: Seen) -> Iterator[Saying]:
     if seen.void >= _MUCH and seen.acceptance < _FEW_RIGHT:
         yield Saying(
             "void_drafts",
-            f"Only {right} of the drafts are right: {_percent(seen.void)} of what the stages compute is thrown away.",
-            "Another draft model, or MODEL+ngram; texts that repeat themselves are drafted best.",
+            f"Only {right} of the drafts are right: {_percent(seen.void)} of what the stages compute is discarded.",
+            "Try another draft model, or MODEL+ngram; repetitive text drafts best.",
         )
     elif seen.acceptance >= _MANY_RIGHT:
-        yield Saying("good_drafts", f"{right} of the drafts are right: most steps bring more than one token.")
+        yield Saying("good_drafts", f"{right} of the drafts are right: most steps give more than one token.")
     elif seen.void >= _MUCH:
-        text = f"{right} of the drafts are right; {_percent(seen.void)} of what the stages compute is thrown away."
+        text = f"{right} of the drafts are right; {_percent(seen.void)} of what the stages compute is discarded."
         yield Saying("some_void", text)
 
 
@@ -223,9 +222,9 @@ def _machines(seen: Seen) -> Iterator[Saying]:
         if stage.kv_budget and stage.kv_bytes >= _FULL * stage.kv_budget:
             yield Saying(
                 "kv_full",
-                f"{_name(seen, number)} has {_percent(stage.kv_bytes / stage.kv_budget)} of its memory for KV in use: "
-                "what the model remembers of the conversations under way.",
-                f"Shorter conversations, fewer at a time, or fewer layers on {_name(seen, number)}.",
+                f"{_name(seen, number)} uses {_percent(stage.kv_bytes / stage.kv_budget)} of its KV memory, which "
+                "holds what the model remembers of the running conversations.",
+                f"Run shorter or fewer conversations, or give {_name(seen, number)} fewer layers.",
                 number,
             )
             break
@@ -233,9 +232,9 @@ def _machines(seen: Seen) -> Iterator[Saying]:
         one = seen.preemptions == 1
         yield Saying(
             "preempted",
-            f"{'An answer' if one else f'{seen.preemptions} answers'} had to make room for others, and "
-            f"{'is' if one else 'are'} computed again later: there is too little memory for KV.",
-            "A smaller max_running, or shorter conversations.",
+            f"{'An answer was' if one else f'{seen.preemptions} answers were'} preempted to make room for others, and "
+            f"will be recomputed later: there is too little KV memory.",
+            "Lower max_running, or run shorter conversations.",
         )
 
 
@@ -245,10 +244,10 @@ def _queue(seen: Seen) -> Iterator[Saying]:
         return
     who = "1 request waits" if seen.waiting == 1 else f"{seen.waiting:,} requests wait"
     if seen.max_running and seen.running >= seen.max_running:
-        text = f"{who}, because {seen.running} are answered at a time, which is the most."
-        yield Saying("queue_full", text, "A higher max_running, if there is memory for KV.")
+        text = f"{who}: {seen.running} are running, which is the maximum."
+        yield Saying("queue_full", text, "Raise max_running, if there is KV memory for it.")
     else:
-        yield Saying("queue", f"{who}, until the prompt before has been read or memory for KV is free.")
+        yield Saying("queue", f"{who} until the prompt before is read or KV memory is free.")
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -258,7 +257,7 @@ def _mixture(seen: Seen) -> str:
     """What is done, where nothing limits it."""
     duty = _percent(sum(stage.duty for stage in seen.stages) / len(seen.stages))
     answers = "1 answer is" if seen.running == 1 else f"{seen.running} answers are"
-    return f"{answers} under way, and the stages compute {duty} of the time."
+    return f"{answers} running, and the stages compute {duty} of the time."
 
 
 def _prompt_share(seen: Seen) -> float:

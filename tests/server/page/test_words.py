@@ -93,7 +93,7 @@ def test_the_words_have_the_names_and_numbers():
     assert "waits 50 % of the time for the others" in said("one answer")
     assert "draft:" in said("one answer")
     assert "Stage studio computes 95 % of the time, Stage mini 40 %" in said("one stage is slow")
-    assert "Fewer layers on Stage studio, and more on Stage mini" in said("one stage is slow")
+    assert "Move layers from Stage studio to Stage mini" in said("one stage is slow")
     assert "Stage mini waits 25 % of the time" in said("one answer over Wi-Fi")
     assert "1.5 ms for each step" in said("one answer over Wi-Fi")
     assert "Only 30 % of the drafts are right: 60 %" in said("one answer, bad drafts")

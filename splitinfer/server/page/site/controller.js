@@ -50,7 +50,7 @@ export function makeController() {
   function save(id) {
     const conversation = state.conversations[id];
     if (conversation && conversation.root.length) {
-      store?.put(conversation).catch(() => set({ problem: "The conversation could not be kept: the browser's store is full." }));
+      store?.put(conversation).catch(() => set({ problem: "The conversation was not saved: the browser's storage is full." }));
     }
   }
 
@@ -94,7 +94,7 @@ export function makeController() {
       aborts.delete(id);
       const { [id]: last, ...rest } = state.live;
       settle(conversationId, id, last, endOf(last, abort.signal.aborted));
-      set({ live: rest, announced: last.error ? "The answer has failed." : "The answer is there." });
+      set({ live: rest, announced: last.error ? "The answer failed." : "The answer is complete." });
       look();
     }
   }
@@ -189,7 +189,7 @@ export function makeController() {
     /* Turn dials; whether that was done. */
     async turnDials(changes) {
       try {
-        set({ dials: await api.turn(changes), dialProblem: null, announced: "The dials are turned." });
+        set({ dials: await api.turn(changes), dialProblem: null, announced: "Settings applied." });
         return true;
       } catch (error) {
         set({ dialProblem: error.message });
@@ -203,7 +203,7 @@ export function makeController() {
         set({ needsKey: false, problem: null });
         await connect();
       } catch (error) {
-        set({ problem: error.status === 401 ? "The server does not know this key." : error.message });
+        set({ problem: error.status === 401 ? "This key is not valid." : error.message });
       }
     },
   };

@@ -17,7 +17,7 @@ function App() {
     return () => removeEventListener("keydown", keys);
   }, []);
   const isChat = state.view === "chat";
-  return html`<a class="skip" href="#main">To the content</a>
+  return html`<a class="skip" href="#main">Skip to content</a>
     <header>
       ${isChat && html`<button type="button" class="menu" aria-expanded=${isOpen} aria-label="Conversations" onClick=${() => setOpen(!isOpen)}>☰</button>`}
       <h1>splitinfer</h1>

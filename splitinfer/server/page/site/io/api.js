@@ -15,7 +15,7 @@ async function asked(path, options = {}) {
     throw Object.assign(new Error("The server does not answer."), { status: 0 });
   }
   if (response.ok) return response;
-  let said = `The server refuses it with status ${response.status}.`;
+  let said = `The server refused the request (status ${response.status}).`;
   try {
     const body = await response.json();
     said = body.error?.message ?? body.reason ?? said;

@@ -3,12 +3,12 @@
 /* name, label, least, most, step, and what it does. An empty value leaves it to the model. */
 export const FIELDS = [
   ["temperature", "Temperature", 0, 2, 0.05, "0 always takes the likeliest token; more is more varied."],
-  ["top_p", "Top p", 0, 1, 0.01, "Only the likeliest tokens that together have this probability."],
-  ["top_k", "Top k", 0, 1000, 1, "Only so many of the likeliest tokens; 0 is all."],
-  ["min_p", "Min p", 0, 1, 0.01, "Only tokens with this share of the likeliest one's probability."],
-  ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Against tokens that are there already."],
-  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Against tokens, by how often they are there."],
-  ["max_tokens", "Most tokens", 1, 1000000, 1, "After so many an answer ends."],
+  ["top_p", "Top p", 0, 1, 0.01, "Keep the most likely tokens whose probabilities add up to this."],
+  ["top_k", "Top k", 0, 1000, 1, "Keep this many of the most likely tokens; 0 keeps all."],
+  ["min_p", "Min p", 0, 1, 0.01, "Keep tokens with at least this share of the top token's probability."],
+  ["presence_penalty", "Presence penalty", -2, 2, 0.1, "Discourage tokens that have already appeared."],
+  ["frequency_penalty", "Frequency penalty", -2, 2, 0.1, "Discourage tokens by how often they have appeared."],
+  ["max_tokens", "Most tokens", 1, 1000000, 1, "Stop after this many tokens."],
   ["seed", "Seed", 0, 9007199254740991, 1, "The same seed gives the same answer."],
 ];
 

@@ -14,7 +14,7 @@ export function Dials({ given, set, problem, actions }) {
     <summary>Dials of serving${count ? ` · ${count} set` : ""}</summary>
     ${given === null ? html`<p class="dim">…</p>` : given.may_change
       ? html`<${Form} dials=${given.dials} entered=${entered} setEntered=${setEntered} problem=${problem} actions=${actions} />`
-      : html`<p class="dim">A key with the scope <code>admin</code> may turn them.</p><ul>${given.dials.map((dial) => html`
+      : html`<p class="dim">Only a key with the scope <code>admin</code> may change these.</p><ul>${given.dials.map((dial) => html`
         <li key=${dial.name}><b>${dial.name}</b> ${inForce(dial)}${dial.value === null ? html` <span class="dim">(default)</span>` : ""}
           <p class="dim">${dial.meaning}</p></li>`)}</ul>`}
   </details>`;
@@ -31,9 +31,9 @@ function Form({ dials, entered, setEntered, problem, actions }) {
       <label>${dial.name}<${Control} dial=${dial} text=${entered[dial.name] ?? shown(dial)} enter=${enter} /></label>
       <p class="dim" id=${`dial-${dial.name}`}>${dial.meaning}${dial.unit ? ` In ${dial.unit}.` : ""}</p></li>`)}</ul>
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    <div class="row buttons"><button type="submit" class="primary" disabled=${!isChanged}>Turn</button>
-      <button type="button" disabled=${!isChanged} onClick=${() => setEntered({})}>As they were</button>
-      <button type="button" disabled=${numSet(dials) === 0} onClick=${() => { setEntered(Object.fromEntries(dials.map((dial) => [dial.name, ""]))); }}>All to defaults</button></div>
+    <div class="row buttons"><button type="submit" class="primary" disabled=${!isChanged}>Apply</button>
+      <button type="button" disabled=${!isChanged} onClick=${() => setEntered({})}>Undo</button>
+      <button type="button" disabled=${numSet(dials) === 0} onClick=${() => { setEntered(Object.fromEntries(dials.map((dial) => [dial.name, ""]))); }}>Reset to defaults</button></div>
   </form>`;
 }
 

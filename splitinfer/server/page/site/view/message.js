@@ -63,12 +63,12 @@ function Probabilities({ logprobs }) {
     <div class="tokens">${logprobs.slice(0, 2000).map((one, i) => html`<button type="button" key=${i} aria-pressed=${chosen === i}
       class=${`token p${Math.min(9, Math.floor(10 * Math.exp(one.logprob)))}`} title=${percent(one.logprob)}
       onClick=${() => setChosen(chosen === i ? null : i)}>${one.token.replace(/\n/g, "↵")}</button>`)}</div>
-    ${token && html`<table aria-label="Likeliest tokens here"><tbody>${token.top_logprobs.map((one) => html`<tr>
+    ${token && html`<table aria-label="Most likely tokens here"><tbody>${token.top_logprobs.map((one) => html`<tr>
       <td><code>${JSON.stringify(one.token)}</code></td><td>${percent(one.logprob)}</td></tr>`)}</tbody></table>`}
   </details>`;
 }
 
-const ENDS = { length: "It ends at its most tokens.", stopped: "It was stopped.", cut: "It was cut short.", edited: "You have edited it." };
+const ENDS = { length: "Stopped at the token limit.", stopped: "Stopped.", cut: "Interrupted.", edited: "Edited." };
 
 function Editor({ text, isAnswer, onDone, onCancel }) {
   const area = useRef(null);

@@ -33,7 +33,7 @@ export function Meters({ history }) {
     return () => { isGone = true; sized.disconnect(); plot.current?.destroy(); plot.current = null; link.remove(); };
   }, [isDark]);
   useEffect(() => { plot.current?.setData(columns(history)); }, [history]);
-  return html`<div class="meter" ref=${place} role="img" aria-label="Tokens a second over the last minutes"></div>`;
+  return html`<div class="meter" ref=${place} role="img" aria-label="Tokens per second over the last minutes"></div>`;
 }
 
 const columns = (history) => [history.map((point) => point[0]), history.map((point) => point[1])];

@@ -13,7 +13,7 @@ const bytes = (count) => {
   return `${(count / 1000 ** unit).toFixed(unit && count / 1000 ** unit < 100 ? 1 : 0)} ${units[unit]}`;
 };
 const KEYS = [["prefill", "reads prompts"], ["decode", "one token of each answer"], ["mixed", "both"], ["draft", "drafts, some right"],
-  ["void", "thrown away"], ["gap-link", "idle: link"], ["gap-host", "idle: processor"]];
+  ["void", "discarded"], ["gap-link", "idle: link"], ["gap-host", "idle: processor"]];
 
 export function Pipeline({ state, actions }) {
   const { seen } = state;
@@ -21,25 +21,25 @@ export function Pipeline({ state, actions }) {
   if (!seen.pipeline || !seen.figures) return html`<section class="pipeline" aria-label="Pipeline"><p class="dim">Waiting for figures …</p></section>`;
   const { pipeline, figures } = seen;
   return html`<section class="pipeline" aria-label="Pipeline" tabindex="0">
-    ${!seen.isLive && html`<p class="error" role="status">The server does not answer; what is shown is old.</p>`}
+    ${!seen.isLive && html`<p class="error" role="status">The server does not answer; these figures are old.</p>`}
     <${Words} words=${figures.words} />
     <div class="numbers">
       <${Figure} value=${figures.generated_per_second.toFixed(1)} label="tokens/s" />
-      <${Figure} value=${figures.running} label=${`answered, of ${figures.max_running}`} />
+      <${Figure} value=${figures.running} label=${`running (max ${figures.max_running})`} />
       <${Figure} value=${figures.waiting} label="waiting" />
       ${figures.acceptance !== null && html`<${Figure} value=${percent(figures.acceptance)} label="drafts right" />`}
-      <${Figure} value=${percent(figures.void)} label="thrown away" />
+      <${Figure} value=${percent(figures.void)} label="discarded" />
     </div>
     <h2>Stages</h2>
     <ol class="stages">${pipeline.stages.map((stage, i) => html`
       ${i > 0 && html`<${Link} key=${`link${i}`} link=${pipeline.links[i - 1]} figures=${figures.links[i - 1]} />`}
       <${Stage} key=${stage.name} stage=${stage} figures=${figures.stages[i]} />`)}</ol>
-    <div class="row heading"><h2>The last seconds</h2>
+    <div class="row heading"><h2>Last seconds</h2>
       <label class="dim">Show <select aria-label="Seconds shown" value=${seconds} onChange=${(event) => setSeconds(Number(event.currentTarget.value))}>
         ${[1, 3, 10, 18].map((one) => html`<option value=${one}>${one} s</option>`)}</select></label></div>
     <${Timeline} seen=${seen} seconds=${seconds} />
     <ul class="keys">${KEYS.map(([name, label]) => html`<li key=${name}><span class=${`key ${name}`}></span>${label}</li>`)}</ul>
-    <h2>Tokens a second</h2>
+    <h2>Tokens per second</h2>
     <${Meters} history=${seen.history} />
     <${Dials} given=${state.dials} set=${pipeline.dials} problem=${state.dialProblem} actions=${actions} />
   </section>`;

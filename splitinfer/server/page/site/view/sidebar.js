@@ -21,13 +21,13 @@ export function Sidebar({ state, actions, onChosen }) {
       <button type="button" class="title" aria-current=${entry.id === state.current ? "true" : undefined} onClick=${() => { actions.open(entry.id); onChosen(); }}>${entry.title}</button>
       <button type="button" class="small" aria-label=${`Rename ${entry.title}`} onClick=${() => rename(entry)}>✎</button>
       <button type="button" class="small" aria-label=${`Remove ${entry.title}`} onClick=${() => remove(entry)}>×</button></li>`)}</ul>
-    ${query && !found.length && html`<p class="dim" role="status">Nothing has these words.</p>`}
+    ${query && !found.length && html`<p class="dim" role="status">No conversation matches.</p>`}
     <div class="row files">
       <input ref=${picker} type="file" accept=".json,application/json" multiple hidden onChange=${(event) => { actions.importFiles([...event.currentTarget.files]); event.currentTarget.value = ""; }} />
       <button type="button" onClick=${() => picker.current.click()}>Import</button>
       <button type="button" disabled=${!state.conversations[state.current]?.root.length} onClick=${actions.exportOne}>Export</button>
       <button type="button" disabled=${!kept.length} onClick=${actions.exportAll}>Export all</button>
     </div>
-    ${!state.isLasting && html`<p class="dim">This browser keeps nothing: conversations end with the page.</p>`}
+    ${!state.isLasting && html`<p class="dim">This browser stores nothing: conversations are lost when the page closes.</p>`}
   </nav>`;
 }
