@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from splitinfer.machine.selection import VARIABLE
-from transports.rdma.groups import kept_groups
 
 for folder in ("", "cluster", "core", "store", "transports"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
@@ -23,6 +22,8 @@ import effort  # noqa: E402
 import interrupts  # noqa: E402
 import loaded_once  # noqa: E402
 import tiny  # noqa: E402
+
+pytest_plugins = ["left_over"]
 
 TESTS = Path(__file__).parent
 HEAVY = ("matrix", "engine", "bench", "cluster", "models", "transports")  # their files first, so that all end together
@@ -108,13 +109,6 @@ def no_test_finds_the_kv_of_another(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-
-
-@pytest.fixture(autouse=True)
-def no_group_outlives_its_test() -> Iterator[None]:
-    """Groups of rdma links are kept for the next link."""
-    yield
-    kept_groups.end_all()
 
 
 @pytest.fixture

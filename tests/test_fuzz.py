@@ -1,6 +1,6 @@
 """Thirty thousand of the mutated frames of ``fuzz.py``."""
 
-import fuzz
+from campaigns import fuzz
 
 
 def test_mutated_frames_are_refused_or_read() -> None:

@@ -5,8 +5,8 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
-import campaign
 import pytest
+from campaigns import deaths
 
 from splitinfer.bench.shared.printing import print_found
 
@@ -24,8 +24,8 @@ def test_a_benchmark_prints_null_for_what_it_could_not_measure(capsys: pytest.Ca
 
 
 def test_a_campaign_prints_null_for_a_loss_that_nobody_noticed(capsys: pytest.CaptureFixture[str]):
-    outcome = campaign.Outcome("kill-1", "two", 1, "kill", True, (), math.nan, math.nan)
-    campaign._tell(outcome, 0, SimpleNamespace())  # type: ignore[arg-type]
+    outcome = deaths.Outcome("kill-1", "two", 1, "kill", True, (), math.nan, math.nan)
+    deaths._tell(outcome, 0, SimpleNamespace())  # type: ignore[arg-type]
     told = read(capsys.readouterr().out)
     assert (told["to_notice"], told["to_resume"], told["found"]) == (None, None, None)
     assert outcome.is_missed

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
-import fuzz
+from campaigns import fuzz
 
 from transports import Frame, KeyPair, LinkOptions, Security, TransportError, connect
 

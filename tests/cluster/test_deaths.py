@@ -1,6 +1,6 @@
 """Processes that die or freeze: one sentence, soon, and nobody left behind.
 
-``test_rejoin.py`` and ``campaign.py`` have what follows when requests wait for a worker; here they do not.
+``test_rejoin.py`` and ``campaigns/deaths.py`` have what follows when requests wait for a worker; here they do not.
 """
 
 import re

@@ -1,8 +1,8 @@
-"""A few of the kills, freezes, cuts and dead coordinators of ``campaign.py``, which runs any number of them."""
+"""A few of the kills, freezes, cuts and dead coordinators of ``campaigns/deaths.py``, which runs any number of them."""
 
 import pytest
 import rig
-from campaign import Outcome, Trial, run, table
+from campaigns.deaths import Outcome, Trial, run, table
 from effort import long, thorough
 from processes import figure
 

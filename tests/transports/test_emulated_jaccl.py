@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from contract import SECONDS, until
 
+from transports.emulated_jaccl import group, wire
 from transports.emulated_jaccl.device import Device, Limits, Usage
 from transports.emulated_jaccl.group import EmulatedGroup, join
 from transports.emulated_jaccl.wire import frame_bytes
@@ -27,7 +28,7 @@ KB = 1 << 10
 
 
 def aside(action: Callable[..., Any], *args: Any) -> Future[Any]:
-    """What `action` will return; a thread that hangs is left behind."""
+    """What `action` will return; a thread that hangs does so until the end of the test."""
     found: Future[Any] = Future()
 
     def run() -> None:
@@ -36,20 +37,35 @@ def aside(action: Callable[..., Any], *args: Any) -> Future[Any]:
         except BaseException as problem:  # noqa: BLE001 - the test wants it
             found.set_exception(problem)
 
-    threading.Thread(target=run, daemon=True).start()
+    threads.append(threading.Thread(target=run, daemon=True))
+    threads[-1].start()
     return found
 
 
+threads: list[threading.Thread] = []
 joined: list[Future[EmulatedGroup]] = []
 
 
 @pytest.fixture(autouse=True)
-def groups_end() -> Iterator[None]:
+def groups_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """And so does what hangs."""
+    is_over = threading.Event()
+
+    def hang() -> None:
+        is_over.wait()
+        raise ConnectionError("the test is over")
+
+    monkeypatch.setattr(group, "hang", hang)
+    monkeypatch.setattr(wire, "hang", hang)
     yield
     for end in joined:
         with suppress(Exception):
             end.result(SECONDS).close()
     joined.clear()
+    is_over.set()
+    for thread in threads:
+        thread.join(SECONDS)
+    threads.clear()
 
 
 def joining(world: World, devices: tuple[str, str] = ("rdma_en0", "rdma_en1")) -> list[Future[EmulatedGroup]]:
@@ -201,6 +217,7 @@ def test_queue_pairs_and_groups_are_bounded(tmp_path: Path) -> None:
 _PROCESS = """
 import sys, time
 from pathlib import Path
+from transports.emulated_jaccl import group, wire
 from transports.emulated_jaccl.device import Device, Limits
 held = Device(Path(sys.argv[1]), Limits()).register()
 if sys.argv[2] == "receiving":

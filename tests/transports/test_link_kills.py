@@ -1,15 +1,15 @@
-"""A few of the campaign's kills (`kills.py`)."""
+"""A few of the campaign's kills (`campaigns/link_kills.py`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import kills
+from campaigns import link_kills
 from effort import thorough
 
 
 def test_kills_at_random_moments(tmp_path: Path) -> None:
-    count = kills.campaign(thorough(3, 20), 5, tmp_path)
+    count = link_kills.campaign(thorough(3, 20), 5, tmp_path)
     assert count.faults == []
     assert sum(count.kills.values()) == thorough(3, 20)
     assert count.frames > 0

@@ -1,0 +1,9 @@
+"""Campaigns: programs that are run by hand, as ``python -m tests.campaigns.NAME``. They use what the tests share."""
+
+import sys
+from pathlib import Path
+
+_TESTS = Path(__file__).resolve().parents[1]
+_SHARED = ("", "cluster", "transports", "store", "launch", "server", "server/page")
+
+sys.path[:0] = [str(_TESTS.parent), *(str(_TESTS / folder) for folder in _SHARED)]

@@ -1,0 +1,365 @@
+"""Strike a pipeline at random moments, and compare every token with the undisturbed run.
+
+    python -m tests.campaigns.deaths --kills 200 --freezes 50 --cuts 50 --coordinators 20
+    python -m tests.campaigns.deaths --only cut --cuts 10 --codec int8 --seed 7
+    python -m tests.campaigns.deaths --trial kill-17 --seed 7            # one of them again
+    python -m tests.campaigns.deaths --only kill --kills 16 --streams 4  # under drafts for four
+
+A trial: one stream with blocks of drafts in flight, four with drafts of all in one step, or eight, on a rig
+(``rig.py``) where everything is on. Somewhere in the middle a fault; then whoever puts such a thing right in life
+does so.
+
+    kill          a worker is killed (-9). A local one the coordinator replaces, another is started again
+    freeze        a worker stands still. The coordinator replaces its own; others are woken, or killed and started again
+    cut           a cable is torn, or goes silent, and is mended; or one connection ends of those that go through it
+    twice         any of these, and a worker is killed before the pipeline has got over it
+    coordinator   the coordinator is killed under its clients and started again; they ask again
+
+Afterwards all streams must have said exactly what they say undisturbed, and nothing may be left over: no process, no
+KV or plan of nobody's, no half written file but those of killed writers, no descriptors, no threads. What was wrong is
+printed with the trial that showed it, a new rig goes on, and the exit code is 1.
+"""
+
+import argparse
+import math
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import rig as rigs
+from coordinating import Answer
+from rig import LOCAL, REMOTE, SHAPES, STREAMS, Rig, Shape, prompt, wait_for
+
+from splitinfer.core.json_text import dumps
+from splitinfer.core.wire_codec import INT8
+
+KINDS = ("kill", "freeze", "cut", "twice", "coordinator")
+_LATEST = 0.85  # of an undisturbed run's time, a fault's latest moment: what strikes after the last token says nothing
+_ATTEMPTS, _SOONER = 6, 0.6
+_ASLEEP = (3.2, 4.5)  # seconds until a person sees to what stands still; the link gives up after 3
+_TORN = (0.0, 1.5)
+_TO_START = (0.0, 0.3)  # seconds until what died is started again
+_TO_GET_OVER = (0.0, 2.5)
+
+_TROUBLE = (AssertionError, OSError, psutil.Error, KeyError)
+
+Strike = Callable[[Rig, random.Random], tuple[str, float]]  # how it was done, and when; all is put right on return
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fault to come."""
+
+    kind: str
+    number: int
+    streams: int | None = None  # None: as the number says
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.number}"
+
+    @property
+    def shape(self) -> Shape:
+        return self._shapes[self.number % len(self._shapes)]
+
+    @property
+    def num_streams(self) -> int:
+        if self.streams is not None:
+            return self.streams
+        return STREAMS[self.number // len(self._shapes) % len(STREAMS)]
+
+    @property
+    def _shapes(self) -> list[Shape]:
+        """Those that have what is struck."""
+        return [shape for shape in SHAPES if self.kind != "cut" or REMOTE in shape.workers]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was done and what came of it. Seconds from the fault: ``to_notice`` until the coordinator (its clients, if
+    it was that) noticed, ``to_resume`` until a new token came. ``found``: of the prompts that were asked again, the
+    part whose KV was there."""
+
+    trial: str
+    shape: str
+    num_streams: int
+    how: str
+    same: bool
+    troubles: tuple[str, ...]
+    to_notice: float
+    to_resume: float
+    found: float = math.nan
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether it struck when all was said, and so tells nothing."""
+        return math.isnan(self.to_resume)
+
+    @property
+    def is_good(self) -> bool:
+        return self.same and not self.troubles
+
+
+# -- faults ----------------------------------------------------------------------------------------
+
+
+def kill(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """Any worker."""
+    rig.num_killed += 1
+    name, where = _victim(rig, chance)
+    if where == LOCAL:
+        process = rig.local_worker(name)
+        struck = time.monotonic()
+        process.kill()
+        return LOCAL, struck
+    struck = time.monotonic()
+    rig.machines[name].kill()
+    _wait(chance, _TO_START)
+    rig.machines[name].start_again()
+    return REMOTE, struck
+
+
+def freeze(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """Any worker."""
+    rig.num_killed += 1
+    name, where = _victim(rig, chance)
+    process = rig.local_worker(name) if where == LOCAL else rig.machines[name].worker.process
+    process.suspend()
+    struck = time.monotonic()
+    if where == LOCAL:
+        return LOCAL, struck
+    _wait(chance, _ASLEEP)
+    if chance.random() < 0.5:
+        process.resume()
+        return "woken", struck
+    rig.machines[name].start_again()
+    return "started again", struck
+
+
+def cut(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """Any machine's cable."""
+    cable = chance.choice(list(rig.machines.values())).cable
+    how = chance.choice(("torn", "silent", "snapped"))
+    struck = time.monotonic()
+    {"torn": cable.tear, "silent": cable.silence, "snapped": cable.snap}[how]()
+    if how != "snapped":
+        _wait(chance, _TORN if how == "torn" else _ASLEEP)
+    cable.mend()
+    return how, struck
+
+
+def twice(rig: Rig, chance: random.Random) -> tuple[str, float]:
+    """The second time while a worker comes up, is loaded, or has just begun to serve again."""
+    first = chance.choice([kill, freeze, cut] if rig.machines else [kill, freeze])
+    struck = first(rig, chance)[1]
+    _wait(chance, _TO_GET_OVER)
+    kill(rig, chance)
+    return f"{first.__name__} first", struck
+
+
+STRIKES: dict[str, Strike] = {"kill": kill, "freeze": freeze, "cut": cut, "twice": twice}
+
+
+def _victim(rig: Rig, chance: random.Random) -> tuple[str, str]:
+    """A worker's name, and where it runs."""
+    return chance.choice(list(zip("bcd", rig.shape.workers, strict=False)))
+
+
+def _wait(chance: random.Random, seconds: tuple[float, float]) -> None:
+    time.sleep(chance.uniform(*seconds))
+
+
+# -- trials ----------------------------------------------------------------------------------------
+
+
+def attempt(rig: Rig, trial: Trial, seed: int) -> Outcome:
+    """One trial; the same again, only sooner, while it strikes too late to matter."""
+    strike = _strike_coordinator if trial.kind == "coordinator" else _strike_worker
+    for number in range(_ATTEMPTS):
+        try:
+            outcome = strike(rig, trial, random.Random(f"{seed} {trial.name}"), _SOONER**number)
+        except _TROUBLE as error:
+            return _failed(trial, error)
+        if not outcome.is_missed or not outcome.is_good:
+            return outcome
+    return outcome
+
+
+def _failed(trial: Trial, error: Exception) -> Outcome:
+    """What is told of a trial that came to no end."""
+    why = f"{type(error).__name__}: {error}"
+    return Outcome(trial.name, trial.shape.name, trial.num_streams, trial.kind, False, (why,), math.nan, math.nan)
+
+
+def _strike_worker(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> Outcome:
+    indices, answers = _ask(rig, trial, chance, sooner)
+    how, struck = STRIKES[trial.kind](rig, chance)
+    wait_for(answers)
+    noticed = min((at for at in rig.coordinator.noticed if at >= struck), default=math.nan)
+    back = min((at for at in rig.coordinator.back if at >= noticed), default=math.nan)
+    resumed = min((at for answer in answers for at in answer.times if at >= back), default=math.nan)
+    same = all(map(rig.is_right, indices, answers))
+    troubles = rig.troubles()
+    return Outcome(
+        trial.name, trial.shape.name, trial.num_streams, f"{trial.kind}, {how}", same,
+        (*_endings(answers), *troubles), noticed - struck, resumed - struck,
+    )  # fmt: skip
+
+
+def _strike_coordinator(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> Outcome:
+    indices, before = _ask(rig, trial, chance, sooner)
+    rig.num_killed += 1 + rig.shape.workers.count(LOCAL)
+    pids = [machine.worker.pid for machine in rig.machines.values()]
+    dead, struck = rig.coordinator, rig.coordinator.kill()
+    wait_for(before)
+    _wait(chance, _TO_START)
+    num_starts = rig.restart_coordinator()
+    lost = [index for index, answer in zip(indices, before, strict=True) if answer.ending == "lost"]
+    again = [rig.ask(index, trial.num_streams) for index in lost]
+    wait_for(again)
+    same = all(map(rig.is_right, lost, again)) and all(
+        answer.token_ids == rig.expected[index][: len(answer.token_ids)]
+        for index, answer in zip(indices, before, strict=True)
+    )
+    troubles = [*_endings(again), *rig.troubles()]
+    if num_starts > 1:
+        troubles.append(f"it took {num_starts} starts until the coordinator served")
+    if pids != [machine.worker.pid for machine in rig.machines.values() if machine.worker.is_alive]:
+        troubles.append("a worker ended with its coordinator")
+    resumed = min((at for answer in again for at in answer.times), default=math.nan)
+    num_asked = sum(len(prompt(index)) for index in lost)
+    return Outcome(
+        trial.name, trial.shape.name, trial.num_streams, trial.kind, same, tuple(troubles),
+        (dead.ended_at or math.nan) - struck if lost else math.nan, resumed - struck,
+        sum(answer.num_cached for answer in again) / num_asked if num_asked else math.nan,
+    )  # fmt: skip
+
+
+def _ask(rig: Rig, trial: Trial, chance: random.Random, sooner: float) -> tuple[list[int], list[Answer]]:
+    """Requests, and a moment of their answers."""
+    indices = chance.sample(range(rigs.NUM_REQUESTS), trial.num_streams)
+    moment = chance.uniform(0, _LATEST * rig.usual[trial.num_streams]) * sooner
+    answers = [rig.ask(index, trial.num_streams) for index in indices]
+    time.sleep(moment)
+    return indices, answers
+
+
+def _endings(answers: Sequence[Answer]) -> Iterator[str]:
+    yield from (f"a stream ended with {answer.ending!r}" for answer in answers if answer.ending != "length")
+
+
+# -- the campaign ----------------------------------------------------------------------------------
+
+
+def run(trials: Sequence[Trial], seed: int = 0, codec: str = INT8) -> list[Outcome]:
+    """All of them, each on a rig of its shape; a rig that showed something wrong is not used again."""
+    outcomes: list[Outcome] = []
+    for shape in SHAPES:
+        todo = [trial for trial in trials if trial.shape == shape]
+        random.Random(seed).shuffle(todo)
+        todo.sort(key=lambda trial: trial.kind == "coordinator")  # last: until then it is one long-lived process
+        while todo:
+            own: list[Outcome] = []
+            before = todo[0]
+            try:
+                _on_one_rig(shape, todo, seed, codec, own)
+            except _TROUBLE as error:  # it did not come up, or go down; without an outcome it would be tried for ever
+                own.append(_failed(before if own else todo.pop(0), error))
+                print(dumps(asdict(own[-1])), flush=True)
+            outcomes += own
+    return outcomes
+
+
+def _on_one_rig(shape: Shape, todo: list[Trial], seed: int, codec: str, outcomes: list[Outcome]) -> None:
+    """As many of ``todo`` as go well, and the first that does not; to ``outcomes``."""
+    with _folder() as folder, rigs.running(shape, Path(folder), codec) as rig:
+        while todo and all(outcome.is_good for outcome in outcomes):
+            outcomes.append(attempt(rig, todo.pop(0), seed))
+            _tell(outcomes[-1], seed, rig)
+        print(dumps(rig.figures()), flush=True)
+        left = rig.close()
+        if left and outcomes[-1].is_good:
+            outcomes[-1] = _with_troubles(outcomes[-1], left)
+            _tell(outcomes[-1], seed, rig)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True)
+
+
+def _with_troubles(outcome: Outcome, troubles: Sequence[str]) -> Outcome:
+    return Outcome(**{**asdict(outcome), "troubles": (*outcome.troubles, *troubles)})
+
+
+def _tell(outcome: Outcome, seed: int, rig: Rig) -> None:
+    print(dumps(asdict(outcome)), flush=True)
+    if not outcome.is_good:
+        print(
+            f"WRONG; to see it again: --seed {seed} --trial {outcome.trial}; the coordinator's log ends with",
+            flush=True,
+        )
+        print(rig.coordinator.log.read_text()[-3000:], flush=True)
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """A line for each way of striking."""
+    lines = [_LINE.format("", "trials", "same", "clean", "notice p50", "max", "resume p50", "max")]
+    for how in sorted({outcome.how for outcome in outcomes}):
+        own = [outcome for outcome in outcomes if outcome.how == how]
+        notice, resume = [o.to_notice for o in own], [o.to_resume for o in own]
+        counts = (len(own), sum(o.same for o in own), sum(not o.troubles for o in own))
+        lines.append(_LINE.format(how, *counts, *_middle_and_most(notice), *_middle_and_most(resume)))
+    found = [outcome.found for outcome in outcomes if not math.isnan(outcome.found)]
+    if found:
+        lines.append(
+            f"of prompts asked again of a new coordinator, KV was found for {100 * statistics.mean(found):.0f} %"
+        )
+    return "\n".join(lines)
+
+
+_LINE = "{:<24}{:>8}{:>8}{:>8}{:>12}{:>8}{:>12}{:>8}"
+
+
+def _middle_and_most(seconds: Sequence[float]) -> tuple[str, str]:
+    known = [each for each in seconds if not math.isnan(each)]
+    return (f"{statistics.median(known):.2f} s", f"{max(known):.2f}") if known else ("-", "-")
+
+
+def _many(kind: str) -> str:
+    return kind if kind == "twice" else f"{kind}s"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for kind, count in zip(KINDS, (200, 50, 50, 0, 20), strict=True):
+        parser.add_argument(f"--{_many(kind)}", type=int, default=count)
+    parser.add_argument("--only", choices=KINDS)
+    parser.add_argument("--trial", help="this one alone, by its name")
+    parser.add_argument("--streams", type=int, choices=STREAMS, help="so many in every trial; without, all in turn")
+    parser.add_argument("--codec", default=INT8, help="of the links")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    kinds = [args.only] if args.only else KINDS
+    trials = [Trial(kind, number, args.streams) for kind in kinds for number in range(getattr(args, _many(kind)))]
+    if args.trial:
+        kind, _, number = args.trial.partition("-")
+        trials = [Trial(kind, int(number), args.streams)]
+    began = time.monotonic()
+    outcomes = run(trials, args.seed, args.codec)
+    print(table(outcomes))
+    wrong = [outcome.trial for outcome in outcomes if not outcome.is_good]
+    print(dumps({
+        "trials": len(outcomes), "same": sum(o.same for o in outcomes), "wrong": wrong,
+        "missed": sum(o.is_missed for o in outcomes), "seed": args.seed,
+        "codec": args.codec, "seconds": round(time.monotonic() - began),
+    }))  # fmt: skip
+    raise SystemExit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,225 @@
+"""Mutated frames through every decoder: nothing but the errors that are meant for it, and flat memory.
+
+    python -m tests.campaigns.fuzz --frames 1000000
+
+A frame is a real one (a step with hidden states, a load order, a result ...) with bits flipped, bytes cut,
+doubled or replaced, at one of four depths: the packet on the wire, the message in its header, the tensor in its
+payload, the same in fewer bytes. Checksums would stop nearly all of the first, so the others go in below them.
+"""
+
+import argparse
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+import psutil
+
+from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
+from splitinfer.core.json_text import dumps
+from splitinfer.core.metrics.link_measurement import LinkMeasurement
+from splitinfer.core.plan import (
+    Fetch,
+    NewSequence,
+    SampledSlice,
+    SampledToken,
+    Save,
+    Slice,
+    StageFigures,
+    StepPlan,
+    StepResult,
+    TensorSpec,
+)  # fmt: skip
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.wire_codec import CODECS, Packing
+from splitinfer.errors import ProtocolError
+from splitinfer.models.hidden_states import PackedRows, Sent, from_parts, to_parts
+from splitinfer.models.tensors import from_buffer
+from splitinfer.wire import codec
+from splitinfer.wire.messages import (
+    AskDigests,
+    AskManifest,
+    AskPieces,
+    ClockAsk,
+    ClockTell,
+    Echo,
+    Fault,
+    Hello,
+    Load,
+    Measured,
+    Message,
+    Profile,
+    Profiled,
+    Progress,
+    Refuse,
+    Result,
+    Step,
+    TellDigest,
+    TellPiece,
+    Versions,
+    Welcome,
+)
+from transports import FrameError, LinkOptions
+from transports.framing import Kind, decode, encode
+
+VERSIONS = Versions(1, "0.1.0", "0.32.4", "0.32.2")
+PLAN = StepPlan(
+    3, (NewSequence(1, SamplingParams(stop=("end",)), 7, (3,), (1, 2)),), (Slice(1, 0, (5, 6, 7), 3, 2),), (4, 9),
+    (Save(8, 1, 0, 2, b"parent", (5, 6)),), (3,), (Fetch(9, b"key", 0, 256),), (b"old",),
+)  # fmt: skip
+SPEC = TensorSpec("bfloat16", (3, 8))
+PRINT = Fingerprint("c", {"f": FileFingerprint(9, "t", None)})
+MESSAGES: list[Message] = [
+    Hello("coordinator", "studio", "0123abc", VERSIONS),
+    Welcome("mini", VERSIONS, "cpu", 2**34),
+    Refuse("no"),
+    Profile("demo", "auto", "exact", False),
+    Profiled('{"layers": {}}', is_new=True),
+    Load(
+        "demo",
+        "auto",
+        1,
+        (0, 6, 12),
+        Fingerprint("c", {"f": FileFingerprint(9, "t", None)}),
+        2048,
+        4096,
+        b"root",
+        "exact",
+        "",
+        False,
+    ),
+    Progress("load", 3, 9, "file"),
+    ClockAsk(),
+    ClockTell(5.25, 5.5),
+    Echo(4096),
+    Measured(LinkMeasurement(0.001, 0.002, 1e9, 1e9)),
+    Step(PLAN, SPEC, (StageFigures(0, 1.0, 2.0, 0.5, 48, rows=3),)),
+    Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
+    Fault("broken", True, False),
+    AskManifest("3f" * 16),
+    AskPieces(((0, 0), (41, 7))),
+    TellPiece(41, 7, 0xFFFF0001),
+    AskDigests((3, 41)),
+    TellDigest(41, bytes(range(32))),
+]
+HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
+
+
+def mutate(data: bytes, chance: random.Random) -> bytes:
+    """``data`` with one to four small accidents."""
+    out = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(out) + 1)
+        match chance.randrange(5):
+            case 0 if at < len(out):
+                out[at] ^= 1 << chance.randrange(8)
+            case 1:
+                del out[at : at + chance.randint(1, 8)]
+            case 2:
+                out[at:at] = chance.randbytes(chance.randint(1, 8))
+            case 3 if at < len(out):
+                out[at] = chance.choice((0, 1, 0x7F, 0x80, 0xC1, 0xDD, 0xDF, 0xFF))
+            case _:
+                out[at:at] = out[: chance.randint(0, 16)]
+    return bytes(out)
+
+
+def through_framing(chance: random.Random) -> str:
+    """A packet as it comes from the network."""
+    header = codec.encode(chance.choice(MESSAGES))
+    parts = [
+        bytes(memoryview(p)) for p in encode(Kind.DATA, seq=3, progress=1, header=header, parts=(memoryview(HIDDEN),))
+    ]
+    victim = chance.randrange(len(parts))
+    parts[victim] = mutate(parts[victim], chance)
+    try:
+        packet = decode([memoryview(p) for p in parts], LinkOptions())
+        through_codec_bytes(bytes(packet.header))
+    except (FrameError, ProtocolError):
+        return "refused"
+    return "read"
+
+
+def through_codec(chance: random.Random) -> str:
+    """A message whose checksum is right."""
+    try:
+        through_codec_bytes(mutate(codec.encode(chance.choice(MESSAGES)), chance))
+    except ProtocolError:
+        return "refused"
+    return "read"
+
+
+def through_codec_bytes(header: bytes) -> None:
+    """Whatever can be read can also be written."""
+    codec.encode(codec.decode(header))
+
+
+def through_tensors(chance: random.Random) -> str:
+    """Hidden states whose description or bytes are wrong."""
+    shape = tuple(chance.choice((-1, 0, 1, 3, 8, 24, 2**31, 2**62)) for _ in range(chance.randint(0, 4)))
+    dtype = chance.choice(("bfloat16", "float16", "float32", "int32", "", "object"))
+    try:
+        from_buffer(TensorSpec(dtype, shape), mutate(HIDDEN, chance))
+    except ProtocolError:
+        return "refused"
+    return "read"
+
+
+def _packed_parts() -> dict[str, Sent]:
+    rows = mx.random.normal((6, 200), key=mx.random.key(1))
+    return {name: to_parts(rows, PackedRows.of(name, rows, [1, 2, 4])) for name in CODECS}
+
+
+PACKED = _packed_parts()
+
+
+def through_packing(chance: random.Random) -> str:
+    """Hidden states in fewer bytes, of which a part, or what is said of them, is wrong. Computed, if they are taken."""
+    name = chance.choice(CODECS)
+    out = PACKED[name]
+    assert out.spec is not None
+    parts, packing, shape = list(out.parts), out.packing, list(out.spec.shape)
+    match chance.randrange(4):
+        case 0:
+            shape[chance.randrange(2)] = chance.choice((-1, 0, 1, 5, 7, 199, 2**16, 2**62))
+        case 1:
+            packing = Packing(chance.choice(CODECS), ((chance.randrange(3), chance.randrange(3, 9)),))
+        case _:
+            victim = chance.randrange(len(parts))
+            parts[victim] = memoryview(mutate(bytes(parts[victim]), chance))
+    try:
+        mx.eval(from_parts(TensorSpec(out.spec.dtype, tuple(shape)), packing, parts))
+    except ProtocolError:
+        return "refused"
+    return "read"
+
+
+DECODERS: dict[str, Callable[[random.Random], str]] = {
+    "framing": through_framing,
+    "codec": through_codec,
+    "tensors": through_tensors,
+    "packing": through_packing,
+}
+
+
+def run(num_frames: int, seed: int = 0) -> dict[str, object]:
+    """``num_frames`` mutated frames, as many through each decoder; counts and growth of memory in bytes."""
+    chance, counts, process = random.Random(seed), Counter[str](), psutil.Process()
+    settled, began = 0, time.monotonic()
+    for i in range(num_frames):
+        if i == num_frames // 10:
+            settled = process.memory_info().rss
+        name = list(DECODERS)[i % len(DECODERS)]
+        counts[f"{name} {DECODERS[name](chance)}"] += 1
+    growth = process.memory_info().rss - settled
+    return {"frames": num_frames, **counts, "memory_growth": growth, "seconds": time.monotonic() - began}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--frames", type=int, default=1_000_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    print(dumps(run(args.frames, args.seed)))

@@ -1,0 +1,204 @@
+"""Scenes of the pipeline, and of what happens to it: others' dials, hidden tabs, lost workers, a server's restart."""
+
+import json
+import tempfile
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import yaml
+from playwright.sync_api import Page, expect
+
+from .driving import PATIENCE, WIDTHS, Driven, serving, until
+from .serving import restarted_worker
+
+
+def pipeline(driven: Driven) -> None:
+    """The pipeline while it works, at three widths, and what it says."""
+    page = driven.page
+    driven.set(max_tokens="1500")
+    driven.ask("Tell me a long tale of the wolf, the fox and the bear.")
+    page.get_by_role("button", name="Pipeline").click()
+    expect(page.locator(".stage")).to_have_count(2, timeout=PATIENCE)
+    expect(page.locator(".words li")).not_to_have_count(0)
+    for name, (width, height) in WIDTHS.items():
+        page.set_viewport_size({"width": width, "height": height})
+        page.wait_for_timeout(1500)
+        driven.picture(f"pipeline-{name}")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(600)
+    driven.picture("pipeline-dark")
+    page.emulate_media(color_scheme="light")
+    label = page.locator(".timeline canvas").get_attribute("aria-label")
+    assert label is not None
+    assert "front: " in label, label
+    page.get_by_role("button", name="Chat").click()
+
+
+def with_a_key(driven: Driven) -> None:
+    """A server that wants a key: the page asks for it, and keeps none; a restart of the server is seen."""
+    key = "sk-of-the-scene-0123456789"
+    with serving("--api-key", key) as (url, _):
+        context = driven.page.context.browser.new_context()  # type: ignore[union-attr]
+        page = context.new_page()
+        page.goto(url)
+        page.get_by_label("Key", exact=True).fill("wrong")
+        page.get_by_role("button", name="Enter").click()
+        expect(page.get_by_role("alert")).to_contain_text("does not know this key")
+        page.get_by_label("Key", exact=True).fill(key)
+        page.get_by_role("button", name="Enter").click()
+        expect(page.locator(".model")).not_to_be_empty(timeout=PATIENCE)
+        page.get_by_role("button", name="Pipeline").click()
+        expect(page.locator(".stage")).to_have_count(2, timeout=PATIENCE)
+        kept = page.evaluate("JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])")
+        assert key not in kept, kept
+    expect(page.get_by_text("The server does not answer; these figures are old.")).to_be_visible(timeout=PATIENCE)
+    with serving("--port", url.rpartition(":")[2]) as (again, _):
+        assert again == url
+        expect(page.get_by_text("what is shown is old")).not_to_be_visible(timeout=PATIENCE)
+    context.close()
+
+
+def dials(driven: Driven) -> None:
+    """A dial is turned, and seen by another page; what cannot be is said; all go back to their defaults."""
+    page = driven.page
+    driven.show("Pipeline")
+    with driven.another() as other:
+        other.show("Pipeline")
+        for each in (page, other.page):
+            each.locator(".dials summary").click(timeout=PATIENCE)
+        page.get_by_label("prefill_share").fill("0.25")
+        page.get_by_label("policy").select_option("prefill_first")
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator(".dials summary")).to_have_text("Dials of serving · 2 set", timeout=PATIENCE)
+        expect(other.page.get_by_label("prefill_share")).to_have_value("0.25", timeout=PATIENCE)
+        page.get_by_label("kv_low").fill("0.95")
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator(".dials .error")).to_contain_text("kv_low and kv_high must be", timeout=PATIENCE)
+        for name, (width, height) in WIDTHS.items():
+            page.set_viewport_size({"width": width, "height": height})
+            page.locator(".dials .buttons").scroll_into_view_if_needed()
+            driven.picture(f"dials-{name}")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+        page.get_by_role("button", name="Reset to defaults").click()
+        page.get_by_role("button", name="Apply").click()
+        expect(page.locator(".dials summary")).to_have_text("Dials of serving", timeout=PATIENCE)
+        expect(other.page.get_by_label("prefill_share")).to_have_value("", timeout=PATIENCE)
+    driven.show("Chat")
+
+
+def hidden_tab(driven: Driven) -> None:
+    """A tab that nobody sees asks for no figures, by the server's own count; and it comes back by itself."""
+    with serving() as (url, server), driven.another(url, server) as looking:
+        page = looking.page
+        looking.show("Pipeline")
+        expect(page.locator(".stage")).to_have_count(2, timeout=PATIENCE)
+        until(lambda: _looking(url) == 1, "its stream is counted")
+        _hide(page, is_hidden=True)
+        until(lambda: _looking(url) == 0, "no stream is open")
+        page.wait_for_timeout(3000)
+        assert _looking(url) == 0
+        _hide(page, is_hidden=False)
+        until(lambda: _looking(url) == 1, "it is back")
+        looking.show("Chat")
+        until(lambda: _looking(url) == 0, "in a chat where nothing comes, nobody looks")
+
+
+QUESTIONS = ("Tell me of the wolf.", "What did the king say?")
+
+
+def two_chats_lose_a_worker(driven: Driven) -> None:
+    """Under two answers the worker is killed: both say what they wait for, and go on; no token is lost."""
+    with tempfile.TemporaryDirectory() as folder, restarted_worker() as worker:
+        layout = str(_layout(Path(folder), worker.address))
+        with (
+            serving("--rejoin-timeout", "300", layout=layout) as (url, server),
+            driven.another(url, server) as one,
+            driven.another(url, server) as two,
+        ):
+            chats = dict(zip(QUESTIONS, (one, two), strict=True))
+            for question, each in chats.items():
+                each.ready()
+                each.set(max_tokens="700", temperature="0")
+                each.ask(question)
+            for each in (one, two):
+                expect(each.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
+            worker.kill()
+            for number, each in enumerate((one, two)):
+                expect(each.page.locator(".pause")).to_contain_text("stage back", timeout=PATIENCE)
+                each.picture(f"chat-pause-{number}")
+            one.show("Pipeline")
+            expect(one.page.locator(".stage.lost")).to_contain_text("back", timeout=PATIENCE)
+            expect(one.page.locator(".words")).to_contain_text("no token is lost")
+            one.picture("pipeline-lost")
+            one.show("Chat")
+            worker.start_again()
+            for question, each in chats.items():
+                expect(each.page.locator(".pause")).not_to_be_visible(timeout=PATIENCE)
+                each.until_idle()
+                each.page.bring_to_front()
+                given, whole = each.text(), _said(url, question, 700)
+                assert given == whole, f"it goes on as if nothing had happened: {given!r} is not {whole!r}"
+
+
+def restart(driven: Driven) -> None:
+    """The server is killed under an answer and started again: the answer says so, figures come back, and it goes on."""
+    with serving() as (url, server), driven.another(url, server) as one:
+        one.ready()
+        one.set(max_tokens="2000", temperature="0")
+        one.ask("Tell me of the wolf.")
+        expect(one.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
+        server.end()
+        expect(one.answers()).to_contain_text("The connection to the server was lost.", timeout=PATIENCE)
+        one.picture("chat-server-gone")
+        one.show("Pipeline")
+        expect(one.page.get_by_text("what is shown is old")).to_be_visible(timeout=PATIENCE)
+        with serving(port=int(url.rpartition(":")[2])) as (again, _):
+            assert again == url
+            expect(one.page.get_by_text("what is shown is old")).not_to_be_visible(timeout=PATIENCE)
+            one.show("Chat")
+            before = one.text()
+            one.page.get_by_role("button", name="Go on").click()
+            one.page.wait_for_timeout(1000)
+            one.page.keyboard.press("Escape")
+            one.until_idle()
+            assert one.text().startswith(before)
+            assert len(one.text()) > len(before)
+
+
+def _layout(folder: Path, address: str) -> Path:
+    stages = [{"name": "front", "layers": 6}, {"name": "back", "layers": 6, "address": address}]
+    path = folder / "two.yaml"
+    path.write_text(yaml.safe_dump({"model": "demo", "draft": "demo-draft", "stages": stages}))
+    return path
+
+
+def _looking(url: str) -> int:
+    """How many streams of figures the server has open."""
+    with urllib.request.urlopen(f"{url}/v1/splitinfer/figures", timeout=60) as response:
+        found: dict[str, Any] = json.load(response)
+    return int(found["looking"])
+
+
+def _said(url: str, question: str, max_tokens: int) -> str:
+    """What the server says to it, undisturbed."""
+    body = {"messages": [{"role": "user", "content": question}], "max_tokens": max_tokens, "temperature": 0}
+    asked = urllib.request.Request(
+        f"{url}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=300) as response:
+        said: str = json.load(response)["choices"][0]["message"]["content"]
+    return said
+
+
+def _hide(page: Page, *, is_hidden: bool) -> None:
+    """What a browser tells a page whose tab is hidden. A headless one has no tabs that could hide each other."""
+    page.evaluate(
+        """(isHidden) => {
+            Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
+            Object.defineProperty(document, 'visibilityState',
+                { configurable: true, get: () => (isHidden ? 'hidden' : 'visible') });
+            document.dispatchEvent(new Event('visibilitychange'));
+        }""",
+        is_hidden,
+    )

@@ -1,0 +1,75 @@
+"""What a server holds, as it is asked in the middle of a campaign; and `splitinfer serve` in a process that tells it.
+
+    python -m tests.campaigns.looking serve --layout ... --port 0
+
+is the command, with one addition: each line on standard input is answered by a line of JSON on standard output.
+"""
+
+import sys
+import threading
+from dataclasses import asdict
+from typing import Any
+
+from splitinfer.core.json_text import dumps
+from splitinfer.core.scheduler import invariants
+from splitinfer.server.running import Server
+
+_LOOK_SECONDS = 30.0
+
+
+def look(server: Server) -> dict[str, Any]:
+    """What is held: by the engine, asked on its thread, and by the server, asked on its event loop.
+
+    All of ``held`` is 0 when no request is under way. ``broken``: what must always hold and does not.
+    """
+    found: dict[str, Any] = {"broken": ""}
+    engine, done = server.service.llm._engine, threading.Event()
+
+    def on_engine() -> None:
+        scheduler = engine.scheduler
+        try:
+            invariants.check(scheduler)
+        except AssertionError as error:
+            found["broken"] = str(error) or "an invariant of the scheduler does not hold"
+        found["held"] = {
+            **{f"kv_{name}": count for name, count in asdict(scheduler.kv_used).items()},
+            "waiting": len(scheduler.waiting), "running": len(scheduler.running), "plans": len(scheduler.state.plans),
+            "requests": len(engine._requests), "arriving": len(engine._requests._arriving),
+        }  # fmt: skip
+        found["stored"] = len(scheduler.prefix_cache.tree)
+        done.set()
+
+    engine._inbox.put(on_engine)
+    assert done.wait(_LOOK_SECONDS), "the engine does not answer"
+    service = server.service
+    found["held"] |= {
+        "under_way": service.num_running, "cancellable": len(service._answers), "connections": server.num_connections,
+        "tasks": len(server._server.server_state.tasks),
+    }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """The command, and beside it whoever asks."""
+    from splitinfer.__main__ import main as command
+    from splitinfer.cli import serving
+
+    opened: list[Server] = []
+
+    class Watched(Server):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            opened.append(self)
+
+    serving.Server = Watched  # type: ignore[misc]
+
+    def answer() -> None:
+        for _ in sys.stdin:
+            print(dumps(look(opened[0])), flush=True)
+
+    threading.Thread(target=answer, name="looking", daemon=True).start()
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""Scenes of the chat, and of the page as a whole: looks, attacks, keyboard, sizes, times."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import expect
+
+from .driving import PATIENCE, WIDTHS, Driven
+
+ATTACKS = Path(__file__).parents[1] / "page" / "attacks.json"
+MARKDOWN = """# A heading
+
+Text with **bold**, *emphasis*, `code`, [a link](https://example.org/) and $e^{i\\pi} + 1 = 0$.
+
+```python
+def tale(wolf: str) -> str:
+    return f"Once upon a time, {wolf}"
+```
+
+| stage | layers |
+|---|---|
+| studio | 40 |
+| mini | 26 |
+
+$$\\sum_{k=1}^{n} k = \\frac{n(n+1)}{2}$$
+
+- [x] done
+- [ ] to do
+
+> A quotation.
+"""
+
+
+def chat(driven: Driven) -> None:
+    """Ask, read, regenerate, edit, branch, stop, go on."""
+    page = driven.page
+    driven.set(max_tokens="60")
+    driven.ask("Tell me of the wolf.")
+    driven.until_idle()
+    expect(driven.answers()).to_have_count(1)
+    figures = driven.answers().locator(".figures").inner_text()
+    assert "tokens/s" in figures, figures
+    assert "first after" in figures, figures
+    driven.picture("chat-answer")
+    driven.answers().get_by_role("button", name="Again").click()
+    driven.until_idle()
+    expect(driven.answers().locator(".branches")).to_contain_text("2 / 2")
+    page.get_by_label("Previous branch").click()
+    expect(driven.answers().locator(".branches")).to_contain_text("1 / 2")
+    page.locator("article.user").hover()
+    page.locator("article.user").get_by_role("button", name="Edit").click()
+    page.get_by_label("Edited text").fill("Tell me of the fox.")
+    page.get_by_role("button", name="Ask as a branch").click()
+    driven.until_idle()
+    expect(page.locator("article.user .branches")).to_contain_text("2 / 2")
+    expect(page.locator("article.user")).to_contain_text("fox")
+    page.locator("article.user").get_by_label("Previous branch").click()
+    expect(page.locator("article.user")).to_contain_text("wolf")
+    driven.picture("chat-branches")
+
+
+def settings_while_an_answer_comes(driven: Driven) -> None:
+    """What is typed in the settings stays, however often the page is drawn meanwhile."""
+    page = driven.page
+    driven.set(max_tokens="600")
+    driven.ask("Tell me of the wolf.")
+    expect(driven.answers().locator(".markdown")).not_to_be_empty(timeout=PATIENCE)
+    page.locator("details.settings summary").click()
+    page.get_by_label("System message").press_sequentially("Be brief.", delay=50)
+    page.locator('input[name="temperature"]').press_sequentially("0.35", delay=50)
+    expect(page.get_by_label("System message")).to_have_value("Be brief.")
+    expect(page.locator('input[name="temperature"]')).to_have_value("0.35")
+    expect(page.locator("details.settings summary")).to_contain_text("system message · 2 set")
+    page.keyboard.press("Escape")
+    driven.until_idle()
+
+
+def stop_and_go_on(driven: Driven) -> None:
+    """An answer that ends at its most tokens goes on where it was."""
+    page = driven.page
+    page.locator("details.settings summary").click()
+    page.locator('input[name="max_tokens"]').fill("8")
+    page.locator('input[name="temperature"]').fill("0")
+    page.locator('input[name="probabilities"]').check()
+    driven.picture("chat-settings")
+    page.locator("details.settings summary").click()
+    driven.ask("Once upon a time")
+    driven.until_idle()
+    expect(driven.answers()).to_contain_text("Stopped at the token limit.")
+    page.locator(".probabilities summary").click()
+    page.locator(".token").first.click()
+    expect(page.get_by_label("Most likely tokens here").locator("tr")).to_have_count(5)
+    driven.picture("chat-probabilities")
+    before = driven.answers().locator(".markdown").inner_text()
+    page.get_by_role("button", name="Go on").click()
+    expect(driven.answers().locator(".markdown")).not_to_have_text(before)
+    driven.until_idle()
+    after = driven.answers().locator(".markdown").inner_text()
+    assert after.startswith(before.strip()), (before, after)
+    assert len(after) > len(before), (before, after)
+
+
+def looks_of_text(driven: Driven) -> None:
+    """Markdown, code with its button, a table, formulas; in light and dark."""
+    driven.read_in([{"role": "user", "content": "Show me."}, {"role": "assistant", "content": MARKDOWN}])
+    page = driven.page
+    expect(page.locator("math")).to_have_count(2, timeout=PATIENCE)
+    expect(page.locator(".code-bar")).to_contain_text("python")
+    expect(page.locator("article.assistant a")).to_have_attribute("rel", "noopener noreferrer nofollow")
+    page.get_by_role("button", name="Copy this python").click()
+    driven.picture("markdown-light")
+    page.emulate_media(color_scheme="dark")
+    driven.picture("markdown-dark")
+    page.emulate_media(color_scheme="light")
+
+
+def hostile_text(driven: Driven) -> None:
+    """Attacks in an answer, in a user's message, a title and a file's name do nothing."""
+    attacks = json.loads(ATTACKS.read_text())
+    pairs = [[{"role": "user"}, {"role": "assistant", "reasoning_content": attack}] for attack in attacks]
+    messages = [{**one, "content": attack} for attack, pair in zip(attacks, pairs, strict=True) for one in pair]
+    driven.read_in(messages)
+    page = driven.page
+    while page.locator(".earlier").count():
+        page.locator(".earlier").click()
+    expect(driven.answers()).to_have_count(len(attacks))
+    page.wait_for_timeout(500)
+    bad = page.evaluate("""() => [...document.querySelectorAll('.messages *')].filter((one) =>
+        ['SCRIPT', 'IFRAME', 'OBJECT', 'EMBED', 'IMG', 'SVG', 'STYLE', 'LINK', 'META', 'BASE', 'FORM', 'INPUT', 'VIDEO',
+         'AUDIO'].includes(one.tagName.toUpperCase()) || [...one.attributes].some((each) => /^on/i.test(each.name) ||
+         /^\\s*(javascript|data|vbscript):/i.test(each.value))).map((one) => one.outerHTML)""")
+    assert not bad, bad[:3]
+    assert page.evaluate("window.attacked === undefined")
+
+
+def library(driven: Driven) -> None:
+    """Conversations outlive the page, are found, exported as the REPL reads them, and removed."""
+    page = driven.page
+    driven.read_in([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Of zebras?"},
+                     {"role": "assistant", "content": "Striped.", "token_ids": [1, 2]}])  # fmt: skip
+    page.reload()
+    driven.open_list()
+    page.get_by_label("Search conversations").fill("zebras striped")
+    expect(page.locator(".sidebar li")).to_have_count(1)
+    page.locator(".sidebar .title").click()
+    expect(driven.answers()).to_contain_text("Striped.")
+    driven.open_list()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export", exact=True).click()
+    saved = json.loads(Path(download.value.path()).read_text())
+    assert [message["role"] for message in saved] == ["system", "user", "assistant"], saved
+    page.locator(".sidebar li").hover()
+    page.get_by_label("Remove Of zebras?").click()
+    expect(page.locator(".sidebar li")).to_have_count(0)
+
+
+def keyboard(driven: Driven) -> None:
+    """A whole conversation without a mouse."""
+    page = driven.page
+    page.keyboard.press("Control+Shift+O")
+    page.get_by_label("Message", exact=True).focus()
+    page.keyboard.type("One line")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("and another.")
+    page.keyboard.press("Enter")
+    expect(driven.answers()).to_have_count(1, timeout=PATIENCE)
+    page.keyboard.press("Escape")
+    driven.until_idle()
+    page.keyboard.press("Control+k")
+    expect(page.get_by_label("Search conversations")).to_be_focused()
+    page.keyboard.press("Escape")
+
+
+def widths(driven: Driven) -> None:
+    """The chat at three widths: nothing is wider than the window."""
+    for name, (width, height) in WIDTHS.items():
+        driven.page.set_viewport_size({"width": width, "height": height})
+        driven.picture(f"chat-{name}")
+        assert driven.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), name
+
+
+AXE: list[str] = []
+"""axe's script, if it was given."""
+
+
+def first_paint(driven: Driven) -> None:
+    """What a first visit fetches, and when it paints."""
+    context = driven.page.context.browser.new_context()  # type: ignore[union-attr]
+    page = context.new_page()
+    page.goto(driven.url)
+    expect(page.get_by_label("Message", exact=True)).to_be_visible()
+    sent, paint = page.evaluate("""() => [performance.getEntriesByType('resource').concat(
+        performance.getEntriesByType('navigation')).reduce((sum, one) => sum + one.transferSize, 0),
+        performance.getEntriesByName('first-contentful-paint')[0]?.startTime]""")
+    print(f"  first visit: {sent:,} bytes, first paint after {paint:.0f} ms")
+    context.close()
+    assert sent <= 300_000
+
+
+def long_conversation(driven: Driven) -> None:
+    """5,000 messages: no long task while an answer comes and somebody types."""
+    pair = ({"role": "user", "content": "A question."}, {"role": "assistant", "content": MARKDOWN})
+    messages = [pair[i % 2] for i in range(5000)]
+    driven.read_in(messages)
+    page = driven.page
+    driven.set(max_tokens="200")
+
+    def shortened(route: Any) -> None:
+        """Without what came before, as the context is 4,096 tokens."""
+        body = json.loads(route.request.post_data)
+        route.continue_(post_data=json.dumps({**body, "messages": body["messages"][-1:]}))
+
+    page.route("**/v1/chat/completions", shortened)
+    page.evaluate("""() => { window.tasks = []; new PerformanceObserver((list) => list.getEntries().forEach((one) =>
+        window.tasks.push(one.duration))).observe({type: 'longtask'}); }""")
+    driven.ask("Tell me of the wolf.")
+    page.evaluate("""() => {
+        window.strokes = [];
+        document.querySelector('.composer textarea').addEventListener('keydown', () => {
+            const began = performance.now();
+            requestAnimationFrame(() => setTimeout(() => window.strokes.push(performance.now() - began)));
+        });
+    }""")
+    page.get_by_label("Message", exact=True).press_sequentially("A text that is typed while an answer comes.", delay=60)
+    driven.until_idle()
+    page.unroute("**/v1/chat/completions")
+    tasks, strokes = page.evaluate("[window.tasks.splice(0), window.strokes.sort((a, b) => a - b)]")
+    print(f"  longest task {max(tasks, default=0):.0f} ms; typing p95 {strokes[int(0.95 * len(strokes))]:.0f} ms")
+
+
+def accessible(driven: Driven) -> None:
+    """axe finds nothing serious, in either view and either colour."""
+    if not AXE:
+        print("  axe was not given")
+        return
+    driven.set(max_tokens="400")
+    driven.ask("Tell me of the wolf.")
+    driven.page.evaluate(AXE[0])
+    found = []
+    for view, colour in (("Chat", "light"), ("Chat", "dark"), ("Pipeline", "dark"), ("Pipeline", "light")):
+        driven.page.emulate_media(color_scheme=colour)  # type: ignore[arg-type]
+        driven.show(view)
+        if view == "Pipeline" and not driven.page.locator(".dials[open]").count():
+            driven.page.locator(".dials summary").click(timeout=PATIENCE)
+        driven.page.wait_for_timeout(1500)
+        for each in driven.page.evaluate("axe.run().then((found) => found.violations)"):
+            places = [node["html"][:120] for node in each["nodes"]]
+            found.append(f"{view}, {colour}: {each['impact']}: {each['help']}: {places[:3]}")
+    print("".join(f"  {line}\n" for line in found), end="")
+    assert not [line for line in found if ": serious: " in line or ": critical: " in line]

@@ -1,0 +1,178 @@
+"""`splitinfer serve` as a process of its own on two stages, and what can be seen of it from outside."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tiny
+from processes import Running, RunningWorker, are_gone, until, write_layout
+
+from splitinfer.demo import TARGET
+from splitinfer.llm import LLM
+
+LOCAL = "local"
+END_SECONDS = 30.0
+_PROGRAM = "from tests.campaigns.looking import main\nmain()"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What processes hold, together: descriptors, threads, and bytes of memory."""
+
+    descriptors: int
+    threads: int
+    memory: int
+
+
+class Serving:
+    """A server under way. ``port``: where it listens."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.port = int(running.sees(r"serving \S+ at http://127.0.0.1:(\d+)/v1")[1])
+        self._num_looks = 0
+
+    @property
+    def workers(self) -> list[psutil.Process]:
+        """The local workers that it has started."""
+        return [child for child in self.running.children() if child.is_running()]
+
+    def look(self) -> dict[str, Any]:
+        """What it holds (``looking.look``)."""
+        self._num_looks += 1
+        self.running.types("\n")
+        until(lambda: self.running.out.count("\n") >= self._num_looks, "it tells what it holds", 60.0)
+        found: dict[str, Any] = json.loads(self.running.out.split("\n")[self._num_looks - 1])
+        return found
+
+    def held(self) -> Held:
+        """What the server's process and its workers hold."""
+        processes = [self.running.process, *self.workers]
+        return Held(
+            sum(each.num_fds() for each in processes),
+            sum(each.num_threads() for each in processes),
+            sum(each.memory_info().rss for each in processes),
+        )
+
+    @property
+    def failures(self) -> list[str]:
+        """The lines of its log that tell of a failure."""
+        return [line for line in self.running.err.splitlines() if "failed" in line or "Traceback" in line]
+
+    def end(self) -> list[str]:
+        """End it as a person does; what was wrong with that."""
+        workers = self.workers
+        self.running.signal(signal.SIGTERM)
+        code = self.running.wait(END_SECONDS)
+        until(lambda: are_gone(workers), "its workers are gone", 10.0)
+        return [] if code == 143 else [f"it ended with {code}"]
+
+
+class RestartedWorker:
+    """`splitinfer worker` on a port of its own, that is started there again when it is gone."""
+
+    def __init__(self) -> None:
+        self._running = _worker(0)
+        self.address = self._running.address
+
+    def kill(self) -> None:
+        """It is gone on return."""
+        self._running.signal(signal.SIGKILL)
+        self._running.wait(10)
+
+    def start_again(self) -> None:
+        """Somebody starts it."""
+        self._running.end()
+        self._running = _worker(int(self.address.rpartition(":")[2]))
+
+    def end(self) -> None:
+        """It stays gone."""
+        self._running.end()
+
+
+def _worker(port: int) -> RunningWorker:
+    return RunningWorker("worker", "--name", "back", "--port", str(port), "--kv-dir", "none")
+
+
+@contextmanager
+def restarted_worker() -> Iterator[RestartedWorker]:
+    """A worker that can be killed."""
+    made = RestartedWorker()
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+NUM_LAYERS = 2
+
+
+def quick_model(folder: Path) -> Path:
+    """A random model of two layers with the demo's tokenizer: what is under way is tested, not what is said."""
+    made = tiny.save(
+        folder, "llama", num_hidden_layers=NUM_LAYERS, vocab_size=2048, max_position_embeddings=4096, eos_token_id=0
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(Path(TARGET) / name, made / name)
+    return made
+
+
+@contextmanager
+def serving(*args: str, workers: Sequence[str] = (LOCAL,)) -> Iterator[Serving]:
+    """A server with ``args``; its workers run where their addresses say. Whatever happens, no process of it stays."""
+    with _folder() as folder:
+        layout = _layout(folder, workers)
+        own = {"XDG_CACHE_HOME": f"{folder}/cache", "XDG_CONFIG_HOME": f"{folder}/config"}
+        options = ("serve", "--layout", str(layout), "--port", "0", "--kv-dir", "none", *args)
+        running = Running(*options, code=_PROGRAM, env={**own, "PYTHONPATH": os.pathsep.join(sys.path)})
+        try:
+            yield Serving(running)
+        finally:
+            running.end()
+
+
+@contextmanager
+def library() -> Iterator[LLM]:
+    """The same model as a library, on two stages as well: what it says is what a server must say."""
+    with _folder() as folder, LLM(str(_layout(folder, [LOCAL]))) as llm:
+        yield llm
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="campaign-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def _layout(folder: Path, workers: Sequence[str]) -> Path:
+    return write_layout(folder, list(workers), str(quick_model(folder / "quick")), NUM_LAYERS)
+
+
+def megabytes(count: float) -> str:
+    """Bytes in MB."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which a share of them lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def settle(looks: Any, seconds: float = 20.0) -> dict[str, Any]:
+    """What is held once nothing is held any more, or the time is over. ``looks``: looks once."""
+    give_up = time.monotonic() + seconds
+    while any((found := looks())["held"].values()) and time.monotonic() < give_up:
+        time.sleep(0.1)
+    result: dict[str, Any] = found
+    return result

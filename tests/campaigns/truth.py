@@ -1,0 +1,417 @@
+"""Plans against the truth: every cut of a small model measured live on emulated accelerators, and what a plan chose.
+
+    python -m tests.campaigns.truth measure two.jsonl --ratios 1:1,1:2,1:4 --hops 0.1,3
+    python -m tests.campaigns.truth measure three.jsonl --ratios 1:2:2 --hops 0.1
+    python -m tests.campaigns.truth measure three.jsonl --ratios 1:1:3,1:2:4 --hops 0.1 --best 10 --random 10
+    python -m tests.campaigns.truth judge two.jsonl three.jsonl
+
+A model of 12 layers stands in for a large one: it is really computed, by a coordinator and workers in processes of
+their own, in the times of accelerators whose costs are known for each layer; the worker's are so many times as slow as
+its ratio says. ``measure`` appends a line for each cut, and leaves out those that are there. ``judge`` sets beside the
+best measured cut what a plan chose, and what layers in proportion to free memory would have given: for machines with
+memory enough, and for machines of which the quickest has little, where only cuts that fit count. Nothing else may run
+on the machine meanwhile.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path[:0] = map(str, Path(__file__).resolve().parents[2:3])
+
+from splitinfer.bench.shared import machine as this_machine
+from splitinfer.bench.shared.random_model import Shape as ModelShape
+from splitinfer.bench.shared.random_model import make
+from splitinfer.bench.shared.workload import made_up
+from splitinfer.bench.speculation.replay import Replay
+from splitinfer.core.kv.budget import KV_SHARE, KVBudget, StageKV
+from splitinfer.core.scheduler.cost_model import StageCosts
+from splitinfer.core.sequence import SamplingParams
+from splitinfer.core.speculation.flight import OFF
+from splitinfer.engine.device.void_steps import MOST_VOID, VOID_STEPS
+from splitinfer.llm import LLM, Settings
+from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.machine.selection import VARIABLE
+from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.cuts import Cut, on_grid
+from splitinfer.placement.pipeline import pipeline_of
+from splitinfer.placement.plan import Planner
+from transports.emulated import LinkProfile as EmulatedLink
+from transports.emulated import installed
+
+LAYERS, VOCAB = 12, 512
+ACCEPTANCE, STREAMS, PROMPT, ANSWER = 0.7, 8, 512, 128
+LAYER_MS = {1: 0.6, 8: 0.68, 16: 1.0, 32: 1.8, 128: 7.0, 512: 27.5}
+KV_PER_TOKEN = 256  # bytes of the stand-in's layer
+FREE = 4 * 10**9
+LOOPBACK = 0.0001  # seconds of a hop between processes of this machine
+MOST_CONTEXT = 10**8  # tokens: memory is the bound
+
+
+def profiles(ratio: Sequence[float], hop: float, free: Sequence[int] | None = None, slower: float = 1.0) -> Profiles:
+    """Machines that are so many times as slow as the ratio says, with hops of ``hop`` seconds. ``slower``: all of them
+    take so many times as long."""
+    coordinator = MachineProfile(
+        "m0",
+        {"layer": StageCosts.through({rows: ms / 1000 for rows, ms in LAYER_MS.items()})},
+        step=0.001,
+        host=0.0005,
+        draft=0.001,
+        draft_more=0.00002,
+        buffers=2.0,
+        launches_ahead=True,
+        free_bytes=FREE,
+    ).slower(slower)
+    room = free or [FREE] * len(ratio)
+    machines = [
+        replace(
+            coordinator.slower(times), name=f"m{i}", address="tcp://127.0.0.1:1" if i else None, free_bytes=room[i],
+            host=coordinator.host, draft=coordinator.draft, draft_more=coordinator.draft_more,
+        )
+        for i, times in enumerate(ratio)
+    ]  # fmt: skip
+    names = [machine.name for machine in machines]
+    links = tuple(LinkProfile(a, b, hop) for a in names for b in names if a != b)
+    model = ModelProfile(
+        "stand-in", (LayerProfile("layer", 50_000, KV_PER_TOKEN),) * LAYERS, hidden_row=128,
+        context_length=MOST_CONTEXT, draft=DraftProfile("replay"),
+    )  # fmt: skip
+    return Profiles(model, tuple(machines), links)
+
+
+def asked(acceptance: float | None) -> Asked:
+    """What both the plan and the measurement are for."""
+    return Asked(streams=STREAMS, prompt=PROMPT, answer=ANSWER, acceptance=acceptance, uses_all=True, token_budget=512)
+
+
+def ratio_of(text: str) -> tuple[float, ...]:
+    """Numbers with colons between them."""
+    return tuple(map(float, text.split(":")))
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """``trials`` of each cut; ``tokens`` of an answer alone, of which streams side by side get a quarter each. Whether
+    drafts are measured, too, and the first token of a long prompt."""
+
+    trials: int
+    tokens: int
+    drafts: bool = True
+    long: bool = False
+
+
+# -- measuring ---------------------------------------------------------------------------------
+
+
+def measure(
+    out: Path, ratios: Sequence[str], hops: Sequence[float], best: int, at_random: int, slower: float, effort: Effort
+) -> None:
+    """Measure the cuts that are not in ``out`` yet, and append a line for each."""
+    known = {
+        (line["ratio"], line["hop_ms"], line["slower"], *line["machines"], *line["layers"]) for line in _lines([out])
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        make(model, ModelShape(layers=LAYERS, hidden=32, heads=1, kv_heads=1, mlp=64, vocab=VOCAB), num_files=1)
+        for ratio in ratios:
+            for hop in hops:
+                rig = profiles(ratio_of(ratio), hop / 1000, slower=slower)
+                for cut in _to_measure(rig, best, at_random):
+                    if (ratio, hop, slower, *cut.machines, *cut.layers) in known:
+                        continue
+                    found = _measured(rig, cut, model, hop / 1000, effort)
+                    rigged = {"ratio": ratio, "hop_ms": hop, "slower": slower}
+                    line = {**rigged, "machines": cut.machines, "layers": cut.layers, **found}
+                    with out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+                    print(ratio, hop, cut.machines, cut.name, {k: _short(v) for k, v in found.items()}, flush=True)
+
+
+def _short(value: Any) -> Any:
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def _to_measure(rig: Profiles, best: int, at_random: int) -> list[Cut]:
+    """All cuts in the machines' order, or some of every order: the best by each formula, what a plan chooses, and some
+    at random."""
+    if not best:
+        return list(on_grid([tuple(range(len(rig.machines)))], LAYERS))
+    found: dict[Cut, None] = {}
+    for acceptance in (None, ACCEPTANCE):
+        planner = Planner(rig, asked(acceptance))
+        cuts = planner.candidates()
+        for aim in (Aim.CHAT, Aim.THROUGHPUT):
+            chosen = planner.best(aim, cuts)
+            ranked = sorted(cuts, key=lambda cut: planner.screen.score(cut, aim), reverse=True)
+            found |= dict.fromkeys([*ranked[:best], *([chosen.cut] if chosen else [])])
+    others = [cut for cut in Planner(rig, asked(None)).candidates() if cut not in found]
+    return [*found, *Random(1).sample(others, min(at_random, len(others)))]
+
+
+def _measured(rig: Profiles, cut: Cut, model: Path, hop: float, effort: Effort) -> dict[str, Any]:
+    """A cut's figures on real processes."""
+    machine = pipeline_of(rig, cut)
+    stages = [
+        {"name": f"stage{i}", "layers": count, **({"address": "local"} if i else {})}
+        for i, count in enumerate(cut.layers)
+    ]
+    replay = Replay(VOCAB)
+    settings = Settings(context=8192, prefix_cache=False, token_budget=512, rejoin_timeout=0.0, max_running=STREAMS)
+    with ExitStack() as stack:
+        file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "machine.json"
+        file.write_text(json.dumps({"machine": machine.as_dict()}) + "\n", encoding="utf-8")
+        os.environ[VARIABLE] = str(file)
+        if hop > LOOPBACK:
+            stack.enter_context(installed(EmulatedLink(latency=hop - LOOPBACK)))
+        layout = {"model": str(model), "stages": stages}
+        llm = stack.enter_context(LLM(layout, settings=settings, drafter=lambda: replay))
+        this_machine.pin_stages(llm.layout.stages, None, this_machine.free_processors())
+        live = Live(llm, replay, effort.tokens)
+        found = live.without_drafts(effort.trials)
+        if effort.drafts:
+            found |= live.with_drafts(effort.trials)
+        if effort.long:
+            found["ttft_4k"] = live.long_prompt()
+        return {**found, "longest": _longest(llm, rig, cut)}
+
+
+@dataclass(slots=True)
+class Live:
+    """A pipeline that is up, and what it is asked. ``tokens``: of an answer alone."""
+
+    llm: LLM
+    replay: Replay
+    tokens: int
+
+    def without_drafts(self, trials: int) -> dict[str, float]:
+        """Medians of turns and of streams side by side, once the costs of steps are known."""
+        steps, void = VOID_STEPS.steps, VOID_STEPS.void
+        self.many(self.prompts("warm", STREAMS, 16), OFF, self.tokens // 4)
+        turns = [self.turn(self._turn(number), OFF, self.tokens) for number in range(trials)]
+        many = [self.many(self._streams(number), OFF, self.tokens // 4) for number in range(trials)]
+        return {
+            "one": statistics.median(rate for _, rate in turns), "turn": statistics.median(took for took, _ in turns),
+            "many": statistics.median(many), "steps": VOID_STEPS.steps - steps, "void": VOID_STEPS.void - void,
+        }  # fmt: skip
+
+    def with_drafts(self, trials: int) -> dict[str, float]:
+        """The same with drafts: the answers without are what the drafter knows."""
+        steps, void = VOID_STEPS.steps, VOID_STEPS.void
+        self.many(self.prompts("warm", STREAMS, 16), None, self.tokens // 4)
+        self.turn(self._turn(0), None, self.tokens // 2)  # numbers of drafts are tried
+        turns = [self.turn(self._turn(number), None, self.tokens) for number in range(trials)]
+        many = [self.many(self._streams(number), None, self.tokens // 4) for number in range(trials)]
+        return {
+            "one_with_drafts": statistics.median(rate for _, rate in turns),
+            "turn_with_drafts": statistics.median(took for took, _ in turns),
+            "many_with_drafts": statistics.median(many),
+            "steps_with_drafts": VOID_STEPS.steps - steps, "void_with_drafts": VOID_STEPS.void - void,
+        }  # fmt: skip
+
+    def long_prompt(self) -> float:
+        """Seconds from a prompt of 4,096 tokens to its first token."""
+        began = time.monotonic()
+        self.llm.submit(self.prompts("long", 1, 4096)[0], SamplingParams(max_tokens=1)).result()
+        return time.monotonic() - began
+
+    def _turn(self, number: int) -> list[int]:
+        return self.prompts(f"turn {number}", 1, PROMPT)[0]
+
+    def _streams(self, number: int) -> list[list[int]]:
+        return self.prompts(f"streams {number}", STREAMS, 16)
+
+    def prompts(self, name: str, count: int, length: int) -> list[list[int]]:
+        """So many prompts that have nothing in common with those of other names."""
+        return [list(made_up(f"truth {name} {i}", length, VOCAB)) for i in range(count)]
+
+    def turn(self, prompt: list[int], flight: Any, tokens: int) -> tuple[float, float]:
+        """Seconds of a turn, and the rate of its answer behind the first quarter, as ``placement.simulate`` has it."""
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        output = self.llm.submit(prompt, params, flight=flight).result()
+        assert output.error is None, output.error
+        self.replay.know(prompt, output.token_ids, error=1 - ACCEPTANCE)
+        times = output.token_times
+        begin = len(times) // 4
+        rate = (len(times) - 1 - begin) / (times[-1] - times[begin])
+        return times[0] + (ANSWER - 1) / rate, rate
+
+    def many(self, prompts: Sequence[list[int]], flight: Any, tokens: int) -> float:
+        """Tokens per second while all streams decode, behind the first quarter."""
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        began = time.monotonic()
+        requests = [(time.monotonic() - began, self.llm.submit(prompt, params, flight=flight)) for prompt in prompts]
+        every = []
+        for prompt, (at, request) in zip(prompts, requests, strict=True):
+            output = request.result()
+            assert output.error is None, output.error
+            self.replay.know(prompt, output.token_ids, error=1 - ACCEPTANCE)
+            every.append([at + each for each in output.token_times])
+        first, last = max(times[tokens // 4] for times in every), min(times[-1] for times in every)
+        return sum(first < at <= last for times in every for at in times) / (last - first)
+
+
+def _longest(llm: LLM, rig: Profiles, cut: Cut) -> dict[str, int]:
+    """The longest context by what the real stages say of their weights and KV, for each of ``ROOMS``."""
+    found = {}
+    for name, rooms in ROOMS.items():
+        free = rooms(len(cut.layers))
+        ready = llm._engine.pipeline.ready
+        stages = tuple(
+            StageKV(int(KV_SHARE * (free[m] - each.weight_bytes)), each.kv_bytes_per_token, each.kv_bytes_fixed)
+            for m, each in zip(cut.machines, ready, strict=True)
+        )
+        found[name] = KVBudget(stages).longest(MOST_CONTEXT)
+    return found
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+
+def _ample(count: int) -> list[int]:
+    return [FREE] * count
+
+
+def _tight(count: int) -> list[int]:
+    """The coordinator, which is the quickest, has room for few layers' KV, and the last machine for most."""
+    return [10**9 + FREE * i for i in range(count)]
+
+
+ROOMS = {"ample": _ample, "tight": _tight}
+_LOSES = 0.9  # of the best: marked with a star
+TIGHT_CONTEXT = 320_000  # tokens in all where memory is tight: the coordinator has room for five layers
+
+
+def judge(files: Sequence[Path], least: float) -> int:
+    """Print what a plan chose beside the best measured cut, for each rig, room and aim; 1 if any is below ``least``."""
+    worst, beside = 1.0, list[float]()
+    rigs: dict[tuple[str, float, float], dict[Cut, dict[str, Any]]] = {}
+    for line in _lines(files):
+        cut = Cut(tuple(line["machines"]), tuple(line["layers"]))
+        rigs.setdefault((line["ratio"], line["hop_ms"], line["slower"]), {})[cut] = line
+    print(f"{'rig':>16} {'room':6} {'aim':24} {'chosen':9} {'best':9} to best  {'by memory':9} to best")
+    for (ratio, hop, slower), cuts in rigs.items():
+        for room, of in ROOMS.items():
+            for verdict in _verdicts(
+                profiles(ratio_of(ratio), hop / 1000, of(len(ratio_of(ratio))), slower), room, cuts
+            ):
+                worst = min(worst, verdict["to_best"])
+                if verdict["by_memory"] is None or verdict["by_memory"][1] <= _LOSES:
+                    beside.append(verdict["to_best"])
+                print(_line(f"{ratio} {hop:g} ms", room, verdict), flush=True)
+        for suffix in ("", "_with_drafts"):
+            counted = [line for line in cuts.values() if "steps" + suffix in line]
+            steps = sum(line["steps" + suffix] for line in counted)
+            void = sum(line["void" + suffix] for line in counted) / steps if steps else 0.0
+            verdict = ", so these figures mean nothing" if void > MOST_VOID else ""
+            print(f"{ratio} {hop:g} ms{suffix}: {len(counted)} cuts, {void:.2%} of steps void{verdict}", flush=True)
+    where = f"where layers by memory lose 10 % or do not fit, {len(beside)} cases"
+    print(f"worst: {worst:.3f}; {where}: {min(beside, default=1.0):.3f}")
+    return int(worst < least)
+
+
+def _line(rig: str, room: str, verdict: dict[str, Any]) -> str:
+    exo = verdict["by_memory"]
+    beside = f"{exo[0]:9} {exo[1]:.3f}{' *' if exo[1] <= _LOSES else ''}" if exo else "does not fit"
+    return (f"{rig:>16} {room:6} {verdict['aim']:24} {verdict['chosen']:9} {verdict['best']:9} "
+            f"{verdict['to_best']:.3f}    {beside}")  # fmt: skip
+
+
+def _verdicts(rig: Profiles, room: str, cuts: dict[Cut, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    free = [machine.free_bytes for machine in rig.machines]
+    for acceptance, suffix in ((None, ""), (ACCEPTANCE, "_with_drafts")):
+        if not all("many" + suffix in line for line in cuts.values()):
+            continue
+        for aim in Aim if not suffix else (Aim.CHAT, Aim.THROUGHPUT):
+            wish = asked(acceptance)
+            context = 8192 if room == "ample" else TIGHT_CONTEXT // wish.sequences(aim)
+            planner = _Known(rig, replace(wish, context=context), cuts=tuple(cuts))
+            chosen = planner.best(aim, planner.candidates())
+            assert chosen is not None, f"no cut fits for {aim}"
+            values = {c: _value(aim, line, room, suffix) for c, line in cuts.items()}
+            if aim is not Aim.CONTEXT:
+                values = {c: v for c, v in values.items() if planner.memory.fits(c, context, wish.sequences(aim))}
+            best, exo = max(values, key=values.__getitem__), by_memory(next(iter(cuts)).machines, free)
+            yield {
+                "aim": aim + suffix.replace("_", " "), "chosen": chosen.cut.name, "best": best.name,
+                "to_best": values[chosen.cut] / values[best],
+                "by_memory": (exo.name, values[exo] / values[best]) if exo in values else None,
+            }  # fmt: skip
+
+
+def _value(aim: Aim, line: dict[str, Any], room: str, suffix: str) -> float:
+    if aim is Aim.CONTEXT:
+        return float(line["longest"][room])
+    return float(line["many" + suffix] if aim is Aim.THROUGHPUT else 1 / line["turn" + suffix])
+
+
+@dataclass(slots=True)
+class _Known(Planner):
+    """A planner of the cuts that were measured."""
+
+    cuts: tuple[Cut, ...] = ()
+
+    def candidates(self) -> list[Cut]:
+        return list(self.cuts)
+
+
+def by_memory(machines: tuple[int, ...], free: Sequence[int]) -> Cut:
+    """Layers in proportion to free memory, the last machine the rest, as exo's ring has them by default
+    (exo, ``RingMemoryWeightedPartitioningStrategy``)."""
+    layers, total, share = list[int](), sum(free), 0.0
+    for m in machines[:-1]:
+        share += free[m] / total
+        layers.append(max(1, round(share * LAYERS) - sum(layers)))
+    return Cut(machines, (*layers, max(1, LAYERS - sum(layers))))
+
+
+def _lines(files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    for file in files:
+        if file.exists():
+            yield from map(json.loads, file.read_text(encoding="utf-8").splitlines())
+
+
+def main() -> None:
+    """Measure or judge, as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    measuring = commands.add_parser("measure")
+    measuring.add_argument("out", type=Path)
+    measuring.add_argument("--ratios", default="1:1,1:2,1:4")
+    measuring.add_argument("--hops", default="0.1,3", help="milliseconds")
+    measuring.add_argument("--best", type=int, default=0, help="only so many by each formula, in any order of machines")
+    measuring.add_argument("--random", type=int, default=10, help="with --best, so many others")
+    measuring.add_argument("--trials", type=int, default=2)
+    measuring.add_argument("--tokens", type=int, default=400, help="of an answer alone")
+    measuring.add_argument("--plain", action="store_true", help="without drafts")
+    measuring.add_argument("--long", action="store_true", help="also the first token of a long prompt")
+    measuring.add_argument("--slower", type=float, default=1.0, help="factor on all times, for a busy machine")
+    judging = commands.add_parser("judge")
+    judging.add_argument("files", type=Path, nargs="+")
+    judging.add_argument("--least", type=float, default=0.97)
+    args = parser.parse_args()
+    if args.command == "judge":
+        raise SystemExit(judge(args.files, args.least))
+    hops = [float(hop) for hop in args.hops.split(",")]
+    measure(
+        args.out,
+        args.ratios.split(","),
+        hops,
+        args.best,
+        args.random,
+        args.slower,
+        Effort(args.trials, args.tokens, not args.plain, args.long),
+    )
+
+
+if __name__ == "__main__":
+    main()

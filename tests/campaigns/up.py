@@ -1,0 +1,370 @@
+"""`splitinfer up` between machines: namespaces with an sshd, users and processes of their own. Root, Linux, sshd.
+
+    python -m tests.campaigns.up                 # all scenes, in their order; a minute or two
+    python -m tests.campaigns.up --until second  # the first ones
+
+Each scene prints what a person sees. What is not as it should be is printed at the end, and the exit code is 1. The
+other machine begins with nothing but sshd and a stand-in for uv, which installs the wheel that is brought along into an
+environment that finds the dependencies on this disk: nothing is downloaded.
+"""
+
+import argparse
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).parent)]
+
+import psutil
+from machines import Lab, Machine, is_possible, wait_for
+
+from splitinfer.engine.versions import own_versions
+from splitinfer.launch.install import Origin, install_line
+
+ROOT = Path(__file__).resolve().parents[2]
+PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
+ALL = ("--use-all",)
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+_UV = """\
+#!/bin/sh
+# uv tool install --force WHEEL --with ...
+set -e
+tool=$HOME/.local/share/uv/tools/splitinfer
+{python} -m venv --clear --without-pip "$tool"
+echo {packages} > "$tool/lib/{version}/site-packages/dependencies.pth"
+{python} -m pip --python "$tool" -q install --no-deps --no-index --disable-pip-version-check "$4"
+mkdir -p "$HOME/.local/bin"
+ln -sf "$tool/bin/splitinfer" "$HOME/.local/bin/splitinfer"
+"""
+
+
+class Campaign:
+    """The machines, and what was wrong."""
+
+    def __init__(self, folder: Path) -> None:
+        self.wrong: list[str] = []
+        wheel = _wheel(folder)
+        self.lab = Lab(folder)
+        try:
+            self._furnish(wheel)
+        except BaseException:
+            self.lab.close()
+            raise
+
+    def _furnish(self, wheel: Path) -> None:
+        """The wheel is installed at studio and air, whose users have keys for ssh."""
+        self.studio = self.lab.machine("studio", ["eve", "anna"])
+        self.mini = self.lab.machine("mini", ["eve", "anna"])
+        self.air = self.lab.machine("air", ["eve"])
+        for machine in (self.studio, self.mini, self.air):
+            for user in machine.users:
+                machine.write(user, ".local/bin/uv", _uv(), 0o755)
+        for machine, users in ((self.studio, ("eve", "anna")), (self.air, ("eve",))):
+            for user in users:
+                machine.write(user, wheel.name, "")
+                (machine.home(user) / wheel.name).write_bytes(wheel.read_bytes())
+                self.expect(machine.run(user, "sh", "-c", f".local/bin/uv tool install --force ./{wheel.name}"), "")
+                _make_key(machine, user)
+        self.wheel = wheel.name
+
+    def close(self) -> None:
+        self.lab.close()
+
+    def check(self, is_so: object, what: str) -> None:
+        if not is_so:
+            self.wrong.append(what)
+            print(f"    WRONG: {what}")
+
+    def expect(self, done: "subprocess.CompletedProcess[str]", *texts: str, code: int = 0) -> None:
+        said = done.stdout + done.stderr
+        self.check(done.returncode == code, f"exit code {done.returncode}, not {code}: {said[-600:]}")
+        for text in texts:
+            self.check(text in " ".join(said.split()), f"it does not say {text!r}: {said[-600:]}")
+
+    def cli(self, machine: Machine, user: str, *words: str) -> "subprocess.CompletedProcess[str]":
+        """A command of splitinfer, as a person sees it."""
+        print(f"  {user}@{machine.name}$ splitinfer {' '.join(words)}")
+        began = time.monotonic()
+        done = machine.run(user, f"/home/{user}/.local/bin/splitinfer", *words)
+        for line in (done.stderr + done.stdout).splitlines():
+            print(f"  | {line}")
+        print(f"  ({time.monotonic() - began:.1f} s, exit code {done.returncode})")
+        return done
+
+    # ----- scenes ------------------------------------------------------------------------------
+
+    def strangers(self) -> None:
+        """mini has never been connected to, then lets nobody in without a password, then has no splitinfer."""
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
+        self.expect(done, "does not know the ssh host key of mini.local yet", code=1)
+        known = self.studio.home("eve") / ".ssh/known_hosts"
+        self.check(not known.exists() or not known.read_text(), "a host key was accepted unseen")
+        self.accept_host_key(self.studio, "eve", self.mini)
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
+        self.expect(done, "lets this user in only with a password", "ssh-copy-id mini.local", code=1)
+        self.let_in(self.studio, "eve", self.mini, "eve")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo")
+        self.expect(done, "is not installed on mini", code=1)
+
+    def first(self) -> None:
+        """The line that `up` prints installs splitinfer; then one command, from nothing to tokens."""
+        said = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo").stderr
+        line = re.search(r"to install the same there: (.*?)(?:  [\d.]+ s)?$", said, re.MULTILINE)
+        self.check(line, "no line to install")
+        assert line is not None
+        self.check(line[1] == install_line("mini.local", own_versions(), Origin(f"/home/eve/{self.wheel}")), line[1])
+        print(f"  eve@studio$ {line[1]}")
+        self.expect(self.studio.run("eve", "sh", "-c", line[1]), "")
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", *ALL, *PROMPT, "16")
+        self.expect(done, "worker started, port 5577", "each machine has the other's key", "Planned for")
+        self.answer = done.stdout
+        self.check(len(self.answer) > 20, "there is no answer")
+        self.check(len(self.workers(self.mini)) == 1, "not one worker runs on mini")
+
+    def second(self) -> None:
+        """No words are needed any more."""
+        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
+        self.expect(done, "a worker is there, started by `up`")
+        self.check(done.stdout == self.answer, "the answer is another one")
+        self.check(len(self.workers(self.mini)) == 1, "there is more than one worker")
+
+    def copies(self) -> None:
+        """A model that only studio has: mini gets the weights of its layers from there, and the next time nothing."""
+        model, store = self.studio.home("eve") / "tale", self.mini.home("eve") / ".local/share/splitinfer/models"
+        shutil.copytree(ROOT / "splitinfer/demo/target", model)
+        uid = self.studio.users["eve"]
+        for path in (model, *model.iterdir()):
+            os.chown(path, uid, uid)
+        whole = (model / "model.safetensors").stat().st_size
+        done = self.cli(self.studio, "eve", "up", "mini.local", "--model", "/home/eve/tale", *ALL, *PROMPT, "16")
+        self.expect(done, "a worker is there")
+        self.check(done.stdout == self.answer, "the answer is another one")
+        before = _files(store)
+        copied = sum(size for _, size in before.values())
+        print(f"  mini has {copied / 1e6:.2f} MB of a model of {whole / 1e6:.2f} MB")
+        self.check(0 < copied < whole, "mini has nothing, or all, of the model")
+        done = self.cli(self.studio, "eve", "up", *ALL, *PROMPT, "16")
+        self.check(done.stdout == self.answer, "the second answer is another one")
+        self.check(_files(store) == before, "something was copied again")
+        self.expect(self.cli(self.studio, "eve", "up", "mini.local", "--model", "demo", "--prepare"), "")
+
+    def repl(self) -> None:
+        """On a terminal it opens the REPL; the worker stays when that is left."""
+        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up"], {"COLUMNS": "110"})
+        print("  eve@studio$ splitinfer up     (on a terminal)")
+        said = _on_terminal(words, "/quit\r")
+        for line in filter(None, map(str.strip, _ESCAPES.sub("", said).splitlines())):
+            if "━" not in line:  # bars of progress, one after the other
+                print(f"  | {line}")
+        self.check("Planned for" in said, "it does not say how it was cut")
+        self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
+
+    def shows(self) -> None:
+        done = self.cli(self.studio, "eve", "status")
+        self.expect(done, "mini", "by `up`", "nobody")
+
+    def two_users(self) -> None:
+        """anna of the same machines is told whose worker it is, takes another port, and stops only her own."""
+        self.accept_host_key(self.studio, "anna", self.mini)
+        self.let_in(self.studio, "anna", self.mini, "anna")
+        self.mini.write("anna", self.wheel, "")
+        (self.mini.home("anna") / self.wheel).write_bytes((self.studio.home("anna") / self.wheel).read_bytes())
+        self.expect(self.mini.run("anna", "sh", "-c", f".local/bin/uv tool install --force ./{self.wheel}"), "")
+        done = self.cli(self.studio, "anna", "up", "mini.local", "--model", "demo", "--prepare")
+        self.expect(done, "belongs to a worker of eve", "mini=mini.local:5578", code=1)
+        done = self.cli(self.studio, "anna", "up", "mini.local:5578", "--model", "demo", *PROMPT, "16")
+        self.expect(done, "worker started, port 5578")
+        self.check(done.stdout == self.answer, "anna's answer is another one")
+        self.expect(self.cli(self.studio, "anna", "status"), "by eve")
+        self.expect(self.cli(self.studio, "anna", "down"), "the worker at port 5578 is stopped")
+        self.check(len(self.workers(self.mini)) == 1, "eve's worker is gone")
+
+    def two_coordinators(self) -> None:
+        """The same user at another machine uses the worker, and leaves it running."""
+        self.accept_host_key(self.air, "eve", self.mini)
+        self.let_in(self.air, "eve", self.mini, "eve")
+        done = self.cli(self.air, "eve", "up", "mini.local", "--model", "demo", *PROMPT, "16")
+        self.expect(done, "a worker is there, started by `up` of studio")
+        self.expect(self.cli(self.air, "eve", "down"), "still runs: it is not of this `up`")
+        self.check(len(self.workers(self.mini)) == 1, "the worker of studio is gone")
+
+    def port_in_use(self) -> None:
+        """Another program has the port."""
+        python = str(Path(sys.executable).resolve())
+        words = self.mini.command("eve", [python, "-m", "http.server", "5600"])
+        other = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        probe = self.mini.command("eve", ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/5600"])
+        wait_for(lambda: subprocess.run(probe, capture_output=True, check=False).returncode == 0, "it listens")
+        done = self.cli(self.studio, "eve", "up", "mini.local:5600", "--model", "demo", "--prepare")
+        self.expect(done, "port 5600 of mini is in use by python", "mini=mini.local:5601", code=1)
+        other.kill()
+        other.wait()
+
+    def dropped(self) -> None:
+        """ssh is cut while an answer is made, which goes on; and while a worker starts, which is found again."""
+        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", "mini.local", *PROMPT, "400"])
+        running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert running.stdout is not None
+        began = running.stdout.read(20)
+        held = self.mini.drop_connections()
+        self.mini.stop_sshd()
+        out, err = running.communicate(timeout=300)
+        print(f"  sshd and {held} connections killed after {began!r}; {len(out)} characters came after that")
+        self.mini.start_sshd()
+        self.check(held == 0, "ssh connections are held while a pipeline serves")
+        self.check(running.returncode == 0 and len(out) > 100, f"the answer did not go on: {err[-400:]!r}")
+        self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
+        self.check(not self.workers(self.mini), "a worker is left over")
+        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", *ALL, *PROMPT, "16"])
+        running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        wait_for(lambda: self.workers(self.mini), "a worker starts")
+        self.mini.drop_connections()
+        out, err = running.communicate(timeout=300)
+        print("\n".join(f"  | {line}" for line in err.decode().splitlines()))
+        self.check(b"the connection broke off; once more" in err, f"it does not say that ssh broke off: {err!r}")
+        self.check(running.returncode == 0 and out.decode() == self.answer, f"no answer after a cut: {err[-400:]!r}")
+        self.check(len(self.workers(self.mini)) == 1, f"{len(self.workers(self.mini))} workers run after a cut")
+
+    def served(self) -> None:
+        """`--serve`: the server, whose client gets the same text."""
+        words = self.studio.command("eve", ["/home/eve/.local/bin/splitinfer", "up", "--serve", "8099"])
+        print("  eve@studio$ splitinfer up --serve 8099")
+        running = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        get = r"printf 'GET /v1/models HTTP/1.0\r\nHost: localhost\r\n\r\n' >&3; cat <&3"
+        ask = self.studio.command("eve", ["bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/8099; {get}"])
+        wait_for(lambda: b"demo" in subprocess.run(ask, capture_output=True, check=False).stdout, "the server answers")
+        psutil.Process(running.pid).children()[0].terminate()  # what nsenter runs
+        running.communicate(timeout=60)
+        self.check(len(self.workers(self.mini)) == 1, "the worker is gone with the server")
+
+    def other_version(self) -> None:
+        """What is installed on mini is changed under its worker."""
+        where = ".local/share/uv/tools/splitinfer/lib"
+        metadata = next((self.mini.home("eve") / where).glob("*/site-packages/splitinfer-*.dist-info/METADATA"))
+        text = metadata.read_text()
+        metadata.write_text(re.sub(r"^Version: .*$", "Version: 0.0.9", text, flags=re.MULTILINE))
+        done = self.cli(self.studio, "eve", "up", "--prepare")
+        self.expect(done, "mini has splitinfer 0.0.9", "to install the same there:", code=1)
+        metadata.write_text(text)
+
+    def changed_key(self) -> None:
+        """mini has another host key: nothing is sent there, and its worker goes on."""
+        self.mini.new_host_key()
+        done = self.cli(self.studio, "eve", "up", "--prepare")
+        self.expect(done, "the ssh host key of mini.local is not the one that this machine knows", code=1)
+        self.check(len(self.workers(self.mini)) == 1, "the worker is gone")
+        self.expect(self.cli(self.studio, "eve", "down"), "is not the one that this machine knows", code=1)
+        self.accept_host_key(self.studio, "eve", self.mini)
+        self.expect(self.cli(self.studio, "eve", "down"), "the worker at port 5577 is stopped")
+        self.check(not self.workers(self.mini), "a worker is left over")
+
+    def gone(self) -> None:
+        """sshd is off, then the machine has no such name."""
+        self.mini.stop_sshd()
+        self.expect(self.cli(self.studio, "eve", "status"), "lets nobody in by ssh", code=1)
+        self.expect(self.cli(self.studio, "eve", "status", "nowhere.local"), "finds no address for nowhere", code=1)
+
+    # ----- what people do ----------------------------------------------------------------------
+
+    def accept_host_key(self, machine: Machine, user: str, other: Machine) -> None:
+        """A person has compared the fingerprint and said yes."""
+        machine.write(user, ".ssh/known_hosts", f"{other.name}.local {other.host_key}\n")
+
+    def let_in(self, machine: Machine, user: str, other: Machine, as_user: str) -> None:
+        """ssh-copy-id."""
+        there = other.home(as_user) / ".ssh" / "authorized_keys"
+        before = there.read_text() if there.exists() else ""
+        key = (machine.home(user) / ".ssh" / "id_ed25519.pub").read_text()
+        other.write(as_user, ".ssh/authorized_keys", before + key)
+
+    def workers(self, machine: Machine) -> list[str]:
+        """The command lines of workers on a machine."""
+        inside = ["nsenter", "-t", str(machine.pid), "-m", "-p", "ps", "-axww", "-o", "command="]
+        shown = subprocess.run(inside, capture_output=True, text=True, check=True).stdout
+        return [line for line in shown.splitlines() if " -m splitinfer worker " in line]
+
+
+SCENES: tuple[Callable[[Campaign], None], ...] = (
+    Campaign.strangers, Campaign.first, Campaign.second, Campaign.copies, Campaign.repl, Campaign.shows,
+    Campaign.two_users, Campaign.two_coordinators, Campaign.port_in_use, Campaign.dropped, Campaign.served,
+    Campaign.other_version, Campaign.changed_key, Campaign.gone,
+)  # fmt: skip
+
+
+def _files(store: Path) -> dict[str, tuple[int, int]]:
+    """Files of weights, by their paths: when each was written, and its bytes."""
+    found = ((path, path.stat()) for path in store.rglob("*.safetensors"))
+    return {str(path): (stat.st_mtime_ns, stat.st_size) for path, stat in found}
+
+
+def _wheel(folder: Path) -> Path:
+    words = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(folder), str(ROOT)]
+    subprocess.run(words, check=True)
+    return next(folder.glob("splitinfer-*.whl"))
+
+
+def _uv() -> str:
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return _UV.format(python=sys.executable, packages=packages, version=version)
+
+
+def _make_key(machine: Machine, user: str) -> None:
+    done = machine.run(user, "sh", "-c", "mkdir -p -m 700 .ssh && ssh-keygen -q -t ed25519 -N '' -f .ssh/id_ed25519")
+    assert done.returncode == 0, done.stderr
+
+
+def _on_terminal(words: list[str], typed: str) -> str:
+    """What a command shows on a terminal, on which ``typed`` is typed when its prompt is there."""
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvp(words[0], words)
+    said, has_typed = b"", False
+    while True:
+        try:
+            read = os.read(terminal, 65536)
+        except OSError:  # EIO: the last process of the terminal is gone
+            break
+        if not read:
+            break
+        said += read
+        if not has_typed and b"Planned for" in said and (b"/help" in said or b"> " in said.split(b"Planned for")[1]):
+            os.write(terminal, typed.encode())
+            has_typed = True
+    os.waitpid(child, 0)
+    return said.decode(errors="replace")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="`splitinfer up` between namespaces")
+    parser.add_argument("--until", choices=[scene.__name__ for scene in SCENES], help="the last scene")
+    options = parser.parse_args()
+    reason = is_possible()
+    if reason is not None:
+        print(f"left out: {reason}")
+        return 0
+    with tempfile.TemporaryDirectory(prefix="up-") as folder:
+        Path(folder).chmod(0o755)
+        campaign = Campaign(Path(folder))
+        try:
+            for scene in SCENES:
+                print(f"{scene.__name__}: {' '.join((scene.__doc__ or '').split())}")
+                scene(campaign)
+                if scene.__name__ == options.until:
+                    break
+        finally:
+            campaign.close()
+    print(f"{len(campaign.wrong)} wrong" if campaign.wrong else "all as it should be")
+    return 1 if campaign.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,144 @@
+"""Nothing that a test began outlives it: no thread, no child process, no rdma group.
+
+What one test leaves behind happens in the next one. The listening end of a link, say, parks its group on a thread of
+its own, a moment after the test that made the link is over; a later test that counts groups finds one too many.
+
+So after each test, when its fixtures are gone, `wait` waits until all that it began has ended, and names what has not.
+What a fixture of a module or a session begins is its own, and so is what its threads begin: it may live on until that
+fixture ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from zmq.auth.thread import AuthenticationThread
+from zmq.utils.garbage import GarbageCollectorThread
+
+from transports.rdma.groups import kept_groups
+
+SECONDS = 30.0  # for all to end; a child that hangs is killed by its parent within ten
+_CHECK_SECONDS = 0.002
+_TASKS = Path("/proc/self/task")
+
+
+class LeftOver:
+    """Who may leave a thread or process alone: None for what was there before, else a fixture."""
+
+    def __init__(self) -> None:
+        self._threads: dict[threading.Thread, object] = {}
+        self._pids: dict[int, object] = {}
+        self._of_tests = threading.current_thread()
+        start = threading.Thread.start
+
+        def note_and_start(thread: threading.Thread) -> None:
+            beginner = threading.current_thread()
+            if beginner in self._threads and beginner is not self._of_tests:
+                self._threads[thread] = self._threads[beginner]
+            start(thread)
+
+        threading.Thread.start = note_and_start  # type: ignore[method-assign]
+
+    def keep(self, owner: object = None) -> None:
+        """All that lives now and is nobody's is this one's."""
+        for thread in threading.enumerate():
+            self._threads.setdefault(thread, owner)
+        for pid in _children():
+            self._pids.setdefault(pid, owner)
+
+    def disown(self, owner: object) -> None:
+        """A fixture is over: what it began has to end."""
+        self._threads = {thread: one for thread, one in self._threads.items() if one is not owner and thread.is_alive()}
+        self._pids = {pid: one for pid, one in self._pids.items() if one is not owner}
+
+    def wait(self, seconds: float = SECONDS) -> str:
+        """Wait until all that has begun since has ended; what has not, in words; "" if nothing is left."""
+        give_up_at = time.monotonic() + seconds
+        while True:
+            kept_groups.end_all()
+            threads = [one for one in threading.enumerate() if one not in self._threads and not _is_of_process(one)]
+            pids = [pid for pid in _children() if pid not in self._pids]
+            if not threads and not pids:
+                return ""
+            if time.monotonic() > give_up_at:
+                said = "\n".join([*map(_said_of_thread, threads), *map(_said_of_process, pids)])
+                self.keep()  # one test is blamed for it
+                return said
+            time.sleep(_CHECK_SECONDS)
+
+
+def _is_of_process(thread: threading.Thread) -> bool:
+    """Whether a library began it once, for as long as the process lives."""
+    return isinstance(thread, (GarbageCollectorThread, AuthenticationThread))
+
+
+def _children() -> list[int]:
+    """The child processes of this process, in microseconds where the system has a list of them."""
+    if not _TASKS.exists():
+        return [child.pid for child in psutil.Process().children()]
+    pids: list[int] = []
+    for task in os.listdir(_TASKS):  # noqa: PTH208 - after each test: it has to be quick
+        with contextlib.suppress(OSError), open(f"{_TASKS}/{task}/children") as file:  # the thread may have ended
+            pids += map(int, file.read().split())
+    return pids
+
+
+def _said_of_thread(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or 0)
+    if frame is None:
+        return f"thread {thread.name!r} has just ended"
+    loops = [below.f_locals.get("self") for below, _ in traceback.walk_stack(frame)]
+    tasks = [str(task) for loop in loops if isinstance(loop, asyncio.BaseEventLoop) for task in asyncio.all_tasks(loop)]
+    stack = "".join(traceback.format_stack(frame)[-6:])
+    return "\n".join([f"thread {thread.name!r} is at", stack, *dict.fromkeys(tasks)])
+
+
+def _said_of_process(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return f"process {pid} ({process.status()}): {' '.join(process.cmdline())}"
+    except psutil.NoSuchProcess:
+        return f"process {pid} has just ended"
+
+
+_left_over = LeftOver()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[object]:
+    if fixturedef.scope == "function":
+        return (yield)
+    before = ("before", fixturedef)  # what the test has begun already
+    _left_over.keep(before)
+    try:
+        return (yield)
+    finally:
+        _left_over.keep(fixturedef)
+        _left_over.disown(before)
+
+
+def pytest_fixture_post_finalizer(fixturedef: pytest.FixtureDef[object]) -> None:
+    if fixturedef.scope != "function":
+        _left_over.disown(fixturedef)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart() -> None:
+    _left_over.keep()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    yield
+    if left := _left_over.wait(float(os.environ.get("LEFT_SECONDS", SECONDS))):
+        pytest.fail(f"{item.nodeid} leaves behind:\n{left}", pytrace=False)
