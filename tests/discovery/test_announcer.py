@@ -2,60 +2,46 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
 from announcing import CABLE, ETHERNET, MINI, VPN, announced
 
 from splitinfer.cli.serve_worker import is_announced
-from splitinfer.discovery.announcer import Announcer, Order, addresses_of, order_from_line, order_to_line
-from splitinfer.discovery.announcing import Announcing
-from splitinfer.discovery.means import MeansFailed
+from splitinfer.discovery.announcement import Announcement
+from splitinfer.discovery.announcer import (
+    Announcer,
+    Announcing,
+    Order,
+    addresses_of,
+    order_from_line,
+    order_to_line,
+)
 from splitinfer.errors import ConfigError
 
 ORDER = Order(MINI, "0.0.0.0")
 
 
-class Registered:
-    def __init__(self, log: list[str], means: "Means") -> None:
-        self.log, self.means = log, means
-
-    def update(self, announcement) -> None:
-        self.log.append(f"update {announcement.free}")
-
-    def check(self) -> None:
-        if self.means.has_died:
-            raise MeansFailed("it died")
-
-    def close(self) -> None:
-        self.log.append("close")
-
-
-class Means:
-    """Means that write down what they are asked."""
-
-    name = "written"
+class World:
+    """An announcer with interfaces and a clock that the test sets; what it registers is written down."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.fails, self.has_died = "", False
+        self.interfaces, self.time, self.failure = [ETHERNET], 0.0, ""
+        self.announcer = Announcer(self.register, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
 
-    def announce(self, announcement, addresses) -> Registered:
-        if self.fails:
-            raise MeansFailed(self.fails)
+    def register(self, announcement: Announcement, addresses: Sequence[str]) -> "World":
+        if self.failure:
+            raise OSError(self.failure)
         self.log.append(f"announce {announcement.name} at {' '.join(addresses)}")
-        return Registered(self.log, self)
+        return self
 
+    def update(self, announcement: Announcement) -> None:
+        self.register(announcement, ())
+        self.log[-1] = f"update {announcement.free}"
 
-class World:
-    """An announcer with interfaces and a clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.means, self.interfaces, self.time = Means(), [ETHERNET], 0.0
-        self.announcer = Announcer(self.means, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
-
-    @property
-    def log(self) -> list[str]:
-        return self.means.log
+    def close(self) -> None:
+        self.log.append("close")
 
 
 def test_it_announces_once_and_updates():
@@ -85,16 +71,16 @@ def test_without_any_interface_it_waits_for_one():
     assert world.log == ["announce mini at 192.168.7.1"]
 
 
-def test_a_failure_is_said_once_and_tried_again_later(caplog):
+def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureFixture):
     world = World()
-    world.means.fails = "Daemon not running"
+    world.failure = "No such device"
     world.announcer.obey(ORDER)
     for world.time in (1.0, 31.0, 62.0):
         world.announcer.look()
     assert [record.message for record in caplog.records] == [
-        "the worker cannot be found by `splitinfer discover`: Daemon not running"
+        "mDNS announcing stopped: No such device; use the address instead"
     ]
-    world.means.fails = ""
+    world.failure = ""
     world.announcer.look()
     assert world.log == []
     world.time = 93.0
@@ -102,12 +88,12 @@ def test_a_failure_is_said_once_and_tried_again_later(caplog):
     assert world.log == ["announce mini at 192.168.7.1"]
 
 
-def test_a_command_that_has_ended_is_started_again():
+def test_an_update_that_fails_is_made_good_later():
     world = World()
     world.announcer.obey(ORDER)
-    world.means.has_died = True
-    world.announcer.look()
-    world.means.has_died, world.time = False, 31.0
+    world.failure = "it died"
+    world.announcer.obey(Order(announced(free=5), "0.0.0.0"))
+    world.failure, world.time = "", 31.0
     world.announcer.look()
     assert world.log == ["announce mini at 192.168.7.1", "close", "announce mini at 192.168.7.1"]
 
@@ -169,7 +155,7 @@ def test_a_worker_that_is_not_announced_starts_nothing():
 
 
 def test_the_process_ends_when_its_worker_does():
-    """The end of standard input is the end of the worker, whatever there is to announce with."""
+    """The end of standard input is the end of the worker."""
     process = subprocess.Popen([sys.executable, "-m", "splitinfer.discovery.announcer"], stdin=subprocess.PIPE)
     process.communicate(timeout=120)
     assert process.returncode == 0
