@@ -46,8 +46,8 @@ from splitinfer.launch.workers import (
     own_workers,
 )
 from splitinfer.models.memory import free_bytes
+from splitinfer.service.actions import Manager, manager_of
 from splitinfer.service.definition import WORKER
-from splitinfer.service.managers import Manager, manager_of
 from splitinfer.service.place import here as service_place
 
 _START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and busy machine
@@ -64,7 +64,7 @@ def _worker_service() -> Manager | None:
     """The manager of this user's worker service; ``None`` where there can be none."""
     try:
         return manager_of(WORKER, service_place())
-    except ConfigError:  # root, or a system without services
+    except ConfigError:  # a system without services
         return None
 
 
