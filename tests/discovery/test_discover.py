@@ -89,57 +89,49 @@ def test_a_worker_with_three_ways():
     ]
 
 
-def test_a_dead_host():
-    said = look(around(worker("192.168.7.99")))
-    assert "mini: announced, but it does not answer\n    tcp://192.168.7.99:5577: no answer\n" in said
-    assert "its machine is off or asleep" in said
+OTHER_VERSION = Versions(12, "0.2.0", "0.33.0", "0.33.0")
+ODD = worker("10.77.0.1", form="2", fingerprint="", versions=OTHER_VERSION)
 
 
-def test_two_of_one_name_one_of_which_is_not_the_known_one():
-    two = around(worker("10.77.0.2"), worker("192.168.7.3", id="f" * 16, fingerprint=OTHER))
-    said = look(two, known=[Known(KEY, "mini")])
-    assert "2 workers are named mini" in said
-    assert said.count("known here as mini") == 1
-    assert said.count("NOT the key that is known here under this name") == 1
+@pytest.mark.parametrize(
+    ("sightings", "said"),
+    [
+        ([worker("192.168.7.99")], "mini: announced, but it does not answer\n    tcp://192.168.7.99:5577: no answer\n"),
+        ([worker("192.168.7.99")], "its machine is off or asleep"),
+        ([worker("10.77.0.2"), worker("192.168.7.3", id="f" * 16, fingerprint=OTHER)], "2 workers are named mini"),
+        ([worker("10.77.0.2", fingerprint=OTHER)], "NOT the key that is known here under this name"),
+        ([worker("10.77.0.2", name="air", fingerprint=OTHER)], "648d, not known here"),
+        ([ODD], "another version (protocol 11 here, protocol 12 there)"),
+        ([ODD], "a form that this version does not know"),
+        ([ODD], "no key: it admits everyone"),
+        ([ODD], ", on this machine"),
+        ([worker("10.77.0.2"), worker("10.77.0.2", id="f" * 16)], "left out: 1 entry that an earlier run left behind"),
+    ],
+)
+def test_what_is_said_of_a_worker(sightings: list[Worker], said: str):
+    assert said in look(around(*sightings), known=[Known(KEY, "mini")])
 
 
-def test_another_version_another_form_no_key_and_this_machine():
-    versions = Versions(12, "0.2.0", "0.33.0", "0.33.0")
-    said = look(around(worker("10.77.0.1", form="2", fingerprint="", versions=versions)))
-    assert "another version (protocol 11 here, protocol 12 there)" in said
-    assert "a form that this version does not know" in said
-    assert "no key: it admits everyone" in said
-    assert ", on this machine" in said
+SILENT, ANSWERED = Heard(CABLE), Heard(ETHERNET, {"192.168.7.5", "192.168.7.6"})
 
 
-def test_an_earlier_run_is_told():
-    said = look(around(worker("10.77.0.2"), worker("10.77.0.2", id="f" * 16)))
-    assert "left out: 1 entry that an earlier run left behind (mini)" in said
-    assert said.count("mini: tcp://") == 1
-
-
-def test_nothing_found_says_what_was_tried_on_which_interface():
-    heard = [
-        Heard(CABLE, set()),
-        Heard(ETHERNET, {"192.168.7.5", "192.168.7.6"}),
-        Heard(WIFI, set(), "No route to host"),
-    ]
-    said = look(around(heard=heard))
-    assert "no worker was found in " in said
-    assert "Thunderbolt (bridge0), 10.77.0.1: no device answered" in said
-    assert "cable (en0), 192.168.7.1: 2 other devices answered, no worker" in said
-    assert "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)" in said
-    assert (
-        "either there is no other device on bridge0, en1, or multicast DNS (UDP port 5353) does not get through" in said
-    )
-    assert "so no worker announces itself there: on the worker's machine, run" in said
-    assert "an address always works" in said
-
-
-def test_nobody_answers_anywhere():
-    said = look(around(heard=[Heard(CABLE), Heard(ETHERNET), Heard(WIFI)]))
-    assert "either there is no other device, or multicast DNS" in said
-    assert "multicast DNS works" not in said
+@pytest.mark.parametrize(
+    ("heard", "said", "unsaid"),
+    [
+        ([SILENT], "Thunderbolt (bridge0), 10.77.0.1: no device answered", "multicast DNS works"),
+        ([SILENT], "either there is no other device, or multicast DNS (UDP port 5353) does not get through", ""),
+        ([SILENT, ANSWERED], "either there is no other device on bridge0, or multicast DNS (UDP port 5353)", ""),
+        ([ANSWERED], "cable (en0), 192.168.7.1: 2 other devices answered, no worker", "either"),
+        ([ANSWERED], "so no worker announces itself there: on the worker's machine, run", ""),
+        ([Heard(WIFI, set(), "No route to host")], "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)", ""),
+    ],
+)
+def test_what_is_said_where_nobody_is_found(heard: list[Heard], said: str, unsaid: str):
+    text = look(around(heard=heard))
+    assert said in text
+    assert not unsaid or unsaid not in text
+    assert text.startswith("no worker was found in ")
+    assert text.endswith("if the system resolves that")
 
 
 def test_without_an_interface_nobody_is_asked():

@@ -4,8 +4,9 @@ import pytest
 from announcing import CABLE, ETHERNET, KEY, OTHER, OTHER_KEY, VPN, WIFI, interface, way, worker
 
 from splitinfer.core.layout import StageSpec
-from splitinfer.discovery.announcement import fingerprint_of, short
+from splitinfer.discovery.announcement import short
 from splitinfer.discovery.workers import (
+    Way,
     Worker,
     choose,
     for_both,
@@ -76,50 +77,43 @@ def test_a_worker_on_this_machine_keeps_its_addresses():
 # ----- which worker --------------------------------------------------------------------------------
 
 STAGE = StageSpec("mini", 6, 12)
+MINE, OTHERS = worker("10.0.0.2", name="second"), worker("10.0.0.3", id="f" * 16, fingerprint=OTHER)
+ONE, TWO = worker("10.0.0.2", name="one"), worker("10.0.0.2", name="Two", id="f" * 16, port=5578)
+MANY = [worker(f"fd00::{n}", name=f"w{n}", id=f"{n:016x}", fingerprint=OTHER) for n in range(1, 7)]
 
 
-def refusal(stage: str, *workers) -> str:
+@pytest.mark.parametrize(
+    ("stage", "key", "workers", "chosen"),
+    [
+        ("mini", KEY, [OTHERS, MINE], MINE),  # by the key, whatever the name
+        ("mini", OTHER_KEY, [OTHERS, MINE], OTHERS),
+        ("two.local", KEY, [ONE, TWO], TWO),  # of two with one key, by the name
+    ],
+)
+def test_which_worker_a_stage_means(stage: str, key: str, workers: list[Worker], chosen: Worker):
+    assert choose(stage, key, workers) is chosen
+
+
+@pytest.mark.parametrize(
+    ("stage", "workers", "said"),
+    [
+        ("three", [ONE, TWO], "of stage three were found: one at 10.0.0.2:5577, Two at 10.0.0.2:5578; name the stage"),
+        ("one", [ONE, worker("10.0.0.2", name="one", id="f" * 16, port=5578)], "2 workers with the key of stage one"),
+        (
+            "mini",
+            [OTHERS],
+            f"mini at 10.0.0.3:5577), but it has another key ({short(OTHER)}) than the stage (9a2d",
+        ),
+        ("mini", [worker("10.0.0.3", fingerprint="")], "but it has no key (it runs with --insecure)"),
+        ("mini", [], "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found"),
+        ("mini", MANY, "others were found: w1 at [fd00::1]:5577, w2 at [fd00::2]:5577, w3 at [fd00::3]:5577, w4 at"),
+        ("mini", MANY, "[fd00::4]:5577 and 2 more"),
+    ],
+)
+def test_who_is_not_the_stage_s_worker(stage: str, workers: list[Worker], said: str):
     with pytest.raises(WorkerUnreachable) as error:
         choose(stage, KEY, workers)
-    return str(error.value)
-
-
-def test_the_owner_of_the_key_whatever_its_name():
-    own = worker("10.0.0.2", name="second")
-    assert choose("mini", KEY, [worker("10.0.0.3", id="f" * 16, fingerprint=OTHER), own]) is own
-
-
-def test_of_two_with_one_name_the_key_decides():
-    own, other = worker("10.0.0.2"), worker("10.0.0.3", id="f" * 16, fingerprint=OTHER)
-    assert choose("mini", KEY, [other, own]) is own
-    assert choose("mini", OTHER_KEY, [other, own]) is other
-
-
-def test_of_two_with_one_key_the_name_decides():
-    one, two = worker("10.0.0.2", name="one"), worker("10.0.0.2", name="Two", id="f" * 16, port=5578)
-    assert choose("two.local", KEY, [one, two]) is two
-    said = refusal("three", one, two)
-    assert "2 workers with the key of stage three were found: one at 10.0.0.2:5577, Two at 10.0.0.2:5578" in said
-    assert "2 workers" in refusal("one", one, worker("10.0.0.2", name="one", id="f" * 16, port=5578))
-
-
-def test_another_key_under_the_name_is_told():
-    said = refusal("mini", worker("10.0.0.3", fingerprint=OTHER))
-    assert f"(mini at 10.0.0.3:5577), but it has another key ({short(OTHER)})" in said
-    assert short(fingerprint_of(KEY)) in said
-    assert "splitinfer pair" in said
-
-
-def test_a_worker_without_a_key_is_not_taken_for_one_that_has():
-    said = refusal("mini", worker("10.0.0.3", fingerprint=""))
-    assert "but it has no key (it runs with --insecure)" in said
-
-
-def test_nobody_and_others():
-    assert refusal("mini") == f"no worker with the key of stage mini ({short(fingerprint_of(KEY))}) was found"
-    others = [worker(f"fd00::{n}", name=f"w{n}", id=f"{n:016x}", fingerprint=OTHER) for n in range(1, 7)]
-    assert refusal("mini", *others).endswith("others were found: w1 at [fd00::1]:5577, w2 at [fd00::2]:5577, "
-                                             "w3 at [fd00::3]:5577, w4 at [fd00::4]:5577 and 2 more")  # fmt: skip
+    assert said in str(error.value)
 
 
 def test_the_layout_s_key_before_the_keyring_s():
@@ -139,35 +133,24 @@ def test_no_key_and_several():
 THUNDER, WIRED, AIR = "10.77.0.2", "192.168.7.2", "192.168.8.2"
 
 
-def order(*ways):
-    return [each.address for each in in_order(ways)]
+TEN, ON_TEN = interface("en7", Kind.CABLE, "192.168.9.1/24", speed=10000), "192.168.9.2"
 
 
-def test_thunderbolt_comes_first_whatever_was_measured():
-    assert order(way(WIRED, ETHERNET, 0.1), way(THUNDER, CABLE, 2.0)) == [THUNDER, WIRED]
-
-
-def test_thunderbolt_that_does_not_answer_comes_last():
-    assert order(way(THUNDER, CABLE, None), way(AIR, WIFI, 5.0), way(WIRED, ETHERNET, 0.3)) == [WIRED, AIR, THUNDER]
-
-
-def test_the_fastest_of_the_others():
-    assert order(way(AIR, WIFI, 0.2), way(WIRED, ETHERNET, 0.9)) == [AIR, WIRED]
-
-
-def test_of_equals_the_one_with_the_higher_speed():
-    ten = interface("en7", Kind.CABLE, "192.168.9.1/24", speed=10000)
-    assert order(way(WIRED, ETHERNET, 0.30), way("192.168.9.2", ten, 0.40)) == ["192.168.9.2", WIRED]
-    assert order(way(WIRED, ETHERNET, 0.30), way("192.168.9.2", ten, 0.80)) == [WIRED, "192.168.9.2"]
-
-
-def test_a_vpn_comes_last_though_it_is_near():
-    assert order(way("100.64.0.2", VPN, 0.01), way(AIR, WIFI, 5.0)) == [AIR, "100.64.0.2"]
-
-
-def test_the_order_does_not_hang_on_what_came_first():
-    ways = [way(THUNDER, CABLE, 0.2), way(WIRED, ETHERNET, 0.2), way(AIR, WIFI, 4.0), way("10.9.9.9", None, None)]
-    assert order(*ways) == order(*reversed(ways)) == [THUNDER, WIRED, AIR, "10.9.9.9"]
+@pytest.mark.parametrize(
+    ("ways", "order"),
+    [
+        ([way(WIRED, ETHERNET, 0.1), way(THUNDER, CABLE, 2.0)], [THUNDER, WIRED]),  # whatever was measured
+        ([way(THUNDER, CABLE, None), way(AIR, WIFI, 5.0), way(WIRED, ETHERNET, 0.3)], [WIRED, AIR, THUNDER]),
+        ([way(AIR, WIFI, 0.2), way(WIRED, ETHERNET, 0.9)], [AIR, WIRED]),  # the fastest
+        ([way(WIRED, ETHERNET, 0.30), way(ON_TEN, TEN, 0.40)], [ON_TEN, WIRED]),  # of equals the one with more speed
+        ([way(WIRED, ETHERNET, 0.30), way(ON_TEN, TEN, 0.80)], [WIRED, ON_TEN]),
+        ([way("100.64.0.2", VPN, 0.01), way(AIR, WIFI, 5.0)], [AIR, "100.64.0.2"]),  # a VPN last, though it is near
+        ([way("10.9.9.9", None, None), way(AIR, None, 1.0)], [AIR, "10.9.9.9"]),
+    ],
+)
+def test_which_address_comes_first(ways: list[Way], order: list[str]):
+    assert [each.address for each in in_order(ways)] == order
+    assert [each.address for each in in_order(reversed(ways))] == order
 
 
 def test_a_worker_that_another_connects_to_is_taken_where_both_are():
@@ -178,9 +161,9 @@ def test_a_worker_that_another_connects_to_is_taken_where_both_are():
     assert for_both(ways, ("172.16.0.9",)) == ways
 
 
-def test_what_an_interface_holds():
-    assert holds(CABLE, "10.77.0.9")
-    assert holds(CABLE, "fe80::9%bridge0")
-    assert holds(CABLE, "fe80::9%4")
-    assert not holds(CABLE, "fe80::9%en0")
-    assert not holds(CABLE, "192.168.7.9")
+@pytest.mark.parametrize(
+    ("address", "is_held"),
+    [("10.77.0.9", True), ("fe80::9%bridge0", True), ("fe80::9%4", True), ("fe80::9%en0", False), ("10.7.0.9", False)],
+)
+def test_what_an_interface_holds(address: str, is_held: bool):
+    assert holds(CABLE, address) is is_held

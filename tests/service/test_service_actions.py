@@ -276,13 +276,11 @@ def test_a_journal_that_cannot_be_read_is_said(make: Make):
     assert manager(there).last_lines() == []
 
 
-def test_the_advice_is_what_the_system_will_ask(make: Make, tmp_path: Path):
-    linux = manager(make("linux")).advice()
-    assert linux == ["it runs while you are logged in; to keep it running always: loginctl enable-linger me"]
-
-
-def test_macs_are_told_of_the_local_network(make: Make):
-    assert ["Local Network" in each for each in manager(make("darwin")).advice()] == [True, False]
+@BOTH
+def test_the_advice_is_what_the_system_will_ask(platform: str, make: Make):
+    said = " ".join(manager(make(platform)).advice())
+    assert "it runs while you are logged in" in said
+    assert ("Local Network" in said, "loginctl enable-linger me" in said) == (platform == "darwin", platform == "linux")
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(make: Make):
