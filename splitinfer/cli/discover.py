@@ -1,4 +1,4 @@
-"""`splitinfer discover`: lists the workers in this machine's networks, and says what was tried where none is found."""
+"""`splitinfer discover`: lists the workers in this machine's networks, and says what it tried if there are none."""
 
 import json
 from typing import Annotated
@@ -23,18 +23,16 @@ def discover(
 
 def _discover(seconds: float, *, as_json: bool) -> int:
     from splitinfer.console import errors
-    from splitinfer.discovery.discover import Surroundings
     from splitinfer.discovery.discover import discover as look_around
-    from splitinfer.discovery.document import document
-    from splitinfer.discovery.sentences import lines
+    from splitinfer.discovery.network import Network
+    from splitinfer.discovery.report import document, lines
     from splitinfer.engine.versions import own_versions
     from splitinfer.keyring import Keyring
 
     with errors.status("looking for workers"):
-        found = look_around(Surroundings.here(), seconds, Keyring().known(), own_versions())
+        look, found = look_around(Network(), seconds, Keyring().known(), own_versions())
     if as_json:
-        typer.echo(json.dumps(document(found), indent=2))
+        typer.echo(json.dumps(document(look, found), indent=2))
     else:
-        for line in lines(found):
-            typer.echo(line)
-    return 0 if found.found else 1
+        typer.echo("\n".join(lines(look, found)))
+    return 0 if found else 1

@@ -14,18 +14,18 @@ def on_host(
 ) -> None:
     """Carry out one request of another machine, and print the answer behind a mark."""
     from splitinfer.engine.versions import own_versions
-    from splitinfer.launch.answers import asked_versions, decode_request, encode, encode_versions
+    from splitinfer.launch.answers import OtherVersion, asked_versions, decode_request, encode
     from splitinfer.launch.on_host import carry_out
     from splitinfer.launch.script import ANSWERED, OTHER_VERSION
 
     own = own_versions()
     if asked_versions(request) != own:
-        typer.echo(f"{mark} {encode_versions(own)}")
+        typer.echo(f"{mark} {encode(OtherVersion(own))}")
         shutdown.exit(OTHER_VERSION)
     try:
         asked = decode_request(request)
     except ValueError as error:
-        typer.echo(f"this is no request: {error}", err=True)
+        typer.echo(f"the request cannot be read: {error}", err=True)
         shutdown.exit(1)
     typer.echo(f"{mark} {encode(carry_out(asked, tuple(program)))}")
     shutdown.exit(ANSWERED)

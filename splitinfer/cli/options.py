@@ -70,13 +70,14 @@ WorkersOption = Annotated[
     ),
 ]
 UseAllOption = Annotated[bool, typer.Option("--use-all", help="Give every machine layers, though fewer be better.")]
-AimOption = Annotated[Aim, typer.Option("--for", help="With --workers: what the cut is to be best for.")]
+AimOption = Annotated[Aim, typer.Option("--for", help="What to optimise the cut for.")]
 MeasureOption = Annotated[
     bool,
     typer.Option("--measure", help="Measure machines anew, also those that remember what they were measured to do."),
 ]
 ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Hub id, folder or 'demo'; overrides the layout's model.")
+    str | None,
+    typer.Option("--model", help="Hub id, folder or 'demo'; if not given, the layout's, or that of the last `up`."),
 ]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", help="Tokens of an answer, at most.")]
 Temp = Annotated[

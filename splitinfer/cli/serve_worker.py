@@ -10,8 +10,7 @@ import threading
 import psutil
 
 from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, new_id, short
-from splitinfer.discovery.announcer import Order
-from splitinfer.discovery.announcing import Announcing, is_possible
+from splitinfer.discovery.announcer import Announcing, Order
 from splitinfer.engine.versions import device_name, machine_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
@@ -112,8 +111,8 @@ def is_announced(asked: bool | None, host: str, *, insecure: bool, child: bool) 
 
 
 def _announcing(name: str, host: str, port: int, access: AccessControl, *, wanted: bool) -> Announcing:
-    """Announce the worker, where that is wanted, and possible; if not possible, that is logged."""
-    if not wanted or not is_possible():
+    """Announce the worker, if that is wanted."""
+    if not wanted:
         return Announcing(None, lambda: 0)
     security = access.options.security
     announcement = Announcement(
@@ -127,7 +126,7 @@ def _announcing(name: str, host: str, port: int, access: AccessControl, *, wante
         free=free_bytes(_MEMORY_PATIENCE),
     )
     key = short(announcement.fingerprint) if announcement.fingerprint else "none"
-    log.info("announced to `splitinfer discover` as %s, key %s", announcement.name, key)
+    log.info("announced to `splitinfer discover` as %s, key fingerprint %s", announcement.name, key)
     return Announcing(Order(announcement, _numeric(host)), lambda: free_bytes(_MEMORY_PATIENCE))
 
 

@@ -75,12 +75,12 @@ for _service in SERVICES.values():
 
 
 def _install(service: Service, words: tuple[str, ...], *, force: bool) -> int:
-    from splitinfer.service.actions import install
-    from splitinfer.service.executable import find_executable
-    from splitinfer.service.managers import manager_of
+    from splitinfer.service.actions import install, manager_of, refuse_root
+    from splitinfer.service.definition import find_executable
     from splitinfer.service.place import here
 
     place = here()
+    refuse_root(place)
     manager = manager_of(service, place)
     definition = Definition(service, (find_executable(), *words), carried(place.environment))
     if not install(definition, manager, place, force=force):
@@ -109,15 +109,16 @@ def status(name: Annotated[str | None, typer.Argument(help="The service; all of 
 
 
 def _status(services: list[Service]) -> int:
+    from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import status as look
-    from splitinfer.service.managers import manager_of
     from splitinfer.service.place import here
-    from splitinfer.service.report import lines
 
-    found = [look(each, manager_of(each, here())) for each in services]
-    for one in found:
-        typer.echo("\n".join(lines(one)))
-    return 0 if all(one.state.is_running for one in found if one.file) and any(one.file for one in found) else 1
+    place = here()
+    found = [look(each, manager_of(each, place), place) for each in services]
+    for _, _, lines in found:
+        typer.echo("\n".join(lines))
+    installed = [state for state, is_installed, _ in found if is_installed]
+    return 0 if installed and all(state.is_running for state in installed) else 1
 
 
 @service_app.command("remove")
@@ -128,8 +129,8 @@ def remove(name: Annotated[str, typer.Argument(help="The service.")]) -> None:
 
 
 def _remove(service: Service) -> int:
+    from splitinfer.service.actions import manager_of
     from splitinfer.service.actions import remove as take_away
-    from splitinfer.service.managers import manager_of
     from splitinfer.service.place import here
 
     was_there = take_away(manager_of(service, here()))

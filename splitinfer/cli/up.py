@@ -21,11 +21,9 @@ from splitinfer.launch.hosts import DEFAULT_PORT
 from splitinfer.shutdown import shutdown
 
 if TYPE_CHECKING:
-    from splitinfer.launch.carry import Carrier
-    from splitinfer.launch.hosts import Host
-    from splitinfer.launch.remembered import Last
+    from splitinfer.launch.hosts import Host, Last
     from splitinfer.launch.ssh import Ssh
-    from splitinfer.launch.steps import State, Up
+    from splitinfer.launch.steps import Steps
     from splitinfer.llm import Settings
     from splitinfer.llm.automatic import Chosen
 
@@ -126,58 +124,55 @@ def _named(hosts: Sequence[str] | None, hostfile: Path | None, port: int) -> "tu
 
 
 def _remembered() -> "Last":
+    from splitinfer.launch.hosts import decode
     from splitinfer.launch.place import read, state_folder
-    from splitinfer.launch.remembered import decode
 
     path = state_folder() / "last.json"
     return decode(read(path), str(path))
 
 
 def _meant(hosts: Sequence[str] | None, hostfile: Path | None, port: int, model: str | None) -> "Last":
-    from splitinfer.launch.remembered import choose
+    from splitinfer.launch.hosts import choose
 
     return choose(_remembered(), _named(hosts, hostfile, port), model)
 
 
 def _known(hosts: Sequence[str] | None, hostfile: Path | None) -> "tuple[Host, ...]":
-    from splitinfer.launch.remembered import hosts_of
+    from splitinfer.launch.hosts import hosts_of
 
     return hosts_of(_remembered(), _named(hosts, hostfile, DEFAULT_PORT))
 
 
 @contextmanager
-def _carrier() -> "Iterator[tuple[Carrier, Ssh]]":
-    from splitinfer.launch.carry import Carrier
-    from splitinfer.launch.own import own, own_program
+def _steps() -> "Iterator[tuple[Steps, Ssh]]":
+    from splitinfer.launch.own import own
     from splitinfer.launch.ssh import Ssh
+    from splitinfer.launch.steps import Steps
 
+    began = time.monotonic()
     with Ssh() as ssh:
-        yield Carrier(own(), ssh.run, own_program()), ssh
+        yield Steps(own(), ssh.run, lambda mark, line: _print(mark, line, began)), ssh
 
 
 # ----- up ------------------------------------------------------------------------------------------
 
 
-def _bring_up(last: "Last") -> "list[dict[str, str]]":
-    """Bring all hosts up; name, address and key of their workers. Raises ConfigError: not all are up."""
+def _bring_up(last: "Last") -> list[dict[str, str]]:
+    """Bring all hosts up; name, address and key of their workers. Raises ConfigError: one did not start."""
     from splitinfer.console import errors
-    from splitinfer.launch import words
     from splitinfer.launch.place import state_folder, write
-    from splitinfer.launch.steps import Failed, Up
+    from splitinfer.launch.steps import problems
 
-    began = time.monotonic()
-    with _carrier() as (carrier, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
-        states = carrier.bring_up(last.hosts, lambda state: _say(state, began))
-        ready = [_ready(each, ssh) for each in states if isinstance(each, Up)]
+    with _steps() as (steps, ssh), errors.status(f"asking {', '.join(each.name for each in last.hosts)}"):
+        started = list(zip(last.hosts, steps.up(last.hosts), strict=True))
+        ready = [
+            {"name": host.name, "address": host.url(ssh.hostname(host)), "key": up.key} for host, up in started if up
+        ]
     write(state_folder() / "last.json", last.encode())
-    failed = [each.host.name for each in states if isinstance(each, Failed)]
+    failed = [host.name for host, up in started if up is None]
     if failed:
-        raise ConfigError(words.problems(failed))
+        raise ConfigError(problems(failed))
     return ready
-
-
-def _ready(up: "Up", ssh: "Ssh") -> dict[str, str]:
-    return {"name": up.host.name, "address": up.host.url(ssh.hostname(up.host)), "key": up.started.key}
 
 
 def _planned(options: PipelineOptions, model: str, workers: Sequence[dict[str, str]]) -> "Chosen":
@@ -209,16 +204,6 @@ def _layout_file() -> Path:
     from splitinfer.launch.place import state_folder
 
     return state_folder() / "layout.yaml"
-
-
-def _say(state: "State", began: float) -> None:
-    from splitinfer.launch.steps import Failed, Looking, Starting
-    from splitinfer.launch.words import line_of
-
-    line = line_of(state)
-    if line is not None:
-        again = isinstance(state, Looking | Starting) and state.tries > 1
-        _print("✗" if isinstance(state, Failed) else "!" if again else "✓", line, began)
 
 
 def _print(mark: str, line: str, began: float | None = None) -> None:
@@ -272,19 +257,8 @@ def _serve(chosen: "Chosen", settings: "Settings", port: int) -> int:
 
 
 def _down(hosts: "Sequence[Host]") -> int:
-    from splitinfer.launch.answers import Do, Stopped
-    from splitinfer.launch.steps import sentence
-    from splitinfer.launch.words import down_lines
-
-    with _carrier() as (carrier, _):
-        answers = carrier.ask(hosts, Do.STOP)
-        for host, heard in zip(hosts, answers, strict=True):
-            if isinstance(heard, Stopped):
-                for line in down_lines(host, heard):
-                    _print("✓", line)
-            else:
-                _print("✗", sentence(heard, host, carrier.own))
-    return 0 if all(isinstance(each, Stopped) for each in answers) else 1
+    with _steps() as (steps, _):
+        return 0 if all(steps.down(hosts)) else 1
 
 
 def _status(hosts: "Sequence[Host]") -> int:
@@ -292,19 +266,14 @@ def _status(hosts: "Sequence[Host]") -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from splitinfer.launch.answers import Do, Seen
-    from splitinfer.launch.steps import sentence
-    from splitinfer.launch.words import COLUMNS, status_rows
+    from splitinfer.launch.steps import COLUMNS, status_rows
 
-    with _carrier() as (carrier, _):
-        answers = carrier.ask(hosts, Do.LOOK)
-        table = Table(*COLUMNS, box=None, pad_edge=False)
-        for host, heard in zip(hosts, answers, strict=True):
-            for row in status_rows(host, heard) if isinstance(heard, Seen) else ():
-                table.add_row(*map(escape, row))
-        if table.rows:
-            Console(highlight=False).print(table)
-        for host, heard in zip(hosts, answers, strict=True):
-            if not isinstance(heard, Seen):
-                _print("✗", sentence(heard, host, carrier.own))
-    return 0 if all(isinstance(each, Seen) for each in answers) else 1
+    with _steps() as (steps, _):
+        found = steps.status(hosts)
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for host, seen in zip(hosts, found, strict=True):
+        for row in status_rows(host, seen) if seen else ():
+            table.add_row(*map(escape, row))
+    if table.rows:
+        Console(highlight=False).print(table)
+    return 0 if all(found) else 1

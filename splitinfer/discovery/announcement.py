@@ -1,22 +1,23 @@
-"""What a worker announces, as the strings of a TXT record and back.
+"""What a worker announces, as the properties of a TXT record (RFC 6763, section 6) and back. Pure.
 
     txtvers  1: the form of all others            id     a number of this run of the worker, new at each start
     name     the worker's name                    key    the fingerprint of its key; left out where it has none
     proto, ver, mlx, mlxlm   the versions          dev    what it computes on
     mem, free   memory of the machine, in MB: all, and free for weights and KV
 
-There is no name of a user, a coordinator or a model in it, and nothing of what is run. The name is the machine's host
-name if the worker was given none; macOS announces that itself. A record of another form (``txtvers``) is read as far as
-it can be: a later version keeps ``name``, ``id``, ``key`` and the versions, so that it can be told apart.
+It names no user, coordinator or model, and does not say what is run. The name is the machine's host name if the worker
+was given none; macOS announces that itself. A record of another form (``txtvers``) is read as far as possible: a later
+version keeps ``name``, ``id``, ``key`` and the versions, so it can be told apart.
+
+Anyone in the network can announce anything, so every field that is read is bounded and made printable.
 """
 
 import hashlib
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from splitinfer.discovery import txt
 from splitinfer.wire.messages import Versions
 
 SERVICE = "_splitinfer._tcp"
@@ -50,7 +51,7 @@ class Announcement:
         """The instance's name: unique without asking the network, because the run's number is part of it. Dots are left
         out: python-zeroconf's names with dots are not seen by dns-sd (python-zeroconf issue 190)."""
         number = f" {self.id[:_SHOWN_ID]}"
-        return txt.cut(self.name.replace(".", "-"), MOST_LABEL - len(number)) + number
+        return _cut(self.name.replace(".", "-"), MOST_LABEL - len(number)) + number
 
 
 def new_id() -> str:
@@ -81,8 +82,9 @@ def announced_name(name: str) -> str:
     return _clean(name.removesuffix(".local"), _MOST_NAME) or "worker"
 
 
-def to_strings(announcement: Announcement) -> tuple[bytes, ...]:
-    """The strings of the TXT record."""
+def to_properties(announcement: Announcement) -> dict[str, str]:
+    """The properties of the TXT record. Their bounds keep it under 400 bytes, so that it fits into a packet with others
+    (RFC 6763, section 6.2)."""
     versions = announcement.versions
     pairs = {
         "txtvers": announcement.form,
@@ -97,12 +99,15 @@ def to_strings(announcement: Announcement) -> tuple[bytes, ...]:
         "mem": _megabytes(announcement.memory),
         "free": _megabytes(announcement.free),
     }
-    return txt.encode({key: value for key, value in pairs.items() if value})
+    return {key: value for key, value in pairs.items() if value}
 
 
-def from_strings(strings: Iterable[bytes], port: int) -> Announcement | None:
-    """The announcement in a TXT record; ``None`` if it has no name or no number, and so is none of a worker."""
-    values = txt.decode(strings)
+def from_properties(properties: dict[bytes, bytes | None], port: int) -> Announcement | None:
+    """The announcement in a TXT record; ``None`` if it has no name, no number or no port: it is not a worker's."""
+    values = {
+        key.decode("ascii", "replace").lower(): (value or b"").decode("utf-8", "replace")
+        for key, value in reversed(properties.items())  # of equal keys the first counts (RFC 6763, section 6.4)
+    }
     name, number = _clean(values.get("name", ""), _MOST_NAME), _hexadecimal(values.get("id", ""), _ID_DIGITS)
     if not name or not number or not 0 < port < 1 << 16:
         return None
@@ -126,7 +131,12 @@ def _versions(values: Mapping[str, str]) -> Versions:
 
 def _clean(text: str, most: int) -> str:
     """A stranger's text, printable and on one line, at most ``most`` bytes."""
-    return txt.cut(" ".join("".join(c if c.isprintable() else " " for c in text).split()), most)
+    return _cut(" ".join("".join(c if c.isprintable() else " " for c in text).split()), most)
+
+
+def _cut(text: str, most: int) -> str:
+    """The text cut to ``most`` bytes of UTF-8, between characters."""
+    return text.encode()[:most].decode("utf-8", "ignore")
 
 
 def _hexadecimal(text: str, digits: int) -> str:

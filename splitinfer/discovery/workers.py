@@ -1,36 +1,40 @@
-"""Sightings of one worker as one worker.
+"""Which workers were seen, which of them a stage means, and which of its addresses to use. Pure.
 
 A worker is seen once for each interface and each kind of address, and again whenever its record changes. The number of
-its run joins these sightings: names do not, since two workers may have one.
+its run joins these sightings: names do not, since two workers may have one. A worker that was killed says no goodbye,
+and for up to 75 minutes (RFC 6762, section 10) a cache may hold what it announced. If another run is announced at the
+same port of the same address with the same key, the earlier run is over: one of both entries is left out. Both lead to
+the same place, so it does not matter which.
 
-A worker that was killed says no goodbye, and for up to 75 minutes (RFC 6762, section 10) a cache may still hold what it
-announced. If another run is announced at the same port of the same address, with the same key, then the earlier run is
-over: one of both entries is left out. Which one is no matter, because both lead to the same place.
+A stage means a worker by its key, not by its name: anyone may announce a name. So a stage without an address needs a
+key, in the layout or in this machine's keyring under the stage's name, and means the worker whose announced fingerprint
+is that key's. The name decides only between workers that share a key, as those of one machine do. Somebody else may
+announce the same fingerprint; then the link, which is encrypted to the key itself, is not made.
+
+Of a worker's addresses, Thunderbolt comes first, whatever was measured: a first connection to a sleeping cable may be
+slow, and a round trip does not show bandwidth. A VPN and what is virtual come last: they cost processor time and often
+lead around. Among the others the shortest round trip wins. Round trips up to half again as long count as equal, because
+they differ by so much from one minute to the next; among equals the interface with the higher speed is taken.
 """
 
 import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from splitinfer.discovery.announcement import Announcement
-from splitinfer.system.interface_kind import LocalInterface
+from splitinfer.core.layout import StageSpec
+from splitinfer.discovery.announcement import Announcement, announced_name, fingerprint_of, short
+from splitinfer.errors import LayoutError, WorkerUnreachable
+from splitinfer.system.interface_kind import Kind, LocalInterface
 
 _MOST_WORKERS, _MOST_ADDRESSES = 256, 16  # a stranger may announce any number
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """An announcement with addresses that came with it. ``interface``: where it was heard, "" if that is not known; it
-    is the scope of an IPv6 address that is valid on one link only."""
-
-    announcement: Announcement
-    addresses: tuple[str, ...]
-    interface: str = ""
+_EQUAL_FACTOR, _EQUAL_SECONDS = 1.5, 50e-6
+_RANKS = {Kind.THUNDERBOLT: 0, Kind.CABLE: 1, Kind.WIRELESS: 1, Kind.VPN: 2, Kind.VIRTUAL: 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """A worker: what it announced last, and all addresses, each once."""
+    """A worker: what it announced last, and its addresses, each once. A sighting is a worker with a few of its
+    addresses."""
 
     announcement: Announcement
     addresses: tuple[str, ...]
@@ -45,49 +49,54 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Merged:
-    """The workers, by name, and the names of entries that earlier runs left behind."""
+class Way:
+    """How an address was reached. ``interface``: this end's, ``None`` where unknown; ``seconds``: the shortest round
+    trip of a connection, ``None`` if there was none, and ``problem`` says why."""
 
-    workers: tuple[Worker, ...]
-    stale: tuple[str, ...] = ()
+    address: str
+    interface: LocalInterface | None
+    seconds: float | None
+    problem: str = ""
 
 
-def merge(sightings: Iterable[Sighting]) -> Merged:
-    """The workers that were seen. Of several announcements of one run, the last counts."""
+# ----- sightings -----------------------------------------------------------------------------------
+
+
+def merge(sightings: Iterable[Worker]) -> tuple[tuple[Worker, ...], tuple[str, ...]]:
+    """The workers that were seen, by name, and the names of entries that earlier runs left behind. Of several
+    announcements of one run, the last counts."""
     by_id: dict[str, Worker] = {}
     for seen in sightings:
         number = seen.announcement.id
-        before = by_id.get(number)
-        if before is None and len(by_id) >= _MOST_WORKERS:
-            continue
-        addresses = (*(before.addresses if before else ()), *filter(None, (_scoped(seen, a) for a in seen.addresses)))
-        by_id[number] = Worker(seen.announcement, tuple(dict.fromkeys(addresses))[:_MOST_ADDRESSES])
-    return _without_stale(tuple(by_id.values()))
+        if number in by_id or len(by_id) < _MOST_WORKERS:
+            before = by_id[number].addresses if number in by_id else ()
+            addresses = dict.fromkeys((*before, *filter(None, map(_usable, seen.addresses))))
+            by_id[number] = Worker(seen.announcement, tuple(addresses)[:_MOST_ADDRESSES])
+    kept: list[Worker] = []
+    stale: list[str] = []
+    for worker in reversed(by_id.values()):  # the last one heard is the likelier to live
+        if any(_is_same_place(worker, other) for other in kept):
+            stale.append(worker.name)
+        else:
+            kept.append(worker)
+    return tuple(sorted(kept, key=lambda each: (each.name.lower(), each.announcement.id))), tuple(stale)
 
 
 def without_own(worker: Worker, interfaces: Sequence[LocalInterface]) -> Worker:
     """The worker without the addresses that are this machine's own, unless it has no others, and so is on this machine.
     Containers and virtual machines have the same address on every machine."""
-    own = {str(each.ip) for interface in interfaces for each in interface.networks}
-    others = tuple(address for address in worker.addresses if address.partition("%")[0] not in own)
+    others = tuple(each for each in worker.addresses if not _is_own(each, interfaces))
     return replace(worker, addresses=others or worker.addresses)
 
 
 def is_here(worker: Worker, interfaces: Sequence[LocalInterface]) -> bool:
     """Whether all of its addresses are this machine's own."""
-    own = {str(each.ip) for interface in interfaces for each in interface.networks}
-    return bool(worker.addresses) and all(address.partition("%")[0] in own for address in worker.addresses)
+    return bool(worker.addresses) and all(_is_own(each, interfaces) for each in worker.addresses)
 
 
-def _without_stale(workers: Sequence[Worker]) -> Merged:
-    kept: list[Worker] = []
-    stale: list[str] = []
-    for worker in reversed(workers):  # the last one heard is the likelier to live
-        if any(_is_same_place(worker, other) for other in kept):
-            stale.append(worker.name)
-        else:
-            kept.append(worker)
-    return Merged(tuple(sorted(kept, key=lambda each: (each.name.lower(), each.announcement.id))), tuple(stale))
+def _is_own(address: str, interfaces: Sequence[LocalInterface]) -> bool:
+    bare = address.partition("%")[0]
+    return any(str(each.ip) == bare for interface in interfaces for each in interface.networks)
 
 
 def _is_same_place(one: Worker, other: Worker) -> bool:
@@ -95,8 +104,8 @@ def _is_same_place(one: Worker, other: Worker) -> bool:
     return same and not set(one.addresses).isdisjoint(other.addresses)
 
 
-def _scoped(seen: Sighting, address: str) -> str | None:
-    """The address as it can be connected to; ``None`` for what is none, or leads nowhere."""
+def _usable(address: str) -> str | None:
+    """The address as it can be connected to; ``None`` if it is not an address, or leads nowhere."""
     number, _, scope = address.partition("%")
     try:
         parsed = ipaddress.ip_address(number)
@@ -105,6 +114,145 @@ def _scoped(seen: Sighting, address: str) -> str | None:
     if parsed.is_loopback or parsed.is_multicast or parsed.is_unspecified:
         return None
     if parsed.version == 6 and parsed.is_link_local:
-        scope = scope or seen.interface
         return f"{parsed}%{scope}" if scope else None
     return str(parsed)
+
+
+# ----- which worker --------------------------------------------------------------------------------
+
+
+def key_of(stage: StageSpec, layout: str, known: Iterable[tuple[str, str]]) -> str:
+    """The key of a stage without an address. ``known``: keys and names in this machine's keyring; ``layout``: its name,
+    for messages.
+
+    Raises:
+        LayoutError: there is none, or there are several.
+    """
+    if stage.key is not None:
+        return stage.key
+    keys = sorted({key for key, name in known if is_same_name(name, stage.name)})
+    if len(keys) == 1:
+        return keys[0]
+    if keys:
+        raise LayoutError(
+            f"{len(keys)} keys are known here under the name {stage.name!r}; "
+            f"write the one of the stage into layout {layout}"
+        )
+    raise LayoutError(
+        f"stage {stage.name!r} of layout {layout} has no address and no key, and a worker is found by its key: "
+        "give it the key that the worker printed, or its address tcp://host:port, or local for a worker on this machine"
+    )
+
+
+def choose(stage: str, key: str, workers: Sequence[Worker]) -> Worker:
+    """The worker that a stage's name and key mean.
+
+    Raises:
+        WorkerUnreachable: none has that key, or several have; the text says what was found instead.
+    """
+    fingerprint = fingerprint_of(key)
+    owners = [worker for worker in workers if worker.fingerprint == fingerprint]
+    if len(owners) > 1:
+        owners = [worker for worker in owners if is_same_name(worker.name, stage)] or owners
+    if len(owners) == 1:
+        return owners[0]
+    if owners:
+        raise WorkerUnreachable(
+            f"{len(owners)} workers with the key of stage {stage} were found: {_places(owners)}; "
+            "name the stage as one of them (splitinfer worker --name), or give it an address"
+        )
+    named = [worker for worker in workers if is_same_name(worker.name, stage)]
+    if named:
+        raise WorkerUnreachable(_another_key(stage, fingerprint, named))
+    others = f"; others were found: {_places(workers)}" if workers else ""
+    raise WorkerUnreachable(f"no worker with the key of stage {stage} ({short(fingerprint)}) was found{others}")
+
+
+def is_same_name(one: str, other: str) -> bool:
+    """Whether two names are those of one machine: without ``.local``, without regard to case.
+
+    >>> is_same_name("Mini.local", "mini")
+    True
+    """
+    return announced_name(one).lower() == announced_name(other).lower()
+
+
+def _another_key(stage: str, fingerprint: str, named: Sequence[Worker]) -> str:
+    """For workers of the stage's name that have another key than the stage's, or none."""
+    keys = [short(worker.fingerprint) for worker in named if worker.fingerprint]
+    found = f"worker {stage} was found ({_places(named)})"
+    if not keys:
+        return (
+            f"{found}, but it has no key (it runs with --insecure), and the stage has one ({short(fingerprint)}); "
+            "start it without --insecure, or give the stage its address and no key"
+        )
+    return (
+        f"{found}, but it has another key ({' and '.join(keys)}) than the stage ({short(fingerprint)}): it is another "
+        "machine, or it was given a new key; `splitinfer pair` there prints it"
+    )
+
+
+def _places(workers: Sequence[Worker]) -> str:
+    """Names and places of workers, at most four."""
+    shown = [f"{worker.name} at {_place(worker)}" for worker in workers[:4]]
+    more = len(workers) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _place(worker: Worker) -> str:
+    address = worker.addresses[0] if worker.addresses else "no address"
+    return f"{f'[{address}]' if ':' in address else address}:{worker.announcement.port}"
+
+
+# ----- which address -------------------------------------------------------------------------------
+
+
+def in_order(ways: Iterable[Way]) -> tuple[Way, ...]:
+    """The ways, the best first; those that lead nowhere last."""
+    left, ordered = sorted(ways, key=lambda way: way.address), list[Way]()
+    while left:
+        best = _best(left)
+        left.remove(best)
+        ordered.append(best)
+    return tuple(ordered)
+
+
+def for_both(ways: Iterable[Way], others: Sequence[str]) -> tuple[Way, ...]:
+    """The ways whose network also holds one of the ``others``: addresses of the worker that will connect to this one,
+    and has cables that this machine does not see. All of them, if there is no such way."""
+    every = tuple(ways)
+    return tuple(way for way in every if is_shared(way, [others])) or every
+
+
+def is_shared(way: Way, others: Iterable[Sequence[str]]) -> bool:
+    """Whether the network of a way holds an address of each of the ``others``."""
+    by = way.interface
+    return all(by is not None and any(holds(by, address) for address in addresses) for addresses in others)
+
+
+def holds(interface: LocalInterface, address: str) -> bool:
+    """Whether an address is in one of the interface's networks; a scoped one, whether it is in its scope."""
+    number, _, scope = address.partition("%")
+    if scope:
+        return scope in (interface.name, str(interface.index))
+    parsed = ipaddress.ip_address(number)
+    return any(parsed.version == each.version and parsed in each.network for each in interface.networks)
+
+
+def _best(ways: Sequence[Way]) -> Way:
+    reached = [(way.seconds, way) for way in ways if way.seconds is not None]
+    if not reached:
+        return ways[0]
+    first = min(_rank(way) for _, way in reached)
+    peers = [(seconds, way) for seconds, way in reached if _rank(way) == first]
+    equal = min(seconds for seconds, _ in peers) * _EQUAL_FACTOR + _EQUAL_SECONDS
+    near = [(seconds, way) for seconds, way in peers if seconds <= equal]
+    return min(near, key=lambda each: (-_speed(each[1]), each[0], each[1].address))[1]
+
+
+def _rank(way: Way) -> int:
+    return 1 if way.interface is None else _RANKS[way.interface.kind]
+
+
+def _speed(way: Way) -> int:
+    return 0 if way.interface is None else way.interface.speed

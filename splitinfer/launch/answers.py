@@ -1,12 +1,12 @@
 """What is asked of a machine and what it answers, as values and as JSON. Pure.
 
 Both ends have the same version of this file, or nothing but ``versions`` is read: the other end says its versions
-before it does anything. All texts are bounded, and what is no answer is said to be none.
+before it does anything. All texts are bounded, and what cannot be read is not an answer.
 """
 
 import json
-import re
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -21,7 +21,6 @@ _Text = Annotated[str, pydantic.Field(max_length=_MOST_TEXT)]
 _Key = Annotated[str, pydantic.Field(pattern=r"^[0-9a-f]{64}$")]
 _Port = Annotated[int, pydantic.Field(ge=1, le=65535)]
 _Count = Annotated[int, pydantic.Field(ge=0, lt=2**63)]
-_Version = re.compile(r"splitinfer (\S+), protocol ([0-9]{1,9}), mlx (\S+), mlx-lm (\S+)")
 
 
 class Do(StrEnum):
@@ -35,21 +34,9 @@ class Do(StrEnum):
 class How(StrEnum):
     """What started a worker."""
 
-    UP = "up"
-    SERVICE = "service"
-    HAND = "hand"
-
-
-class Why(StrEnum):
-    """Why a machine did not do what it was asked."""
-
-    TAKEN = "taken"  # another program listens on the port
-    OTHER_USER = "other user"  # ... a worker of another user; detail: whose
-    LOOPBACK = "loopback"  # a worker that no other machine reaches
-    INSECURE = "insecure"  # a worker without keys
-    OLD = "old"  # a worker of another version, which `up` did not start
-    ENDED = "ended"  # it was started and has ended; detail: the end of its log
-    ERROR = "error"  # detail: a sentence
+    UP = "by `up`"
+    SERVICE = "as a service"
+    HAND = "by hand"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +89,6 @@ class Seen:
 
     versions: Versions
     program: Annotated[tuple[_Text, ...], pydantic.Field(max_length=8)]
-    user: _Text
-    machine: _Text
-    system: _Text
     free: _Count
     total: _Count
     workers: _Workers = ()
@@ -119,7 +103,6 @@ class Started:
     worker: Found
     is_new: bool
     log: _Text
-    free: _Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +115,17 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nothing was started or stopped."""
+    """Nothing was started or stopped; ``text`` says why. ``other_port``: it ends with the advice to take another."""
 
-    why: Why
-    detail: _Text = ""
+    text: _Text
+    other_port: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OtherVersion:
-    """splitinfer is there in another version. ``None``: one so old, or so new, that it cannot say which."""
+    """splitinfer is there in another version."""
 
-    versions: Versions | None
-    program: _Text
+    versions: Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +141,17 @@ class Broken:
     detail: _Text
 
 
-Answer = Seen | Started | Stopped | Refusal
-Heard = Answer | OtherVersion | NotInstalled | Broken
+Answer = Seen | Started | Stopped | Refusal | OtherVersion
+Heard = Answer | NotInstalled | Broken
 
 _REQUEST = pydantic.TypeAdapter(Request)
 _KINDS: dict[str, pydantic.TypeAdapter[Any]] = {
-    each.__name__: pydantic.TypeAdapter(each) for each in (Seen, Started, Stopped, Refusal)
+    each.__name__: pydantic.TypeAdapter(each) for each in (Seen, Started, Stopped, Refusal, OtherVersion)
 }
 
 
 def decode_request(text: str) -> Request:
-    """The request in a text. Raises ValueError: it is none."""
+    """The request in a text. Raises ValueError: there is none."""
     request: Request = _REQUEST.validate_json(text)
     return request
 
@@ -188,56 +170,28 @@ def encode(answer: Answer) -> str:
     return json.dumps({"kind": kind, "answer": _KINDS[kind].dump_python(answer, mode="json")})
 
 
-def encode_versions(versions: Versions) -> str:
-    """The line of one that is asked by another version."""
-    return json.dumps({"kind": "versions", "answer": pydantic.TypeAdapter(Versions).dump_python(versions)})
-
-
 def understand(output: str, complaints: str, mark: str) -> Heard | None:
     """What a machine has answered; ``None``: nothing of it is an answer.
 
     ``output``, ``complaints``: what the script wrote to standard output and standard error.
     """
     lines = [line.removeprefix(mark).strip() for line in output.splitlines() if line.startswith(mark + " ")]
-    for line in lines:
-        if (answer := _answer(line)) is not None:
-            return answer
-    for line, after in zip(lines, [*lines[1:], ""], strict=False):
-        if (other := _other_version(line, after)) is not None:
-            return other
-    for line in lines:
-        if line.startswith("failed "):
-            return Broken(plain(line.split(" ", 2)[-1]), plain(_last(complaints)))
+    answers = list(_answers(lines))
+    if answers:  # one of the same version may stand behind one of another
+        return next((each for each in answers if not isinstance(each, OtherVersion)), answers[0])
+    failed = next((line.removeprefix("failed ") for line in lines if line.startswith("failed ")), None)
+    if failed is not None:
+        return Broken(plain(failed), plain(last_line(complaints)))
     return NotInstalled() if "none" in lines else None
 
 
-def _answer(line: str) -> Answer | None:
-    try:
-        read = json.loads(line)
-        answer: Answer = _KINDS[read["kind"]].validate_json(json.dumps(read["answer"]), strict=True)
-    except (ValueError, KeyError, TypeError):
-        return None
-    return answer
-
-
-def _other_version(line: str, after: str) -> OtherVersion | None:
-    """What one line, and the one after it, say of a program that did nothing because it is of another version."""
-    if line.startswith("failed 2 "):
-        match = _Version.search(after) if after.startswith("version ") else None
-        found = None if match is None else Versions(int(match[2]), match[1], match[3], match[4])
-        return OtherVersion(found and _plain_versions(found), plain(line.split(" ", 2)[-1]))
-    try:
-        read = json.loads(line)
-        if read["kind"] != "versions":
-            return None
-        return OtherVersion(_plain_versions(pydantic.TypeAdapter(Versions).validate_python(read["answer"])), "")
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def _plain_versions(versions: Versions) -> Versions:
-    return replace(versions, splitinfer=plain(versions.splitinfer, 40), mlx=plain(versions.mlx, 40),
-                   mlx_lm=plain(versions.mlx_lm, 40))  # fmt: skip
+def _answers(lines: list[str]) -> Iterator[Answer]:
+    for line in lines:
+        try:
+            read = json.loads(line)
+            yield _KINDS[read["kind"]].validate_json(json.dumps(read["answer"]), strict=True)
+        except (ValueError, KeyError, TypeError):
+            continue
 
 
 def plain(text: str, most: int = 300) -> str:
@@ -250,6 +204,6 @@ def plain(text: str, most: int = 300) -> str:
     return clean if len(clean) <= most else clean[: most - 3] + "..."
 
 
-def _last(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+def last_line(text: str) -> str:
+    """The last line of a text that is not empty."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,7 +1,7 @@
-"""Which machines are meant: by words of the command line, or by a hostfile of mlx.launch. Pure.
+"""Which machines are meant: by words of the command line, by a hostfile of mlx.launch, or by the last `up`. Pure.
 
 A word is ``[NAME=][USER@]HOST[:PORT]``. HOST is what `ssh HOST` takes, so it may be an alias of ~/.ssh/config; PORT is
-the worker's, not ssh's. A host that begins with "-" would be an option to ssh, and is none.
+the worker's, not ssh's. A word that begins with "-" would be an option to ssh, so it is refused.
 
 A hostfile is that of MLX (its page "Launching Distributed Programs"; ``Hostfile.from_file`` in its
 ``_distributed_utils/common.py``): a list of ``{"ssh", "ips", "rdma"}``, or a mapping with that list under ``hosts``
@@ -12,8 +12,10 @@ used: a layout says which links are RDMA.
 import json
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+import pydantic
 
 from splitinfer.errors import ConfigError
 
@@ -49,7 +51,7 @@ class Host:
 
 
 def from_words(words: Iterable[str], port: int = DEFAULT_PORT) -> tuple[Host, ...]:
-    """Hosts from the words of a command line. Raises ConfigError: a word is none, or two are the same.
+    """Hosts from the words of a command line. Raises ConfigError: a word is not a host, or two are the same.
 
     >>> [(each.name, each.ssh, each.port) for each in from_words(["mini.local", "air=eve@10.0.0.3:7000"])]
     [('mini', 'mini.local', 5577), ('air', 'eve@10.0.0.3', 7000)]
@@ -62,7 +64,7 @@ def _host(word: str, port: int) -> Host:
     number = port if match is None or match["port"] is None else int(match["port"])
     if match is None or not 1 <= number <= 65535:
         raise ConfigError(
-            f"{word!r:.100} is no host: write [NAME=][USER@]HOST[:PORT], HOST as ssh knows it, PORT the worker's"
+            f"{word!r:.100} is not a host: write [NAME=][USER@]HOST[:PORT], HOST as ssh knows it, PORT the worker's"
         )
     ssh = match["ssh"].replace("[", "").replace("]", "")  # ssh takes an IPv6 address without brackets
     return Host(match["name"] or "", ssh, None, number)
@@ -74,15 +76,15 @@ def from_hostfile(text: str, where: str, own: Collection[str], port: int = DEFAU
     ``where``: the file, for messages. ``own``: this machine's names and addresses.
 
     Raises:
-        ConfigError: it is no hostfile, or names no other machine.
+        ConfigError: it is not a hostfile, or names no other machine.
     """
     try:
         read = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{where} is no JSON: {error}") from error
+        raise ConfigError(f"{where} is not JSON: {error}") from error
     entries = read.get("hosts") if isinstance(read, dict) else read
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f'{where} is no hostfile: it needs a list of {{"ssh": ..., "ips": [...]}}')
+        raise ConfigError(f'{where} is not a hostfile: it needs a list of {{"ssh": ..., "ips": [...]}}')
     hosts = [_entry(entry, f"host {number} of {where}", port) for number, entry in enumerate(entries, 1)]
     others = [each for each in hosts if not _is_own(each, own)]
     if not others:
@@ -96,7 +98,7 @@ def _entry(entry: Any, where: str, port: int) -> Host:
         raise ConfigError(f"{where} has no name for ssh")
     ips = entry.get("ips") or []
     if not isinstance(ips, list) or not all(isinstance(ip, str) and _ADDRESS.fullmatch(ip) for ip in ips):
-        raise ConfigError(f"'ips' of {where} is no list of addresses")
+        raise ConfigError(f"'ips' of {where} is not a list of addresses")
     return replace(_host(ssh, port), address=ips[0] if ips else None)
 
 
@@ -115,7 +117,7 @@ def _named(hosts: Iterable[Host]) -> tuple[Host, ...]:
             raise ConfigError(f"two hosts are named {host.name}")
         found.append(host if host.name else replace(host, name=_free(_short(host.ssh), found)))
     if len(found) > MOST_HOSTS:
-        raise ConfigError(f"{len(found)} hosts are more than the {MOST_HOSTS} that there can be")
+        raise ConfigError(f"{len(found)} hosts are too many: there can be {MOST_HOSTS}")
     return tuple(found)
 
 
@@ -132,3 +134,57 @@ def _free(name: str, taken: Sequence[Host]) -> str:
         count += 1
         found = f"{name}-{count}"
     return found
+
+
+# ----- the last time -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The hosts of an `up`, and its model."""
+
+    hosts: tuple[Host, ...]
+    model: str | None
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+_LAST = pydantic.TypeAdapter(Last)
+
+
+def decode(text: str | None, where: str) -> Last:
+    """What a file remembers; ``None``: there is no file. Raises ConfigError: it holds something else."""
+    if text is None:
+        return Last((), None)
+    try:
+        last = _LAST.validate_json(text, strict=True)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not what `splitinfer up` writes; remove it, and name the hosts again") from error
+    return Last(last.hosts[:MOST_HOSTS], last.model)
+
+
+def choose(last: Last, hosts: Sequence[Host], model: str | None) -> Last:
+    """What is meant by hosts and a model, of which both may be left out.
+
+    Raises:
+        ConfigError: they are left out, and nothing is remembered.
+    """
+    if not hosts and not last.hosts:
+        raise ConfigError("no host is known yet: name one, such as `splitinfer up mini.local --model OWNER/MODEL`")
+    chosen = model or last.model
+    if chosen is None:
+        raise ConfigError("no model is known yet: name one with --model, once; it is remembered")
+    return Last(tuple(hosts) or last.hosts, chosen)
+
+
+def hosts_of(last: Last, hosts: Sequence[Host]) -> tuple[Host, ...]:
+    """The hosts that `down` and `status` are about. A host is as it was remembered, if it is.
+
+    Raises:
+        ConfigError: none is named, and none remembered.
+    """
+    if not hosts and not last.hosts:
+        raise ConfigError("no host is known yet: `splitinfer up` remembers those that it was given; name one")
+    known = {each.ssh: each for each in last.hosts}
+    return tuple(known.get(each.ssh, each) for each in hosts) or last.hosts

@@ -7,7 +7,6 @@ processes starts or stops at a time (``place.locked``), so two `up` of two machi
 import contextlib
 import getpass
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -31,23 +30,14 @@ from splitinfer.launch.answers import (
     Started,
     Stopped,
     Theirs,
-    Why,
+    last_line,
     plain,
 )
 from splitinfer.launch.place import locked, read, state_folder, write
-from splitinfer.launch.workers import (
-    Command,
-    Process,
-    Record,
-    command_of,
-    decode,
-    holds,
-    others_workers,
-    own_workers,
-)
+from splitinfer.launch.processes import Command, Process, Record, command_of, decode, holds, others_workers, own_workers
 from splitinfer.models.memory import free_bytes
+from splitinfer.service.actions import Manager, manager_of
 from splitinfer.service.definition import WORKER
-from splitinfer.service.managers import Manager, manager_of
 from splitinfer.service.place import here as service_place
 
 _START_SECONDS = 120.0  # for an interpreter and MLX to come up, on a cold and busy machine
@@ -64,7 +54,7 @@ def _worker_service() -> Manager | None:
     """The manager of this user's worker service; ``None`` where there can be none."""
     try:
         return manager_of(WORKER, service_place())
-    except ConfigError:  # root, or a system without services
+    except ConfigError:  # a system without services
         return None
 
 
@@ -99,7 +89,7 @@ def carry_out(request: Request, program: tuple[str, ...], machine: Machine | Non
                 with locked(machine.folder):
                     return stop(request, machine)
     except (ConfigError, OSError, psutil.Error) as error:
-        return Refusal(Why.ERROR, str(error))
+        return Refusal(f"{request.name}: {error}")
 
 
 def look(request: Request, program: tuple[str, ...], machine: Machine) -> Seen:
@@ -108,9 +98,6 @@ def look(request: Request, program: tuple[str, ...], machine: Machine) -> Seen:
     return Seen(
         request.versions,
         program,
-        getpass.getuser(),
-        platform.node(),
-        f"macOS {platform.mac_ver()[0]}" if sys.platform == "darwin" else platform.system(),
         free_bytes(),
         int(psutil.virtual_memory().total),
         _found(request, machine, running),
@@ -148,35 +135,35 @@ def start(request: Request, machine: Machine) -> Started | Refusal:
     there = own_workers(running).get(request.port)
     if there is not None:
         process, command = there
-        reason = _unfit(request, machine, process, command)
-        if reason is None:
+        record = machine.record(request.port)
+        is_of_up = record is not None and holds(record, process)
+        refusal = _unfit(request, command, record if is_of_up else None)
+        if refusal is not None:
+            return refusal
+        if record is None or not is_of_up or record.versions == request.versions:
             return _ready(request, machine, process, is_new=False)
-        if reason is not Why.OLD or not _was_started_for(request, machine, process):
-            return Refusal(reason)
-        processes.end(process.pid, _STOP_SECONDS)
+        processes.end(process.pid, _STOP_SECONDS)  # of this machine's own `up`, before an update
     elif (user := others_workers(running).get(request.port)) is not None:
-        return Refusal(Why.OTHER_USER, user)
+        where = f"port {request.port} of {request.name} belongs to a worker of {user}, another user of that machine"
+        return Refusal(f"{where}; it was left alone; take another port, if there is memory for both", other_port=True)
     _admit(request, machine)
-    if _start_service(request, machine):
-        return _started(request, machine)
-    return _spawn(request, machine)
+    return _started(request, machine) if _start_service(request, machine) else _spawn(request, machine)
 
 
-def _unfit(request: Request, machine: Machine, process: Process, command: Command) -> Why | None:
-    """Why a worker that runs cannot be used; ``None``: it can."""
+def _unfit(request: Request, command: Command, record: Record | None) -> Refusal | None:
+    """Why a worker that runs cannot be used; ``None``: it can be, or replaced. ``record``: of the `up` that started
+    it."""
+    where = f"the worker on {request.name} at port {request.port}"
     if command.is_loopback:
-        return Why.LOOPBACK
+        end = "start it with --host 0.0.0.0, end it, or take another port"
+        return Refusal(f"{where} listens to that machine only; {end}", other_port=True)
     if command.is_insecure:
-        return Why.INSECURE
-    record = machine.record(command.port)
-    if record is not None and holds(record, process) and record.versions != request.versions:
-        return Why.OLD
+        why = "was started with --insecure, so it cannot be told from another one"
+        return Refusal(f"{where} {why}; end it, or take another port", other_port=True)
+    if record is not None and record.versions != request.versions and record.key != request.key:
+        started = "was started before this version was installed"
+        return Refusal(f"{where} {started}; {plain(record.by, 60)} started it and must start it again")
     return None
-
-
-def _was_started_for(request: Request, machine: Machine, process: Process) -> bool:
-    record = machine.record(request.port)
-    return record is not None and holds(record, process) and record.key == request.key
 
 
 def _admit(request: Request, machine: Machine) -> None:
@@ -188,7 +175,7 @@ def _ready(request: Request, machine: Machine, process: Process, *, is_new: bool
     _admit(request, machine)
     found = _as_found(request, machine, process, request.port, _service_pid(machine))
     log = str(machine.log(request.port)) if found.how is How.UP else ""
-    return Started(machine.keyring.own().public, found, is_new, log, free_bytes())
+    return Started(machine.keyring.own().public, found, is_new, log)
 
 
 def _start_service(request: Request, machine: Machine) -> bool:
@@ -212,7 +199,7 @@ def _started(request: Request, machine: Machine) -> Started | Refusal:
         if there is not None and processes.listens(there[0].pid, request.port):
             return _ready(request, machine, there[0], is_new=True)
         time.sleep(_POLL)
-    return Refusal(Why.ERROR, f"the service was started, but no worker came up at port {request.port}")
+    return Refusal(f"{request.name}: the service was started, but no worker came up at port {request.port}")
 
 
 def _spawn(request: Request, machine: Machine) -> Started | Refusal:
@@ -254,9 +241,11 @@ def _comes_up(worker: "subprocess.Popen[bytes]", log: Path, began: int) -> bool:
 
 def _why_ended(request: Request, said: str) -> Refusal:
     if _IN_USE in said:
-        return Refusal(Why.TAKEN, processes.listener_on(request.port))
-    lines = [line for line in said.splitlines() if line.strip()]
-    return Refusal(Why.ENDED, plain(lines[-1]) if lines else "it said nothing")
+        program = processes.listener_on(request.port) or "another program"
+        where = f"port {request.port} of {request.name} is in use by {program}"
+        return Refusal(f"{where}; take another port", other_port=True)
+    why = plain(last_line(said)) or "it said nothing"
+    return Refusal(f"the worker on {request.name} was started and ended at once: {why}")
 
 
 def _tail(log: Path, began: int) -> str:

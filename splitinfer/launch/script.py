@@ -16,42 +16,50 @@ programs are:
 macOS's own /usr/bin/python3 is not asked unless Apple's developer tools are there: it would open a dialog on that
 screen.
 
-Lines of the answer begin with a mark that nobody can guess, because a shell's own files may print what they like.
+Lines of the answer begin with a mark that nobody can guess, because a shell's own files may print what they like. A
+program of another version is not the end: one of the same version may be found behind it.
 """
 
 import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
-
-_PLACES = (
-    '"$(command -v splitinfer)"',
-    '"${UV_TOOL_BIN_DIR:-/nowhere}/splitinfer"',
-    '"${XDG_BIN_HOME:-/nowhere}/splitinfer"',
-    '"${XDG_DATA_HOME:-/nowhere}/../bin/splitinfer"',
-    '"$HOME/.local/bin/splitinfer"',
-    "/opt/homebrew/bin/splitinfer",
-    "/usr/local/bin/splitinfer",
-    "/home/linuxbrew/.linuxbrew/bin/splitinfer",
-    '"${XDG_DATA_HOME:-$HOME/.local/share}/uv/tools/splitinfer/bin/splitinfer"',
-    '"$HOME/.local/share/pipx/venvs/splitinfer/bin/splitinfer"',
-    '"$HOME/.local/pipx/venvs/splitinfer/bin/splitinfer"',
-    '"$HOME/Library/Application Support/pipx/venvs/splitinfer/bin/splitinfer"',
-)
+from string import Template
 
 ANSWERED, OTHER_VERSION = 0, 3
 """Exit codes of `splitinfer on-host`: it has answered; it has said its versions and done nothing."""
 
-_ASK = """\
+
+class _Script(Template):
+    delimiter = "^"  # "$" is the shell's
+
+
+_SCRIPT = _Script("""\
+main() {  # a function, so that all of it is read before anything runs
+mark=^mark
+request=^request
+tried=:
 ask() {
   "$@" on-host -- "$mark" "$request" "$@" </dev/null
   code=$?
   [ $code = 0 ] && exit 0
-  [ $code = 3 ] && return
-  printf '%s failed %s %s\\n' "$mark" "$code" "$*"
-  [ $code = 2 ] && printf '%s version %s\\n' "$mark" "$("$@" version </dev/null 2>/dev/null)"
+  [ $code = 3 ] || printf '%s failed %s\\n' "$mark" "$*"
 }
-"""
-_LOOK = """\
+^first
+for program in \\
+  "$(command -v splitinfer)" \\
+  "${UV_TOOL_BIN_DIR:-/nowhere}/splitinfer" \\
+  "${XDG_BIN_HOME:-/nowhere}/splitinfer" \\
+  "${XDG_DATA_HOME:-/nowhere}/../bin/splitinfer" \\
+  "$HOME/.local/bin/splitinfer" \\
+  /opt/homebrew/bin/splitinfer \\
+  /usr/local/bin/splitinfer \\
+  /home/linuxbrew/.linuxbrew/bin/splitinfer \\
+  "${XDG_DATA_HOME:-$HOME/.local/share}/uv/tools/splitinfer/bin/splitinfer" \\
+  "$HOME/.local/share/pipx/venvs/splitinfer/bin/splitinfer" \\
+  "$HOME/.local/pipx/venvs/splitinfer/bin/splitinfer" \\
+  "$HOME/Library/Application Support/pipx/venvs/splitinfer/bin/splitinfer" \\
+  ^here
+do
   case "$tried" in *":$program:"*) continue;; esac
   tried="$tried$program:"
   [ -f "$program" ] && [ -x "$program" ] && ask "$program"
@@ -63,7 +71,9 @@ for python in "$(command -v python3)" "$(command -v python)"; do
     ask "$python" -m splitinfer
 done
 printf '%s none\\n' "$mark"
-"""
+}
+main
+""")
 
 
 def script(mark: str, request: str, program: Sequence[str] = (), here: str | None = None, home: str = "/") -> str:
@@ -72,12 +82,11 @@ def script(mark: str, request: str, program: Sequence[str] = (), here: str | Non
     ``program``: the command that answered before, tried first. ``here``: the path of this machine's own command, and
     ``home`` its user's folder: the same place there may have one.
     """
-    places = " ".join([*_PLACES, *([] if here is None else [_same_place(here, home)])])
-    return (
-        "main() {\n"  # a function, so that all of it is read before anything runs
-        f"mark={shlex.quote(mark)}\nrequest={shlex.quote(request)}\ntried=:\n{_ASK}"
-        + (f"ask {shlex.join(program)}\n" if program else "")
-        + f"for program in {places}; do\n{_LOOK}}}\nmain\n"
+    return _SCRIPT.substitute(
+        mark=shlex.quote(mark),
+        request=shlex.quote(request),
+        first=f"ask {shlex.join(program)}" if program else "",
+        here="" if here is None else _same_place(here, home),
     )
 
 

@@ -1,4 +1,4 @@
-"""Runs OpenSSH's `ssh`: scripts on a machine, and where ssh would go.
+"""Runs OpenSSH's `ssh`: scripts on a machine, and where ssh would go. Says what its failures mean.
 
 Options (ssh_config(5), OpenSSH 9.2):
 
@@ -12,25 +12,35 @@ Options (ssh_config(5), OpenSSH 9.2):
 The control socket lies in a folder that only this user can enter, with a short path: a socket's name has 104 bytes on
 macOS (sys/un.h), ssh adds 17, and $TMPDIR has about 50 there. Output goes to files: the connection that stays in the
 background may keep what was its standard error open, and a pipe would be waited for.
+
+ssh ends with 255 if it failed itself, else with the command's code (ssh(1), "EXIT STATUS"), and says why on standard
+error. The words are those of OpenSSH 9.2 on Linux, seen; its sources have the same on macOS, where the system's part of
+a sentence differs ("Operation timed out" where Linux has "Connection timed out"): *assumed* beyond that. They are not
+translated.
 """
 
 import contextlib
 import re
+import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
 from splitinfer import cleanup
+from splitinfer.launch.answers import last_line, plain
 from splitinfer.launch.hosts import Host
-from splitinfer.launch.ssh_errors import NO_SSH, OWN_FAILURE, TIMED_OUT, Ended
 
 CONNECT_SECONDS = 10
 ANSWER_SECONDS = 240.0  # for one request: a worker may take two minutes to come up
 _MOST_BYTES = 2**20  # of an answer
 _RESOLVE_SECONDS = 15.0
+
+OWN_FAILURE = 255
+NO_SSH, TIMED_OUT = 127, 124  # what a shell and timeout(1) say; here this module
 
 _HOSTNAME = re.compile(r"^hostname (\S+)$", re.MULTILINE)
 
@@ -45,6 +55,15 @@ OPTIONS = (
     "-o", "PermitLocalCommand=no",
     "-o", "RemoteCommand=none",
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """One run of ssh: its exit code, and what came on standard output and standard error."""
+
+    code: int
+    output: str = ""
+    complaints: str = ""
 
 
 class Ssh:
@@ -105,3 +124,80 @@ class Ssh:
 def _content(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read(_MOST_BYTES).decode(errors="replace")
+
+
+# ----- what went wrong -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """ssh did not carry a request. ``may_pass``: the same may work at once, because a connection broke."""
+
+    text: str
+    may_pass: bool = False
+
+
+_CHANGED = (
+    "the ssh host key of {host} is not the one that this machine knows: it was installed anew, or another machine "
+    "answers in its place; find out which, and only if it was installed anew: `ssh-keygen -R {forget}`, then "
+    "`ssh {host}` once"
+)
+_UNKNOWN = (
+    "this machine does not know the ssh host key of {host} yet, and accepts none unseen: run `ssh {host}` once, "
+    "compare the fingerprint, and answer yes"
+)
+_DENIED = (
+    "{host} lets this user in only with a password, or not at all ({why}): `ssh-copy-id {host}` installs your key "
+    "there; a key with a passphrase needs `ssh-add`; another user is written USER@HOST"
+)
+_NO_SERVER = (
+    "{host} is there, but lets nobody in by ssh: on a Mac turn on System Settings → General → Sharing → Remote Login"
+)
+_SILENT = (
+    "nothing comes back from {host} ({why}): it is off, asleep, in another network, or behind a firewall; `splitinfer "
+    "doctor` looks at this machine's side"
+)
+_NO_NAME = (
+    "ssh finds no address for {host}: a Mac's name is under System Settings → General → Sharing, mostly with .local at "
+    "its end; an IP address works as well"
+)
+_DROPPED = (
+    "the ssh connection to {host} broke off; a worker that runs there goes on, and the same command finds it again"
+)
+_OWN_FILES = "ssh refuses this machine's own settings: {why}; `ssh {host}` says the same"
+
+_KNOWN: tuple[tuple[str, str], ...] = (
+    (r"REMOTE HOST IDENTIFICATION HAS CHANGED|[Hh]ost key for .* has changed", _CHANGED),
+    (r"Host key verification failed|No \S+ host key is known", _UNKNOWN),
+    (r"Bad owner or permissions on .*|Bad configuration option.*|terminating, \d+ bad configuration", _OWN_FILES),
+    (r"Permission denied \([^)\n]*\)|Too many authentication failures", _DENIED),
+    (r"Could not resolve hostname", _NO_NAME),
+    (r"connect to host .*: Connection refused", _NO_SERVER),
+    (
+        r"connect to (?:host|address) .*: (?:Operation|Connection) timed out|No route to host|Host is down|"
+        r"Network is unreachable|Connection timed out during banner exchange",
+        _SILENT,
+    ),
+    (
+        r"[Cc]onnection (?:to .* )?(?:closed|reset)|[Bb]roken pipe|not responding|send disconnect|kex_exchange|"
+        r"mux_client|Session open refused|control socket|\A\s*\Z",  # over a kept connection: nothing (seen)
+        _DROPPED,
+    ),
+)  # fmt: skip
+
+
+def trouble(ended: Ended, host: Host) -> Trouble | None:
+    """What went wrong in ssh itself; ``None``: nothing did."""
+    if ended.code == NO_SSH and not ended.output:
+        return Trouble("this machine has no `ssh`, the program of OpenSSH")
+    if ended.code == TIMED_OUT:
+        return Trouble(f"{host.name} has not answered in time; what was begun there may go on: try again")
+    if ended.code != OWN_FAILURE:
+        return None
+    for pattern, said in _KNOWN:
+        if (match := re.search(pattern, ended.complaints)) is not None:
+            named = re.search(r"-R ['\"]?([\w.:\[\]%-]+)", ended.complaints)
+            forget = shlex.quote(named[1] if named else host.ssh.rpartition("@")[2])
+            return Trouble(said.format(host=host.ssh, why=plain(match[0]), forget=forget), said is _DROPPED)
+
+    return Trouble(f"ssh to {host.ssh} failed: {plain(last_line(ended.complaints))}")

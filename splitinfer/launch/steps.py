@@ -1,19 +1,24 @@
-"""What is done about one host, one step after the other. Pure.
+"""What is done about each host, one step after the other, all hosts at the same time.
 
-    Looking ──Seen──▶ Starting ──Started──▶ Up
-       │                 │
-       └── anything else ┴──▶ Failed, with one sentence
+    up      look: is splitinfer there, in the same version?  ──▶  start: a worker runs there, and admits this machine
+    down    stop the workers that `up` from here has started
+    status  look
 
-A connection that broke is tried once more at the same step: both steps may be repeated. ``request`` says what a state
-asks of the machine, and ``advance`` what follows from what it answers.
+Whatever stands in the way of a step ends that host's steps with one sentence. A connection that broke is tried once
+more at the same step: looking and starting may be repeated.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
 
 from splitinfer.launch.answers import (
     Broken,
     Do,
+    Found,
     Heard,
     NotInstalled,
     OtherVersion,
@@ -22,106 +27,119 @@ from splitinfer.launch.answers import (
     Seen,
     Started,
     Stopped,
-    Why,
     plain,
+    understand,
 )
 from splitinfer.launch.hosts import Host
-from splitinfer.launch.install import Origin, install_line
-from splitinfer.launch.ssh_errors import Trouble
+from splitinfer.launch.own import Own, install_line
+from splitinfer.launch.script import script
+from splitinfer.launch.ssh import Ended, Trouble, trouble
 from splitinfer.wire.messages import Versions
 
-MOST_TRIES = 2
+_Of = TypeVar("_Of")
+
+Run = Callable[[Host, str], Ended]
+"""Runs a script on a machine."""
+
+Say = Callable[[str, str], None]
+"""Shows a line with its mark, "✓", "!" or "✗"; called from the threads of the hosts."""
+
+COLUMNS = ("host", "version", "free memory", "worker", "started", "holds", "serves")
+
+
+class HostFailed(Exception):
+    """Nothing more is done about a host; the text is for people."""
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
-    """This machine: its public key, its name, its versions, and where its installation came from."""
+class Steps:
+    """The steps, as this machine asks for them."""
 
-    key: str
-    name: str
-    versions: Versions
-    origin: Origin = field(default_factory=Origin)
+    own: Own
+    run: Run
+    say: Say
+
+    def up(self, hosts: Sequence[Host]) -> list[Started | None]:
+        """Have a worker wait on each host; ``None``: what stands in the way was said."""
+        return self._each(hosts, self._up)
+
+    def down(self, hosts: Sequence[Host]) -> list[Stopped | None]:
+        """Stop the workers of `up` on each host."""
+        return self._each(hosts, self._down)
+
+    def status(self, hosts: Sequence[Host]) -> list[Seen | None]:
+        """Look at each host."""
+        return self._each(hosts, lambda host: self._ask(host, Do.LOOK, Seen))
+
+    def _up(self, host: Host) -> Started:
+        seen = self._ask(host, Do.LOOK, Seen)
+        version, memory = plain(seen.versions.splitinfer, 20), _memory(seen)
+        self.say("✓", f"{host.name}: splitinfer {version} is there, {memory} free")
+        started = self._ask(host, Do.START, Started, seen.program)
+        what = "worker started" if started.is_new else f"a worker is there, started {_how(started.worker)}"
+        log = f"; log: {plain(started.log)}" if started.is_new and started.log else ""
+        self.say("✓", f"{host.name}: {what}, port {started.worker.port}; each machine has the other's key{log}")
+        return started
+
+    def _down(self, host: Host) -> Stopped:
+        done = self._ask(host, Do.STOP, Stopped)
+        for each in done.stopped:
+            self.say("✓", f"{host.name}: the worker at port {each.port} is stopped")
+        for each in done.left:
+            started = f"a worker at port {each.port}, started {_how(each)},"
+            self.say("✓", f"{host.name}: {started} still runs: this `up` did not start it")
+        if not done.stopped and not done.left:
+            self.say("✓", f"{host.name}: no worker runs that `up` from here has started")
+        return done
+
+    def _each(self, hosts: Sequence[Host], step: Callable[[Host], _Of]) -> list[_Of | None]:
+        def careful(host: Host) -> _Of | None:
+            try:
+                return step(host)
+            except HostFailed as error:
+                self.say("✗", str(error))
+                return None
+
+        with ThreadPoolExecutor(max(1, len(hosts)), "host") as pool:
+            return list(pool.map(careful, hosts))
+
+    def _ask(self, host: Host, do: Do, kind: type[_Of], program: Sequence[str] = ()) -> _Of:
+        """Ask a host, and its answer. Raises HostFailed: it is another one than ``kind``."""
+        request = Request(do, self.own.versions, self.own.key, self.own.name, host.port, host.name)
+        heard = self._hear(host, request, program)
+        if isinstance(heard, Trouble) and heard.may_pass and do is not Do.STOP:
+            self.say("!", f"{host.name}: the connection broke off; once more")
+            heard = self._hear(host, request, program)
+        if isinstance(heard, kind):
+            return heard
+        raise HostFailed(sentence(heard, host, self.own))
+
+    def _hear(self, host: Host, request: Request, program: Sequence[str]) -> Heard | Trouble | None:
+        mark = f"@splitinfer-{secrets.token_hex(8)}"
+        ended = self.run(host, script(mark, request.encode(), program, self.own.program, str(Path.home())))
+        answer = understand(ended.output, ended.complaints, mark)
+        return answer if answer is not None else trouble(ended, host)
 
 
-@dataclass(frozen=True, slots=True)
-class Looking:
-    """Is splitinfer there, in the same version?"""
-
-    host: Host
-    tries: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Starting:
-    """It is; now a worker is to run there, and to admit this machine."""
-
-    host: Host
-    seen: Seen
-    tries: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Up:
-    """A worker waits there."""
-
-    host: Host
-    seen: Seen
-    started: Started
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Nothing more is done about this host; ``text`` is for people."""
-
-    host: Host
-    text: str
-
-
-State = Looking | Starting | Up | Failed
-
-
-def request(state: Looking | Starting, own: Own) -> Request:
-    """What a state asks of its machine."""
-    do = Do.LOOK if isinstance(state, Looking) else Do.START
-    return request_to(do, state.host, own)
-
-
-def request_to(do: Do, host: Host, own: Own) -> Request:
-    """A request to a host."""
-    return Request(do, own.versions, own.key, own.name, host.port, host.name)
-
-
-def advance(state: Looking | Starting, heard: Heard | Trouble | None, own: Own) -> State:
-    """The state after what was heard; ``None``: the machine answered nothing that could be understood."""
-    if isinstance(heard, Trouble) and heard.may_pass and state.tries < MOST_TRIES:
-        return replace(state, tries=state.tries + 1)
-    match state, heard:
-        case Looking(), Seen():
-            return Starting(state.host, heard)
-        case Starting(), Started():
-            return Up(state.host, state.seen, heard)
-    return Failed(state.host, sentence(heard, state.host, own))
-
-
-# ----- sentences -----------------------------------------------------------------------------------
+# ----- what stands in the way ----------------------------------------------------------------------
 
 
 def sentence(heard: Heard | Trouble | None, host: Host, own: Own) -> str:
     """What is wrong with a host, and what to do."""
+    install = f"to install the same there: {install_line(host.ssh, own.versions, own.origin)}"
     match heard:
         case Trouble():
             return heard.text
         case Refusal():
-            return _REFUSALS[heard.why](host, plain(heard.detail))
+            free = host.port + 1 if host.port < 65535 else host.port - 1
+            return plain(heard.text, 600) + (f": {host.name}={host.ssh}:{free}" if heard.other_port else "")
         case NotInstalled():
-            return f"splitinfer is not installed on {host.name}, or not where it was looked for; {_install(host, own)}"
+            return f"splitinfer is not installed on {host.name}, or not where it was looked for; {install}"
         case OtherVersion():
-            theirs = "an older or newer version" if heard.versions is None else _words(heard.versions)
-            where = f" ({heard.program})" if heard.program else ""
-            return f"{host.name} has {theirs}{where}, and this machine {_words(own.versions)}; {_install(host, own)}"
+            return f"{host.name} has {_words(heard.versions)}, and this machine {_words(own.versions)}; {install}"
         case Broken():
             said = f": {heard.detail}" if heard.detail else ""
-            return f"{heard.program} on {host.name} does not run{said}"
+            return f"{heard.program} on {host.name} does not run{said}; {install}"
         case None | Seen() | Started() | Stopped():
             return (
                 f"{host.name} lets this user in, but runs no commands as it should; `ssh {host.ssh} echo hello` shows "
@@ -129,40 +147,49 @@ def sentence(heard: Heard | Trouble | None, host: Host, own: Own) -> str:
             )
 
 
-def _install(host: Host, own: Own) -> str:
-    return f"to install the same there: {install_line(host.ssh, own.versions, own.origin)}"
+def problems(hosts: Sequence[str]) -> str:
+    """The sentence in which `up` ends if not all hosts came up."""
+    others = "the other hosts are unchanged. Fix it and run the same command again."
+    return f"{' and '.join(hosts)} did not start; {others}"
 
 
-def _words(versions: Versions) -> str:
-    v = versions
-    return f"splitinfer {v.splitinfer} (protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm})"
+def _words(v: Versions) -> str:
+    return plain(f"splitinfer {v.splitinfer} (protocol {v.protocol}, mlx {v.mlx}, mlx-lm {v.mlx_lm})", 120)
 
 
-def _other_port(host: Host) -> str:
-    free = host.port + 1 if host.port < 65535 else host.port - 1
-    return f"{host.name}={host.ssh}:{free}"
+# ----- what is there -------------------------------------------------------------------------------
 
 
-_REFUSALS: dict[Why, Callable[[Host, str], str]] = {
-    Why.TAKEN: lambda host, detail: (
-        f"port {host.port} of {host.name} is in use by {detail or 'another program'}; take another: {_other_port(host)}"
-    ),
-    Why.OTHER_USER: lambda host, detail: (
-        f"port {host.port} of {host.name} belongs to a worker of {detail}, another user of that machine; it was left "
-        f"alone; start one of your own beside it, if there is memory for both: {_other_port(host)}"
-    ),
-    Why.LOOPBACK: lambda host, _: (
-        f"the worker on {host.name} at port {host.port} listens to that machine only; start it with --host 0.0.0.0, "
-        f"or end it, or take another port: {_other_port(host)}"
-    ),
-    Why.INSECURE: lambda host, _: (
-        f"the worker on {host.name} at port {host.port} was started with --insecure, so it cannot be told from another "
-        f"one; end it, or take another port: {_other_port(host)}"
-    ),
-    Why.OLD: lambda host, _: (
-        f"the worker on {host.name} at port {host.port} was started before this version was installed; whoever started "
-        "it must start it anew"
-    ),
-    Why.ENDED: lambda host, detail: f"the worker on {host.name} was started and ended at once: {detail}",
-    Why.ERROR: lambda host, detail: f"{host.name}: {detail}",
-}
+def status_rows(host: Host, seen: Seen) -> list[tuple[str, ...]]:
+    """The rows of `status` about a host, one for each worker; their columns are ``COLUMNS``."""
+    head = (host.name, plain(seen.versions.splitinfer, 20), _memory(seen))
+    rows = [_row(each) for each in seen.workers]
+    rows += [(f"port {each.port}", f"by {plain(each.user, 40)}", "", "") for each in seen.theirs]
+    rows = rows or [("none runs", "", "", "")]
+    return [(*(head if i == 0 else ("", "", "")), *row) for i, row in enumerate(rows)]
+
+
+def _row(worker: Found) -> tuple[str, str, str, str]:
+    serves = ", ".join(plain(peer, 60) for peer in worker.peers) or "nobody"
+    since = f"{_how(worker)}, {duration(worker.seconds)} ago"
+    return (f"port {worker.port}", since, f"{worker.memory / 1e9:.2f} GB", serves)
+
+
+def _how(worker: Found) -> str:
+    """What started a worker, in words."""
+    return worker.how.value + (f" of {plain(worker.by, 60)}" if worker.by and not worker.is_own else "")
+
+
+def _memory(seen: Seen) -> str:
+    return f"{seen.free / 1e9:.1f} of {seen.total / 1e9:.1f} GB"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(59), duration(3600), duration(200000)
+    ('59 s', '1 h', '2 days')
+    """
+    for size, least, unit in ((86400, 2 * 86400, "days"), (3600, 3600, "h"), (60, 60, "min")):
+        if seconds >= least:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

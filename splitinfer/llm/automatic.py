@@ -13,7 +13,7 @@ from typing import Any
 
 from splitinfer.core.kv.format import EXACT, format_of
 from splitinfer.core.layout import LOCAL, Layout, StageSpec, lay_out
-from splitinfer.discovery.naming import is_same_name
+from splitinfer.discovery.workers import is_same_name
 from splitinfer.engine.coordinator.local_workers import LocalWorker, give_back, take
 from splitinfer.engine.profiling.drafts import measure_draft
 from splitinfer.engine.profiling.question import Question

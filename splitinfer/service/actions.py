@@ -1,30 +1,44 @@
-"""Installs, removes and looks at a service. The file is replaced as a whole, and put back where a start fails."""
+"""Installs, removes and looks at a service. The file is replaced as a whole, and put back where a start fails.
+
+A ``Manager`` has: ``file``, which is installed; ``log``, where its output is, for people; ``check``, which raises where
+services cannot be started at all; ``text`` and ``read``, the file's text from a definition and back; ``start``, which
+takes up the file as it is now; ``stop``, which returns when the service is gone; ``forget``, after the file is removed;
+``state``; ``last_lines`` of the log; ``advice``, what the person has to know after an installation. Each may raise
+ConfigError, whose sentence says what the system refused.
+"""
 
 import contextlib
 import os
+import shlex
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import Definition, Installed, Service, State, differences
-from splitinfer.service.managers import Manager
+from splitinfer.service.definition import Definition, Service, State
+from splitinfer.service.launchd import Launchd
 from splitinfer.service.place import Place
+from splitinfer.service.systemd import Systemd
 
 _WATCHED = 3.0  # seconds after a start in which a service that cannot run has ended: it imports, then listens
 _POLL = 0.5
 
+Manager = Launchd | Systemd
 
-@dataclass(frozen=True, slots=True)
-class Status:
-    """A service as it is. ``installed``: what its file describes; ``None`` if there is none, or it is not ours."""
 
-    service: Service
-    file: Path | None
-    installed: Installed | None
-    state: State
-    log: str
-    last_lines: tuple[str, ...]
+def manager_of(service: Service, place: Place) -> Manager:
+    """The manager of a service where ``place`` is. Raises ConfigError: this system has none."""
+    if place.platform not in ("darwin", "linux"):
+        raise ConfigError(f"services are for launchd (macOS) and systemd (Linux), not for {place.platform}")
+    return Launchd(service, place) if place.platform == "darwin" else Systemd(service, place)
+
+
+def refuse_root(place: Place) -> None:
+    """Raises ConfigError: a service cannot be installed by this user."""
+    if place.user == 0:
+        raise ConfigError(
+            "a service runs as the user who installs it, with that user's keys and models, and never as root: install "
+            "it as that user, without sudo"
+        )
 
 
 def install(definition: Definition, manager: Manager, place: Place, *, force: bool) -> bool:
@@ -37,11 +51,10 @@ def install(definition: Definition, manager: Manager, place: Place, *, force: bo
     manager.check()
     text, before = manager.text(definition), _content(manager.file)
     if not force and before is not None:
-        if before == text:
-            if manager.state().is_running:
-                return False
-        else:
-            raise ConfigError(_other_options(definition.service, manager, before, text))
+        if before != text:
+            raise ConfigError(f"{_difference(definition, manager, before)}; nothing was done; --force replaces it")
+        if manager.state().is_running:
+            return False
     _write(manager.file, text)
     try:
         manager.start()
@@ -54,36 +67,60 @@ def install(definition: Definition, manager: Manager, place: Place, *, force: bo
 
 def remove(manager: Manager) -> bool:
     """Stop a service and remove its file; whether there was one. Its log, keys, models and stored KV stay."""
-    manager.check()
     is_there = manager.file.exists() or manager.state().is_loaded
     if is_there:
+        manager.check()
         manager.stop()
         manager.file.unlink(missing_ok=True)
         manager.forget()
     return is_there
 
 
-def status(service: Service, manager: Manager) -> Status:
-    """What is installed, what runs, and the end of the log."""
-    text = _content(manager.file)
-    return Status(
-        service,
-        None if text is None else manager.file,
-        None if text is None else manager.read(text),
-        manager.state(),
-        manager.log,
-        tuple(manager.last_lines()),
-    )
+def status(service: Service, manager: Manager, place: Place) -> tuple[State, bool, list[str]]:
+    """What the system says of a service, whether it is installed, and lines for people: what is installed, what runs,
+    the end of the log."""
+    name, text, state = service.name, _content(manager.file), manager.state()
+    if text is None and state.is_loaded:
+        said = f"{name}: its file is gone, but the system knows it; `splitinfer service remove {name}` forgets it"
+        return state, False, [said]
+    if text is None:
+        root = f"{name}: not installed for root; a service belongs to the user who installs it: ask as that user"
+        said = f"{name}: not installed; `splitinfer service install {name}` does it"
+        return state, False, [root if place.user == 0 else said]
+    found = manager.read(text)
+    return state, True, [
+        f"{name}: {_running(state)}",
+        f"  command  {shlex.join(found.command) if found else 'unknown: the file cannot be understood'}",
+        *(f"  variable {each}={value}" for each, value in (found.environment if found else {}).items()),
+        f"  file     {manager.file}",
+        f"  log      {manager.log}",
+        *(f"    {line}" for line in manager.last_lines()),
+    ]  # fmt: skip
 
 
-def _other_options(service: Service, manager: Manager, before: bytes, after: bytes) -> str:
-    there, here = manager.read(before), manager.read(after)
-    if there is None or here is None:
-        what = f"{manager.file} is there and was not made by this command"
-    else:
-        changes = "; ".join(differences(there, here)) or f"{manager.file} was changed by hand"
-        what = f"the {service.name} is installed already, but not like this ({changes})"
-    return f"{what}; nothing was done; --force replaces it"
+def _running(state: State) -> str:
+    if not state.is_loaded:
+        return "installed, but the system does not know it: it starts when you log in, or when you install it again"
+    what = f"runs, process {state.pid}" if state.pid is not None else "does not run"
+    again = f"; started {state.starts} times" if (state.starts or 0) > 1 else ""
+    return what + again + (f"; it ended last with {state.last_exit}" if state.last_exit else "")
+
+
+def _difference(definition: Definition, manager: Manager, before: bytes) -> str:
+    """How what is installed differs from what is asked for."""
+    there = manager.read(before)
+    if there is None:
+        return f"{manager.file} is there and was not made by this command"
+    already = f"the {definition.service.name} is installed already"
+    if there.command != definition.command:
+        return f"{already} as `{shlex.join(there.command)}`, and you asked for `{shlex.join(definition.command)}`"
+    if there.environment != definition.environment:
+        return f"{already} with other variables ({_variables(there)}, and {_variables(definition)} here)"
+    return f"{already}, but {manager.file} was changed by hand"
+
+
+def _variables(definition: Definition) -> str:
+    return " ".join(f"{name}={value}" for name, value in definition.environment.items()) or "none"
 
 
 def _watch(manager: Manager, place: Place) -> None:

@@ -1,17 +1,35 @@
-"""What is to be kept running, as values: the table of services, and one service with its program and its options.
+"""What is to be kept running, as values: the table of services, one service with its program and options, its state.
 
 Another command becomes a service by one more entry in ``SERVICES`` and its function in ``splitinfer.cli.service``.
+
+The program is the installed command, by a path that stays. It may be found under several names, and some of them are
+gone tomorrow:
+
+    uv tool, pipx    ~/.local/bin/splitinfer, a link into the tool's environment; both stay across upgrades
+    a venv           .venv/bin/splitinfer
+    Homebrew         PREFIX/Cellar/splitinfer/0.1.0/libexec/bin/splitinfer goes with the version, while
+                     PREFIX/opt/splitinfer/libexec/bin/splitinfer leads to the installed one (Formula Cookbook:
+                     opt_prefix)
+    uvx, pipx run    an environment in a cache folder, which may be removed any time (uv's manual, "Tools": what uvx
+                     makes is "disposable" and lies in the cache)
 """
 
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from splitinfer.errors import ConfigError
 
 _CARRIED = (
     "HF_ENDPOINT", "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
 )  # fmt: skip
 """Where models, stored KV and keys are, and nothing that is secret: a service does not see the shell's environment."""
+_CACHES = (".cache", "Caches", "archive-v0")  # the last is uv's own, wherever UV_CACHE_DIR is
+_INSTALL = "install it first, with `uv tool install` or `pipx install`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +65,7 @@ SERVICES: Mapping[str, Service] = {service.name: service for service in (WORKER,
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A service as it is to be installed.
+    """A service as a file describes it.
 
     command: the program's absolute path, the command's name and its options, as words.
     environment: the variables that it gets besides the system's.
@@ -56,15 +74,6 @@ class Definition:
     service: Service
     command: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Installed:
-    """What a file describes. ``other``: its further settings, as text, by name."""
-
-    command: tuple[str, ...]
-    environment: Mapping[str, str]
-    other: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,56 +97,48 @@ class State:
 def carried(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables of this process that a service needs, too; paths in them are absolute."""
     found = {name: environment[name] for name in _CARRIED if environment.get(name)}
-    return {name: os.path.abspath(value) if _is_path(name) else value for name, value in found.items()}  # noqa: PTH100
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(("_HOME", "_CACHE"))
+    is_path = ("_HOME", "_CACHE")
+    return {name: os.path.abspath(value) if name.endswith(is_path) else value for name, value in found.items()}  # noqa: PTH100
 
 
 def absolute(value: str) -> str:
-    """A path that an option names, as it is from any folder; words that no path could be stay ("none", a hub id)."""
+    """A path that an option names, as it is from any folder. Words that are not a path stay ("none", a hub id)."""
     path = Path(value).expanduser()
     return str(path.absolute()) if value != "none" and (path.exists() or value[0] in "~./") else value
 
 
-# ----- what differs --------------------------------------------------------------------------------
+# ----- the program ---------------------------------------------------------------------------------
 
 
-def differences(there: Installed, here: Installed) -> list[str]:
-    """What ``here`` would change, one phrase for each option, variable or setting; empty if nothing."""
-    found = []
-    if there.command[:1] != here.command[:1]:
-        found.append(_changed("the program", *(each.command[0] if each.command else None for each in (there, here))))
-    for what, before, after in (
-        ("", _options(there.command[1:]), _options(here.command[1:])),
-        ("the variable ", there.environment, here.environment),
-        ("the setting ", there.other, here.other),
-    ):
-        for name in sorted({*before, *after}):
-            if before.get(name) != after.get(name):
-                found.append(_changed(what + name, before.get(name), after.get(name)))
-    return found
+def find_executable() -> str:
+    """The absolute path of the command that runs. Raises ConfigError: no path to it stays."""
+    called = shutil.which(sys.argv[0]) if sys.argv[0].endswith("splitinfer") else None
+    beside = Path(sys.prefix, "bin", "splitinfer")  # python -m splitinfer
+    path = Path(called).absolute() if called else beside
+    if not path.is_file():
+        raise ConfigError(f"there is no installed command `splitinfer` that a service could start: {_INSTALL}")
+    return str(stable(path, temporary_folders()))
 
 
-def _changed(what: str, before: str | None, after: str | None) -> str:
-    if before is None:
-        return f"{what} {after}".rstrip() + " is new"
-    if after is None:
-        return f"{what} {before}".rstrip() + " is gone"
-    return f"{what} is {before or 'empty'} there, and {after or 'empty'} here"
+def temporary_folders() -> tuple[Path, ...]:
+    """Folders whose content does not stay. The caches of uv and pipx are known by their names."""
+    return tuple(Path(folder).resolve() for folder in {tempfile.gettempdir(), "/tmp", "/var/tmp"})
 
 
-def _options(words: Iterable[str]) -> dict[str, str]:
-    """The options of a command line with their values, and what is not an option by its place."""
-    found: dict[str, str] = {}
-    name = None
-    for place, word in enumerate(words):
-        if word.startswith("--"):
-            name, _, value = word.partition("=")
-            found[name] = value
-        elif name is not None:
-            found[name] = f"{found[name]} {word}".strip()
-        else:
-            found[f"word {place + 1}"] = word
-    return found
+def stable(path: Path, temporary: Iterable[Path]) -> Path:
+    """The path to write down for a program at ``path``. Raises ConfigError: it is in a folder that does not stay."""
+    lasting = _of_homebrew(path)
+    real = lasting.resolve()
+    if any(part in _CACHES for part in real.parts) or any(real.is_relative_to(folder) for folder in temporary):
+        raise ConfigError(f"{path} is in a folder that may be emptied any time, so no service can start it: {_INSTALL}")
+    return lasting
+
+
+def _of_homebrew(path: Path) -> Path:
+    """The same program by Homebrew's link to the installed version."""
+    parts = path.parts
+    if "Cellar" not in parts[:-3]:
+        return path
+    at = parts.index("Cellar")
+    linked = Path(*parts[:at], "opt", parts[at + 1], *parts[at + 3 :])
+    return linked if linked.exists() else path

@@ -1,4 +1,4 @@
-"""A LaunchAgent: its property list, and what launchctl says of it. Pure.
+"""A LaunchAgent: its property list, and what launchctl says of it.
 
 Sources: launchd.plist(5) and launchctl(1) of macOS 15. What the keys are for:
 
@@ -19,25 +19,28 @@ import plistlib
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from xml.parsers.expat import ExpatError
 
-from splitinfer.service.definition import Definition, Installed, Service, State
+from splitinfer.errors import ConfigError
+from splitinfer.service.definition import Definition, Service, State
+from splitinfer.service.place import Done, Place, run
 
 THROTTLE = 10  # seconds
-NOT_THERE = 113  # of `launchctl print` and `bootout`: "Could not find service"
 _BUSY = (5, 37)  # of `launchctl bootstrap` within about 5 s of a `bootout`: headroomlabs-ai/headroom#1289
+_POLL = 0.5  # seconds
+_SETTLING = 15.0  # seconds for which launchd may refuse an agent after the one before: the same issue
+_LINES = 8  # of the log
 
 _FIELD = re.compile(r"^\t([a-z][a-z ]*?) = (.+)$", re.MULTILINE)
-_DESCRIBED = ("Label", "ProgramArguments", "EnvironmentVariables")
 
 
 def plist(definition: Definition, log: Path) -> bytes:
     """The text of the agent's property list. ``log``: the file that its output is appended to."""
-    described: dict[str, Any] = {
+    environment = {"EnvironmentVariables": dict(definition.environment)} if definition.environment else {}
+    described = {
         "Label": definition.service.label,
         "ProgramArguments": list(definition.command),
-        "EnvironmentVariables": dict(definition.environment),
+        **environment,
         "RunAtLoad": True,
         "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": THROTTLE,
@@ -46,18 +49,15 @@ def plist(definition: Definition, log: Path) -> bytes:
         "StandardOutPath": str(log),
         "StandardErrorPath": str(log),
     }
-    if not definition.environment:
-        del described["EnvironmentVariables"]
     return plistlib.dumps(described, sort_keys=False)
 
 
-def installed(text: bytes) -> Installed | None:
-    """What a property list describes; ``None`` if it is none."""
+def installed(text: bytes, service: Service) -> Definition | None:
+    """What a property list describes; ``None`` if it is another file."""
     try:
         found = plistlib.loads(text)
-        command, environment = found.get("ProgramArguments", ()), found.get("EnvironmentVariables", {})
-        other = {str(key): str(value) for key, value in found.items() if key not in _DESCRIBED}
-        return Installed(tuple(map(str, command)), {str(k): str(v) for k, v in environment.items()}, other)
+        environment = {str(name): str(value) for name, value in found.get("EnvironmentVariables", {}).items()}
+        return Definition(service, tuple(map(str, found.get("ProgramArguments", ()))), environment)
     except (ValueError, TypeError, AttributeError, ExpatError):
         return None
 
@@ -94,26 +94,79 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
-def is_busy(code: int) -> bool:
-    """Whether ``launchctl bootstrap`` may succeed a moment later: the agent before is not quite gone."""
-    return code in _BUSY
+class Launchd:
+    """Keeps one service running, as an agent of the user's screen session. See ``actions.Manager``."""
+
+    def __init__(self, service: Service, place: Place) -> None:
+        self._service, self._place = service, place
+        self._domain = f"gui/{place.user}"
+        self._target = f"{self._domain}/{service.label}"
+        self._log = place.home / "Library" / "Logs" / "splitinfer" / f"{service.name}.log"
+        self.file = place.home / "Library" / "LaunchAgents" / f"{service.label}.plist"
+        self.log = str(self._log)
+
+    def check(self) -> None:
+        done = _launchctl("print", self._domain)
+        if done.code != 0:  # 112 and 125: nobody is logged in
+            raise ConfigError(
+                f"launchd has no session for you in which a {self._service.name} could run ({done.why}): log in on "
+                "this Mac's screen, or let it log you in by itself (System Settings > Users & Groups); then install it"
+            )
+
+    def text(self, definition: Definition) -> bytes:
+        return plist(definition, self._log)
+
+    def read(self, text: bytes) -> Definition | None:
+        return installed(text, self._service)
+
+    def start(self) -> None:
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        self.stop()
+        _launchctl("enable", self._target)  # someone may have disabled it, which bootstrap reports as error 5
+        for _ in range(int(_SETTLING / _POLL)):
+            done = _launchctl("bootstrap", self._domain, str(self.file))
+            if done.code not in _BUSY:
+                break
+            self._place.sleep(_POLL)
+        if done.code != 0:
+            why = done.why.replace("Try re-running the command as root for richer errors.", "").strip()
+            raise ConfigError(
+                f"launchd did not take {self.file} ({why}); `plutil -lint` and "
+                "`log show --last 2m --predicate 'process == \"launchd\"'` say more"
+            )
+        _launchctl("kickstart", self._target)  # no harm if RunAtLoad has done it; openbase-community/openbase#15
+
+    def stop(self) -> None:
+        _launchctl("bootout", self._target)
+        for _ in range(int((self._service.stop_seconds + _SETTLING) / _POLL)):  # bootout returns before it is gone
+            if not self.state().is_loaded:
+                return
+            self._place.sleep(_POLL)
+        raise ConfigError(f"launchd has not let go of {self._target}; `launchctl print {self._target}` says why")
+
+    def forget(self) -> None:
+        pass
+
+    def state(self) -> State:
+        done = _launchctl("print", self._target)
+        return state(done.output) if done.code == 0 else State(is_loaded=False)
+
+    def last_lines(self) -> list[str]:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, self._log.stat().st_size - 2**14))
+                return file.read().decode(errors="replace").splitlines()[-_LINES:]
+        except OSError:
+            return []
+
+    def advice(self) -> list[str]:
+        return [
+            "macOS 15 and newer ask on this Mac's screen whether it may find devices on local networks: allow it, or "
+            "others reach it and it reaches nobody: \"No route to host\" (System Settings > Privacy & "
+            "Security > Local Network; an agent is asked, what runs in Terminal or over ssh is not: TN3179)",
+            "it runs while you are logged in on the screen: let this Mac log you in by itself after a restart",
+        ]  # fmt: skip
 
 
-def no_session(service: Service, why: str) -> str:
-    """The sentence where the user's GUI domain does not exist: nobody is logged in (codes 112 and 125)."""
-    return (
-        f"launchd has no session for you in which a {service.name} could run ({why}): log in on this Mac's screen, or "
-        f"let it log you in by itself (System Settings > Users & Groups), and install it then"
-    )
-
-
-def refusal(code: int, complaint: str, file: Path) -> str:
-    """The sentence about a ``launchctl bootstrap`` that failed; error 5 may also be about the file."""
-    return (
-        f"launchd did not take {file} ({_one_line(complaint) or f'exit code {code}'}); `plutil -lint` and "
-        f"`log show --last 2m --predicate 'process == \"launchd\"'` say more"
-    )
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.replace("Try re-running the command as root for richer errors.", "").split())[:200]
+def _launchctl(*words: str) -> Done:
+    return run(("launchctl", *words))

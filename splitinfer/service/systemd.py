@@ -1,4 +1,4 @@
-"""A user unit of systemd: its text, and what systemctl says of it. Pure.
+"""A user unit of systemd: its text, and what systemctl says of it.
 
 Sources: systemd.service(5), systemd.unit(5), systemd.exec(5), systemd.kill(5), systemd.syntax(7), systemctl(1) of 252.
 
@@ -16,55 +16,37 @@ need no mount namespace, which an unprivileged user's manager may not be able to
 among them, because GPU drivers and MLX compile code.
 """
 
+import configparser
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from string import Template
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.definition import Definition, Installed, Service, State
+from splitinfer.service.definition import Definition, Service, State
+from splitinfer.service.place import Done, Place, run
 
-PROPERTIES = ("LoadState", "ActiveState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
+_PROPERTIES = ("LoadState", "ActiveState", "MainPID", "NRestarts", "Result", "ExecMainCode", "ExecMainStatus")
 _EXITED, _KILLED, _DUMPED = "1", "2", "3"  # waitid(2): si_code of SIGCHLD
+_LINES = 8  # of the journal
 
-_WORD = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-_REFUSED = re.compile(r"""["'\\]""")  # "Executable name contains special characters"
-_PLAIN = {escaped: plain for plain, escaped in _ESCAPES.items()}
-
-
-def quoted(word: str) -> str:
-    """A word of a command line, or an assignment, as a unit file has it."""
-    escaped = "".join(_ESCAPES.get(letter, letter) for letter in word)
-    return '"' + escaped.replace("%", "%%") + '"'
-
-
-def _unquoted(text: str) -> str:
-    return re.sub(r"\\.", lambda match: _PLAIN.get(match[0], match[0]), text.replace("%%", "%"))
-
-
-def unit(definition: Definition) -> bytes:
-    """The text of the unit file. Raises ConfigError: systemd starts no program at such a path."""
-    if _REFUSED.search(definition.command[0]):
-        raise ConfigError(f"systemd starts no program whose path has quotes or backslashes: {definition.command[0]}")
-    service = definition.service
-    variables = (f"{name}={value}" for name, value in definition.environment.items())
-    environment = "".join(f"Environment={quoted(each)}\n" for each in variables)
-    return f"""\
+_UNIT = Template("""\
 [Unit]
-Description=splitinfer {service.name}
+Description=splitinfer $name
 StartLimitIntervalSec=600
 StartLimitBurst=60
 
 [Service]
 Type=exec
-ExecStart=:{" ".join(map(quoted, definition.command))}
-{environment}Restart=on-failure
+ExecStart=:$command
+Environment=$environment
+Restart=on-failure
 RestartSec=2
 RestartPreventExitStatus=2
 SuccessExitStatus=143
 KillMode=mixed
-TimeoutStopSec={service.stop_seconds}
+TimeoutStopSec=$stop_seconds
 NoNewPrivileges=yes
 LockPersonality=yes
 RestrictRealtime=yes
@@ -73,39 +55,52 @@ SystemCallArchitectures=native
 
 [Install]
 WantedBy=default.target
-""".encode()
+""")
+
+_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\t": "\\t", "\r": "\\r", "%": "%%"}
+_REFUSED = re.compile(r"""["'\\]""")  # "Executable name contains special characters"
 
 
-def installed(text: bytes) -> Installed | None:
-    """What a unit file describes; ``None`` if it is none."""
+def unit(definition: Definition) -> bytes:
+    """The text of the unit file. Raises ConfigError: systemd starts no program at such a path."""
+    if _REFUSED.search(definition.command[0]):
+        raise ConfigError(f"systemd starts no program whose path has quotes or backslashes: {definition.command[0]}")
+    service = definition.service
+    variables = (f"{name}={value}" for name, value in definition.environment.items())
+    return _UNIT.substitute(
+        name=service.name,
+        command=_quoted(definition.command),
+        environment=_quoted(variables),
+        stop_seconds=service.stop_seconds,
+    ).encode()
+
+
+def _quoted(words: Iterable[str]) -> str:
+    """Words of a command line, or assignments, as a unit file has them."""
+    escaped = ("".join(_ESCAPES.get(letter, letter) for letter in word) for word in words)
+    return " ".join(f'"{word}"' for word in escaped)
+
+
+def installed(text: bytes, service: Service) -> Definition | None:
+    """What a unit file describes; ``None`` if it is another file. A line break or tab in a word stays escaped."""
+    parser = configparser.RawConfigParser(delimiters=("=",), strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
     try:
-        settings = list(_settings(text.decode()))
-    except UnicodeDecodeError:
+        parser.read_string(text.decode())
+        settings = parser["Service"]
+        command = _words(settings["ExecStart"].removeprefix(":"))
+        assignments = _words(settings.get("Environment", ""))
+    except (ValueError, KeyError, configparser.Error):
         return None
-    commands = [value for name, value in settings if name == "ExecStart"]
-    if len(commands) != 1:
-        return None
-    assignments = [word for name, value in settings if name == "Environment" for word in _words(value)]
-    environment = dict(each.split("=", 1) for each in assignments if "=" in each)
-    other = {name: value for name, value in settings if name not in ("ExecStart", "Environment")}
-    return Installed(tuple(_words(commands[0].removeprefix(":"))), environment, other)
-
-
-def _settings(text: str) -> Iterator[tuple[str, str]]:
-    for line in text.splitlines():
-        name, equals, value = line.partition("=")
-        if equals and not line.startswith(("#", ";")):
-            yield name.strip(), value.strip()
+    return Definition(service, tuple(command), dict(each.split("=", 1) for each in assignments if "=" in each))
 
 
 def _words(line: str) -> list[str]:
-    """The words of a line; a file written by hand has them without quotes."""
-    found = _WORD.findall(line)
-    return [_unquoted(word) for word in found] if found else line.split()
+    return [word.replace("%%", "%") for word in shlex.split(line)]
 
 
 def state(shown: str) -> State:
-    """What ``systemctl --user show UNIT --property=...`` says, a line for each of ``PROPERTIES``."""
+    """What ``systemctl --user show UNIT --property=...`` says, a line for each property."""
     values = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     pid = values.get("MainPID", "0")
     restarts = values.get("NRestarts", "")
@@ -123,22 +118,74 @@ def _last_exit(values: Mapping[str, str]) -> str | None:
     how, status = values.get("ExecMainCode"), values.get("ExecMainStatus")
     if how == _EXITED:
         return f"exit code {status}"
-    if how in (_KILLED, _DUMPED):
-        return f"signal {status}"
-    return None
+    return f"signal {status}" if how in (_KILLED, _DUMPED) else None
 
 
-def no_instance(service: Service, why: str) -> str:
-    """The sentence where no systemd serves this user: a container, or a shell without a session."""
-    return (
-        f"no systemd runs for this user here ({' '.join(why.split())[:200]}), so nothing can keep a {service.name} "
-        f"running: in a container let its own manager start `splitinfer {service.name}`; after `su`, log in instead"
-    )
+class Systemd:
+    """Keeps one service running, as a unit of the user's own systemd. See ``actions.Manager``."""
+
+    def __init__(self, service: Service, place: Place) -> None:
+        self._service, self._place = service, place
+        configs = place.environment.get("XDG_CONFIG_HOME")  # systemd.unit(5), "User unit search path"
+        units = (Path(configs) if configs else place.home / ".config") / "systemd" / "user"
+        self.file = units / service.unit
+        self.log = f"journalctl --user-unit={service.unit}"
+
+    def check(self) -> None:
+        done = _systemctl("show-environment")
+        if done.code != 0:  # a container, or a shell without a session
+            name = self._service.name
+            raise ConfigError(
+                f"no systemd runs for this user here ({done.why}), so nothing can keep a {name} running: in a "
+                f"container let its own manager start `splitinfer {name}`; after `su`, log in instead"
+            )
+
+    def text(self, definition: Definition) -> bytes:
+        return unit(definition)
+
+    def read(self, text: bytes) -> Definition | None:
+        return installed(text, self._service)
+
+    def start(self) -> None:
+        name = self._service.unit
+        _systemctl("reset-failed", name)  # it may have been started too often with its options of before
+        for words in (("daemon-reload",), ("enable", name), ("restart", name)):
+            done = _systemctl(*words)
+            if done.code != 0:
+                raise self._refusal("start", done)
+
+    def stop(self) -> None:
+        done = _systemctl("disable", "--now", self._service.unit)
+        if done.code != 0 and self.state().is_running:
+            raise self._refusal("stop", done)
+
+    def forget(self) -> None:
+        _systemctl("daemon-reload")
+        _systemctl("reset-failed", self._service.unit)
+
+    def state(self) -> State:
+        done = _systemctl("show", self._service.unit, f"--property={','.join(_PROPERTIES)}")
+        return state(done.output) if done.code == 0 else State(is_loaded=False)
+
+    def last_lines(self) -> list[str]:
+        unit, lines = f"--user-unit={self._service.unit}", f"--lines={_LINES}"
+        done = run(("journalctl", unit, lines, "--output=short-iso", "--no-pager", "--quiet"))
+        why = [f"({done.why})"] if done.complaint else []  # a journal that this user may not read, or none
+        return done.output.splitlines() or why
+
+    def advice(self) -> list[str]:
+        name = self._place.environment.get("USER") or str(self._place.user)
+        done = run(("loginctl", "show-user", name, "--property=Linger", "--value"))
+        if done.output.strip() == "yes":
+            return []
+        return [f"it runs while you are logged in; to keep it running always: loginctl enable-linger {name}"]
+
+    def _refusal(self, verb: str, done: Done) -> ConfigError:
+        return ConfigError(
+            f"systemd did not {verb} {self.file} ({done.why}); "
+            f"`systemctl --user status {shlex.quote(self.file.name)}` says more"
+        )
 
 
-def refusal(verb: str, complaint: str, file: Path) -> str:
-    """The sentence about a unit that systemd did not start or stop."""
-    return (
-        f"systemd did not {verb} {file} ({' '.join(complaint.split())[:200]}); "
-        f"`systemctl --user status {shlex.quote(file.name)}` says more"
-    )
+def _systemctl(*words: str) -> Done:
+    return run(("systemctl", "--user", *words))

@@ -26,7 +26,7 @@ import psutil
 from machines import Lab, Machine, is_possible, wait_for
 
 from splitinfer.engine.versions import own_versions
-from splitinfer.launch.install import Origin, install_line
+from splitinfer.launch.own import Origin, install_line
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT = ("--temp", "0", "--prompt", "The wolf", "--max-tokens")
@@ -193,7 +193,7 @@ class Campaign:
         self.let_in(self.air, "eve", self.mini, "eve")
         done = self.cli(self.air, "eve", "up", "mini.local", "--model", "demo", *PROMPT, "16")
         self.expect(done, "a worker is there, started by `up` of studio")
-        self.expect(self.cli(self.air, "eve", "down"), "still runs: it is not of this `up`")
+        self.expect(self.cli(self.air, "eve", "down"), "still runs: this `up` did not start it")
         self.check(len(self.workers(self.mini)) == 1, "the worker of studio is gone")
 
     def port_in_use(self) -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from splitinfer.discovery.announcement import Announcement, fingerprint_of
-from splitinfer.discovery.choosing import Way
-from splitinfer.discovery.workers import Sighting, Worker
+from splitinfer.discovery.workers import Way, Worker
 from splitinfer.system.interface_kind import Kind, LocalInterface
 from splitinfer.wire.messages import Versions
 
 KEY, OTHER_KEY = "ab" * 32, "cd" * 32
+OTHER = fingerprint_of(OTHER_KEY)
 VERSIONS = Versions(11, "0.1.0", "0.32.2", "0.32.2")
 MINI = Announcement(
     name="mini",
@@ -40,13 +40,8 @@ def announced(**changes: Any) -> Announcement:
     return replace(MINI, **changes)
 
 
-def seen(*addresses: str, on: str = "", **changes: Any) -> Sighting:
-    """A sighting of mini, changed."""
-    return Sighting(announced(**changes), addresses, on)
-
-
 def worker(*addresses: str, **changes: Any) -> Worker:
-    """The worker mini, changed."""
+    """The worker mini, or a sighting of it, changed."""
     return Worker(announced(**changes), addresses)
 
 

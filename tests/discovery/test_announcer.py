@@ -2,60 +2,46 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 from announcing import CABLE, ETHERNET, MINI, VPN, announced
 
 from splitinfer.cli.serve_worker import is_announced
-from splitinfer.discovery.announcer import Announcer, Order, addresses_of, order_from_line, order_to_line
-from splitinfer.discovery.announcing import Announcing
-from splitinfer.discovery.means import MeansFailed
+from splitinfer.discovery.announcement import Announcement
+from splitinfer.discovery.announcer import (
+    Announcer,
+    Announcing,
+    Order,
+    addresses_of,
+    order_from_line,
+)
 from splitinfer.errors import ConfigError
 
 ORDER = Order(MINI, "0.0.0.0")
 
 
-class Registered:
-    def __init__(self, log: list[str], means: "Means") -> None:
-        self.log, self.means = log, means
-
-    def update(self, announcement) -> None:
-        self.log.append(f"update {announcement.free}")
-
-    def check(self) -> None:
-        if self.means.has_died:
-            raise MeansFailed("it died")
-
-    def close(self) -> None:
-        self.log.append("close")
-
-
-class Means:
-    """Means that write down what they are asked."""
-
-    name = "written"
+class World:
+    """An announcer with interfaces and a clock that the test sets; what it registers is written down."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
-        self.fails, self.has_died = "", False
+        self.interfaces, self.time, self.failure = [ETHERNET], 0.0, ""
+        self.announcer = Announcer(self.register, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
 
-    def announce(self, announcement, addresses) -> Registered:
-        if self.fails:
-            raise MeansFailed(self.fails)
+    def register(self, announcement: Announcement, addresses: Sequence[str]) -> "World":
+        if self.failure:
+            raise OSError(self.failure)
         self.log.append(f"announce {announcement.name} at {' '.join(addresses)}")
-        return Registered(self.log, self)
+        return self
 
+    def update(self, announcement: Announcement) -> None:
+        self.register(announcement, ())
+        self.log[-1] = f"update {announcement.free}"
 
-class World:
-    """An announcer with interfaces and a clock that the test sets."""
-
-    def __init__(self) -> None:
-        self.means, self.interfaces, self.time = Means(), [ETHERNET], 0.0
-        self.announcer = Announcer(self.means, lambda: self.interfaces, lambda: self.time)  # type: ignore[arg-type]
-
-    @property
-    def log(self) -> list[str]:
-        return self.means.log
+    def close(self) -> None:
+        self.log.append("close")
 
 
 def test_it_announces_once_and_updates():
@@ -85,16 +71,16 @@ def test_without_any_interface_it_waits_for_one():
     assert world.log == ["announce mini at 192.168.7.1"]
 
 
-def test_a_failure_is_said_once_and_tried_again_later(caplog):
+def test_a_failure_is_said_once_and_tried_again_later(caplog: pytest.LogCaptureFixture):
     world = World()
-    world.means.fails = "Daemon not running"
+    world.failure = "No such device"
     world.announcer.obey(ORDER)
     for world.time in (1.0, 31.0, 62.0):
         world.announcer.look()
     assert [record.message for record in caplog.records] == [
-        "the worker cannot be found by `splitinfer discover`: Daemon not running"
+        "mDNS announcing stopped: No such device; use the address instead"
     ]
-    world.means.fails = ""
+    world.failure = ""
     world.announcer.look()
     assert world.log == []
     world.time = 93.0
@@ -102,12 +88,12 @@ def test_a_failure_is_said_once_and_tried_again_later(caplog):
     assert world.log == ["announce mini at 192.168.7.1"]
 
 
-def test_a_command_that_has_ended_is_started_again():
+def test_an_update_that_fails_is_made_good_later():
     world = World()
     world.announcer.obey(ORDER)
-    world.means.has_died = True
-    world.announcer.look()
-    world.means.has_died, world.time = False, 31.0
+    world.failure = "it died"
+    world.announcer.obey(Order(announced(free=5), "0.0.0.0"))
+    world.failure, world.time = "", 31.0
     world.announcer.look()
     assert world.log == ["announce mini at 192.168.7.1", "close", "announce mini at 192.168.7.1"]
 
@@ -119,57 +105,32 @@ def test_which_addresses_are_announced():
     assert addresses_of("100.64.0.1", interfaces) == ("100.64.0.1",)
 
 
-def test_an_order_is_read_back():
-    assert order_from_line(order_to_line(ORDER)) == ORDER
-
-
-def test_only_free_memory_that_is_another_is_announced_and_only_now_and_then():
+def test_free_memory_is_announced_only_now_and_then_and_if_it_changed():
     lines: list[bytes] = []
     time, free = [0.0], [MINI.free]
-
-    class Pipe:
-        stdin = None
-
-        def wait(self, _seconds: float) -> int:
-            return 0
-
-    class Stdin:
-        def write(self, line: bytes) -> None:
-            lines.append(line)
-
-        def flush(self) -> None:
-            pass
-
-        def close(self) -> None:
-            lines.append(b"end")
-
-    pipe = Pipe()
-    pipe.stdin = Stdin()  # type: ignore[assignment]
-    announcing = Announcing(ORDER, lambda: free[0], lambda: time[0], lambda: pipe)  # type: ignore[arg-type, return-value]
-    assert [order_from_line(line.decode()) for line in lines] == [ORDER]
-    free[0] = 5 * 10**9
-    announcing.tick()
-    assert len(lines) == 1
-    time[0] = 61.0
-    announcing.tick()
-    assert order_from_line(lines[1].decode()).announcement.free == 5 * 10**9
-    free[0], time[0] = 6 * 10**9, 122.0  # a fiftieth of all memory
-    announcing.tick()
+    pipe = Mock()
+    pipe.stdin.write = lines.append
+    announcing = Announcing(ORDER, lambda: free[0], lambda: time[0], lambda: pipe)
+    for time[0], free[0] in ((1.0, 5 * 10**9), (61.0, 5 * 10**9), (122.0, 6 * 10**9)):  # 1 GB is a fiftieth of all
+        announcing.tick()
     announcing.close()
-    assert lines[2:] == [b"end"]
+    assert [order_from_line(line.decode()) for line in lines] == [
+        ORDER,
+        Order(announced(free=5 * 10**9), "0.0.0.0"),
+    ]
+    pipe.stdin.close.assert_called()
 
 
 def test_a_worker_that_is_not_announced_starts_nothing():
-    def start() -> None:
-        raise AssertionError("it was started")
-
-    announcing = Announcing(None, lambda: 0, start=start)  # type: ignore[arg-type, return-value]
+    start = Mock()
+    announcing = Announcing(None, lambda: 0, start=start)
     announcing.tick()
     announcing.close()
+    start.assert_not_called()
 
 
 def test_the_process_ends_when_its_worker_does():
-    """The end of standard input is the end of the worker, whatever there is to announce with."""
+    """The end of standard input is the end of the worker."""
     process = subprocess.Popen([sys.executable, "-m", "splitinfer.discovery.announcer"], stdin=subprocess.PIPE)
     process.communicate(timeout=120)
     assert process.returncode == 0

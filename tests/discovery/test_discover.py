@@ -1,22 +1,20 @@
-"""A whole look around, with means that see what they are told: lists, layouts with names, and sentences."""
+"""A whole look around in a made-up network: lists, layouts with names, and sentences."""
 
 import json
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from announcing import CABLE, ETHERNET, KEY, MINI, OTHER_KEY, VERSIONS, WIFI, seen, way
+from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, OTHER_KEY, VERSIONS, WIFI, way, worker
 
 from splitinfer.config import Layout
 from splitinfer.discovery.announcement import fingerprint_of
-from splitinfer.discovery.choosing import Way, in_order
-from splitinfer.discovery.discover import Surroundings, best_addresses, discover, find_stages
-from splitinfer.discovery.document import document
-from splitinfer.discovery.means import MeansFailed
-from splitinfer.discovery.overhearing import Heard
-from splitinfer.discovery.result import Discovery
-from splitinfer.discovery.sentences import lines
-from splitinfer.discovery.workers import Sighting, Worker
+from splitinfer.discovery.discover import best_addresses, discover, find_stages
+from splitinfer.discovery.network import BrowsingFailed, Heard, Network
+from splitinfer.discovery.report import document, lines
+from splitinfer.discovery.workers import Way, Worker, in_order
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring, Known
 from splitinfer.system.interface_kind import LocalInterface
@@ -24,47 +22,23 @@ from splitinfer.wire.messages import Versions
 
 INTERFACES = (CABLE, ETHERNET, WIFI)
 BY_ADDRESS = {"10.77.0.": (CABLE, 0.2), "192.168.7.": (ETHERNET, 0.4), "192.168.8.": (WIFI, 4.0)}
-OTHER = fingerprint_of(OTHER_KEY)
 LONG = 1e9  # seconds: what is told has an end
 
 
-class Told:
-    """Means that see these sightings, unless it is over before, and then end; or fail."""
+class Ears:
+    """What was heard, told before."""
 
-    name = "told"
-
-    def __init__(self, *sightings: Sighting, failure: str = "") -> None:
-        self.sightings, self.failure, self.num_asked = sightings, failure, 0
-
-    def browse(
-        self, interfaces: Sequence[LocalInterface], put: Callable[[Sighting], None], is_over: Callable[[], bool]
-    ) -> None:
-        if self.failure:
-            raise MeansFailed(self.failure)
-        for each in self.sightings:
-            if is_over():
-                return
-            self.num_asked += 1
-            put(each)
-
-    def announce(self, *_: object) -> object:
-        raise NotImplementedError
-
-
-class Overheard:
-    """What was overheard, told before."""
-
-    def __init__(self, *heard: Heard) -> None:
+    def __init__(self, heard: Sequence[Heard]) -> None:
         self.heard = list(heard)
 
-    def __enter__(self) -> "Overheard":
+    def __enter__(self) -> "Ears":
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
 
-def ways(worker: Worker, _: Sequence[LocalInterface]) -> tuple[Way, ...]:
+def ways(seen: Worker, _: Sequence[LocalInterface]) -> tuple[Way, ...]:
     """By the networks of the addresses; what ends with .99 is a dead host."""
 
     def one(address: str) -> Way:
@@ -73,118 +47,118 @@ def ways(worker: Worker, _: Sequence[LocalInterface]) -> tuple[Way, ...]:
         )
         return way(address, None, None, "no answer") if address.endswith(".99") else way(address, by, milliseconds)
 
-    return in_order(map(one, worker.addresses))
+    return in_order(map(one, seen.addresses))
 
 
-def around(*sightings: Sighting, heard: Sequence[Heard] = (), failure: str = "") -> Surroundings:
-    return Surroundings(
-        Told(*sightings, failure=failure),
-        INTERFACES,
-        lambda _: Overheard(*heard),  # type: ignore[arg-type, return-value]
-        ways,
-    )
+def around(
+    *sightings: Worker,
+    heard: Sequence[Heard] = (),
+    failure: str = "",
+    interfaces: tuple[LocalInterface, ...] = INTERFACES,
+    asked: list[Worker] | None = None,
+) -> Network:
+    """A network in which these sightings are made, one after the other; ``asked``: gets those that were looked at."""
+
+    def browse(_: Sequence[LocalInterface]) -> Iterator[Worker]:
+        if failure:
+            raise BrowsingFailed(failure)
+        for each in sightings:
+            if asked is not None:
+                asked.append(each)
+            yield each
+
+    return Network(interfaces, browse, lambda _: Ears(heard), ways)  # type: ignore[arg-type, return-value]
 
 
-def look(*sightings: Sighting, known: Sequence[Known] = (), own: Versions = VERSIONS, **told) -> Discovery:
-    return discover(around(*sightings, **told), LONG, known, own)
-
-
-def text(found: Discovery) -> str:
-    return "\n".join(lines(found))
+def look(network: Network, known: Sequence[Known] = (), own: Versions = VERSIONS) -> str:
+    """What `splitinfer discover` says."""
+    return "\n".join(lines(*discover(network, LONG, known, own)))
 
 
 # ----- lists ------------------------------------------------------------------------------------------
 
 
 def test_a_worker_with_three_ways():
-    said = text(look(seen("192.168.8.2", "10.77.0.2", "192.168.7.2"), known=[Known(KEY, "the mini")]))
+    said = look(around(worker("192.168.8.2", "10.77.0.2", "192.168.7.2")), known=[Known(KEY, "the mini")])
     assert said.splitlines() == [
         "mini: tcp://10.77.0.2:5577 by Thunderbolt (bridge0), 0.20 ms",
         "    also tcp://192.168.7.2:5577 by cable (en0), 0.40 ms",
         "    also tcp://192.168.8.2:5577 by Wi-Fi (en1), 4.00 ms",
         "    Apple M4 Pro · 48 GB of memory, 41 GB free · splitinfer 0.1.0, mlx 0.32.2",
-        "    key 9a2d b2e2 3f15 04cd, known here as the mini",
+        "    key fingerprint 9a2d b2e2 3f15 04cd, known here as the mini",
     ]
 
 
-def test_a_dead_host():
-    said = text(look(seen("192.168.7.99")))
-    assert "mini: announced, but it does not answer\n    tcp://192.168.7.99:5577: no answer\n" in said
-    assert "its machine is off or asleep" in said
+OTHER_VERSION = Versions(12, "0.2.0", "0.33.0", "0.33.0")
+ODD = worker("10.77.0.1", form="2", fingerprint="", versions=OTHER_VERSION)
 
 
-def test_two_of_one_name_one_of_which_is_not_the_known_one():
-    said = text(
-        look(seen("10.77.0.2"), seen("192.168.7.3", id="f" * 16, fingerprint=OTHER), known=[Known(KEY, "mini")])
+@pytest.mark.parametrize(
+    ("sightings", "said"),
+    [
+        ([worker("192.168.7.99")], "mini: announced, but it does not answer\n    tcp://192.168.7.99:5577: no answer\n"),
+        ([worker("192.168.7.99")], "its machine is off or asleep"),
+        ([worker("10.77.0.2"), worker("192.168.7.3", id="f" * 16, fingerprint=OTHER)], "2 workers are named mini"),
+        ([worker("10.77.0.2", fingerprint=OTHER)], "NOT the key that is known here under this name"),
+        ([worker("10.77.0.2", name="air", fingerprint=OTHER)], "648d, not known here"),
+        ([ODD], "another version (protocol 11 here, protocol 12 there)"),
+        ([ODD], "a form that this version does not know"),
+        ([ODD], "no key: it admits everyone"),
+        ([ODD], ", on this machine"),
+        ([worker("10.77.0.2"), worker("10.77.0.2", id="f" * 16)], "left out: 1 entry that an earlier run left behind"),
+    ],
+)
+def test_what_is_said_of_a_worker(sightings: list[Worker], said: str):
+    assert said in look(around(*sightings), known=[Known(KEY, "mini")])
+
+
+SILENT, ANSWERED = Heard(CABLE), Heard(ETHERNET, {"192.168.7.5", "192.168.7.6"})
+
+
+@pytest.mark.parametrize(
+    ("heard", "said", "unsaid"),
+    [
+        ([SILENT], "Thunderbolt (bridge0), 10.77.0.1: no device answered", "multicast DNS works"),
+        ([SILENT], "either there is no other device, or multicast DNS (UDP port 5353) does not get through", ""),
+        ([SILENT, ANSWERED], "either there is no other device on bridge0, or multicast DNS (UDP port 5353)", ""),
+        ([ANSWERED], "cable (en0), 192.168.7.1: 2 other devices answered, no worker", "either"),
+        ([ANSWERED], "so no worker announces itself there: on the worker's machine, run", ""),
+        ([Heard(WIFI, set(), "No route to host")], "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)", ""),
+    ],
+)
+def test_what_is_said_where_nobody_is_found(heard: list[Heard], said: str, unsaid: str):
+    text = look(around(heard=heard))
+    assert said in text
+    assert not unsaid or unsaid not in text
+    assert text.startswith("no worker was found in ")
+    assert text.endswith("if the system resolves that")
+
+
+def test_without_an_interface_nobody_is_asked():
+    asked: list[Worker] = []
+    assert look(around(worker("10.77.0.2"), interfaces=(), asked=asked)).startswith(
+        "this machine has no network interface"
     )
-    assert "2 workers are named mini" in said
-    assert said.count("known here as mini") == 1
-    assert said.count("NOT the key that is known here under this name") == 1
-
-
-def test_another_version_another_form_no_key_and_this_machine():
-    said = text(look(seen("10.77.0.1", form="2", fingerprint="", versions=Versions(12, "0.2.0", "0.33.0", "0.33.0"))))
-    assert "another version (protocol 11 here, protocol 12 there)" in said
-    assert "a form that this version does not know" in said
-    assert "no key: it admits everyone" in said
-    assert ", on this machine" in said
-
-
-def test_an_earlier_run_is_told():
-    said = text(look(seen("10.77.0.2"), seen("10.77.0.2", id="f" * 16)))
-    assert "left out: 1 entry that an earlier run left behind (mini)" in said
-    assert said.count("mini: tcp://") == 1
-
-
-def test_nothing_found_says_what_was_tried_on_which_interface():
-    heard = [
-        Heard(CABLE, set()),
-        Heard(ETHERNET, {"192.168.7.5", "192.168.7.6"}),
-        Heard(WIFI, set(), "No route to host"),
-    ]
-    said = text(look(heard=heard))
-    assert "no worker was found in " in said
-    assert "Thunderbolt (bridge0), 10.77.0.1: no device answered" in said
-    assert "cable (en0), 192.168.7.1: 2 other devices answered, no worker" in said
-    assert "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)" in said
-    assert (
-        "either there is no other device on bridge0, en1, or multicast DNS (UDP port 5353) does not get through" in said
-    )
-    assert "so no worker announces itself there: on the worker's machine, run" in said
-    assert "an address always works" in said
-
-
-def test_nobody_answers_anywhere():
-    said = text(look(heard=[Heard(CABLE), Heard(ETHERNET), Heard(WIFI)]))
-    assert "either there is no other device, or multicast DNS" in said
-    assert "multicast DNS works" not in said
-
-
-def test_no_interface_and_no_means():
-    told = Told(seen("10.77.0.2"))
-    said = text(discover(Surroundings(told, ()), LONG, (), VERSIONS))  # type: ignore[arg-type]
-    assert said.startswith("this machine has no network interface that is up")
-    assert told.num_asked == 0
-    said = text(discover(Surroundings(None, INTERFACES), LONG, (), VERSIONS))
-    assert "nothing here speaks multicast DNS" in said
-    assert "an address always works" in said
+    assert asked == []
 
 
 def test_why_browsing_failed():
-    said = text(look(failure="avahi-browse failed: Daemon not running", heard=[Heard(CABLE), Heard(WIFI)]))
-    assert "avahi-browse failed: Daemon not running\nno worker is found without it: put that right" in said
+    said = look(around(failure="it does not work", heard=[Heard(CABLE, set(), "No buffer"), Heard(WIFI)]))
+    assert (
+        "\nit does not work\n  Thunderbolt (bridge0), 10.77.0.1: could not ask (No buffer)\nan address always" in said
+    )
     assert "no device answered" not in said
-    assert "an address always works" in said
 
 
 def test_the_document():
-    found = look(seen("192.168.7.2", "192.168.7.99"), heard=[Heard(ETHERNET, {"192.168.7.5"})])
-    read = json.loads(json.dumps(document(found)))
-    (worker,) = read["workers"]
-    assert worker["address"] == "tcp://192.168.7.2:5577"
-    assert worker["fingerprint"] == MINI.fingerprint
-    assert [each["round_trip"] for each in worker["ways"]] == [0.0004, None]
-    assert worker["free"] == 41 * 10**9
+    network = around(worker("192.168.7.2", "192.168.7.99"), heard=[Heard(ETHERNET, {"192.168.7.5"})])
+    read = json.loads(json.dumps(document(*discover(network, LONG, (), VERSIONS))))
+    (found,) = read["workers"]
+    assert found["address"] == "tcp://192.168.7.2:5577"
+    assert found["fingerprint"] == MINI.fingerprint
+    assert [each["round_trip"] for each in found["ways"]] == [0.0004, None]
+    assert found["free"] == 41 * 10**9
+    assert found["versions"]["mlx_lm"] == "0.32.2"
     assert read["interfaces"] == [
         {"name": "en0", "kind": "cable", "addresses": ["192.168.7.1"], "others": 1, "problem": None}
     ]
@@ -203,16 +177,17 @@ def layout(*stages: dict) -> Layout:
 
 
 def test_a_layout_with_addresses_looks_for_nothing(keyring: Keyring):
-    whole, told = layout({"name": "mini", "layers": 6, "address": "tcp://10.0.0.9:5577"}), Told()
-    assert find_stages(whole, keyring, surroundings=Surroundings(told, INTERFACES)) is whole  # type: ignore[arg-type]
-    assert told.num_asked == 0
+    whole = layout({"name": "mini", "layers": 6, "address": "tcp://10.0.0.9:5577"})
+    asked: list[Worker] = []
+    assert find_stages(whole, keyring, network=around(worker("10.77.0.2"), asked=asked)) is whole
+    assert asked == []
 
 
 def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyring):
     named = layout({"name": "mini", "layers": 6, "key": KEY, "codec": "fp16"})
     said: list[tuple[str, str]] = []
     found = find_stages(
-        named, keyring, LONG, around(seen("192.168.7.2", "10.77.0.2")), lambda name, text: said.append((name, text))
+        named, keyring, LONG, around(worker("192.168.7.2", "10.77.0.2")), lambda name, text: said.append((name, text))
     )
     assert found.stages[1].address == "tcp://10.77.0.2:5577"
     assert (found.stages[1].key, found.stages[1].codec, found.to_find) == (KEY, "fp16", ())
@@ -221,21 +196,21 @@ def test_a_name_becomes_the_best_address_and_no_more_is_waited_for(keyring: Keyr
 
 def test_a_key_of_the_keyring(keyring: Keyring):
     keyring.admit(KEY, "mini")
-    found = find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(seen("10.77.0.2")))
+    found = find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(worker("10.77.0.2")))
     assert found.stages[1].key == KEY
 
 
 def test_without_a_key_nobody_is_taken(keyring: Keyring):
     with pytest.raises(LayoutError, match="has no address and no key"):
-        find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(seen("10.77.0.2")))
+        find_stages(layout({"name": "mini", "layers": 6}), keyring, LONG, around(worker("10.77.0.2")))
 
 
 def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner(keyring: Keyring):
     named, impostor = (
         layout({"name": "mini", "layers": 6, "key": KEY}),
-        seen("10.77.0.9", id="f" * 16, fingerprint=OTHER),
+        worker("10.77.0.9", id="f" * 16, fingerprint=OTHER),
     )
-    found = find_stages(named, keyring, LONG, around(impostor, seen("192.168.7.2")))
+    found = find_stages(named, keyring, LONG, around(impostor, worker("192.168.7.2")))
     assert found.stages[1].address == "tcp://192.168.7.2:5577"
     with pytest.raises(WorkerUnreachable, match="has another key") as error:
         find_stages(named, keyring, LONG, around(impostor, heard=[Heard(WIFI)]))
@@ -251,18 +226,16 @@ def test_nobody_says_what_was_tried(keyring: Keyring):
             around(heard=[Heard(WIFI)], failure="it broke"),
         )
     said = str(error.value)
-    assert said.startswith(
-        "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke; no worker is"
-    )
+    assert said == "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke"
     with pytest.raises(WorkerUnreachable) as error:
         find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(heard=[Heard(WIFI)]))
     assert " was found; looked for " in str(error.value)
-    assert str(error.value).endswith("by told on Wi-Fi (en1), 192.168.8.1: no device answered")
+    assert str(error.value).endswith("s on Wi-Fi (en1), 192.168.8.1: no device answered")
 
 
 def test_an_announced_worker_that_does_not_answer(keyring: Keyring):
     with pytest.raises(WorkerUnreachable, match=r"announces itself, but does not answer \(192.168.7.99: no answer\)"):
-        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(seen("192.168.7.99")))
+        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(worker("192.168.7.99")))
 
 
 def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring):
@@ -270,7 +243,7 @@ def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring)
     from the coordinator to mini is no way from air to mini."""
     air = {"name": "air", "layers": 6, "key": OTHER_KEY}
     named = layout(air, {"name": "mini", "layers": 6, "key": KEY})
-    both = (seen("10.77.0.2", "192.168.7.2"), seen("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
+    both = (worker("10.77.0.2", "192.168.7.2"), worker("192.168.7.3", name="air", id="f" * 16, fingerprint=OTHER))
     found = find_stages(named, keyring, LONG, around(*both))
     assert [each.address for each in found.stages[1:]] == ["tcp://192.168.7.3:5577", "tcp://192.168.7.2:5577"]
 
@@ -278,14 +251,18 @@ def test_the_last_of_three_is_taken_where_the_one_before_it_is(keyring: Keyring)
 def test_two_stages_cannot_be_one_worker(keyring: Keyring):
     named = layout({"name": "mini", "layers": 6, "key": KEY}, {"name": "air", "layers": 6, "key": KEY})
     with pytest.raises(LayoutError, match="both at"):
-        find_stages(named, keyring, LONG, around(seen("10.77.0.2")))
+        find_stages(named, keyring, LONG, around(worker("10.77.0.2")))
 
 
 def test_the_time_ends_a_search_that_has_not_found_enough():
-    told = Told(seen("10.77.0.2"))
-    surroundings = Surroundings(told, INTERFACES, lambda _: Overheard(), ways)  # type: ignore[arg-type, return-value]
-    merged, *_ = surroundings.look(0.0, lambda _: False)
-    assert (merged.workers, told.num_asked) == ((), 0)
+    asked: list[Worker] = []
+    around(worker("10.77.0.2"), worker("10.77.0.3"), asked=asked).look(0.0, lambda _: False)
+    assert len(asked) == 1
+
+
+def test_zeroconf_is_not_imported_before_it_is_needed():
+    code = "import sys, splitinfer.cli.serve_worker, splitinfer.discovery.discover; sys.exit('zeroconf' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ----- a better way than the one that is known --------------------------------------------------------
@@ -296,7 +273,7 @@ def test_a_cable_is_taken_in_place_of_the_address_that_is_known():
     found = best_addresses(
         [("mini", KEY, "tcp://mini.local:5577")],
         LONG,
-        around(seen("192.168.8.2", "10.77.0.2")),
+        around(worker("192.168.8.2", "10.77.0.2")),
         lambda name, text: said.append((name, text)),
     )
     assert found == {"mini": "tcp://10.77.0.2:5577"}
@@ -306,18 +283,20 @@ def test_a_cable_is_taken_in_place_of_the_address_that_is_known():
 @pytest.mark.parametrize("there", [(), ("192.168.7.99",)])
 def test_the_known_address_stays_where_no_other_answers(there: tuple[str, ...]):
     known = [("mini", KEY, "tcp://mini.local:5577")]
-    assert best_addresses(known, 0.01, around(*([seen(*there)] if there else []))) == {"mini": "tcp://mini.local:5577"}
+    assert best_addresses(known, 0.01, around(*([worker(*there)] if there else []))) == {
+        "mini": "tcp://mini.local:5577"
+    }
 
 
 def test_a_cable_that_another_worker_does_not_have_is_not_taken():
     key = "7" * 64
     known = [("mini", KEY, "tcp://mini.local:5577"), ("air", key, "tcp://air.local:5577")]
-    air = seen("192.168.7.3", id="e" * 16, name="air", fingerprint=fingerprint_of(key))
-    assert best_addresses(known, LONG, around(seen("192.168.7.2", "10.77.0.2"), air)) == {
+    air = worker("192.168.7.3", id="e" * 16, name="air", fingerprint=fingerprint_of(key))
+    assert best_addresses(known, LONG, around(worker("192.168.7.2", "10.77.0.2"), air)) == {
         "mini": "tcp://192.168.7.2:5577",
         "air": "tcp://192.168.7.3:5577",
     }
-    assert best_addresses(known, 0.01, around(seen("10.77.0.2"))) == {
+    assert best_addresses(known, 0.01, around(worker("10.77.0.2"))) == {
         "mini": "tcp://mini.local:5577",
         "air": "tcp://air.local:5577",
     }

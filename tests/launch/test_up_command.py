@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_launch_steps import MINI, OWN, SEEN, STARTED, WORKER
+from test_launch_steps import AIR, MINI, OWN, SEEN, STARTED, WORKER
 from typer.main import get_command
 from typer.testing import CliRunner
 
@@ -19,12 +19,11 @@ from splitinfer.core.layout import lay_out
 from splitinfer.discovery import discover
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError
-from splitinfer.launch.answers import Do, Refusal, Request, Stopped, Why, encode, understand
-from splitinfer.launch.carry import Carrier
-from splitinfer.launch.hosts import Host, from_words
+from splitinfer.launch.answers import Do, Refusal, Request, Stopped, encode, understand
+from splitinfer.launch.hosts import Host, Last, from_words
 from splitinfer.launch.place import state_folder
-from splitinfer.launch.remembered import Last
-from splitinfer.launch.ssh_errors import Ended
+from splitinfer.launch.ssh import Ended
+from splitinfer.launch.steps import Steps
 from splitinfer.llm import Settings
 from splitinfer.llm.automatic import Chosen
 from splitinfer.placement.asked import Aim
@@ -43,7 +42,7 @@ class MadeUpMachines:
         mark = script.split("mark=")[1].split("\n")[0]
         asked = json.loads(script.split("request='")[1].split("'\n")[0])["do"]
         answers = {Do.LOOK: SEEN, Do.START: STARTED, Do.STOP: Stopped((WORKER,), ())}
-        answer = Refusal(Why.TAKEN) if host.name in self.broken else answers[asked]
+        answer = Refusal("the port is in use by another program") if host.name in self.broken else answers[asked]
         return Ended(0, f"{mark} {encode(answer)}\n")
 
     def hostname(self, host: Host) -> str:
@@ -55,11 +54,11 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MadeUpMachines:
     made = MadeUpMachines()
 
     @contextmanager
-    def carrier() -> Iterator[tuple[Carrier, MadeUpMachines]]:
-        yield Carrier(OWN, made.run), made
+    def steps() -> Iterator[tuple[Steps, MadeUpMachines]]:
+        yield Steps(OWN, made.run, command._print), made
 
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(command, "_carrier", carrier)
+    monkeypatch.setattr(command, "_steps", steps)
     return made
 
 
@@ -99,7 +98,7 @@ def test_up_plans_for_the_best_ways_and_writes_the_layout(machines: MadeUpMachin
 def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
     machines.broken = {"air"}
     last = Last(from_words(["mini", "air"]), "demo")
-    with pytest.raises(ConfigError, match=r"not all hosts are up \(air\)"):
+    with pytest.raises(ConfigError, match=r"^air did not start; the other hosts are unchanged"):
         command._bring_up(last)
     said = capsys.readouterr().err
     assert "worker started, port 5577" in said
@@ -109,7 +108,7 @@ def test_one_that_fails_is_named_and_all_are_remembered(machines: MadeUpMachines
 
 
 def test_down_and_status_end_with_what_they_found(machines: MadeUpMachines, capsys: pytest.CaptureFixture[str]):
-    hosts = (MINI, Host("air", "air"))
+    hosts = (MINI, AIR)
     assert (command._down(hosts), command._status(hosts)) == (0, 0)
     said = capsys.readouterr()
     assert "mini: the worker at port 5577 is stopped" in said.err
@@ -129,7 +128,7 @@ def test_up_takes_a_pipelines_options_but_for_what_it_finds_itself():
     ("words", "said"),
     [
         (["-x=y"], "No such option"),
-        (["a b", "--model", "demo"], "is no host"),
+        (["a b", "--model", "demo"], "is not a host"),
         ([], "no host is known yet"),
         (["mini"], "no model is known yet"),
         (["mini", "--serve", "1", "--prepare"], "give one of them"),

@@ -135,7 +135,7 @@ class StandIns:
         monkeypatch.setenv("PATH", f"{self.folder}{os.pathsep}/usr/bin{os.pathsep}/bin")
         monkeypatch.setenv("STAND_INS", str(self.folder))
         self.slept: list[float] = []
-        self.place = Place(platform, folder / "home", 501, {"USER": "me"}, sleep=self.slept.append)
+        self.place = Place(platform, folder / "home", 501, {"USER": "me"}, self.slept.append)
 
     def say(self, name: str, text: str = "") -> None:
         (self.folder / name).write_text(text)

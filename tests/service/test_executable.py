@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from splitinfer.errors import ConfigError
-from splitinfer.service import executable
-from splitinfer.service.executable import find_executable, stable, temporary_folders
+from splitinfer.service import definition
+from splitinfer.service.definition import find_executable, stable, temporary_folders
 
 
 def program(path: Path) -> Path:
@@ -53,7 +53,7 @@ def test_what_lies_in_a_temporary_folder_is_refused(tmp_path: Path):
 
 
 def test_the_command_that_runs_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(executable, "temporary_folders", tuple)
+    monkeypatch.setattr(definition, "temporary_folders", tuple)
     shim = program(tmp_path / "bin" / "splitinfer")
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("PATH", str(shim.parent))

@@ -10,10 +10,9 @@ from processes import until
 
 from splitinfer.errors import ConfigError
 from splitinfer.service.actions import install, remove, status
-from splitinfer.service.commands import run
 from splitinfer.service.definition import Definition, Service
-from splitinfer.service.managers import Systemd
-from splitinfer.service.place import Place
+from splitinfer.service.place import Place, run
+from splitinfer.service.systemd import Systemd
 
 pytestmark = pytest.mark.long
 
@@ -57,14 +56,13 @@ def test_a_unit_is_started_kept_running_replaced_and_removed(place: Place, tmp_p
     assert manager.state().starts == 2
 
     other = Definition(SERVICE, (*first.command, "--more"))
-    with pytest.raises(ConfigError, match="--more is new"):
+    with pytest.raises(ConfigError, match="--more`; nothing was done"):
         install(other, manager, place, force=False)
     failing = Definition(SERVICE, ("/bin/sh", "-c", "exit 3"))
     with pytest.raises(ConfigError, match=r"ended at once \(exit code 3\)|did not start .* exited with error code"):
         install(failing, manager, place, force=True)
-    found = status(SERVICE, manager)
-    assert found.installed is not None
-    assert (found.installed.command, found.state.is_running) == (first.command, True)
+    state, is_installed, _ = status(SERVICE, manager, place)
+    assert (state.is_running, is_installed, manager.read(manager.file.read_bytes())) == (True, True, first)
 
     assert remove(manager)
     assert not manager.state().is_loaded

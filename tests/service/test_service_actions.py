@@ -10,10 +10,8 @@ import pytest
 from stand_ins import ASKED, LAUNCHD_FAILED, SYSTEMD_FAILED, StandIns
 
 from splitinfer.errors import ConfigError
-from splitinfer.service.actions import install, remove, status
+from splitinfer.service.actions import Manager, install, manager_of, refuse_root, remove, status
 from splitinfer.service.definition import WORKER, Definition
-from splitinfer.service.managers import Manager, manager_of
-from splitinfer.service.report import lines
 
 Make = Callable[[str], StandIns]
 OTHER = Definition(WORKER, (*ASKED.command[:-1], "6000"), ASKED.environment)
@@ -28,6 +26,10 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 def manager(there: StandIns) -> Manager:
     return manager_of(WORKER, there.place)
+
+
+def lines(there: StandIns) -> list[str]:
+    return status(WORKER, manager(there), there.place)[2]
 
 
 def put(there: StandIns, definition: Definition = ASKED, *, force: bool = False) -> bool:
@@ -85,12 +87,17 @@ def test_other_options_need_force(platform: str, make: Make):
     there = make(platform)
     put(there)
     there.calls()
-    with pytest.raises(ConfigError, match=r"--port is 5577 there, and 6000 here\); nothing was done; --force"):
+    with pytest.raises(ConfigError, match=r"5577`, and you asked for `.* 6000`; nothing was done; --force"):
         put(there, OTHER)
+    with pytest.raises(ConfigError, match=r"with other variables \(HF_HOME=/Volumes/Models/hf, and none here\)"):
+        put(there, Definition(WORKER, ASKED.command))
     assert there.calls() == []
     assert manager(there).file.read_bytes() == manager(there).text(ASKED)
     assert put(there, OTHER, force=True)
     assert manager(there).file.read_bytes() == manager(there).text(OTHER)
+    manager(there).file.write_bytes(manager(there).text(OTHER).replace(b"20", b"30"))
+    with pytest.raises(ConfigError, match="was changed by hand"):
+        put(there, OTHER)
 
 
 @BOTH
@@ -124,8 +131,12 @@ def test_without_the_systems_command_nothing_is_written(platform: str, make: Mak
 @BOTH
 def test_root_and_other_systems_are_refused(platform: str, make: Make):
     there = make(platform)
+    there.place = replace(there.place, user=0)
     with pytest.raises(ConfigError, match="never as root"):
-        manager_of(WORKER, replace(there.place, user=0))
+        refuse_root(there.place)
+    assert lines(there) == [
+        "worker: not installed for root; a service belongs to the user who installs it: ask as that user"
+    ]
     with pytest.raises(ConfigError, match="not for win32"):
         manager_of(WORKER, replace(there.place, platform="win32"))
 
@@ -220,7 +231,7 @@ def test_one_whose_file_is_gone_can_be_removed(platform: str, make: Make):
     there = make(platform)
     put(there)
     manager(there).file.unlink()
-    assert "its file is gone" in lines(status(WORKER, manager(there)))[0]
+    assert "its file is gone" in lines(there)[0]
     assert remove(manager(there))
     assert not manager(there).state().is_loaded
 
@@ -228,15 +239,13 @@ def test_one_whose_file_is_gone_can_be_removed(platform: str, make: Make):
 @BOTH
 def test_the_status_shows_what_runs_and_the_end_of_the_log(platform: str, make: Make):
     there = make(platform)
-    assert lines(status(WORKER, manager(there))) == [
-        "worker: not installed; `splitinfer service install worker` does it"
-    ]
+    assert lines(there) == ["worker: not installed; `splitinfer service install worker` does it"]
     put(there)
     there.say("journal", "worker waits\n")
     log = there.place.home / "Library/Logs/splitinfer/worker.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("worker waits\n")
-    assert lines(status(WORKER, manager(there))) == [
+    assert lines(there) == [
         "worker: runs, process 4242",
         "  command  /Users/me/.local/bin/splitinfer worker --host 0.0.0.0 --port 5577",
         "  variable HF_HOME=/Volumes/Models/hf",
@@ -246,10 +255,10 @@ def test_the_status_shows_what_runs_and_the_end_of_the_log(platform: str, make: 
     ]
     there.say("printed", FAILED[platform])
     starts = {"darwin": 3, "linux": 2}[platform]
-    first = lines(status(WORKER, manager(there)))[0]
+    first = lines(there)[0]
     assert first == f"worker: does not run; started {starts} times; it ended last with exit code 1"
     (there.folder / "loaded").unlink()
-    assert "the system does not know it" in lines(status(WORKER, manager(there)))[0]
+    assert "the system does not know it" in lines(there)[0]
 
 
 def test_only_the_end_of_a_long_log_is_read(make: Make):
@@ -267,13 +276,11 @@ def test_a_journal_that_cannot_be_read_is_said(make: Make):
     assert manager(there).last_lines() == []
 
 
-def test_the_advice_is_what_the_system_will_ask(make: Make, tmp_path: Path):
-    linux = manager(make("linux")).advice()
-    assert linux == ["it runs while you are logged in; to keep it running always: loginctl enable-linger me"]
-
-
-def test_macs_are_told_of_the_local_network(make: Make):
-    assert ["Local Network" in each for each in manager(make("darwin")).advice()] == [True, False]
+@BOTH
+def test_the_advice_is_what_the_system_will_ask(platform: str, make: Make):
+    said = " ".join(manager(make(platform)).advice())
+    assert "it runs while you are logged in" in said
+    assert ("Local Network" in said, "loginctl enable-linger me" in said) == (platform == "darwin", platform == "linux")
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(make: Make):

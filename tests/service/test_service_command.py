@@ -7,7 +7,7 @@ from stand_ins import StandIns
 from typer.testing import CliRunner
 
 from splitinfer.cli import app, service
-from splitinfer.service import executable
+from splitinfer.service import definition
 from splitinfer.service import place as places
 from splitinfer.service.definition import SERVICES
 
@@ -16,7 +16,7 @@ from splitinfer.service.definition import SERVICES
 def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIns:
     made = StandIns(tmp_path, "linux", monkeypatch)
     monkeypatch.setattr(places, "here", lambda: made.place)
-    monkeypatch.setattr(executable, "find_executable", lambda: "/home/me/.local/bin/splitinfer")
+    monkeypatch.setattr(definition, "find_executable", lambda: "/home/me/.local/bin/splitinfer")
     monkeypatch.setattr(service, "finish", finished)
     return made
 

@@ -13,7 +13,7 @@ from stand_ins import ASKED, LAUNCHD_FAILED, LAUNCHD_RUNNING, SYSTEMD_FAILED, SY
 from splitinfer.cli.serve_worker import _END_SECONDS
 from splitinfer.errors import ConfigError
 from splitinfer.service import launchd, systemd
-from splitinfer.service.definition import SERVICES, WORKER, Definition, State, absolute, carried, differences
+from splitinfer.service.definition import SERVICES, WORKER, Definition, State, absolute, carried
 
 LOG = Path("/Users/me/Library/Logs/splitinfer/worker.log")
 ODD = (
@@ -22,7 +22,6 @@ ODD = (
     '"quoted"',
     "it's",
     "back\\slash \\n",
-    "tab\there\nand a line",
     ";",
     "ü 🐺",
     "",
@@ -72,9 +71,7 @@ def test_words_come_back_as_they_were(command: list[str]):
         (launchd.plist(definition, LOG), launchd.installed),
         (systemd.unit(definition), systemd.installed),
     ):
-        found = read(text)
-        assert found is not None
-        assert (found.command, found.environment) == (definition.command, definition.environment)
+        assert read(text, WORKER) == definition
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
@@ -85,7 +82,9 @@ def test_systemd_takes_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     program.chmod(0o755)
     file = tmp_path / WORKER.unit
     command = ("systemd-analyze", "--user", "verify", str(file))
-    file.write_bytes(systemd.unit(Definition(WORKER, (str(program), *ODD), {"HF_HOME": ODD[1]})))
+    file.write_bytes(
+        systemd.unit(Definition(WORKER, (str(program), *ODD, "tab\there\nand a line"), {"HF_HOME": ODD[1]}))
+    )
     taken = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (taken.returncode, taken.stderr) == (0, "")
     file.write_bytes(systemd.unit(Definition(WORKER, (str(tmp_path / "gone"),))))
@@ -97,53 +96,16 @@ def test_a_program_that_systemd_would_not_start_is_refused():
         systemd.unit(Definition(WORKER, ("/home/o'neill/bin/splitinfer", "worker")))
 
 
-# ----- what differs --------------------------------------------------------------------------------
-
-
-def changed(command: tuple[str, ...], environment: dict[str, str] | None = None) -> list[str]:
-    """What an installation of ``command`` would change in ``ASKED``, the same for both kinds of files."""
-    new = Definition(WORKER, command, ASKED.environment if environment is None else environment)
-    pairs = [
-        (launchd.installed(launchd.plist(each, LOG)), systemd.installed(systemd.unit(each))) for each in (ASKED, new)
-    ]
-    (old_plist, old_unit), (new_plist, new_unit) = pairs
-    assert old_plist and old_unit and new_plist and new_unit  # noqa: PT018
-    found = differences(old_plist, new_plist)
-    assert differences(old_unit, new_unit) == found
-    return found
-
-
-def test_what_differs_is_said_by_option():
-    assert changed(WORDS) == []
-    assert changed((*WORDS[:-1], "6000", "--insecure")) == ["--insecure is new", "--port is 5577 there, and 6000 here"]
-    assert changed(("/opt/homebrew/bin/splitinfer", *WORDS[1:4])) == [
-        "the program is /Users/me/.local/bin/splitinfer there, and /opt/homebrew/bin/splitinfer here",
-        "--port 5577 is gone",
-    ]
-    assert changed(WORDS, {}) == ["the variable HF_HOME /Volumes/Models/hf is gone"]
-
-
-def test_a_setting_changed_by_hand_is_seen():
-    by_hand = launchd.plist(ASKED, LOG).replace(b"Interactive", b"Background")
-    there, here = launchd.installed(by_hand), launchd.installed(launchd.plist(ASKED, LOG))
-    assert there is not None
-    assert here is not None
-    assert differences(there, here) == ["the setting ProcessType is Background there, and Interactive here"]
-
-
 @pytest.mark.parametrize("text", [b"", b"<plist", b"\xff\xfe", b"[Service]\n", b"<plist><array/></plist>"])
 def test_another_file_is_not_taken_for_ours(text: bytes):
-    assert launchd.installed(text) is None
-    assert systemd.installed(text) is None
+    assert launchd.installed(text, WORKER) is None
+    assert systemd.installed(text, WORKER) is None
 
 
 def test_a_unit_written_by_hand_is_read():
-    found = systemd.installed(
-        b"[Service]\n# by me\nExecStart=/home/me/bin/splitinfer worker --port 5577\nRestart=always\n"
-    )
-    assert found is not None
-    assert found.command == ("/home/me/bin/splitinfer", "worker", "--port", "5577")
-    assert found.other == {"Restart": "always"}
+    by_hand = b"[Service]\n# by me\nExecStart=/home/me/bin/splitinfer worker --port 5577\nRestart=always\n"
+    found = systemd.installed(by_hand, WORKER)
+    assert found == Definition(WORKER, ("/home/me/bin/splitinfer", "worker", "--port", "5577"))
 
 
 # ----- what the system says ------------------------------------------------------------------------

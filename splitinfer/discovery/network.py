@@ -1,0 +1,275 @@
+"""This machine's networks, as a look around for workers needs them: what acts.
+
+zeroconf browses. It is imported only then, because a layout with addresses does not need it. Meanwhile ``Ears`` counts
+other devices on each interface: a network without workers and a network whose router drops multicasts look the same
+otherwise. The ways to the workers that were found are measured by connecting to each address.
+
+Sources: RFC 6762 (multicast DNS) and RFC 6763 (DNS-based service discovery).
+"""
+
+import contextlib
+import ipaddress
+import queue
+import select
+import socket
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from splitinfer.discovery.announcement import SERVICE, from_properties
+from splitinfer.discovery.report import Look, Tried
+from splitinfer.discovery.workers import Way, Worker, in_order, merge, without_own
+from splitinfer.system.interface_kind import LocalInterface
+from splitinfer.system.interfaces import local_interfaces
+
+_MOST_SIGHTINGS = 4096  # a stranger may announce any number
+_WAIT = 0.02  # seconds between two looks at what was found
+_RECORDS_MS = 500  # for the records of an instance whose name is known
+_ASK_AGAIN = 1.0  # seconds; RFC 6762, section 5.2
+_CONNECTIONS, _CONNECT_SECONDS = 5, 1.5  # a machine in the same house takes a thousandth
+
+Sightings = Generator[Worker | None, None, None]
+"""Workers as they are seen; ``None`` whenever nobody new was seen."""
+
+
+class BrowsingFailed(Exception):
+    """Nobody can be found on this machine; the text says why."""
+
+
+# ----- browsing ------------------------------------------------------------------------------------
+
+
+def browse(interfaces: Sequence[LocalInterface]) -> Sightings:
+    """Browse for workers, without end. Raises BrowsingFailed."""
+    import zeroconf
+
+    names: queue.SimpleQueue[str] = queue.SimpleQueue()
+    kind, unknown = f"{SERVICE}.local.", dict[str, float]()  # names without records yet, and when to ask again
+
+    def changed(name: str, state_change: zeroconf.ServiceStateChange, **_: object) -> None:
+        if state_change is not zeroconf.ServiceStateChange.Removed:  # one that left will be found not to answer
+            names.put(name)
+
+    try:
+        chosen = [next(iter(each.ipv4), each.index) for each in interfaces if each.ipv4 or each.index]
+        responder = zeroconf.Zeroconf(interfaces=chosen)
+    except (OSError, RuntimeError, zeroconf.Error) as error:  # RuntimeError: it could use none of the interfaces
+        raise BrowsingFailed(f"multicast DNS does not work here: {error}") from error
+    with responder:
+        browser = zeroconf.ServiceBrowser(responder, kind, handlers=[changed])
+        try:
+            while True:
+                name = _next(names, unknown)
+                info = None
+                if name is not None:
+                    with contextlib.suppress(OSError, zeroconf.Error):  # a name that cannot be one
+                        info = responder.get_service_info(kind, name, timeout=_RECORDS_MS)
+                        unknown |= {} if info else {name: time.monotonic() + _ASK_AGAIN}
+                yield _sighting(info)
+        finally:
+            browser.cancel()
+
+
+def _next(names: "queue.SimpleQueue[str]", unknown: dict[str, float]) -> str | None:
+    """The next name to resolve: a new one, or an unknown one whose time has come."""
+    with contextlib.suppress(queue.Empty):
+        return names.get_nowait()
+    due = next((name for name, at in unknown.items() if at <= time.monotonic()), None)
+    if due is not None:
+        del unknown[due]
+    return due
+
+
+def _sighting(info: Any) -> Worker | None:
+    if info is None or info.port is None:
+        return None
+    announcement = from_properties(info.properties, info.port)
+    return None if announcement is None else Worker(announcement, tuple(info.parsed_scoped_addresses()))
+
+
+# ----- other devices -------------------------------------------------------------------------------
+
+_GROUP, _PORT = "224.0.0.251", 5353
+_QUESTION = (
+    b"\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x00"  # one question
+    b"\x09_services\x07_dns-sd\x04_udp\x05local\x00\x00\x0c\x00\x01"  # for PTR records
+)
+_ALL = 49  # IP_MULTICAST_ALL in linux/in.h; the socket module has no name for it
+_MOST_SOURCES = 999
+
+
+@dataclass(slots=True)
+class Heard:
+    """What was heard on an interface: the addresses of other devices. ``problem``: why it could not be asked."""
+
+    interface: LocalInterface
+    sources: set[str] = field(default_factory=set)
+    problem: str = ""
+
+
+class Ears:
+    """Asks on each interface which services there are (RFC 6763, section 9), which every responder answers, and counts
+    the addresses from which anything came. Nothing that came is parsed.
+
+    Each interface has two sockets. One hears what is sent to the group: it is bound to the group's address, so that it
+    takes no answer away that is meant for another program at the port, and hears only the interface where it joined the
+    group; Linux needs ``IP_MULTICAST_ALL`` off for that (ip(7)), macOS does so by itself (*assumed*). The other asks,
+    from a port of its own, and so is answered directly (RFC 6762, section 6.7).
+    """
+
+    def __init__(self, interfaces: Sequence[LocalInterface]) -> None:
+        self._own = {address for each in interfaces for address in each.ipv4}
+        self.heard = [Heard(each) for each in interfaces]
+        self._askers: dict[socket.socket, Heard] = {}
+        self._sockets: dict[socket.socket, Heard] = {}
+        self._stack = contextlib.ExitStack()
+        self._due = 0.0
+
+    def __enter__(self) -> Self:
+        for heard in self.heard:
+            address = next(iter(heard.interface.ipv4), None)
+            if address is None:
+                heard.problem = "it has no IPv4 address"
+                continue
+            try:
+                listening = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                asking = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+                _join(listening, address)
+                asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+                asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
+                asking.bind((address, 0))
+                asking.setblocking(False)
+            except OSError as error:
+                heard.problem = error.strerror or str(error)
+                continue
+            self._askers[asking] = self._sockets[asking] = self._sockets[listening] = heard
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def listen(self, seconds: float) -> None:
+        """Ask, if it is time to, and hear for at most ``seconds``."""
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _ASK_AGAIN
+            for each, heard in self._askers.items():
+                _ask(each, heard)
+        if not self._sockets:
+            time.sleep(seconds)
+            return
+        for each in select.select(list(self._sockets), [], [], seconds)[0]:
+            with contextlib.suppress(OSError):
+                source, sources = str(each.recvfrom(9000)[1][0]), self._sockets[each].sources
+                if source not in self._own and len(sources) < _MOST_SOURCES:
+                    sources.add(source)
+
+
+def _join(listening: socket.socket, address: str) -> None:
+    """Have a socket hear the group on the interface with this address."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    if sys.platform == "linux":
+        listening.setsockopt(socket.IPPROTO_IP, _ALL, 0)
+    listening.bind((_GROUP, _PORT))
+    member = socket.inet_aton(_GROUP) + socket.inet_aton(address)
+    listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
+    listening.setblocking(False)
+
+
+def _ask(asking: socket.socket, heard: Heard) -> None:
+    try:
+        asking.sendto(_QUESTION, (_GROUP, _PORT))
+        heard.problem = ""
+    except BlockingIOError:
+        pass
+    except OSError as error:
+        heard.problem = error.strerror or str(error)
+
+
+# ----- the ways to a worker ------------------------------------------------------------------------
+
+
+def ways_to(worker: Worker, interfaces: Sequence[LocalInterface]) -> tuple[Way, ...]:
+    """The ways to a worker's addresses, the best first. A TCP connection takes one round trip and is closed at once.
+    Bandwidth is not measured, because that needs an admitted key and an idle worker: ``splitinfer doctor`` does."""
+    port = worker.announcement.port
+    with ThreadPoolExecutor(max(1, len(worker.addresses))) as pool:
+        return in_order(pool.map(lambda address: _way(address, port, interfaces), worker.addresses))
+
+
+def _way(address: str, port: int, interfaces: Sequence[LocalInterface]) -> Way:
+    source, shortest = "", None
+    for _ in range(_CONNECTIONS):
+        begun = time.perf_counter()
+        try:
+            with socket.create_connection((address, port), _CONNECT_SECONDS) as connection:
+                seconds = time.perf_counter() - begun
+                source = str(connection.getsockname()[0])
+        except (OSError, UnicodeError) as error:
+            if shortest is None:
+                return Way(address, None, None, _why(error))
+            break
+        shortest = seconds if shortest is None else min(shortest, seconds)
+    return Way(address, _interface_of(source, interfaces), shortest)
+
+
+def _interface_of(source: str, interfaces: Sequence[LocalInterface]) -> LocalInterface | None:
+    """The interface that has this address."""
+    number, _, scope = source.partition("%")
+    if scope:
+        return next((each for each in interfaces if scope in (each.name, str(each.index))), None)
+    ip = ipaddress.ip_address(number)
+    return next((each for each in interfaces if any(ip == network.ip for network in each.networks)), None)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"no answer for {_CONNECT_SECONDS:g} s"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+# ----- looking around ------------------------------------------------------------------------------
+
+IsEnough = Callable[[Sequence[Worker]], bool]
+
+
+@dataclass(frozen=True)
+class Network:
+    """What a look around needs: this machine's interfaces, and how they are browsed, heard and measured."""
+
+    interfaces: tuple[LocalInterface, ...] = field(default_factory=lambda: tuple(local_interfaces()))
+    browse: Callable[[Sequence[LocalInterface]], Sightings] = browse
+    ears: Callable[[Sequence[LocalInterface]], Ears] = Ears
+    ways: Callable[[Worker, Sequence[LocalInterface]], tuple[Way, ...]] = ways_to
+
+    def look(self, seconds: float, is_enough: IsEnough = lambda _: False) -> Look:
+        """Look for ``seconds`` at most, or until the workers that were seen are enough."""
+        begun, seen, problem = time.monotonic(), list[Worker](), ""
+        if not self.interfaces:
+            return Look((), (), (), 0.0)
+        with self.ears(self.interfaces) as ears:
+            try:
+                self._see(seen, ears, begun + seconds, is_enough)
+            except BrowsingFailed as error:
+                problem = str(error)
+        tried = tuple(Tried(each.interface, len(each.sources), each.problem) for each in ears.heard)
+        return Look(*merge(seen), tried, time.monotonic() - begun, problem)
+
+    def _see(self, seen: list[Worker], ears: Ears, until: float, is_enough: IsEnough) -> None:
+        with contextlib.closing(self.browse(self.interfaces)) as sightings:
+            for sighting in sightings:
+                if sighting is None:
+                    ears.listen(_WAIT)
+                elif len(seen) < _MOST_SIGHTINGS:
+                    seen.append(sighting)
+                    if is_enough(merge(seen)[0]):
+                        return
+                if time.monotonic() >= until:
+                    return
+
+    def ways_of(self, worker: Worker) -> tuple[Way, ...]:
+        """The ways to a worker, the best first, without this machine's own addresses."""
+        return self.ways(without_own(worker, self.interfaces), self.interfaces)
