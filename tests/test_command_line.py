@@ -88,9 +88,9 @@ def run(*args: str) -> None:
         (["coord", "--layout", "demo", "--use-all"], "--use-all is for choosing a cut, and --layout has one"),
         (["chat", "--layout", "demo", "--for", "context"], "--for is for choosing a cut, and --layout has one"),
         (["coord", "--layout", "demo", "--logprobs", "2"], "--logprobs is printed with --json only"),
-        (["coord", "--layout", "demo", "--prefill-share", "2"], "Invalid value for '--prefill-share': 2.0 is not in"),
-        (["coord", "--layout", "demo", "--kv-gb", "nan"], "Invalid value for '--kv-gb': it must be a finite number"),
-        (["serve", "--layout", "demo", "--codec", "zip"], "Invalid value for '--codec': 'zip' is not one of 'none'"),
+        (["coord", "--layout", "demo", "--prefill-share", "2"], "Invalid value for '--prefill-share'"),
+        (["coord", "--layout", "demo", "--kv-gb", "nan"], "Invalid value for '--kv-gb'"),
+        (["serve", "--layout", "demo", "--codec", "zip"], "'zip' is not one of 'none', 'fp16'"),
         (["coord", "--layout", "demo", "--kv-low", "0.95"], "kv_low and kv_high must be 0 <= low < high <= 1"),
     ],
 )
@@ -99,7 +99,7 @@ def test_no_option_is_ignored_or_taken_wrong(words: list[str], sentence: str):
 
     from splitinfer.cli import app
 
-    done = CliRunner().invoke(app, words)
+    done = CliRunner().invoke(app, words, env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert done.exit_code == 2
     assert sentence in " ".join(done.stderr.replace("│", " ").split())
 

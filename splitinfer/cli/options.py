@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import typer
 
@@ -33,6 +33,7 @@ WORKERS_FORM = r"[NAME=]ADDRESS\[#KEY]"
 
 _DECLARED = declared(Settings)
 _MOST_GB = 1e9  # stands for "inf"
+_CHOICE: Any = StrEnum  # whose values typer shows; mypy takes a made one for a declaration
 _CUT = "Cut: which machine gets which layers, where no layout says so"
 _SAMPLING = "Sampling: the model's generation_config.json recommends what is not given"
 
@@ -70,11 +71,12 @@ def _flag(each: Declared) -> str:
 
 def _parameter(each: Declared) -> inspect.Parameter:
     """A command's parameter for a declared option."""
-    kind: Any = float if each.option.per != 1 else each.kind
-    if each.option.choices:
-        kind = StrEnum(each.name, [(one, one) for one in each.option.choices])
-    default = each.default if each.default is None or each.option.per == 1 else each.default / each.option.per
-    annotation = Annotated[Optional[kind] if each.may_be_none else kind, option(each.name)]  # noqa: UP045 - of a value
+    said, kind, default = each.option, cast(Any, each.kind), each.default
+    if said.choices:
+        kind = _CHOICE(each.name, [(one, one) for one in said.choices])
+    elif said.per != 1:
+        kind, default = float, None if default is None else default / said.per
+    annotation = Annotated[kind | None if each.may_be_none else kind, option(each.name)]  # type: ignore[valid-type]
     return inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 

@@ -15,7 +15,6 @@ import math
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
 from splitinfer.core.scheduler.policy import LEAST_SHARE, PolicyConfig, PolicyName
@@ -89,7 +88,6 @@ class Declared:
         return self.kind(value)
 
 
-@cache
 def declared(owner: type) -> Mapping[str, Declared]:
     """The options that the fields of a dataclass declare, by name."""
     hints = get_type_hints(owner, include_extras=True)
@@ -122,14 +120,14 @@ class ServingOptions:
             choices=tuple(map(str, PolicyName)),
         ),
     ] = None
-    token_budget: Annotated[
-        int | None,
+    prefill_share: Annotated[
+        float | None,
         Option(
-            "Tokens in one step, prompts and answers together. More reads prompts faster; less shortens the longest "
-            "gap of an answer. Default: 512 on a GPU, otherwise 128.",
+            "The share of a step that prompts get, of what answers leave. 1 reads prompts soonest; less keeps answers "
+            "steadier. Default: 1.",
             SERVING,
-            least=1,
-            most=_MOST,
+            least=LEAST_SHARE,
+            most=1,
         ),
     ] = None
     itl_slo_ms: Annotated[
@@ -142,14 +140,14 @@ class ServingOptions:
             unit="milliseconds",
         ),
     ] = None
-    prefill_share: Annotated[
-        float | None,
+    token_budget: Annotated[
+        int | None,
         Option(
-            "The share of a step that prompts get, of what answers leave. 1 reads prompts soonest; less keeps answers "
-            "steadier. Default: 1.",
+            "Tokens in one step, prompts and answers together. More reads prompts faster; less shortens the longest "
+            "gap of an answer. Default: 512 on a GPU, otherwise 128.",
             SERVING,
-            least=LEAST_SHARE,
-            most=1,
+            least=1,
+            most=_MOST,
         ),
     ] = None
     max_running: Annotated[
