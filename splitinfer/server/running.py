@@ -157,4 +157,7 @@ def _bound(listen: Listen) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise ConfigError(f"the server cannot listen on {listen.host}:{listen.port}: {reason}") from error
+    # Connections inherit it. asyncio sets it only for sockets that name their protocol, which this one does not; and an
+    # answer is two writes, of which the second would wait for the client's delayed ACK.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Listening(made, listen.limits.most_sockets)

@@ -1,8 +1,10 @@
 """How the server listens: connections that say nothing, before it knows of them."""
 
 import asyncio
+import http.client
 import socket
 import ssl
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -11,9 +13,21 @@ import uvicorn
 from splitinfer.server.connection import Doors
 from splitinfer.server.listening import Listening
 from splitinfer.server.patience import Limits
-from splitinfer.server.running import _InThread
+from splitinfer.server.running import Server, _InThread
 
 AT_MOST = 20.0  # seconds, for what takes a tenth
+DELAYED_ACK = 0.04  # seconds, at least, in which a system waits with an acknowledgement for something to send
+
+
+def test_an_answer_on_a_kept_connection_waits_for_no_acknowledgement(server: Server):
+    connection, seconds = http.client.HTTPConnection("127.0.0.1", server.port, AT_MOST), list[float]()
+    for _ in range(20):
+        began = time.perf_counter()
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        seconds.append(time.perf_counter() - began)
+    connection.close()
+    assert min(seconds[5:]) < DELAYED_ACK / 2, "the first few are acknowledged at once in any case"
 
 
 def test_connections_are_counted_until_they_are_closed():
