@@ -37,8 +37,7 @@ def add(
 
     def run() -> int:
         from splitinfer.errors import ConfigError
-        from splitinfer.server.key_file import add_key
-        from splitinfer.server.keys import Scope
+        from splitinfer.server.keys import Scope, add_key
 
         unknown = next((one for one in scope or () if one not in tuple(Scope)), None)
         if unknown is not None:
@@ -59,7 +58,7 @@ def ls(file: _File) -> None:
     def run() -> int:
         from splitinfer.server.keys import read_keys
 
-        found = read_keys(file, may_be_empty=True)
+        found = read_keys(file)
         typer.echo("\n".join(map(_line, found)) or f"{file} has no key")
         return 0
 
@@ -72,7 +71,7 @@ def rm(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _Fil
     set_up(verbose=False)
 
     def run() -> int:
-        from splitinfer.server.key_file import remove_key
+        from splitinfer.server.keys import remove_key
 
         remove_key(file, name)
         typer.echo("removed; servers that run already know it", err=True)

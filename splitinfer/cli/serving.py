@@ -12,11 +12,9 @@ from splitinfer.cli.draining import Draining
 from splitinfer.engine.versions import machine_name
 from splitinfer.errors import ConfigError
 from splitinfer.llm import LLM, Settings
-from splitinfer.server.exposure import check_exposure, names_of
-from splitinfer.server.gate import Gate, is_loopback
-from splitinfer.server.key_file import FollowedKeys
+from splitinfer.server.connections import Limits
+from splitinfer.server.gate import Gate, check_exposure, is_loopback, names_of
 from splitinfer.server.keys import SHORT, ApiKey, ApiKeys, digest
-from splitinfer.server.patience import Limits
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
 from splitinfer.server.spans.span import Spans
@@ -63,9 +61,7 @@ class Access:
                 "a key of %d characters can be found by trying; `splitinfer keys add` makes one that cannot", short
             )
         given = [ApiKey(f"given-{i}", digest(secret)) for i, secret in enumerate(self.api_keys, 1)]
-        if self.key_file is not None:
-            return FollowedKeys(self.key_file, given)
-        return ApiKeys(given) if given else None
+        return ApiKeys(given, self.key_file) if given or self.key_file is not None else None
 
 
 def service_settings(settings: Settings) -> Settings:

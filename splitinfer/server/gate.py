@@ -12,18 +12,24 @@ Three kinds of caller have to be told apart:
   form can do.
 
 Without keys, on this machine only, the first two need none, and the third still gets nothing.
+
+On loopback only this machine's programs reach a server, so no key is needed unless some are given. Beyond, a server
+without keys serves everybody on the network, which has to be said: `--no-auth`. So does letting every page of the web
+use a server without keys, because a browser on this machine reaches it whatever it listens on.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Protocol
 
+from splitinfer.errors import ConfigError
 from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope
 from splitinfer.server.problem import Problem
 
 SESSION_COOKIE = "splitinfer_session"
+_EVERYWHERE = ("0.0.0.0", "::")
 _LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _HOST = re.compile(r"(\[[0-9A-Za-z:.%_-]+\]|[^][:@/\\\s]+)(:[0-9]*)?")  # a name or an address, and a port
@@ -77,7 +83,9 @@ class Gate:
         Raises:
             Problem: 403 or 415.
         """
-        host = facts.headers.get("host", "")
+        host = facts.headers.get("host")
+        if host is None:  # HTTP/1.0, which no browser speaks: a load balancer's look at /health
+            host = "localhost"
         if name_of(host) not in (*_LOCAL_NAMES, *self.hosts) or _HOST.fullmatch(host) is None:
             raise Problem(403, f"this server is not called {host!r:.60}; names are given with --allow-host")
         origin = facts.headers.get("origin")
@@ -153,3 +161,40 @@ def _is_link(facts: Facts) -> bool:
 
 def _is_json(content_type: str) -> bool:
     return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+# -- to whom it is opened --------------------------------------------------------------------------
+
+
+def check_exposure(host: str, *, has_keys: bool, no_auth: bool, origins: Iterable[str] = ()) -> None:
+    """Check that a server is open to no more than was said.
+
+    Raises:
+        ConfigError: it would be, or what was said contradicts itself.
+    """
+    if no_auth and has_keys:
+        raise ConfigError("keys are given, and --no-auth says that none is needed; leave one of them out")
+    if has_keys or no_auth:
+        return
+    if not is_loopback(host):
+        raise ConfigError(
+            f"whoever reaches {host} could use this server: give keys (--api-key, --api-keys; `splitinfer keys add` "
+            "makes them), or say --no-auth"
+        )
+    if "*" in origins:
+        raise ConfigError("--cors '*' lets every page of the web use a server without keys: name pages, or give keys")
+
+
+def names_of(host: str, own_names: Iterable[str], allowed: Iterable[str]) -> frozenset[str]:
+    """The names under which a server that listens on ``host`` may be addressed.
+
+    own_names: the machine's, its addresses included; they count where the server listens everywhere.
+    allowed: others.
+
+    >>> sorted(names_of("0.0.0.0", ["Mini.local", "192.168.0.2"], ["ai.example:443"]))
+    ['192.168.0.2', 'ai.example', 'mini.local']
+    >>> sorted(names_of("192.168.0.2", ["mini.local"], []))
+    ['192.168.0.2']
+    """
+    reached = own_names if host in _EVERYWHERE else [host]
+    return frozenset([*(name.lower().rstrip(".") for name in reached), *map(name_of, allowed)])

@@ -3,6 +3,10 @@
 Each request has an id (`X-Request-Id`: the client's own, if it is a plain word), by which it is found in the log and
 can be cancelled. A page of another site is turned away here, before anything is read; one that is allowed gets the
 headers of CORS. Every error has the form of the API that was asked, and none shows more than its sentence.
+
+A target may be absolute (`GET http://HOST/PATH`), as proxies write it: then its host counts, and `Host` does not
+(RFC 9112, 3.2.2). A body is bounded twice: by the length that it says here, before anything of it is read, and by the
+bytes that come in `body`.
 """
 
 import logging
@@ -11,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -20,13 +25,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from splitinfer.errors import SplitinferError
 from splitinfer.server import access_log
 from splitinfer.server.access_log import CLIENT_GONE
-from splitinfer.server.body import Bodies, Held
+from splitinfer.server.body import MAX_BYTES, Bodies, Held
 from splitinfer.server.gate import Bought, Facts, Gate
 from splitinfer.server.meters.http import OTHER
 from splitinfer.server.problem import Problem, problem_of
 from splitinfer.server.service import new_request_id
 
 log = logging.getLogger(__name__)
+
+MAX_HEAD_BYTES = 64 << 10  # a request's line and headers
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CORS_METHODS = "GET, POST, PATCH, DELETE, OPTIONS"
@@ -60,6 +67,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = with_plain_target(scope)
         facts, request_id = facts_of(scope), _id_of(Headers(scope=scope))
         body = Held(self._bodies)
         answered, began = _Answered(send, request_id, self._cors(facts)), time.monotonic()
@@ -78,7 +86,7 @@ class Guard:
         try:
             if (turned_away := scope["state"].get("turned_away")) is not None:  # by the connection
                 raise turned_away
-            check_headers(Headers(scope=scope))
+            check_head(scope)
             self._gate.check_site(facts)
             if facts.method == "OPTIONS" and "access-control-request-method" in facts.headers:
                 await Response(status_code=204)(scope, receive, answered)
@@ -141,17 +149,37 @@ def form_of(problem: Problem, path: str, request_id: str) -> dict[str, Any]:
     return problem.anthropic(request_id) if path.startswith("/v1/messages") else problem.openai()
 
 
-def check_headers(headers: Headers) -> None:
-    """Refuse headers that contradict each other: a proxy in front may have gone by the other one.
+def with_plain_target(scope: Scope) -> Scope:
+    """The same request, of which the target is a path: an absolute one's host is its `Host`."""
+    scheme, separator, rest = scope["raw_path"].partition(b"://")
+    if not separator or scheme.lower() not in (b"http", b"https"):
+        return scope
+    host, _, path = rest.partition(b"/")
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    headers = [(b"host", host), *others]
+    return {**scope, "path": unquote(f"/{path.decode('latin-1')}"), "raw_path": b"/" + path, "headers": headers}
+
+
+def check_head(scope: Scope) -> None:
+    """Refuse a head that is too large, or whose headers contradict each other: a proxy in front may have gone by the
+    other one.
 
     Raises:
-        Problem: 400.
+        Problem: 400, 413 for the body that it announces, or 431.
     """
+    size = len(scope["raw_path"]) + len(scope["query_string"])
+    size += sum(len(name) + len(value) for name, value in scope["headers"])
+    if size > MAX_HEAD_BYTES:
+        raise Problem(431, f"the line and the headers of a request may have {MAX_HEAD_BYTES:,} bytes")
+    headers = Headers(scope=scope)
     twice = next((name for name in _ONCE if len(headers.getlist(name)) > 1), None)
     if twice is not None:
         raise Problem(400, f"the header {twice} is there twice")
-    if "transfer-encoding" in headers and "content-length" in headers:  # RFC 9112, 6.3: it may be an attack
-        raise Problem(400, "a body has a Content-Length or a Transfer-Encoding, not both")
+    length = headers.get("content-length")
+    if length is not None and "transfer-encoding" in headers:  # RFC 9112, 6.1 and 6.3: it may be an attack
+        raise Problem(400, "a body has a Content-Length or a Transfer-Encoding, not both", closes=True)
+    if length is not None and length.isascii() and length.isdigit() and int(length) > MAX_BYTES:
+        raise Problem(413, f"the body may have {MAX_BYTES:,} bytes")
 
 
 def facts_of(scope: Scope) -> Facts:

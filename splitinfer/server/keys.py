@@ -1,4 +1,4 @@
-"""API keys: who may use the server, for what, and how much.
+"""API keys: who may use the server, for what, and how much; and the file that holds them.
 
 A key is 32 random bytes behind a prefix; it is shown once, when it is made. The file holds its SHA-256 only: a random
 key of this length cannot be guessed from it, so it needs no slow hash. What a client shows is looked up by its digest,
@@ -9,27 +9,38 @@ which it cannot steer, so the time of that tells nothing of the keys. A file is 
       scopes: [use]                   # metrics: /metrics only; use: requests, too; admin: also the serving options
       requests_per_minute: 600        # left out: any number
       concurrent: 8                   # answers at a time; left out: any number
+
+A change replaces the file as a whole, readable by its owner only, so a reader never finds half of it. A server looks at
+the file's identity, time and size whenever a key is shown, so a key that is removed is refused at once, and so are the
+sessions that it bought. A file that cannot be read any more, or that other users may write, who could add keys of
+their own, admits nobody but those given on the command line.
 """
 
 import hashlib
-import re
+import logging
+import os
 import secrets
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import yaml
+from pydantic import ConfigDict, Field, StrictFloat, StrictInt, StringConstraints, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from splitinfer.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 _PREFIX = "sk-splitinfer-"
 SHORT = 16  # characters: a key that somebody chose, and another can find by trying
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 # What PyYAML raises beside its own: for a date in month 13, `!!int ""`, `!!timestamp x`, `!!bool x`, a thousand `[`.
 _UNREADABLE = (OSError, ValueError, LookupError, AttributeError, TypeError, RecursionError, yaml.YAMLError)
-_NEEDED, _FURTHER = ("name", "sha256"), ("scopes", "requests_per_minute", "concurrent")
+_Version = tuple[int, int, int, int]
 
 
 class Scope(StrEnum):
@@ -40,39 +51,26 @@ class Scope(StrEnum):
     METRICS = "metrics"  # nothing but figures of all requests together, for Prometheus
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ApiKey:
     """A key as the server knows it. ``requests_per_minute``, ``concurrent``: ``None`` is any number.
 
     Raises:
-        ValueError: a value that cannot be, in one sentence.
+        pydantic.ValidationError: a value that cannot be.
     """
 
-    name: str
-    sha256: str
-    scopes: frozenset[Scope] = frozenset({Scope.USE})
-    requests_per_minute: float | None = None
-    concurrent: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name.strip() or len(self.name) > 60:
-            raise ValueError(f"a key needs a name of at most 60 characters, not {self.name!r:.80}")
-        if not isinstance(self.sha256, str) or not _DIGEST.fullmatch(self.sha256):
-            raise ValueError(f"the sha256 of key {self.name!r} must be 64 hexadecimal digits in lower case")
-        if not self.scopes:
-            raise ValueError(f"key {self.name!r} has no scope; there are {', '.join(Scope)}")
-        for field in ("requests_per_minute", "concurrent"):
-            value = getattr(self, field)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < float("inf")):
-                raise ValueError(f"{field} of key {self.name!r} must be a number over 0, not {value!r:.40}")
-        if self.concurrent is not None and not isinstance(self.concurrent, int):
-            raise ValueError(f"concurrent of key {self.name!r} must be a whole number, not {self.concurrent!r}")
+    name: Annotated[str, StringConstraints(strict=True, max_length=60, pattern=r"\S")]
+    sha256: Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9a-f]{64}$")]
+    scopes: Annotated[frozenset[Scope], Field(min_length=1)] = frozenset({Scope.USE})
+    requests_per_minute: Annotated[StrictInt | StrictFloat, Field(gt=0, lt=float("inf"))] | None = None
+    concurrent: Annotated[StrictInt, Field(gt=0)] | None = None
 
     def may(self, scope: Scope) -> bool:
-        """Whether the key is for this; an administrator may do all, and who may use may read figures."""
+        """Whether it is for something."""
         return bool(self.scopes & {scope, Scope.ADMIN}) or (scope is Scope.METRICS and Scope.USE in self.scopes)
 
+
+_KEYS = TypeAdapter(list[ApiKey])
 
 NOBODY = ApiKey("nobody", "0" * 64, frozenset(Scope))
 """Who asks where no key is needed. Nothing has this digest."""
@@ -89,82 +87,146 @@ def new_secret() -> str:
 
 
 class ApiKeys:
-    """The keys of a server, by digest.
+    """The keys of a server, by digest: those of the file ``path`` as it is now, if there is one, and ``given`` ones.
 
     Raises:
-        ConfigError: two keys have one name, or one digest.
+        ConfigError: two keys have one name, or one digest; or the file cannot be read, or holds something else, or
+            others than its owner can write it.
     """
 
-    def __init__(self, keys: Iterable[ApiKey]) -> None:
-        self._by_digest: dict[str, ApiKey] = {}
-        self._set(keys)
-
-    def _set(self, keys: Iterable[ApiKey]) -> None:
-        by_digest: dict[str, ApiKey] = {}
-        names: set[str] = set()
-        for key in keys:
-            if key.name in names or key.sha256 in by_digest:
-                raise ConfigError(f"there are two API keys {key.name!r}, or one key under two names")
-            names.add(key.name)
-            by_digest[key.sha256] = key
-        self._by_digest = by_digest
+    def __init__(self, given: Iterable[ApiKey] = (), path: Path | None = None) -> None:
+        self._given, self._path = tuple(given), path
+        self._version = self._version_now()
+        self._by_digest = self._read()
 
     def __len__(self) -> int:
         return len(self._by_digest)
 
     def __iter__(self) -> Iterator[ApiKey]:
-        return iter(self._by_digest.values())
+        return iter(self._now().values())
 
     def find(self, secret: str) -> ApiKey | None:
         """The key that a client has shown."""
-        return self._by_digest.get(digest(secret))
+        return self._now().get(digest(secret))
 
     def holds(self, key: ApiKey) -> bool:
-        """Whether a key is among them, as it was."""
-        return self._by_digest.get(key.sha256) == key
+        """Whether a key is admitted still, as it was."""
+        return self._now().get(key.sha256) == key
+
+    def _now(self) -> dict[str, ApiKey]:
+        version = self._version_now()
+        if version != self._version:
+            self._version = version
+            self._by_digest = _by_digest(self._given)  # whatever comes of reading it, no key of before is admitted
+            try:
+                self._by_digest = self._read()
+            except (ConfigError, OSError) as error:
+                log.warning("no key of the file is admitted: %s", error)
+        return self._by_digest
+
+    def _read(self) -> dict[str, ApiKey]:
+        if self._path is None:
+            return _by_digest(self._given)
+        keys = read_keys(self._path)
+        if self._path.stat().st_mode & _OTHERS_WRITE:
+            raise ConfigError(f"other users can write {self._path}, and so add keys; run `chmod 600 {self._path}`")
+        return _by_digest([*keys, *self._given])
+
+    def _version_now(self) -> _Version | None:
+        try:
+            status = None if self._path is None else self._path.stat()
+        except OSError:
+            return None
+        return None if status is None else (status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode)
 
 
-def read_keys(path: Path, *, may_be_empty: bool = False) -> list[ApiKey]:
-    """The keys in a file. ``may_be_empty``: also a list without any.
+def _by_digest(keys: Sequence[ApiKey]) -> dict[str, ApiKey]:
+    by_digest: dict[str, ApiKey] = {}
+    for key in keys:
+        if key.sha256 in by_digest or key.name in (other.name for other in by_digest.values()):
+            raise ConfigError(f"there are two API keys {key.name!r}, or one key under two names")
+        by_digest[key.sha256] = key
+    return by_digest
+
+
+# -- the file --------------------------------------------------------------------------------------
+
+
+def read_keys(path: Path) -> list[ApiKey]:
+    """The keys in a file.
 
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _KEYS.validate_python(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except ValidationError as error:
+        number = next((f"key {part + 1} of " for part in error.errors()[0]["loc"] if isinstance(part, int)), "")
+        raise ConfigError(f"{number}{path}: {_sentence(error)}") from error
     except _UNREADABLE as error:
         reason = str(error).replace("\n", " ")
         raise ConfigError(f"the API keys {path} cannot be read: {reason}") from error
-    if not isinstance(found, list) or not (found or may_be_empty):
-        raise ConfigError(f"{path} must hold a list of API keys")
-    keys = []
-    for number, entry in enumerate(found, 1):
-        try:
-            keys.append(_key_of(entry))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"key {number} of {path}: {error}") from error
-    return keys
 
 
-def _key_of(entry: Any) -> ApiKey:
-    if not isinstance(entry, dict) or not {*_NEEDED} <= entry.keys() <= {*_NEEDED, *_FURTHER}:
-        raise ValueError(f"it must have {' and '.join(_NEEDED)}, and may have {', '.join(_FURTHER)}")
-    scopes = entry.get("scopes", [Scope.USE])
-    if not isinstance(scopes, list) or not all(one in tuple(Scope) for one in scopes):
-        raise ValueError(f"scopes must be a list of {', '.join(Scope)}, not {scopes!r:.60}")
-    return ApiKey(**{**entry, "scopes": frozenset(map(Scope, scopes))})
+def add_key(
+    path: Path,
+    name: str,
+    scopes: Iterable[Scope] = (Scope.USE,),
+    requests_per_minute: float | None = None,
+    concurrent: int | None = None,
+) -> str:
+    """Make a key and write its digest to the file, which is made if it is not there; the key, which is kept nowhere.
+
+    Raises:
+        ConfigError: there is a key of this name, a value cannot be, or the file cannot be read or written.
+    """
+    secret = new_secret()
+    try:
+        made = ApiKey(
+            name=name,
+            sha256=digest(secret),
+            scopes=frozenset(scopes),
+            requests_per_minute=requests_per_minute,
+            concurrent=concurrent,
+        )
+    except ValidationError as error:
+        raise ConfigError(f"key {name!r:.80}: {_sentence(error)}") from error
+    held = read_keys(path) if path.exists() else []
+    if any(key.name == name for key in held):
+        raise ConfigError(f"{path} has a key {name!r} already; remove it first, or choose another name")
+    _replace(path, [*held, made])
+    return secret
 
 
-def as_yaml(keys: Iterable[ApiKey]) -> str:
-    """A file's text."""
-    entries = [
-        {
-            "name": key.name,
-            "sha256": key.sha256,
-            "scopes": sorted(map(str, key.scopes)),
-            **({} if key.requests_per_minute is None else {"requests_per_minute": key.requests_per_minute}),
-            **({} if key.concurrent is None else {"concurrent": key.concurrent}),
-        }
-        for key in keys
-    ]
-    return yaml.safe_dump(entries, sort_keys=False)
+def remove_key(path: Path, name: str) -> None:
+    """Remove a key from the file.
+
+    Raises:
+        ConfigError: there is none of this name, or the file cannot be read or written.
+    """
+    held = read_keys(path) if path.exists() else []
+    left = [key for key in held if key.name != name]
+    if len(left) == len(held):
+        raise ConfigError(f"{path} has no key {name!r}; `splitinfer keys ls` lists them")
+    _replace(path, left)
+
+
+def _replace(path: Path, keys: list[ApiKey]) -> None:
+    text = yaml.safe_dump(_KEYS.dump_python(keys, mode="json", exclude_none=True), sort_keys=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # mode 0600 from the first byte; the last step is atomic
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first thing that is wrong, with the field's name."""
+    first = error.errors()[0]
+    field = next((f"{part}: " for part in first["loc"] if isinstance(part, str)), "")
+    return f"{field}{first['msg'][:1].lower()}{first['msg'][1:]}"

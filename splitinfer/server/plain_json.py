@@ -28,6 +28,8 @@ def plain_json(text: str) -> Any:
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     except ValueError as error:
+        if "int_max_str_digits" in str(error):  # Python's own words for a number of thousands of digits
+            raise ValueError("is not JSON: a number has too many digits") from None
         raise ValueError(f"is not JSON: {error}") from None
     if _depth(found) > _MAX_DEPTH:
         raise ValueError("is nested too deeply")

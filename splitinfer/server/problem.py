@@ -49,6 +49,7 @@ class Problem(Exception):
     retry_after: seconds after which it may succeed, if it may.
     allow: the methods that would be taken, where this one is not.
     details: what Anthropic's clients decide by, where a word is not enough.
+    closes: whether the connection ends with it.
 
     What quotes a request is cut to a length, so that an answer is no larger than what was asked.
     """
@@ -60,6 +61,7 @@ class Problem(Exception):
     retry_after: float | None = None
     allow: tuple[str, ...] = ()
     details: Mapping[str, Any] | None = None
+    closes: bool = False
 
     def __post_init__(self) -> None:
         self.message, self.param = _cut(self.message, _MOST_MESSAGE), self.param and _cut(self.param, _MOST_PARAM)
@@ -73,6 +75,8 @@ class Problem(Exception):
         headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         if self.allow:
             headers["Allow"] = ", ".join(self.allow)
+        if self.closes:
+            headers["Connection"] = "close"
         return {**headers, "WWW-Authenticate": "Bearer"} if self.status == 401 else headers
 
     def openai(self) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """How much each key may ask: requests at a time, and a minute. Pure: the caller has the clock.
 
-The rate is a token bucket: a key may ask a quarter of a minute's requests at once, at least one, and gets back the
-minute's number evenly. A refusal says when the next request would be taken, and costs nothing.
+The rate is a token bucket: a key that may make 5 requests a minute may make 5 at once, and then one each 12 s. A
+refusal says when the next request would be taken, and costs nothing.
 """
 
 from dataclasses import dataclass, field
 
 from splitinfer.server.keys import ApiKey
 from splitinfer.server.problem import Problem
-
-_BURST = 0.25  # of a minute's requests, at once
 
 
 @dataclass(slots=True)
@@ -52,15 +50,16 @@ class Rates:
     def _take_token(self, account: _Account, key: ApiKey, now: float) -> None:
         if key.requests_per_minute is None:
             return
-        each, most = 60.0 / key.requests_per_minute, max(1.0, _BURST * key.requests_per_minute)
+        each, most = 60.0 / key.requests_per_minute, max(1.0, key.requests_per_minute)
         held = most if account.tokens is None else min(most, account.tokens + (now - account.at) / each)
         account.tokens, account.at = held, now
-        if held < 1.0:
+        wait = (1.0 - held) * each
+        if wait > 0:
             raise Problem(
                 429,
-                f"key {key.name!r} may make {key.requests_per_minute:g} requests a minute",
+                f"key {key.name!r} may make {key.requests_per_minute:g} a minute; the next one in {wait:.0f} s",
                 code="rate_limit_exceeded",
-                retry_after=(1.0 - held) * each,
+                retry_after=wait,
             )
         account.tokens = held - 1.0
 

@@ -7,8 +7,8 @@ is queued or a lost worker is waited for. What a ping looks like is each API's m
 Three tasks of one response: one writes what comes, one waits until the client has gone, and one watches the clock and
 pings. Whichever ends first ends the others; the source of the events is closed in any case, so an answer that nobody
 reads is aborted at once. A write waits while the client does not read; meanwhile events wait in their own queue. How
-long that may last is the connection's matter (`patience`): it ends one on which nothing moves, and so the client has
-gone. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at what the writer
+long that may last is decided elsewhere (`connections`): a connection on which nothing moves is ended, and so the client
+has gone. Most writes are of one token, so a write makes no task and sets no timer: the watch looks at what the writer
 notes.
 """
 

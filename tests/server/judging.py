@@ -6,6 +6,7 @@ from mutating import Sent
 from raw_http import Exchange, Said
 
 UNAVAILABLE = 503  # documented; a healthy server with room never says it
+NO_HTTP = b"Invalid HTTP request received."
 _OPENAI = {"message", "type", "param", "code"}
 
 
@@ -51,8 +52,7 @@ def verdict(sent: Sent, came: Exchange) -> str | None:
 
 
 def _judge(said: Said, is_anthropic: bool) -> str | None:
-    if "x-request-id" not in said.headers:  # no request: bytes that are no HTTP, in OpenAI's form
-        if said.headers.get("connection") != "close":
-            return f"{said.status} without an id, and the connection goes on"
-        is_anthropic = False
+    if "x-request-id" not in said.headers:  # it reached no API: bytes that are no HTTP
+        is_refusal = (said.status, said.headers.get("connection")) == (400, "close") and said.body == NO_HTTP
+        return None if is_refusal else f"{said.status} without an id: {said.body[:80]!r}"
     return trouble_with(said.status, said.headers, said.json, is_anthropic=is_anthropic)

@@ -144,7 +144,7 @@ def test_bodies_are_bounded_together(llm: LLM):
 
 
 def test_counting_and_tokenizing_count_as_requests(llm: LLM):
-    keys = ApiKeys([ApiKey("slow", digest("secret"), requests_per_minute=4)])  # one at once
+    keys = ApiKeys([ApiKey("slow", digest("secret"), requests_per_minute=1)])
     for path, body in (
         ("/tokenize", {"prompt": "a"}),
         ("/detokenize", {"tokens": [5]}),

@@ -32,6 +32,7 @@ def test_an_object(raw: bytes, found: dict[str, Any]):
         (b"{", "the body is not JSON"),
         (b'{"a": Infinity}', "the body is not JSON: Infinity is no number in JSON"),
         (b'{"a": 1e999}', "the body is not JSON: 1e999 is too large a number"),
+        (b'{"a": %b}' % (b"9" * 5000), "the body is not JSON: a number has too many digits"),
         (b'{"a": "\\ud800"}', "the body has half a character, which no text can hold"),
         (b'{"\\uDFFF": 1}', "the body has half a character, which no text can hold"),
         (b'{"a": "\xed\xa0\x80"}', "the body is not JSON"),

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
+from splitinfer.cli.serving import Access
 from splitinfer.errors import ConfigError
-from splitinfer.server.gate import SESSION_COOKIE, Facts, Gate, is_loopback, name_of
-from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, as_yaml, digest, new_secret, read_keys
+from splitinfer.server.gate import SESSION_COOKIE, Facts, Gate, check_exposure, is_loopback, name_of, names_of
+from splitinfer.server.keys import NOBODY, ApiKey, ApiKeys, Scope, digest, new_secret
 from splitinfer.server.problem import Problem
 
 JSON = "application/json"
+HERE, NETWORK, ALL = "127.0.0.1", "192.168.0.2", "0.0.0.0"
 ADMIN = ApiKey("admin", digest("boss"), frozenset({Scope.ADMIN}))
 USER = ApiKey("laptop", digest("secret"))
 KEYS = ApiKeys([ADMIN, USER])
@@ -88,8 +90,9 @@ def test_of_another_sites_pages_only_links_lead_here(method: str, mode: str, des
     assert status(Gate().check_site, Facts(method, "/health", sent)) == expected
 
 
-def test_reading_needs_no_content_type():
+def test_reading_needs_no_content_type_and_who_speaks_http_1_0_no_host():
     assert status(Gate().check_site, Facts("GET", "/health", {"host": "localhost"})) == 200
+    assert status(Gate().check_site, Facts("GET", "/health", {})) == 200
 
 
 @pytest.mark.parametrize(
@@ -141,52 +144,59 @@ def test_loopback(host: str, local: bool):
 
 def test_names():
     assert [name_of(host) for host in ("a.b:1", "[fe80::1%en0]:5", "A.B.", "")] == ["a.b", "fe80::1%en0", "a.b", ""]
+    own = ["Mini", "mini.local", "192.168.0.2"]
+    assert names_of(ALL, own, ["AI.example:443"]) == {"mini", "mini.local", "192.168.0.2", "ai.example"}
+    assert names_of(HERE, own, []) == {HERE}
 
 
-# -- the file --------------------------------------------------------------------------------------
-
-
-def test_a_file_holds_what_was_made_and_no_key(tmp_path: Path):
-    secret = new_secret()
-    made = [ApiKey("phone", digest(secret), frozenset({Scope.USE}), 60.0, 4), ADMIN]
-    path = tmp_path / "keys.yaml"
-    path.write_text(as_yaml(made))
-    assert secret not in path.read_text()
-    assert read_keys(path) == made
-    assert ApiKeys(read_keys(path)).find(secret) == made[0]
+# -- to whom it is opened --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("host", "has_keys", "no_auth", "origins", "refused"),
     [
-        ("", "must hold a list of API keys"),
-        ("a: 1", "must hold a list of API keys"),
-        ("[1]", "key 1 of .*: it must have name and sha256, and may have scopes"),
-        ("- {name: a, sha256: b}", "key 1 of .*: the sha256 of key 'a' must be 64 hexadecimal digits"),
-        ("- {name: a, sha256: %s, scopes: [rule]}", "scopes must be a list of use, admin, metrics"),
-        ("- {name: a, sha256: %s, scopes: []}", "key 'a' has no scope"),
-        ("- {name: a, sha256: %s, concurrent: 0}", "concurrent of key 'a' must be a number over 0, not 0"),
-        ("- {name: a, sha256: %s, concurrent: 1.5}", "concurrent of key 'a' must be a whole number"),
-        ("- {name: a, sha256: %s, requests_per_minute: many}", "requests_per_minute of key 'a' must be a number"),
-        ("- {name: a, sha256: %s, extra: 1}", "and may have scopes, requests_per_minute, concurrent"),
-        ("- {name: '', sha256: %s}", "a key needs a name"),
-        ("- [", "cannot be read"),
-        ("- 2026-13-01", "cannot be read: month must be in 1..12"),
-        ("[" * 5000, "cannot be read"),
-        ('- !!int ""', "cannot be read"),
-        ("- !!timestamp x", "cannot be read"),
-        ("- !!bool x", "cannot be read"),
+        (HERE, False, False, [], None),
+        ("::1", False, False, [], None),
+        ("localhost", True, False, [], None),
+        (NETWORK, False, False, [], "whoever reaches 192.168.0.2 could use this server"),
+        (ALL, False, False, [], "whoever reaches 0.0.0.0"),
+        ("::", False, False, [], "whoever reaches ::"),
+        ("mini.local", False, False, [], "whoever reaches mini.local"),
+        (ALL, True, False, ["*"], None),
+        (ALL, False, True, [], None),
+        (HERE, True, True, [], "leave one of them out"),
+        (HERE, False, False, ["https://chat.example"], None),
+        (HERE, False, False, ["*"], "lets every page of the web use a server without keys"),
+        (HERE, False, True, ["*"], None),
     ],
 )
-def test_a_file_that_holds_something_else_is_refused(tmp_path: Path, text: str, reason: str):
-    path = tmp_path / "keys.yaml"
-    path.write_text(text.replace("%s", "a" * 64))
-    with pytest.raises(ConfigError, match=reason):
-        read_keys(path)
+def test_no_more_than_was_said(host: str, has_keys: bool, no_auth: bool, origins: list[str], refused: str | None):
+    if refused is None:
+        check_exposure(host, has_keys=has_keys, no_auth=no_auth, origins=origins)
+        return
+    with pytest.raises(ConfigError, match=refused):
+        check_exposure(host, has_keys=has_keys, no_auth=no_auth, origins=origins)
 
 
-def test_names_are_unique():
-    with pytest.raises(ConfigError, match="two API keys 'laptop'"):
-        ApiKeys([USER, ApiKey("laptop", digest("other"))])
-    with pytest.raises(ConfigError, match="one key under two names"):
-        ApiKeys([USER, ApiKey("phone", USER.sha256)])
+def test_a_key_that_can_be_guessed_is_said(caplog: pytest.LogCaptureFixture):
+    assert Access(HERE, api_keys=("1234",)).gate()
+    assert Access(NETWORK, api_keys=(new_secret(),)).gate()
+    assert not caplog.text
+    assert Access(NETWORK, api_keys=(new_secret(), "1234")).gate()
+    assert "a key of 4 characters can be found by trying" in caplog.text
+
+
+def test_what_the_command_line_gives_makes_the_rules(tmp_path: Path):
+    gate = Access(NETWORK, api_keys=("one", "two"), origins=("https://chat.example/",)).gate()
+    assert gate.keys is not None
+    assert gate.keys.find("two") is not None
+    assert gate.hosts == {NETWORK}
+    assert gate.allows("https://chat.example")
+    assert Access().gate().keys is None
+    for access, reason in (
+        (Access(ALL), "whoever reaches"),
+        (Access(api_keys=(" ",)), "an API key is empty"),
+        (Access(key_file=tmp_path / "none"), "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            access.gate()

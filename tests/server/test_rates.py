@@ -34,7 +34,7 @@ def test_requests_at_a_time():
 
 
 def test_what_is_not_carried_out_costs_nothing():
-    rates, one = Rates(), key(per_minute=4, concurrent=1)  # one request at once
+    rates, one = Rates(), key(per_minute=1, concurrent=1)
     for _ in range(3):
         rates.begin(one, 0)
         rates.take_back(one)
@@ -56,14 +56,18 @@ def test_each_answer_takes_a_place():
         rates.begin(one, 0, 1)
 
 
-def test_a_refusal_says_when_the_next_is_taken_and_costs_nothing():
-    rates, one = Rates(), key(per_minute=4)  # one at once, then one every 15 s
-    assert refusal(rates, one, 100.0) is None
-    for now in (100.0, 104.0, 110.0):
+def test_five_a_minute_are_five_at_once_and_then_one_each_12_s():
+    rates, one = Rates(), key(per_minute=5)
+    assert [refusal(rates, one, 100.0) for _ in range(5)] == [None] * 5
+    for now in (100.0, 104.0, 110.0):  # a refusal says when the next is taken, and costs nothing
         refused = refusal(rates, one, now)
         assert refused is not None
-        assert refused.retry_after == pytest.approx(115.0 - now)
-    assert refusal(rates, one, 115.1) is None
+        assert refused.retry_after == pytest.approx(112.0 - now)
+        assert str(refused) == f"key 'one' may make 5 a minute; the next one in {112 - now:.0f} s"
+    for now in (112.1, 124.1):
+        assert refusal(rates, one, now) is None
+        assert refusal(rates, one, now) is not None
+    assert [refusal(rates, one, 500.0) for _ in range(6)].count(None) == 5, "a pause saves up a minute's, not more"
 
 
 def test_without_limits():
@@ -71,7 +75,7 @@ def test_without_limits():
     assert all(refusal(rates, NOBODY, 0) is None for _ in range(1000))
 
 
-@given(st.lists(st.floats(0, 20), max_size=60), st.sampled_from([2.0, 30.0, 240.0]))
+@given(st.lists(st.floats(0, 20), max_size=60), st.sampled_from([0.5, 2.0, 30.0, 240.0]))
 def test_never_more_than_the_rate_and_its_burst(waits: list[float], per_minute: float):
     rates, one, now, times = Rates(), key(per_minute), 0.0, list[float]()
     for wait in waits:
@@ -80,4 +84,4 @@ def test_never_more_than_the_rate_and_its_burst(waits: list[float], per_minute: 
             times.append(now)
     for i, first in enumerate(times):
         for count, last in enumerate(times[i:], 1):
-            assert count <= max(1.0, per_minute / 4) + (last - first) * per_minute / 60 + 1e-6
+            assert count <= max(1.0, per_minute) + (last - first) * per_minute / 60 + 1e-6

@@ -104,7 +104,7 @@ def test_the_engines_queue_is_full_before_the_server_is():
 
 
 def test_a_key_is_told_of_its_own_limits_first_and_a_full_queue_costs_it_nothing():
-    running, slow = service(), ApiKey("slow", digest("c"), requests_per_minute=4)  # one at once
+    running, slow = service(), ApiKey("slow", digest("c"), requests_per_minute=1)
     with running.admitted(NOBODY), running.admitted(NOBODY):
         assert [refusal(running, slow).code for _ in range(2)] == ["queue_full"] * 2
     with running.admitted(slow), running.admitted(NOBODY):

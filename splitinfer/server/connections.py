@@ -1,0 +1,157 @@
+"""The connections of the server: how many there are, and how long one may be still.
+
+Which server carries HTTP was decided by reading what each bounds by its options:
+
+                         uvicorn 0.54   hypercorn 0.18   granian 2.8
+    size of the head     yes            yes              yes
+    time for the head    no             yes              yes
+    time between two     yes            yes              no
+    TLS's handshake      no             yes              no
+    unread answers       no             no               no
+    size of a body       no             no               no
+    connections          in plain text  no               requests, without an answer
+
+None bounds an answer that its client does not read, or a body. hypercorn's writes take a lock and a task each, and it
+does not notice that a client has gone once the client has sent more than its request; granian calls from threads of its
+own, so each event of a stream crosses one. uvicorn writes a token in one call, shows which connections are open, and
+calls back once a second. So uvicorn it is, as it is: ``Connections.look`` is that call, and does what no option does.
+
+What uvicorn cannot read as HTTP it refuses itself, with 400 and a plain word. Bodies are bounded by `guard` and `body`.
+Whoever opens a server to the internet puts a reverse proxy in front (docs/server-proxy.md).
+"""
+
+import math
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from splitinfer.server.problem import Problem
+
+_SPARE = 128  # connections beyond the most: to be told so, to send what is left, or in TLS's handshake
+_READ_AHEAD = 64 << 10  # bytes behind a request
+_TOO_MANY_AGAIN = 2.0  # seconds, for a client that is turned away
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``most`` connections at a time, and seconds: ``head`` for a request's head, or for a body that nobody wants;
+    ``idle`` between two requests; ``unread`` in which a client takes nothing of an answer."""
+
+    most: int = 4096
+    head: float = 20.0
+    idle: float = 75.0
+    unread: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stillness:
+    """What a connection waits for: "head", "idle", "answer" or "unread". ``left``: bytes to send. ``since``: when it
+    began, or last moved; in the loop's seconds."""
+
+    what: str
+    left: int
+    since: float
+
+    def after(self, before: "Stillness | None") -> "Stillness":
+        """The same with the time of the look ``before``, if nothing has moved since."""
+        has_moved = before is None or before.what != self.what or self.left < before.left
+        return self if has_moved or before is None else Stillness(self.what, self.left, before.since)
+
+
+class Connections:
+    """The connections of one server. ``open``: uvicorn's set. Without a clock of its own."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.open: Collection[Any] = ()
+        self._limits = limits
+        self._still: dict[Any, Stillness] = {}
+
+    def look(self, now: float) -> None:
+        """End those that were still for too long, as of ``now``, in seconds."""
+        bounds = {"head": self._limits.head, "unread": self._limits.unread}  # those that are idle are uvicorn's
+        self._still = {each: _stillness(each, now).after(self._still.get(each)) for each in self.open}
+        for connection, still in self._still.items():
+            if now - still.since >= bounds.get(still.what, math.inf):
+                connection.transport.abort()
+            elif still.what == "answer":
+                _listen_for_its_end(connection)
+
+    def turned_away(self) -> Problem | None:
+        """Why a new request is not taken: all connections are in use. The one that waits longest for a request makes
+        room, so strangers who hold connections keep nobody out."""
+        if len(self.open) <= self._limits.most:
+            return None
+        new = Stillness("head", 0, math.inf)  # since the last look
+        waiting = [each for each in self.open if _stillness(each, 0.0).what in ("head", "idle")]
+        if waiting:
+            min(waiting, key=lambda each: self._still.get(each, new).since).transport.abort()
+            return None
+        sentence = f"{self._limits.most:,} connections are open, and no more may be (--max-connections)"
+        return Problem(503, sentence, retry_after=_TOO_MANY_AGAIN, closes=True)
+
+
+def _stillness(connection: H11Protocol, now: float) -> Stillness:
+    """What a connection waits for, as of ``now``."""
+    cycle, transport = connection.cycle, connection.transport
+    is_answering = cycle is not None and not cycle.response_complete
+    unsent = transport.get_write_buffer_size()
+    if unsent and (transport.is_closing() or connection.flow.write_paused or not is_answering):
+        return Stillness("unread", unsent, now)
+    if is_answering:
+        return Stillness("answer", 0, now)
+    has_rest = connection.conn.their_state is h11.SEND_BODY or bool(connection.conn.trailing_data[0])
+    return Stillness("head" if cycle is None or has_rest else "idle", 0, now)
+
+
+def _listen_for_its_end(connection: H11Protocol) -> None:
+    """Read on behind a request, where uvicorn stops: else its client's end is noticed with the next write only."""
+    is_whole = connection.conn.their_state is not h11.SEND_BODY
+    if connection.flow.read_paused and is_whole and len(connection.conn.trailing_data[0]) < _READ_AHEAD:
+        connection.flow.resume_reading()
+
+
+# -- where they come from --------------------------------------------------------------------------
+
+
+class Listening(socket.socket):
+    """Takes over the socket ``bound``. Where ``most`` connections are open, and some more, further ones are closed as
+    they come. uvicorn does not know a connection before TLS's handshake, so they are counted where they are accepted.
+    """
+
+    def __init__(self, bound: socket.socket, most: int) -> None:
+        super().__init__(fileno=bound.detach())
+        self._most, self._open = most + _SPARE, WeakSet[_Accepted]()
+        # Connections inherit it. asyncio sets it only for sockets that name their protocol, which this one does not;
+        # and an answer is two writes, of which the second would wait for the client's delayed ACK.
+        self.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection.
+
+        Raises:
+            BlockingIOError: there is none, or one too many, after which asyncio lets others run before it looks again.
+        """
+        accepted, address = super().accept()
+        made = _Accepted(fileno=accepted.detach())
+        if len(self._open) >= self._most:
+            made.close()
+            raise BlockingIOError
+        made.among = self._open
+        self._open.add(made)
+        return made, address
+
+
+class _Accepted(socket.socket):
+    """A connection, counted in ``among`` until it is closed."""
+
+    among: "WeakSet[_Accepted]"
+
+    def close(self) -> None:
+        super().close()
+        if hasattr(self, "among"):
+            self.among.discard(self)

@@ -1,0 +1,124 @@
+"""Which request of whom is answered, for every route of the real application: the table in docs/server.md.
+
+A page of another site gets nothing anywhere, whatever it knows.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from asgi import answer
+from mutating import BODIES, JSON, Asked
+from starlette.routing import Router
+
+from splitinfer.llm import LLM
+from splitinfer.server.app import make_app
+from splitinfer.server.gate import SESSION_COOKIE, Gate
+from splitinfer.server.guard import Guard
+from splitinfer.server.keys import ApiKey, ApiKeys, Scope, digest
+from splitinfer.server.route import ApiRoute
+from splitinfer.server.service import Service
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "server.md"
+KEYS = {scope: ApiKey(scope, digest(f"for {scope}"), frozenset({scope})) for scope in Scope}
+HOSTS, ORIGINS = frozenset({"ai.example"}), frozenset({"https://chat.example"})
+KEY = ("X-Api-Key", "for admin")
+Headers = tuple[tuple[str, str], ...]
+
+
+@pytest.fixture(scope="module")
+def applications(llm: LLM) -> tuple[Guard, Guard]:
+    """A server with keys, and one without."""
+    gates = (Gate(HOSTS, ORIGINS, ApiKeys(KEYS.values())), Gate(HOSTS, ORIGINS))
+    with_keys, without = (make_app(Service(llm, "demo", gate)) for gate in gates)
+    return with_keys, without
+
+
+def routes_of(application: Guard) -> Iterator[tuple[str, str]]:
+    """Every method and path of an application."""
+    router = application._app
+    assert isinstance(router, Router)
+    for route in router.routes:
+        assert isinstance(route, ApiRoute)
+        yield from ((method, route.path) for method in route.methods or ())
+
+
+def status(application: Guard, method: str, path: str, headers: Headers = ()) -> int:
+    """What a request without a fault gets."""
+    changes = {"stream": False, "n": 1, "max_tokens": 1, "max_output_tokens": 1, "prompt": "x", "echo": False}
+    asks = {**BODIES.get(path, {}), **({"prefill_share": None} if path.endswith("dials") else {})}
+    body = json.dumps(asks | {name: changes[name] for name in changes if name in asks}).encode()
+    declared = () if "Content-Type" in dict(headers) else (JSON,)
+    target = path.replace("{request_id}", "x").replace("{name:path}", "site/index.html").replace("{name}", "demo")
+    has_body = method in ("POST", "PATCH")
+    asked = Asked(method, target, (*(declared if has_body else ()), *headers), body if has_body else b"")
+    return asyncio.run(answer(application, asked)).status
+
+
+def table() -> dict[str, list[str]]:
+    """The page's table: by method and path, or path alone, what `no key`, three scopes and a session get."""
+    lines = DOCS.read_text().partition("| request | no key |")[2].splitlines()[2:]
+    rows = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
+    return {name: cells for names, *cells in rows for name in re.findall("`([^`]+)`", names) or ["others"]}
+
+
+def test_the_page_says_who_may_what(applications: tuple[Guard, Guard]):
+    application, rows, seen = applications[0], table(), set[str]()
+    for method, path in routes_of(application):
+        shown = re.sub("{name:path}", "FILE", path)
+        name = next((one for one in (f"{method} {shown}", shown) if one in rows), "others")
+        seen.add(name)
+        session = application._sessions.begin(KEYS[Scope.USE])  # type: ignore[attr-defined]
+        bearers: list[Headers] = [(("Authorization", f"Bearer for {scope}"),) for scope in ("metrics", "use", "admin")]
+        cookie = ("Cookie", f"{SESSION_COOKIE}={session}")
+        for who, may in zip([(), *bearers, (cookie,)], rows[name], strict=True):
+            found = status(application, method, path, who)
+            assert (found not in (401, 403)) == (may == "yes"), (method, path, who, found)
+        if rows[name][0] != "yes":
+            for wrong in ((), (("X-Api-Key", "wrong"),), (("X-Api-Key", "wrong"), cookie)):
+                assert status(application, method, path, wrong) == 401, (method, path, wrong)
+    assert seen == set(rows)
+
+
+TRICKS = ("localhost:80:80", "localhost@attacker.example", "localhost:80@attacker.example", "[::1]attacker.example",
+          "[::1", "localhost.attacker.example", "127.0.0.1.attacker.example", "0.0.0.0", "", "localhost:x")  # fmt: skip
+FOREIGN: list[Headers] = [
+    (KEY, ("Origin", "https://attacker.example")),
+    (KEY, ("Origin", "http://localhost:9999")),  # another server on this machine
+    (KEY, ("Origin", "null")),  # a file, or a frame in a sandbox
+    (KEY, ("Sec-Fetch-Site", "cross-site")),
+    (KEY, ("Sec-Fetch-Site", "same-site")),
+    (KEY, ("Host", "attacker.example")),  # its own name points here
+    (KEY, ("Host", "attacker.example"), ("Origin", "http://attacker.example")),
+    *((KEY, ("Host", host)) for host in TRICKS),
+]
+OWN: list[Headers] = [
+    (KEY, ("Origin", "http://localhost"), ("Sec-Fetch-Site", "same-origin")),
+    (KEY, ("Origin", "https://chat.example")),  # of --cors
+    *((KEY, ("Host", host)) for host in ("127.0.0.1:8080", "[::1]:8080", "ai.example", "AI.example.:443")),
+]
+
+
+def test_a_page_of_another_site_gets_nothing(applications: tuple[Guard, Guard]):
+    for application in applications:
+        for method, path in routes_of(application):
+            for who in FOREIGN:
+                assert status(application, method, path, who) == 403, (method, path, who)
+            for kind in ("text/plain", "application/x-www-form-urlencoded"):
+                if method in ("POST", "PATCH"):
+                    assert status(application, method, path, (KEY, ("Content-Type", kind))) == 415, (method, path)
+            for origin, expected in (("https://attacker.example", 403), ("https://chat.example", 204)):
+                preflight = (("Origin", origin), ("Access-Control-Request-Method", method))
+                assert status(application, "OPTIONS", path, preflight) == expected, (method, path)
+
+
+def test_its_own_names_and_allowed_pages_get_all(applications: tuple[Guard, Guard]):
+    for application in applications:
+        for method, path in routes_of(application):
+            expected = status(application, method, path, (KEY,))
+            assert expected in (200, 404), (method, path)
+            for who in OWN:
+                assert status(application, method, path, who) == expected, (method, path, who)

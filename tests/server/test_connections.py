@@ -1,0 +1,317 @@
+"""Connections: what is bounded, what is answered, and that nothing stays."""
+
+import http.client
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
+
+import h11
+import pytest
+from processes import until
+from raw_http import Connection
+
+from splitinfer.llm import LLM
+from splitinfer.server.connections import Connections, Limits, Listening
+from splitinfer.server.running import Listen, Server
+from splitinfer.server.service import Service
+
+AT_MOST = 20.0  # seconds, for what takes a few
+DELAYED_ACK = 0.04  # seconds, at least, in which a system waits with an acknowledgement for something to send
+QUICK = Limits(most=4, head=0.5, idle=1.0, unread=1.0)
+CHAT = "/v1/chat/completions"
+LONG = {"messages": [{"role": "user", "content": "Once"}], "max_tokens": 4000, "ignore_eos": True}
+
+
+def request(path: str, *headers: str, method: str = "GET", body: bytes = b"", version: str = "1.1") -> bytes:
+    lines = [f"{method} {path} HTTP/{version}", *headers]
+    if body:
+        lines += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+HOST = "Host: localhost"
+HEALTH, NOTHING = request("/health", HOST), request("/nothing", HOST)
+LARGE = request("/page/vendor/uplot.js", HOST)
+UNWANTED = request("/nothing", HOST, "Content-Length: 30000000", method="POST")
+
+
+def asks_long(path: str = CHAT, **more: Any) -> bytes:
+    return request(path, HOST, method="POST", body=json.dumps({**LONG, **more}).encode())
+
+
+@pytest.fixture(scope="module")
+def server(llm: LLM) -> Iterator[Server]:
+    """A server that soon loses its patience."""
+    server = Server(Service(llm, "demo"), Listen(port=0, limits=QUICK))
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(server: Server) -> Iterator[None]:
+    yield
+    until(lambda: (server.num_connections, server.service.num_running) == (0, 0), "all are gone", AT_MOST)
+
+
+@pytest.fixture
+def connect(server: Server) -> Iterator[Callable[..., Connection]]:
+    with ExitStack() as stack:
+        yield lambda **how: stack.enter_context(Connection(server.port, AT_MOST, **how))
+
+
+# -- what is waited for ----------------------------------------------------------------------------
+
+
+def test_an_answer_on_a_kept_connection_waits_for_no_acknowledgement(server: Server):
+    connection, seconds = http.client.HTTPConnection("127.0.0.1", server.port, AT_MOST), list[float]()
+    for _ in range(20):
+        began = time.perf_counter()
+        connection.request("GET", "/health")
+        connection.getresponse().read()
+        seconds.append(time.perf_counter() - began)
+    connection.close()
+    assert min(seconds[5:]) < DELAYED_ACK / 2, "the first few are acknowledged at once in any case"
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (b"", []),
+        (HEALTH[:20], []),
+        (HEALTH + NOTHING + HEALTH, [200, 404, 200]),  # idle
+        (HEALTH + HEALTH[:20], [200]),
+        (UNWANTED, [415]),
+        (request("/nothing", HOST, "Content-Length: 1" + "0" * 18, method="POST"), [413]),
+    ],
+)
+def test_who_does_not_go_on_loses_the_connection(connect: Any, sent: bytes, statuses: list[int]):
+    made = connect()
+    made.socket.sendall(sent)
+    assert [made.answer().status for _ in statuses] == statuses
+    assert made.ends()
+
+
+@pytest.mark.parametrize("head", [b"GET /", UNWANTED], ids=["head", "unwanted body"])
+def test_a_byte_at_a_time_makes_no_difference(server: Server, connect: Any, head: bytes):
+    made = connect()
+    made.socket.sendall(head)
+    with suppress(ConnectionError):
+        for _ in range(1000):
+            made.socket.sendall(b"x")
+            time.sleep(0.02)
+    assert server.num_connections == 0
+
+
+def test_who_asks_on_and_on_and_never_reads_loses_the_connection(server: Server, connect: Any):
+    made = connect(buffer=4096)
+    made.socket.settimeout(0.5)
+    with suppress(OSError):
+        made.socket.sendall(LARGE * 2000)
+    until(lambda: server.num_connections == 0, "it is gone", AT_MOST)
+
+
+@pytest.mark.parametrize("behind", [b"", b"\r\n", HEALTH, HEALTH * 50])
+def test_an_end_is_noticed_also_behind_further_requests(server: Server, connect: Any, behind: bytes):
+    made = connect()
+    made.socket.sendall(asks_long() + behind)
+    until(lambda: server.service.num_running == 1, "it is under way", AT_MOST)
+    made.socket.close()
+    until(lambda: server.service.num_running == 0, "it is over", AT_MOST)
+
+
+# -- what is answered ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "sentence"),
+    [
+        (request("/health", version="1.0"), 200, None),  # as load balancers look
+        (request("http://localhost/health", "Host: proxy.example"), 200, None),
+        (request("HTTP://attacker.example/health", HOST), 403, "this server is not called 'attacker.example'"),
+        (request("/health", "Host:"), 403, "this server is not called ''"),
+        (request("/health", HOST, "X: " + "x" * 66_000), 431, "the line and the headers of a request may have 65,536"),
+        (request("/" + "x" * 66_000, HOST), 431, "the line and the headers of a request may have 65,536"),
+        (request(CHAT, HOST, "Content-Length: 33554433", method="POST"), 413, "the body may have 33,554,432 bytes"),
+        (request(CHAT, HOST, "Content-Length: " + "9" * 19, method="POST"), 413, "the body may have 33,554,432 bytes"),
+    ],
+)
+def test_a_request_is_answered_at_once(connect: Any, sent: bytes, status: int, sentence: str | None):
+    made = connect()
+    made.socket.sendall(sent)
+    answer = made.answer()
+    assert answer.status == status, answer
+    if sentence is not None:
+        assert answer.json["error"]["message"].startswith(sentence)
+
+
+def test_two_lengths_of_one_body_end_the_connection(connect: Any):
+    made = connect()
+    both = request(CHAT, HOST, "Content-Length: 2", "Transfer-Encoding: chunked", method="POST")
+    made.socket.sendall(both + b"0\r\n\r\n" + HEALTH)
+    answer = made.answer()
+    assert (answer.status, answer.headers["connection"]) == (400, "close")
+    assert answer.json["error"]["message"] == "a body has a Content-Length or a Transfer-Encoding, not both"
+    assert made.ends()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
+        request("/health"),
+        request("/health", HOST, HOST),
+        request("/health", HOST, "X: " + "x" * 500_000),
+        request("/health", HOST, "Content-Length: " + "9" * 5000),
+        request(CHAT, HOST, "Transfer-Encoding: gzip", method="POST"),
+        request(CHAT, HOST, "Content-Type: application/json", "Transfer-Encoding: chunked", method="POST") + b"ZZ\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused_in_plain_words(connect: Any, sent: bytes, caplog: pytest.LogCaptureFixture):
+    made = connect()
+    with suppress(ConnectionError):
+        made.socket.sendall(sent)
+        answer = made.answer()
+        assert (answer.status, answer.headers["connection"]) == (400, "close")
+        assert answer.body == b"Invalid HTTP request received."
+    assert made.ends()
+    assert not [line for line in caplog.records if line.levelno > logging.INFO]
+
+
+# -- too many --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sent", [b"", HEALTH, UNWANTED], ids=["silent", "idle", "refused"])
+def test_strangers_keep_nobody_out(connect: Any, sent: bytes):
+    """Those who wait for a request, or were refused and go on sending, make room."""
+    strangers = [connect() for _ in range(QUICK.most)]
+    for each in strangers:
+        each.socket.sendall(sent)
+        if sent:
+            each.answer()
+    made = connect()
+    made.socket.sendall(HEALTH)
+    assert made.answer().status == 200
+
+
+def test_where_all_are_in_use_the_next_is_told_in_its_apis_words(server: Server, connect: Any):
+    busy = [connect() for _ in range(QUICK.most)]
+    for each in busy:
+        each.socket.sendall(asks_long(stream=True))
+    until(lambda: server.service.num_running == QUICK.most, "all are in use", AT_MOST)
+    for path, kind in ((CHAT, "server_error"), ("/v1/messages", "overloaded_error")):
+        made = connect()
+        made.socket.sendall(asks_long(path))
+        answer = made.answer()
+        assert (answer.status, answer.headers["retry-after"], answer.headers["connection"]) == (503, "2", "close")
+        assert answer.json["error"]["type"] == kind
+        assert "4 connections are open" in answer.json["error"]["message"]
+        assert made.ends()
+    assert server.service.num_running == QUICK.most, "nobody who is served is sent away"
+    for each in busy:
+        each.socket.close()
+
+
+def test_connections_are_counted_until_they_are_closed():
+    """Also those of TLS's handshake, of which the server does not know."""
+    with ExitStack() as sockets:
+        listening = sockets.enter_context(Listening(socket.create_server(("127.0.0.1", 0)), most=2 - 128))
+
+        def connect() -> socket.socket:
+            return sockets.enter_context(socket.create_connection(listening.getsockname(), timeout=AT_MOST))
+
+        def accept() -> socket.socket:
+            return sockets.enter_context(listening.accept()[0])
+
+        connect(), connect()
+        first, second = accept(), accept()
+        refused = connect()
+        with pytest.raises(BlockingIOError):
+            listening.accept()
+        assert refused.recv(1) == b""
+        first.close()
+        connect()
+        assert accept().fileno() > 0
+        assert second.fileno() > 0
+
+
+def test_closing_the_server_leaves_no_connection_and_no_thread(llm: LLM, caplog: pytest.LogCaptureFixture):
+    before = set(threading.enumerate())
+    server = Server(Service(llm, "demo"), Listen(port=0))
+    with Connection(server.port, AT_MOST) as busy, Connection(server.port, AT_MOST) as idle:
+        busy.socket.sendall(asks_long())
+        until(lambda: server.service.num_running == 1 and server.num_connections == 2, "one is busy", AT_MOST)
+        server.close()
+        assert idle.ends()
+        with suppress(OSError, http.client.HTTPException):
+            assert busy.answer().status >= 500
+    assert set(threading.enumerate()) <= before
+    assert (caplog.text, server.service.num_running) == ("", 0)
+
+
+# -- what is looked at, without sockets ------------------------------------------------------------
+
+
+class Still:
+    """A connection as uvicorn has it, on which nothing moves by itself."""
+
+    def __init__(self, *, asked: int = 0, answered: int = 0, unsent: int = 0, behind: bytes = b"") -> None:
+        self.is_aborted, self.unsent, self.closing = False, unsent, False
+        self.transport, self.flow, self.conn = self, self, self
+        self.write_paused, self.read_paused, self.resumed = bool(unsent), bool(behind), 0
+        self.cycle = self if asked else None
+        self.response_complete = asked == answered
+        self.their_state, self.trailing_data = (h11.DONE if asked else h11.IDLE), (behind, False)
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def resume_reading(self) -> None:
+        self.resumed += 1
+
+
+def lasts(connection: Still, change: Callable[[Still, float], object] = lambda *_: None) -> float | None:
+    """Seconds after which a connection is ended; ``None`` if it is not within an hour."""
+    connections, now = Connections(Limits(head=20.0, idle=75.0, unread=60.0)), 0.0
+    connections.open = {connection}
+    while not connection.is_aborted and now < 3600:
+        now += 1.0
+        connections.look(now)
+        change(connection, now)
+    return now - 1.0 if connection.is_aborted else None
+
+
+def takes_a_byte_a_minute(connection: Still, now: float) -> None:
+    connection.unsent -= now % 59 == 0
+
+
+@pytest.mark.parametrize(
+    ("connection", "change", "seconds"),
+    [
+        (Still(), None, 20.0),
+        (Still(asked=1), None, None),  # an answer takes as long as it takes
+        (Still(asked=1, answered=1), None, None),  # uvicorn's own bound
+        (Still(asked=1, answered=1, behind=b"GET"), None, 20.0),
+        (Still(asked=1, unsent=9), None, 60.0),
+        (Still(asked=1, answered=1, unsent=9), None, 60.0),
+        (Still(asked=1, unsent=9999), takes_a_byte_a_minute, None),
+    ],
+)
+def test_each_has_its_bound(connection: Still, change: Any, seconds: float | None):
+    assert lasts(connection, change or (lambda *_: None)) == seconds
+
+
+@pytest.mark.parametrize(("behind", "is_read"), [(b"", False), (b"x", True), (b"x" * 100_000, False)])
+def test_a_little_is_read_behind_a_request(behind: bytes, is_read: bool):
+    lasts(connection := Still(asked=1, behind=behind))
+    assert bool(connection.resumed) == is_read
