@@ -85,7 +85,7 @@ def rm(model: _Model, models_dir: ModelsDir = None) -> None:
                 )
             digests = ", ".join(one.digest[:12] for one in found)
             raise ConfigError(f"{len(found)} models here are called {model}; name one by its id: {digests}")
-        freed = store.remove(found[0])
+        freed = found[0].remove()
         typer.echo(f"removed {found[0].manifest.model}: {_size(freed)} freed in {store.path}")
         return 0
 
@@ -96,7 +96,7 @@ def _pull(reader: "Reader", store: "ModelStore", model: str, span: tuple[int, in
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     from splitinfer.console import errors
-    from splitinfer.engine.files.pulling import pull as pull_from
+    from splitinfer.engine.files.copying import pull as pull_from
 
     columns = (BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=errors, disable=not errors.is_terminal) as progress:

@@ -16,7 +16,7 @@ from typing import Any
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
 from splitinfer.core.tensor_info import ITEM_BITS, TensorInfo
 from splitinfer.errors import ModelError
-from splitinfer.store.holding import Hold
+from splitinfer.store.models import Hold
 
 _MAX_HEADER = 100 * 2**20  # the format's own bound
 _NUM_SAMPLES = 32

@@ -2,20 +2,21 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
 from splitinfer.models.checkpoint import Checkpoint, data_begin, read_config, read_header, table_of
-from splitinfer.store.manifest import Manifest, SmallFile, manifest
+from splitinfer.store.manifest import Manifest, SmallFile, is_small_file
 from splitinfer.store.models import StoredModel
-from splitinfer.store.names import is_small_file
+from splitinfer.store.ranges import Span, merged
 from splitinfer.store.source import Place, Source
 
 
 def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint:
     """The checkpoint of a model in the store, of which some tensors may be missing. ``snapshot``: a folder with files
-    of the same model, for tensors that the store lacks.
+    of the same model, which are read rather than the copies.
 
     Raises:
         ModelError: it is being removed, its configuration is damaged or missing, or its tensors are others than its
@@ -23,7 +24,7 @@ def open_stored(stored: StoredModel, snapshot: Path | None = None) -> Checkpoint
     """
     hold = stored.hold()
     tensors, origin = table_of(stored.manifest.tensors), stored.manifest.fingerprint
-    here = {**_beside(snapshot, tensors), **stored.tensors()}
+    here = {**stored.tensors(), **_beside(snapshot, tensors)}
     config = read_config(stored.folder)
     checkpoint = Checkpoint(stored.folder, config, tensors, origin.revision, here, origin, hold)
     difference = origin.difference(checkpoint.table_fingerprint())
@@ -41,12 +42,15 @@ def _beside(snapshot: Path | None, tensors: Mapping[str, TensorInfo]) -> dict[st
     return {name: there[info.file] for name, info in tensors.items() if info.file in there}
 
 
-def matches(told: Manifest, config_folder: Path, wanted: Fingerprint) -> str | None:
-    """How a model that a peer describes differs from the ``wanted`` one, as a phrase; ``None`` if it does not."""
-    described = Checkpoint(config_folder, read_config(config_folder), table_of(told.tensors), wanted.revision)
-    return wanted.difference(described.table_fingerprint()) or (
-        None if told.fingerprint.digest() == wanted.digest() else "it has another fingerprint"
-    )
+def matches(told: Manifest, config: bytes, wanted: Fingerprint) -> str | None:
+    """How a model that a peer describes differs from the ``wanted`` one, as a phrase; ``None`` if it does not.
+    ``config``: its config.json."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "config.json").write_bytes(config)
+        described = Checkpoint(folder, read_config(folder), table_of(told.tensors), wanted.revision)
+        difference = wanted.difference(described.table_fingerprint())
+    return difference or (None if told.fingerprint.digest() == wanted.digest() else "it has another fingerprint")
 
 
 def source_of(checkpoint: Checkpoint, model: str) -> Source:
@@ -55,25 +59,24 @@ def source_of(checkpoint: Checkpoint, model: str) -> Source:
     Raises:
         ModelError: a file is gone or damaged.
     """
-    fingerprint, places = checkpoint.fingerprint(), _places(checkpoint)
-    small = [
+    small = tuple(
         SmallFile(path.name, path.stat().st_size)
-        for path in checkpoint.folder.iterdir()
+        for path in sorted(checkpoint.folder.iterdir())
         if is_small_file(path.name) and path.is_file()
-    ]
-    held = [*places, *(file.name for file in small)]
-    made = manifest(model, fingerprint, small, checkpoint.tensors.values(), held)
-    numbered = {made.number_of[name]: place for name, place in places.items()}
-    return Source(made, numbered | {at: Place(checkpoint.folder / file.name) for at, file in enumerate(made.files)})
+    )
+    places, held = dict[str, Place](), dict[str, tuple[Span, ...]]()
+    for name in checkpoint.files:
+        path, spans = _held(checkpoint, name)
+        if spans:
+            places[name], held[name] = Place(path, data_begin(path)), spans
+    made = Manifest(model, checkpoint.fingerprint(), small, tuple(checkpoint.tensors.values()), held)
+    return Source(made, places | {file.name: Place(checkpoint.folder / file.name) for file in small})
 
 
-def _places(checkpoint: Checkpoint) -> dict[str, Place]:
-    """Where the tensors that are here begin."""
-    return {
-        info.name: Place(path, begin + info.begin)
-        for path in checkpoint.paths_of(checkpoint.tensors)
-        if path.exists()
-        for begin in [data_begin(path)]
-        for info in read_header(path)
-        if info.name in checkpoint.tensors and checkpoint.path_of(info.name) == path
-    }
+def _held(checkpoint: Checkpoint, file: str) -> tuple[Path, tuple[Span, ...]]:
+    """Where a file of weights lies on this machine, and which bytes of its tensors are there."""
+    wanted = [info for info in checkpoint.tensors.values() if info.file == file]
+    here = [info for info in wanted if info.name in checkpoint.copied] or wanted
+    path = checkpoint.path_of(here[0].name)
+    there = {info.name: (info.begin, info.end) for info in read_header(path)} if path.exists() else {}
+    return path, merged(there[info.name] for info in here if there.get(info.name) == (info.begin, info.end))

@@ -46,12 +46,14 @@ def open_model(model: str) -> Checkpoint:
 
 
 def open_local(model: str, revision: str | None = None) -> Checkpoint | None:
-    """The checkpoint of that name if all of it is on this machine; ``None`` otherwise. Never asks the hub.
+    """The checkpoint of that name if all of it is on this machine; ``None`` otherwise. Never asks the hub. An empty
+    folder is as good as none.
 
     Raises:
-        ModelError: it is a folder that holds no model.
+        ModelError: it is a folder that holds something else than a model.
     """
-    if model in DEMO_MODELS or _folder(model) is not None:
+    folder = _folder(model)
+    if model in DEMO_MODELS or (folder is not None and not _is_empty(folder)):
         return open_model(model)
     snapshot = local_snapshot(model, revision)
     if snapshot is None or not _is_whole(snapshot):
@@ -85,7 +87,7 @@ def _is_whole(snapshot: Path) -> bool:
 def _stored(model: str) -> StoredModel | None:
     """The model of that name in this machine's store, with its tokenizer: what workers copy for themselves has none."""
     found = ModelStore(default_folder()).named(model)
-    whole = [one for one in found if one.has_files(one.manifest.small(tokenizer=True))]
+    whole = [one for one in found if set(one.manifest.small(tokenizer=True)) <= set(one.files())]
     return whole[0] if len(whole) == 1 else None
 
 
@@ -96,6 +98,10 @@ def _folder(model: str) -> Path | None:
         return path if path.is_dir() else None
     except (RuntimeError, OSError, ValueError):  # no such user's home; a name too long for a path; a zero byte
         return None
+
+
+def _is_empty(folder: Path) -> bool:
+    return all(path.name.startswith(".") for path in folder.iterdir())
 
 
 def _open_hub(repo: str) -> Checkpoint:

@@ -3,22 +3,19 @@
 Bytes only: nothing here knows arrays, links or layers. Of a model a machine takes the tensors that it asks for and a
 few small files, nothing else.
 
-    names       which files of a model are taken at all, and that a name is no path
-    manifest    what a model has: its small files and its tensors, with their sizes; and who has them
-    pieces      items in pieces of two megabytes, and how many may be under way
-    parts       which tensors lie together in one file, and its header
+    manifest    what a model has: its small files and its tensors; which bytes the sender holds; which names are allowed
+    ranges      ranges of bytes: which are here, which are missing, in which pieces they are asked for
     pace        how fast a sender may send beside serving
     paths       the store's folder, and room on its disk
+    listing     which layers are here, for people
 
-    part        one file that is being written: pieces that were checked, kept across restarts
-    models      the store: the models in it, by their fingerprints
-    source      reads pieces of a model's files, and notices when a file changes
-    holding     locks between the processes that share a store
-    hearsay     which parts rest on the word of one machine
+    copied_file one file of weights, with holes where nothing was copied, and the journal of what was
+    models      the store: the models in it, by their fingerprints, and its locks
+    source      reads ranges of a model's files, and notices when a file changes
 
-The first six decide and touch nothing (``paths`` asks the environment for a folder's name); the last five act.
+The first five decide and touch nothing (``paths`` asks the environment for a folder's name); the last three act.
 
-A part becomes visible under its name only when each of its tensors is complete, so a reader never meets a hole. The
-checksum of every piece that was written is kept beside it. A copy that was interrupted, whatever by, reads what it
-wrote back, compares it with these checksums, and asks for the rest.
+What protects what: the link authenticates the sender and its bytes. The fingerprint says which model, and which version
+of it, is copied. A checksum of each range finds what a disk or a memory damages between the sender's reading and this
+machine's journal, and after a restart what was written and lost.
 """

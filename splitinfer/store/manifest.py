@@ -1,33 +1,64 @@
-"""What a model consists of, as one machine tells it another: small files, tensors, and which of them it has.
+"""What a model consists of, as one machine tells it another: small files, tensors, and which bytes of them it holds.
 
 A manifest comes from a peer, so nothing in it is believed: names have an allowed form, sizes are those of dtype and
 shape, numbers have bounds. That it describes the same model as a coordinator's is for the fingerprint to say
 (``core.fingerprint``), which this machine computes from the manifest itself.
 
-An *item* is a small file or a tensor; items have numbers, the small files first, then the tensors by file and place.
+Only files with these names are sent and taken: what else lies in a model's folder stays there, programs above all.
 """
 
-import json
+import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
-from splitinfer.store.names import CONFIGS, is_small_file, is_tensor, is_weight_file
+from splitinfer.store.ranges import Span, merged
 
+CONFIGS = ("config.json", "generation_config.json", "hf_quant_config.json")
+"""What a stage needs beside its tensors, as far as the model has it."""
 MAX_BYTES = 64 * 2**20  # of a manifest as sent
 _MAX_TEXT = 512 * 2**20  # of a manifest as text
 _MAX_TENSORS, _MAX_FILES = 1_000_000, 200
 _MAX_SMALL = 128 * 2**20  # bytes of one small file; a large tokenizer has 35 MB
 _MAX_WEIGHTS = 2**46  # bytes of all tensors
 _MAX_NAME = 4096
-_FORMAT = 1
+_FORMAT = 2
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,126}")  # no separator, no leading dot, nothing that a shell minds
+_SMALL = re.compile(
+    r"(config|generation_config|hf_quant_config|tokenizer[\w.-]*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
+    r"|(vocab|merges)\.txt|[\w.-]+\.(jinja|tiktoken)|[\w.-]*(tokenizer|spiece|sentencepiece)[\w.-]*\.model"
+)
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?")  # devices, to some file systems
+
+
+def is_small_file(name: str) -> bool:
+    """Whether a file of this name is taken beside the weights: configuration, tokenizer, chat template.
+
+    >>> [is_small_file(name) for name in ("config.json", "../config.json", "a/config.json", "model.py", "keys.json")]
+    [True, False, False, False, False]
+    """
+    return _is_plain(name) and _SMALL.fullmatch(name) is not None
+
+
+def is_weight_file(name: str) -> bool:
+    """Whether this may be the name of a file of weights."""
+    return _is_plain(name) and name.endswith(".safetensors")
+
+
+def is_tensor(name: str) -> bool:
+    """Whether this may be a tensor's name."""
+    return 0 < len(name) <= 512 and name.isprintable() and name != "__metadata__"
+
+
+def _is_plain(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and ".." not in name and not _RESERVED.fullmatch(name.lower())
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +69,10 @@ class SmallFile:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A small file or a tensor, and its size. ``tensor``: ``None`` for a small file."""
-
-    name: str
-    nbytes: int
-    tensor: TensorInfo | None = None
-
-
 @dataclass(frozen=True)
 class Manifest:
-    """A model's parts. ``held``: the numbers of the items that the sender has.
+    """A model. ``files``: the small ones, all of which the sender has. ``held``: the bytes of the weights that the
+    sender has, by file, as merged spans of the data part (behind a safetensors file's header).
 
     Raises:
         ModelError: a name or a size that no model of this project has.
@@ -59,57 +82,47 @@ class Manifest:
     fingerprint: Fingerprint
     files: tuple[SmallFile, ...]
     tensors: tuple[TensorInfo, ...]
-    held: frozenset[int] = frozenset()
+    held: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    format: int = _FORMAT
 
     def __post_init__(self) -> None:
         mistake = _mistake(self)
         if mistake:
-            raise ModelError(f"the list of what {self.model!r:.100} consists of cannot be used: {mistake}")
+            raise ModelError(f"the list of files and tensors of {self.model!r:.100} cannot be used: {mistake}")
 
     @cached_property
-    def items(self) -> tuple[Item, ...]:
-        """All items, by their numbers."""
-        small = (Item(file.name, file.nbytes) for file in self.files)
-        return (*small, *(Item(info.name, info.nbytes, info) for info in self.tensors))
+    def by_name(self) -> dict[str, TensorInfo]:
+        """The tensors by name."""
+        return {info.name: info for info in self.tensors}
 
     @cached_property
-    def number_of(self) -> dict[str, int]:
-        """The numbers of the tensors, by name."""
-        return {info.name: len(self.files) + at for at, info in enumerate(self.tensors)}
+    def by_file(self) -> dict[str, list[TensorInfo]]:
+        """The tensors of each file of weights, in the order of their places."""
+        found: dict[str, list[TensorInfo]] = {}
+        for info in sorted(self.tensors, key=lambda info: (info.file, info.begin, info.name)):
+            found.setdefault(info.file, []).append(info)
+        return found
 
-    def small(self, *, tokenizer: bool) -> list[int]:
-        """The numbers of the small files that are needed: by a stage its configuration, by a coordinator all."""
-        return [at for at, file in enumerate(self.files) if tokenizer or file.name in CONFIGS]
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Bytes that may be asked for, by file: of a small file, or of the data part of a file of weights."""
+        weights = {file: max(info.end for info in infos) for file, infos in self.by_file.items()}
+        return weights | {file.name: file.nbytes for file in self.files}
 
-
-def manifest(
-    model: str, fingerprint: Fingerprint, files: Iterable[SmallFile], tensors: Iterable[TensorInfo], held: Iterable[str]
-) -> Manifest:
-    """A manifest with its items in their order. ``held``: names of the files and tensors that are here."""
-    small = tuple(sorted(files, key=lambda file: file.name))
-    ordered = tuple(sorted(tensors, key=lambda info: (info.file, info.begin, info.name)))
-    made, here = Manifest(model, fingerprint, small, ordered), set(held)
-    numbers = frozenset(at for at, item in enumerate(made.items) if item.name in here)
-    return Manifest(model, fingerprint, small, ordered, numbers)
+    def small(self, *, tokenizer: bool) -> list[str]:
+        """The small files that are needed: by a stage its configuration, by a coordinator all."""
+        return [file.name for file in self.files if tokenizer or file.name in CONFIGS]
 
 
 def with_files(made: Manifest, files: Iterable[SmallFile]) -> Manifest:
     """The same model with these small files, too; of two with one name, these."""
-    merged = {file.name: file for file in (*made.files, *files)}
-    return manifest(made.model, made.fingerprint, merged.values(), made.tensors, ())
+    both = {file.name: file for file in (*made.files, *files)}
+    return replace(made, files=tuple(sorted(both.values(), key=lambda file: file.name)))
 
 
 def pack(made: Manifest) -> bytes:
     """A manifest as bytes."""
-    fields = {
-        "format": _FORMAT,
-        "model": made.model,
-        "fingerprint": asdict(made.fingerprint),
-        "files": [[file.name, file.nbytes] for file in made.files],
-        "tensors": [[t.name, t.dtype, t.shape, t.file, t.begin, t.end] for t in made.tensors],
-        "held": _ranges(made.held),
-    }
-    return zlib.compress(json.dumps(fields, separators=(",", ":")).encode(), 1)
+    return zlib.compress(_ADAPTER.dump_json(made), 1)
 
 
 def unpack(data: bytes | memoryview) -> Manifest:
@@ -122,37 +135,25 @@ def unpack(data: bytes | memoryview) -> Manifest:
     try:
         text = inflating.decompress(data, _MAX_TEXT)
         if not inflating.eof:
-            raise ModelError(f"a list of a model's parts has over {_MAX_TEXT:,} bytes, or ends too early")
-        fields = _DOCUMENT.validate_json(text, strict=True)
+            raise ModelError(f"a model's list of files and tensors has over {_MAX_TEXT:,} bytes, or ends too early")
+        return _ADAPTER.validate_json(text, strict=True)
     except (zlib.error, ValidationError, RecursionError) as error:
-        raise ModelError(f"a list of a model's parts cannot be read ({_first_line(error)})") from error
-    if fields.format != _FORMAT:
-        raise ModelError(f"a list of a model's parts has the format {fields.format}; this version reads {_FORMAT}")
-    tensors = tuple(TensorInfo(*each) for each in fields.tensors)
-    files = tuple(SmallFile(*each) for each in fields.files)
-    return Manifest(fields.model, fields.fingerprint, files, tensors, _numbers(fields.held, len(files) + len(tensors)))
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise ModelError(f"a model's list of files and tensors cannot be read ({first})") from error
 
 
-@dataclass(frozen=True)
-class _Document:
-    format: int
-    model: str
-    fingerprint: Fingerprint
-    files: tuple[tuple[str, int], ...]
-    tensors: tuple[tuple[str, str, tuple[int, ...], str, int, int], ...]
-    held: tuple[tuple[int, int], ...]
-
-
-_DOCUMENT: TypeAdapter[_Document] = TypeAdapter(_Document)
+_ADAPTER: TypeAdapter[Manifest] = TypeAdapter(Manifest)
 
 
 def _mistake(made: Manifest) -> str | None:
     """Why a manifest cannot be used, as a phrase; ``None`` if it can."""
+    if made.format != _FORMAT:
+        return f"it has the format {made.format}; this version reads {_FORMAT}"
     if not 0 < len(made.model) <= _MAX_NAME or not made.model.isprintable():
         return "the model's name cannot be printed"
     if len(made.tensors) > _MAX_TENSORS or len(made.files) > _MAX_FILES:
-        return f"{len(made.tensors):,} tensors and {len(made.files):,} files"
-    return _mistake_in_files(made.files) or _mistake_in_tensors(made.tensors)
+        return f"it has {len(made.tensors):,} tensors and {len(made.files):,} files"
+    return _mistake_in_files(made.files) or _mistake_in_tensors(made.tensors) or _mistake_in_held(made)
 
 
 def _mistake_in_files(files: tuple[SmallFile, ...]) -> str | None:
@@ -161,8 +162,7 @@ def _mistake_in_files(files: tuple[SmallFile, ...]) -> str | None:
             return f"the file name {file.name!r:.80} is not allowed"
         if not 0 <= file.nbytes <= _MAX_SMALL:
             return f"{file.name} has {file.nbytes:,} bytes"
-    names = {file.name.casefold() for file in files}  # a Mac's file system does not tell upper from lower case
-    return None if len(names) == len(files) else "two files have one name"
+    return None if _are_distinct(file.name for file in files) else "two files have one name"
 
 
 def _mistake_in_tensors(tensors: tuple[TensorInfo, ...]) -> str | None:
@@ -175,40 +175,23 @@ def _mistake_in_tensors(tensors: tuple[TensorInfo, ...]) -> str | None:
             return f"{info.name:.80} has another size than its shape says"
     if len({info.name for info in tensors}) < len(tensors):
         return "two tensors have one name"
-    if sum(info.nbytes for info in tensors) > _MAX_WEIGHTS:
+    if not _are_distinct({info.file for info in tensors}):
+        return "two files have one name"
+    if max(sum(info.nbytes for info in tensors), max((info.end for info in tensors), default=0)) > _MAX_WEIGHTS:
         return "its tensors are larger than any disk"
-    in_order = sorted(tensors, key=lambda info: (info.file, info.begin, info.name))
-    return None if in_order == list(tensors) else "its tensors are not in the order of their files"
+    return None
 
 
-def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Numbers as half-open ranges.
-
-    >>> _ranges([5, 1, 2, 3])
-    [(1, 4), (5, 6)]
-    """
-    ranges: list[tuple[int, int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][1] == number:
-            ranges[-1] = (ranges[-1][0], number + 1)
-        else:
-            ranges.append((number, number + 1))
-    return ranges
+def _mistake_in_held(made: Manifest) -> str | None:
+    for file, spans in made.held.items():
+        if file not in made.by_file:
+            return f"it holds {file!r:.80}, and none of its tensors is in that file"
+        if spans != merged(spans) or (spans and not 0 <= spans[0][0] < spans[-1][1] <= made.sizes[file]):
+            return f"it holds ranges of {file:.80} that are not in it"
+    return None
 
 
-def _numbers(ranges: Iterable[tuple[int, int]], count: int) -> frozenset[int]:
-    """The numbers in rising ranges below ``count``, so that their number is bounded.
-
-    Raises:
-        ModelError: ranges that are not so.
-    """
-    numbers: list[int] = []
-    for begin, end in ranges:
-        if not (numbers[-1] if numbers else -1) < begin < end <= count:
-            raise ModelError("a list of a model's parts cannot be used: it has items that it does not name")
-        numbers += range(begin, end)
-    return frozenset(numbers)
-
-
-def _first_line(error: Any) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+def _are_distinct(names: Iterable[str]) -> bool:
+    """Whether the names differ, also for a Mac's file system, which does not tell upper from lower case."""
+    folded = [name.casefold() for name in names]
+    return len(set(folded)) == len(folded)

@@ -1,38 +1,61 @@
 """The models in this machine's store, each in a folder that is named by the digest of its fingerprint.
 
-    models/ 3f21.../ .manifest                     what the whole model consists of
-                     config.json, ...              small files
-                     part-x.safetensors            complete tensors
-                     part-x.safetensors.checks     the checksums of their pieces
-                     .part-y.safetensors.partial   being copied, or interrupted
+    models/ 3f21.../ .manifest                   what the whole model consists of
+                     config.json, ...            small files
+                     weights/                    the files of weights, as far as they were copied (``copied_file``)
+            .lock                                locked while a model is begun or removed
+            .3f21....used                        locked by all who copy this model or have opened it, and by nobody else
+                                                 while it is removed
+            .3f21....copied                      locked by the one who copies it
 
 Two sets of weights never share a folder, however alike their tables are: the digest has samples of the weights, or the
-revision at the hub (``core.fingerprint``).
+revision at the hub (``core.fingerprint``). The system frees a lock when its process ends, whatever by (flock(2)). The
+files of locks stay when a model is removed, so that all lock the same file.
 """
 
 import contextlib
-import json
+import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
-from splitinfer.store.holding import Hold, alone, make_lock, unused
+from splitinfer.store.copied_file import CopiedFile, copied, said, write_whole
 from splitinfer.store.manifest import MAX_BYTES, Manifest, pack, unpack, with_files
-from splitinfer.store.part import PARTIAL, is_busy, write_whole
-from splitinfer.store.parts import Part
 from splitinfer.store.paths import no_room
+from splitinfer.store.ranges import Span, is_in, missing, size
 
-_MANIFEST = ".manifest"
+_MANIFEST, _WEIGHTS, _LOCK = ".manifest", "weights", ".lock"
 _FOLDER = re.compile(r"[0-9a-f]{32}")
-_PART = re.compile(r"part-[0-9a-f]{20}\.safetensors")
-_MAX_HEADER = 100 * 2**20
+
+
+class Hold:
+    """A model that is in use, until ``close`` or until nobody has this object any more."""
+
+    def __init__(self, file: int) -> None:
+        self._file = file
+
+    def close(self) -> None:
+        """Let it be removed."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +70,107 @@ class StoredModel:
         """The digest of its fingerprint."""
         return self.folder.name
 
+    def path_of(self, file: str) -> Path:
+        """Where the copy of a file of weights lies."""
+        return self.folder / _WEIGHTS / file
+
+    def copied(self, *, unfinished: bool = False) -> dict[str, tuple[Span, ...]]:
+        """What is here of each file of weights. ``unfinished``: also what an interrupted copy has written."""
+        return {
+            file: copied(self.path_of(file), infos, unfinished=unfinished)
+            for file, infos in self.manifest.by_file.items()
+        }
+
     def tensors(self) -> dict[str, Path]:
-        """The complete tensors that are here, and the files that hold them. Others are as if they were not here."""
-        wanted = {info.name: info for info in self.manifest.tensors}
-        found: dict[str, Path] = {}
-        for path in sorted(self.folder.glob("part-*.safetensors")):
-            if _PART.fullmatch(path.name) and _is_file(path):
-                found |= dict.fromkeys(_tensors_in(path, wanted), path)
-        return found
+        """The tensors that are here, and the files that hold them."""
+        here = self.copied()
+        return {
+            info.name: self.path_of(info.file)
+            for info in self.manifest.tensors
+            if is_in((info.begin, info.end), here[info.file]) and self.path_of(info.file).exists()
+        }
 
     def files(self) -> list[str]:
         """The small files that are here."""
-        sizes = {file.name: file.nbytes for file in self.manifest.files}
-        return [name for name, nbytes in sizes.items() if _size(self.folder / name) == nbytes]
+        return [file.name for file in self.manifest.files if _size(self.folder / file.name) == file.nbytes]
 
-    def has_files(self, numbers: list[int]) -> bool:
-        """Whether these small files are here."""
-        here = set(self.files())
-        return all(self.manifest.files[number].name in here for number in numbers)
+    def lacking(self, wanted: Iterable[TensorInfo]) -> int:
+        """Bytes of these tensors that no copy has written yet."""
+        here, spans = self.copied(unfinished=True), dict[str, list[Span]]()
+        for info in wanted:
+            spans.setdefault(info.file, []).append((info.begin, info.end))
+        return sum(size(missing(of_file, here[file])) for file, of_file in spans.items())
 
-    def begun(self, parts: Iterable[Part]) -> int:
-        """Bytes of these parts that an earlier copy has written."""
-        return sum(min(_size(self.folder / f".{part.name}{PARTIAL}") or 0, part.nbytes) for part in parts)
+    def open(self, file: str) -> CopiedFile:
+        """Go on with the copy of a file of weights. Raises ModelError."""
+        with said(self.folder):
+            (self.folder / _WEIGHTS).mkdir(mode=0o700, exist_ok=True)
+        if (self.folder / _WEIGHTS).is_symlink():
+            raise _is_link(self.folder / _WEIGHTS)
+        return CopiedFile(self.path_of(file), self.manifest.by_file[file])
 
     def hold(self) -> Hold:
-        """Keep other processes from removing it. Raises ModelError."""
-        return Hold(self.folder)
+        """Keep other processes from removing it.
+
+        Raises:
+            ModelError: it is being removed.
+        """
+        try:
+            file = _lock(self._locked_by("used"), fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._removed() from None
+        hold = Hold(file)
+        if not (self.folder / _MANIFEST).exists():
+            raise self._removed()
+        return hold
+
+    @contextlib.contextmanager
+    def copying(self, waits: Callable[[], None]) -> Iterator[None]:
+        """Be the only one who copies this model. ``waits``: called until no other process does; it has to sleep.
+
+        Raises:
+            ModelError: it is being removed.
+        """
+        with self.hold(), contextlib.ExitStack() as stack:
+            while True:
+                with contextlib.suppress(BlockingIOError):
+                    stack.callback(os.close, _lock(self._locked_by("copied"), fcntl.LOCK_EX | fcntl.LOCK_NB))
+                    break
+                waits()
+            yield
+
+    def remove(self) -> int:
+        """Remove it; return the bytes freed.
+
+        Raises:
+            ModelError: it is in use, or cannot be removed.
+        """
+        try:
+            file = _lock(self._locked_by("used"), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ModelError(
+                f"{self.manifest.model} is in use by a splitinfer of this machine, or being copied; end that first"
+            ) from None
+        with Hold(file), Hold(_lock(self.folder.with_name(_LOCK), fcntl.LOCK_EX)):
+            freed = self.nbytes
+            try:
+                (self.folder / _MANIFEST).unlink(missing_ok=True)  # first, so that half a model is none
+                shutil.rmtree(self.folder)
+            except OSError as error:
+                raise ModelError(f"{self.folder} cannot be removed: {error.strerror or error}") from error
+            return freed
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the disk, unfinished parts included."""
-        return sum(_size(path) or 0 for path in _paths(self.folder))
+        """Bytes that were written to the disk, by interrupted copies, too."""
+        small = sum(_size(path) or 0 for path in _paths(self.folder))
+        return small + sum(map(size, self.copied(unfinished=True).values()))
+
+    def _locked_by(self, what: str) -> Path:
+        return self.folder.with_name(f".{self.digest}.{what}")
+
+    def _removed(self) -> ModelError:
+        return ModelError(f"{self.folder} is being removed by another process; try again")
 
 
 class ModelStore:
@@ -88,11 +181,8 @@ class ModelStore:
 
     def models(self) -> list[StoredModel]:
         """All models, by name. Folders that hold something else are left alone."""
-        with contextlib.suppress(OSError):
-            names = [entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False)]
-            found = (self.find(name) for name in names)
-            return sorted((one for one in found if one is not None), key=lambda one: (one.manifest.model, one.digest))
-        return []
+        found = (self.find(path.name) for path in _paths(self.path))
+        return sorted((one for one in found if one is not None), key=lambda one: (one.manifest.model, one.digest))
 
     def find(self, digest: str) -> StoredModel | None:
         """The model with this fingerprint, if any of it is here."""
@@ -121,30 +211,22 @@ class ModelStore:
         Raises:
             ModelError: it cannot be made.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ModelError(f"the folder {self.path} cannot be made: {error.strerror or error}") from error
-        with alone(self.path):
-            return self._begin(manifest)
-
-    def _begin(self, manifest: Manifest) -> StoredModel:
-        there = self.find(manifest.fingerprint.digest())
-        if there is not None:
-            manifest = with_files(manifest, there.manifest.files)
-            if manifest.files == there.manifest.files:
-                make_lock(there.folder)
-                return there
         folder = self.path / manifest.fingerprint.digest()
-        try:
+        with said(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = _lock(self.path / _LOCK, fcntl.LOCK_EX)
+        with Hold(file), said(folder):
+            there = self.find(folder.name)
+            merged = with_files(manifest, () if there is None else there.manifest.files)
+            if there is not None and there.manifest.files == merged.files:
+                return there
             folder.mkdir(mode=0o700, exist_ok=True)
-        except OSError as error:
-            raise ModelError(f"the folder {folder} cannot be made: {error.strerror or error}") from error
-        if folder.is_symlink():
-            raise ModelError(f"{folder} is a link, which is not followed; remove it")
-        make_lock(folder)
-        write_whole(folder, _MANIFEST, pack(manifest))
-        return StoredModel(folder, manifest)
+            if folder.is_symlink():
+                raise _is_link(folder)
+            stored = StoredModel(folder, Manifest(merged.model, merged.fingerprint, merged.files, merged.tensors))
+            write_whole(folder, _MANIFEST, pack(stored.manifest))
+            stored.hold().close()  # so that who only reads makes no file
+            return stored
 
     def check_room(self, wanted: int) -> None:
         """Check that ``wanted`` more bytes fit.
@@ -162,54 +244,38 @@ class ModelStore:
         """Bytes of all models."""
         return sum(one.nbytes for one in self.models())
 
-    def remove(self, model: StoredModel) -> int:
-        """Remove a model; return the bytes freed.
 
-        Raises:
-            ModelError: it is in use, or cannot be removed.
-        """
-        with alone(self.path), unused(model.folder) as is_unused:
-            if any(is_busy(path) for path in model.folder.glob(f".*{PARTIAL}")):
-                raise ModelError(f"{model.manifest.model} is being copied just now; end that first")
-            if not is_unused:
-                raise ModelError(f"{model.manifest.model} is in use by a splitinfer of this machine; end that first")
-            return self._remove(model)
+def _lock(path: Path, how: int) -> int:
+    """Lock the file at ``path``; return its descriptor. From a store that cannot be written nobody removes anything, so
+    nothing is locked: -1.
 
-    def _remove(self, model: StoredModel) -> int:
-        freed = model.nbytes
+    Raises:
+        BlockingIOError: another process has the lock, and it is not to be waited for.
+        ModelError: the file cannot be made.
+    """
+    with said(path.parent):
         try:
-            (model.folder / _MANIFEST).unlink(missing_ok=True)  # first, so that half a model is none
-            shutil.rmtree(model.folder)
+            file = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ModelError(f"{model.folder} cannot be removed: {error.strerror or error}") from error
-        return freed
-
-
-def _tensors_in(path: Path, wanted: Mapping[str, TensorInfo]) -> Iterator[str]:
-    """The tensors of a part, as far as they are the model's; none if it is cut short or damaged."""
+            if error.errno in (errno.EACCES, errno.EROFS):
+                return -1
+            raise
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            entries = json.loads(file.read(length)) if length <= _MAX_HEADER else {}
-        end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        if path.stat().st_size != 8 + length + end:
-            return
-        for name, entry in entries.items():
-            info = wanted.get(name)
-            if info is not None and (info.dtype, list(info.shape)) == (entry["dtype"], entry["shape"]):
-                yield name
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error, RecursionError):
-        return
+        fcntl.flock(file, how)
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def _is_link(path: Path) -> ModelError:
+    return ModelError(f"{path} is a symbolic link, which is not followed; remove it")
 
 
 def _paths(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return [Path(entry.path) for entry in os.scandir(folder)]
     return []
-
-
-def _is_file(path: Path) -> bool:
-    return _size(path) is not None
 
 
 def _size(path: Path) -> int | None:

@@ -40,10 +40,8 @@ _CLASSES: dict[str, type[Message]] = {
         messages.Fault,
         messages.AskManifest,
         messages.TellManifest,
-        messages.AskPieces,
-        messages.TellPiece,
-        messages.AskDigests,
-        messages.TellDigest,
+        messages.AskRanges,
+        messages.TellRange,
         messages.Unavailable,
     )
 }
@@ -68,7 +66,7 @@ def _beginning(kind: str) -> bytes:
 
 
 _VOID = _beginning("void")
-_ASKS = tuple(map(_beginning, ("askmanifest", "askpieces", "askdigests")))
+_ASKS = tuple(map(_beginning, ("askmanifest", "askranges")))
 
 
 def is_void(header: bytes | memoryview) -> bool:
@@ -77,7 +75,7 @@ def is_void(header: bytes | memoryview) -> bool:
 
 
 def asks_for_weights(header: bytes | memoryview) -> bool:
-    """Whether a header is that of AskManifest, AskPieces or AskDigests, as far as can be told without decoding it."""
+    """Whether a header is that of AskManifest or AskRanges, as far as can be told without decoding it."""
     return any(bytes(header[1 : 1 + len(each)]) == each for each in _ASKS)
 
 

@@ -4,14 +4,13 @@
     worker -> coordinator      Welcome, Refuse, Progress, Profiled, Ready, Connected, ClockTell, Echoed, Measured,
                                Result, Fault
     worker -> next worker      Hello, Echo, Step    (answered by Welcome, Echoed, Refuse or Fault)
-    whoever lacks weights      AskManifest, AskPieces, AskDigests
-                               (answered by TellManifest, TellPiece, TellDigest or Unavailable)
+    whoever lacks weights      AskManifest, AskRanges    (answered by TellManifest, TellRange or Unavailable)
 
 A worker asks its coordinator for weights on the control link, while it loads; anybody whose key is admitted asks a
 worker on a link of its own, in the role "reader".
 
 Hidden states are not in a message: they are in the frame's parts, and ``Step.tensor`` and ``Step.packing`` say how to
-read them. So are the bytes of a manifest and of pieces of weights, and those of ``Echo`` and ``Echoed``, which mean
+read them. So are the bytes of a manifest and of weights, and those of ``Echo`` and ``Echoed``, which mean
 nothing. Goodbyes and heartbeats belong to the transport.
 """
 
@@ -25,7 +24,7 @@ from splitinfer.core.plan import StageFigures, StepPlan, StepResult, TensorSpec
 from splitinfer.core.wire_codec import CODECS, NONE, Packing
 
 PROTOCOL_VERSION = 14
-MOST_PIECES = 1024  # that one message asks for
+MOST_RANGES, MOST_RANGE = 512, 2**22  # that one message asks for; bytes of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,46 +327,44 @@ class AskManifest:
 
 @dataclass(frozen=True, slots=True)
 class TellManifest:
-    """The reply: the manifest (``store.manifest``) is in the frame's part. Pieces are asked for by its numbers."""
+    """The reply: the manifest (``store.manifest``) is in the frame's part. Ranges of its files may be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class AskPieces:
-    """Send these pieces, as (item, piece), in this order."""
+class Range:
+    """The bytes [begin, end) of a small file, or of the data part of a file of weights."""
 
-    pieces: tuple[tuple[int, int], ...]
+    file: str
+    begin: int
+    end: int
 
     def __post_init__(self) -> None:
-        if not 0 < len(self.pieces) <= MOST_PIECES:
-            raise ValueError(f"{len(self.pieces)} pieces are asked for; a message asks for 1 to {MOST_PIECES}")
+        if not 0 <= self.begin < self.end <= self.begin + MOST_RANGE:
+            raise ValueError(f"bytes {self.begin} to {self.end} of a file; a range has 1 to {MOST_RANGE:,} bytes")
+
+    @property
+    def nbytes(self) -> int:
+        """Its size."""
+        return self.end - self.begin
 
 
 @dataclass(frozen=True, slots=True)
-class TellPiece:
-    """One piece, whose bytes are in the frame's part. ``check``: the checksum of those bytes (``store.pieces``)."""
+class AskRanges:
+    """Send these ranges, in this order."""
 
-    item: int
-    at: int
+    ranges: tuple[Range, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.ranges) <= MOST_RANGES:
+            raise ValueError(f"{len(self.ranges)} ranges are asked for; a message asks for 1 to {MOST_RANGES}")
+
+
+@dataclass(frozen=True, slots=True)
+class TellRange:
+    """One range, whose bytes are in the frame's part. ``check``: their checksum (``store.ranges``)."""
+
+    asked: Range
     check: int
-
-
-@dataclass(frozen=True, slots=True)
-class AskDigests:
-    """Send the digests of these items, in this order: the asker has them from somebody else."""
-
-    items: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not 0 < len(self.items) <= MOST_PIECES:
-            raise ValueError(f"{len(self.items)} digests are asked for; a message asks for 1 to {MOST_PIECES}")
-
-
-@dataclass(frozen=True, slots=True)
-class TellDigest:
-    """The SHA-256 of all bytes of an item, as the sender has it."""
-
-    item: int
-    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,5 +377,5 @@ class Unavailable:
 Message = (
     Hello | Welcome | Refuse | Profile | Profiled | Load | Progress | Ready | Expect | Connect | Connected | Compress
     | ClockAsk | ClockTell | Echo | Echoed | MeasureNext | Measured | Step | Void | Result | Fault
-    | AskManifest | TellManifest | AskPieces | TellPiece | AskDigests | TellDigest | Unavailable
+    | AskManifest | TellManifest | AskRanges | TellRange | Unavailable
 )  # fmt: skip

@@ -14,7 +14,7 @@ ends use the same table, so a message that is illegal to send is also illegal to
                    READY -Void-> READY                                (every worker but the last)
     data link      NEW -Hello-> GREETED -Welcome-> FREE -Step-> STREAM -Step-> STREAM ...
                    FREE -Echo-> FREE_ECHOING -Echoed-> FREE           (repeatedly, before the first step)
-    weights        LOADING -AskManifest, AskPieces, AskDigests, and their answers-> LOADING   (the worker asks)
+    weights        LOADING -AskManifest, AskRanges, and their answers-> LOADING   (the worker asks)
                    NEW -Hello-> GREETED -Welcome-> FREE -AskManifest-> READING -the same-> READING   (a reader asks)
     anywhere later -Refuse or Fault-> OVER
 
@@ -63,12 +63,12 @@ def _exchange(state: State, request: str, waiting: State, reply: str) -> dict[Mo
     }
 
 
-_TOLD = ("tellmanifest", "tellpiece", "telldigest", "unavailable")
+_TOLD = ("tellmanifest", "tellrange", "unavailable")
 
 
 def _weights(state: State, asking: str, telling: str) -> dict[Move, State]:
     """The transitions of asks for weights and their answers, any number of which may be under way."""
-    asks = {(state, asking, kind): state for kind in ("askmanifest", "askpieces", "askdigests")}
+    asks = {(state, asking, kind): state for kind in ("askmanifest", "askranges")}
     return {**asks, **{(state, telling, kind): state for kind in _TOLD}}
 
 

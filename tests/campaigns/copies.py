@@ -1,4 +1,4 @@
-"""Copies over encrypted links, emulated or not, that are killed; and strangers at a worker's file door.
+"""Copies over encrypted links, emulated or not, that are killed; and strangers who ask a worker for weights.
 
     python -m tests.campaigns.copies --megabytes 256 --kills 20 --strangers 30
 
@@ -32,19 +32,17 @@ from weights import CONFIG
 
 from splitinfer.core.json_text import dumps
 from splitinfer.core.tensor_info import TensorInfo
-from splitinfer.engine.files.asking import Remote, ask_manifest
-from splitinfer.engine.files.outlet import Outlet
-from splitinfer.engine.files.pulling import pull
+from splitinfer.engine.files.answering import Answers, find_running
+from splitinfer.engine.files.copying import Remote, ask_manifest, pull
 from splitinfer.engine.files.reader import Reader
-from splitinfer.engine.files.shelf import RunningShelf
 from splitinfer.engine.links.connection import Connection
 from splitinfer.errors import PeerError
 from splitinfer.models.checkpoint import data_begin, open_folder, read_header
+from splitinfer.store.copied_file import header_of
 from splitinfer.store.models import ModelStore
-from splitinfer.store.parts import header_of
-from splitinfer.store.pieces import PIECE
+from splitinfer.store.ranges import PIECE
 from splitinfer.wire import codec
-from splitinfer.wire.messages import AskManifest, AskPieces, Hello, Message, Welcome
+from splitinfer.wire.messages import AskManifest, AskRanges, Hello, Message, Range, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, KeyPair, Link, LinkClosed, LinkOptions, Listener, Security, TransportError, listen
 
@@ -61,7 +59,7 @@ from pathlib import Path
 sys.path[:0] = {paths!r}
 from measuring import busiest, thread_seconds, touch
 sys.setswitchinterval(0.0005)  # as the command line does
-from splitinfer.engine.files.pulling import pull
+from splitinfer.engine.files.copying import pull
 from splitinfer.engine.files.reader import Reader
 from splitinfer.store.models import ModelStore
 from transports import KeyPair, LinkOptions, Security, connect
@@ -98,7 +96,7 @@ class Sender:
 
     def __init__(self, folder: Path, address: str) -> None:
         checkpoint = open_folder(folder)
-        self._shelf = RunningShelf(lambda: (checkpoint, NAME))
+        self._find = find_running(lambda: (checkpoint, NAME))
         options = LinkOptions(security=Security(HERE, None, lambda key: key == THERE.public))
         self._listener: Listener = listen(address, options=options)
         self.address = "tcp://" + self._listener.address.partition("://")[2].partition("?")[0]
@@ -130,8 +128,8 @@ class Sender:
             session.received(hello)
             end = Connection(link, hello.role, hello.name, hello.session, session)
             end.send(Welcome("campaign", hello.versions, "cpu", 0))
-            outlet = Outlet(end, self._shelf, lambda: None)
-            link.deliver_to(lambda item: outlet.close() if isinstance(item, LinkClosed) else outlet.put(item))
+            answers = Answers(end, self._find)
+            link.deliver_to(lambda item: answers.close() if isinstance(item, LinkClosed) else answers.put(item))
 
     @property
     def sent(self) -> int:
@@ -287,7 +285,8 @@ def attempt(victim: Victim, digest: str, at: int, chance: random.Random) -> str:
     assert security is not None
     stranger = LinkOptions(security=Security(KeyPair.make(), security.peer))
     ways = (stranger, LinkOptions(), LinkOptions(security=Security(KeyPair.make(), KeyPair.make().public)))
-    asks: list[Message] = [AskManifest(digest), AskManifest("", NAME), AskManifest("", "../.."), AskPieces(((0, 0),))]
+    files = (AskManifest(digest), AskManifest("", NAME), AskManifest("", "../.."))
+    asks: list[Message] = [*files, AskRanges((Range("model.safetensors", 0, 9),))]
     role = ("reader", "coordinator", "upstream")[at % 3]
     try:
         with Reader(victim.address, ways[at % len(ways)], 2.0, role=role) as reader:

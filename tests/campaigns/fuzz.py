@@ -39,9 +39,8 @@ from splitinfer.models.hidden_states import PackedRows, Sent, from_parts, to_par
 from splitinfer.models.tensors import from_buffer
 from splitinfer.wire import codec
 from splitinfer.wire.messages import (
-    AskDigests,
     AskManifest,
-    AskPieces,
+    AskRanges,
     ClockAsk,
     ClockTell,
     Echo,
@@ -53,11 +52,11 @@ from splitinfer.wire.messages import (
     Profile,
     Profiled,
     Progress,
+    Range,
     Refuse,
     Result,
     Step,
-    TellDigest,
-    TellPiece,
+    TellRange,
     Versions,
     Welcome,
 )
@@ -99,10 +98,8 @@ MESSAGES: list[Message] = [
     Result(StepResult(3, (SampledSlice(1, (SampledToken(4, -0.5, ((4, -0.5),)),)),))),
     Fault("broken", True, False),
     AskManifest("3f" * 16),
-    AskPieces(((0, 0), (41, 7))),
-    TellPiece(41, 7, 0xFFFF0001),
-    AskDigests((3, 41)),
-    TellDigest(41, bytes(range(32))),
+    AskRanges((Range("config.json", 0, 9), Range("model.safetensors", 4096, 8192))),
+    TellRange(Range("model.safetensors", 4096, 8192), 0xFFFF0001),
 ]
 HIDDEN = np.arange(24, dtype=np.uint16).tobytes()
 

@@ -6,14 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from weights import described
+from weights import FILE, described
 
 from splitinfer.core.tensor_info import TensorInfo
 from splitinfer.errors import ModelError
-from splitinfer.store.manifest import Manifest, SmallFile, manifest, pack, unpack, with_files
-from splitinfer.store.names import is_small_file, is_tensor, is_weight_file
+from splitinfer.store.manifest import (
+    Manifest,
+    SmallFile,
+    is_small_file,
+    is_tensor,
+    is_weight_file,
+    pack,
+    unpack,
+    with_files,
+)
 
 HOSTILE = [
     "../config.json", "/etc/config.json", "a/config.json", "a\\config.json", "..", ".", "", ".config.json", "con.json",
@@ -50,40 +56,47 @@ def test_a_tensor_has_no_hidden_name():
 def test_a_manifest_comes_back_as_it_was():
     told = described()
     assert unpack(pack(told)) == told
-    assert [item.name for item in told.items][:2] == ["config.json", "layers.0.weight"]
-    assert told.number_of["layers.2.weight"] == 3
-
-
-@given(st.sets(st.integers(0, 5)))
-def test_what_is_held_comes_back(numbers: set[int]):
-    told = replace(described(), held=frozenset(numbers))
-    assert unpack(pack(told)).held == numbers
+    assert [info.name for info in told.by_file[FILE]] == [f"layers.{at}.weight" for at in range(5)]
+    assert told.sizes == {"config.json": told.files[0].nbytes, FILE: told.tensors[-1].end}
 
 
 def changed(**fields: Any) -> bytes:
     """A packed manifest with other fields."""
     plain = json.loads(zlib.decompress(pack(described())))
-    return zlib.compress(json.dumps({**plain, "held": [], **fields}).encode())
+    return zlib.compress(json.dumps({**plain, "held": {}, **fields}).encode())
+
+
+def tensor(name: str, dtype: str, shape: list[int], begin: int, end: int, file: str = FILE) -> dict[str, Any]:
+    return {"name": name, "dtype": dtype, "shape": shape, "file": file, "begin": begin, "end": end}
+
+
+def small(name: str, nbytes: Any) -> dict[str, Any]:
+    return {"name": name, "nbytes": nbytes}
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"tensors": [["a", "U8", [9], "model.safetensors", 0, 3]]}, "another size"),
-        ({"tensors": [["a", "U8", [2**62], "model.safetensors", 0, 2**62]]}, "larger than any disk"),
-        ({"tensors": [["a", "F13", [3], "model.safetensors", 0, 3]]}, "another size"),
-        ({"tensors": [["a", "U8", [-1, -3], "model.safetensors", 0, 3]]}, "another size"),
-        ({"tensors": [["a", "U8", [1] * 17, "model.safetensors", 0, 1]]}, "another size"),
-        ({"tensors": [["a", "U8", [1], "m.safetensors", 0, 1], ["a", "U8", [1], "m.safetensors", 1, 2]]}, "one name"),
-        ({"tensors": [["b", "U8", [1], "m.safetensors", 1, 2], ["a", "U8", [1], "m.safetensors", 0, 1]]}, "order"),
-        ({"files": [["config.json", 3], ["config.json", 3]]}, "one name"),
-        ({"files": [["tokenizer_A.json", 3], ["tokenizer_a.json", 3]]}, "one name"),
-        ({"files": [["config.json", 2**40]]}, "bytes"),
-        ({"files": [["config.json", -1]]}, "bytes"),
-        ({"files": [["config.json", "3"]]}, "cannot be read"),
-        ({"held": [[0, 2**40]]}, "does not name"),
-        ({"held": [[-5, 2]]}, "does not name"),
-        ({"held": [[0, 2], [1, 3]]}, "does not name"),
+        ({"tensors": [tensor("a", "U8", [9], 0, 3)]}, "another size"),
+        ({"tensors": [tensor("a", "U8", [2**62], 0, 2**62)]}, "larger than any disk"),
+        ({"tensors": [tensor("a", "U8", [1], 2**62, 2**62 + 1)]}, "larger than any disk"),
+        ({"tensors": [tensor("a", "F13", [3], 0, 3)]}, "another size"),
+        ({"tensors": [tensor("a", "U8", [-1, -3], 0, 3)]}, "another size"),
+        ({"tensors": [tensor("a", "U8", [1] * 17, 0, 1)]}, "another size"),
+        ({"tensors": [tensor("a", "U8", [1], 0, 1), tensor("a", "U8", [1], 1, 2)]}, "one name"),
+        ({"tensors": [tensor("a", "U8", [1], 0, 1), tensor("b", "U8", [1], 0, 1, "Model.safetensors")]}, "one name"),
+        ({"tensors": [tensor("a", "U8", [1], 0, 1, "../model.safetensors")]}, "not allowed"),
+        ({"tensors": [tensor("a", "U8", [1], 0, 1, "/model.safetensors")]}, "not allowed"),
+        ({"files": [small("config.json", 3), small("config.json", 3)]}, "one name"),
+        ({"files": [small("tokenizer_A.json", 3), small("tokenizer_a.json", 3)]}, "one name"),
+        ({"files": [small("config.json", 2**40)]}, "bytes"),
+        ({"files": [small("config.json", -1)]}, "bytes"),
+        ({"files": [small("config.json", "3")]}, "cannot be read"),
+        ({"files": [small("../config.json", 3)]}, "not allowed"),
+        ({"held": {"../x.safetensors": [[0, 1]]}}, "none of its tensors is in that file"),
+        ({"held": {FILE: [[0, 2**40]]}}, "not in it"),
+        ({"held": {FILE: [[-5, 2]]}}, "not in it"),
+        ({"held": {FILE: [[0, 2], [1, 3]]}}, "not in it"),
         ({"model": "a\x1b[2J"}, "cannot be printed"),
         ({"model": ""}, "cannot be printed"),
         ({"format": 9}, "format"),
@@ -109,13 +122,12 @@ def test_a_bomb_is_not_unpacked(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_stage_needs_no_tokenizer():
-    files = [SmallFile("config.json", 1), SmallFile("tokenizer.json", 2), SmallFile("generation_config.json", 3)]
-    told = manifest("m", described().fingerprint, files, (), ())
-    assert [told.files[at].name for at in told.small(tokenizer=False)] == ["config.json", "generation_config.json"]
+    files = (SmallFile("config.json", 1), SmallFile("tokenizer.json", 2), SmallFile("generation_config.json", 3))
+    told = Manifest("m", described().fingerprint, files, ())
+    assert told.small(tokenizer=False) == ["config.json", "generation_config.json"]
     assert len(told.small(tokenizer=True)) == 3
 
 
 def test_files_that_another_machine_has_besides():
-    both: Manifest = with_files(described(), [SmallFile("tokenizer.json", 9), SmallFile("config.json", 4)])
+    both = with_files(described(), [SmallFile("tokenizer.json", 9), SmallFile("config.json", 4)])
     assert both.files == (SmallFile("config.json", 4), SmallFile("tokenizer.json", 9))
-    assert both.number_of["layers.0.weight"] == 2

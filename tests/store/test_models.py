@@ -1,84 +1,79 @@
 """The store: what it holds, what it refuses, what it removes."""
 
-import fcntl
 import os
 from pathlib import Path
 
 import pytest
-from test_part import fill
-from weights import CONFIG, described, shorten_pieces, written
+from test_copied_file import fill
+from weights import CONFIG, FILE, TOTAL, described, spans_of, written
 
 from splitinfer.errors import ModelError
-from splitinfer.store.holding import unused
+from splitinfer.store.copied_file import write_whole
 from splitinfer.store.manifest import SmallFile, with_files
 from splitinfer.store.models import ModelStore, StoredModel
-from splitinfer.store.part import PartWriter, write_whole
-from splitinfer.store.parts import parts_of
+
+ALL = (0, 1, 2, 3, 4)
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
-    shorten_pieces(monkeypatch, 8)
-    return ModelStore(tmp_path / "store", cap=10_000)
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "store", cap=2 * TOTAL)
 
 
-def copied(store: ModelStore, tmp_path: Path, numbers: range, **fields: str) -> StoredModel:
-    told = described(**fields)
-    source = written(tmp_path / "model", told)
-    model = store.begin(told)
+def copied(store: ModelStore, tmp_path: Path, numbers: tuple[int, ...] = ALL, *, sample: str = "s") -> StoredModel:
+    told = described(sample=sample)
+    source, model = written(tmp_path / "model", told), store.begin(told)
     write_whole(model.folder, "config.json", CONFIG)
-    for part in parts_of(told, numbers):
-        with PartWriter(model.folder, part) as writer:
-            fill(writer, source)
-            writer.finish()
+    with model.open(FILE) as file:
+        fill(file, source, spans_of(told, *numbers))
+        file.finish()
     return model
 
 
 def test_what_was_copied_is_found(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(2, 4))
+    model = copied(store, tmp_path, (1, 2))
     found = store.find(model.digest)
     assert found is not None
-    assert set(found.tensors()) == {"layers.1.weight", "layers.2.weight"}
+    assert set(found.tensors()) == {f"layers.{at}.weight" for at in (1, 2, 3)}  # the last is empty
     assert found.files() == ["config.json"]
-    assert found.has_files([0])
+    assert found.lacking(found.manifest.tensors) == TOTAL - sum(
+        end - begin for begin, end in spans_of(described(), 1, 2)
+    )
     assert store.named("a/model") == store.named(model.digest[:8]) == store.models() == [found]
     assert store.named("a/mode") == store.named(model.digest[:7]) == []
-    assert store.nbytes == found.nbytes == sum(path.stat().st_size for path in model.folder.iterdir())
+    assert 0 < store.nbytes == found.nbytes < TOTAL
 
 
 def test_weights_that_differ_in_a_sample_have_folders_of_their_own(store: ModelStore, tmp_path: Path):
-    one, other = (copied(store, tmp_path, range(1, 3), sample=sample) for sample in "xy")
+    one, other = (copied(store, tmp_path, (1,), sample=sample) for sample in "xy")
     assert one.folder != other.folder
     assert len(store.models()) == 2
 
 
-def test_a_part_that_was_cut_short_is_not_there(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(1, 4))
-    (path,) = set(model.tensors().values())
-    os.truncate(path, path.stat().st_size - 1)
-    assert model.tensors() == {}
-
-
-def test_an_unfinished_part_is_not_there_but_counts(store: ModelStore, tmp_path: Path):
+def test_what_an_interrupted_copy_has_written_is_not_there_but_counts(store: ModelStore, tmp_path: Path):
     told = described()
     model, source = store.begin(told), written(tmp_path / "model", told)
-    (part,) = parts_of(told, range(1, 6))
-    with PartWriter(model.folder, part) as writer:
-        fill(writer, source, 3)
-    assert model.tensors() == {}
-    assert len(part.header) < model.begun([part]) <= part.nbytes
+    before = model.nbytes
+    with model.open(FILE) as file:
+        fill(file, source, most=3)
+    assert model.tensors().keys() <= {"layers.3.weight"}  # an empty one
+    assert model.nbytes - before == TOTAL - model.lacking(told.tensors) > 0
 
 
-def test_a_part_that_is_a_link_is_not_read(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(1, 4))
-    (path,) = set(model.tensors().values())
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_weights_that_are_a_link_are_not_read_or_written(store: ModelStore, tmp_path: Path, what: str):
+    model = copied(store, tmp_path)
+    path = model.path_of(FILE) if what == "file" else model.path_of(FILE).parent
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert model.tensors() == {}
+    if what == "file":
+        assert model.tensors().keys() <= {"layers.3.weight"}  # an empty one
+    with pytest.raises(ModelError, match="is a symbolic link, which is not followed"):
+        model.open(FILE)
 
 
 def test_a_folder_with_another_models_manifest_is_none(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(1, 2))
+    model = copied(store, tmp_path)
     model.folder.rename(store.path / ("0" * 32))
     assert store.find("0" * 32) is None
     assert store.models() == []
@@ -86,12 +81,12 @@ def test_a_folder_with_another_models_manifest_is_none(store: ModelStore, tmp_pa
 
 @pytest.mark.parametrize("digest", ["", "..", "../store", "x" * 32, "a" * 31, "A" * 32])
 def test_no_digest_is_a_path(store: ModelStore, tmp_path: Path, digest: str):
-    copied(store, tmp_path, range(1, 2))
+    copied(store, tmp_path)
     assert store.find(digest) is None
 
 
 def test_a_damaged_manifest_is_no_model(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(1, 2))
+    model = copied(store, tmp_path)
     (model.folder / ".manifest").write_bytes(b"damaged")
     assert store.models() == []
     assert store.begin(described()).tensors()  # what was copied is still good
@@ -100,92 +95,102 @@ def test_a_damaged_manifest_is_no_model(store: ModelStore, tmp_path: Path):
 def test_another_machine_may_name_more_files(store: ModelStore):
     store.begin(described())
     told = with_files(described(), [SmallFile("tokenizer.json", 5)])
-    assert [file.name for file in store.begin(told).manifest.files] == ["config.json", "tokenizer.json"]
-    assert [file.name for file in store.begin(described()).manifest.files] == ["config.json", "tokenizer.json"]
+    for each in (told, described()):
+        assert [file.name for file in store.begin(each).manifest.files] == ["config.json", "tokenizer.json"]
 
 
 def test_the_folder_must_not_be_a_link(store: ModelStore, tmp_path: Path):
     store.path.mkdir()
     (tmp_path / "victim").mkdir()
     (store.path / described().fingerprint.digest()).symlink_to(tmp_path / "victim")
-    with pytest.raises(ModelError, match="is a link"):
+    with pytest.raises(ModelError, match="is a symbolic link"):
         store.begin(described())
     assert list((tmp_path / "victim").iterdir()) == []
 
 
 def test_the_cap_is_kept(store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": 10**12}))
-    model = copied(store, tmp_path, range(1, 6))
-    store.check_room(10_000 - model.nbytes)
+    model = copied(store, tmp_path)
+    store.check_room(2 * TOTAL - model.nbytes)
     with pytest.raises(ModelError, match=r"no room in .*`splitinfer models rm`"):
-        store.check_room(10_001 - model.nbytes)
+        store.check_room(2 * TOTAL + 1 - model.nbytes)
 
 
 def test_a_model_is_removed_with_all_that_is_its_own(store: ModelStore, tmp_path: Path):
-    model, other = copied(store, tmp_path, range(1, 6)), copied(store, tmp_path, range(1, 2), sample="other")
+    model, other = copied(store, tmp_path), copied(store, tmp_path, (1,), sample="other")
     nbytes = model.nbytes
-    assert store.remove(model) == nbytes
+    assert model.remove() == nbytes
     assert store.models() == [other]
     assert not model.folder.exists()
+    assert copied(store, tmp_path).tensors().keys() == {info.name for info in described().tensors}
 
 
 def test_a_model_that_is_in_use_is_not_removed(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(1, 6))
+    model = copied(store, tmp_path)
     with model.hold(), model.hold():  # several may
-        with pytest.raises(ModelError, match=r"a/model is in use by a splitinfer of this machine; end that first"):
-            store.remove(model)
+        with pytest.raises(ModelError, match=r"a/model is in use by a splitinfer of this machine"):
+            model.remove()
         assert len(model.tensors()) == 5
-    assert store.remove(model) > 0
+    assert model.remove() > 0
 
 
 def test_who_forgets_a_model_uses_it_no_more(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(1, 6))
+    model = copied(store, tmp_path)
     held = [model.hold()]
     held.clear()
-    assert store.remove(model) > 0
+    assert model.remove() > 0
 
 
-def test_a_model_that_is_being_removed_cannot_be_used(store: ModelStore, tmp_path: Path):
-    model = copied(store, tmp_path, range(1, 6))
-    with unused(model.folder) as is_unused:
-        assert is_unused
-        with pytest.raises(ModelError, match="is being removed by another process; try again"):
-            model.hold()
-    store.remove(model)
-    with pytest.raises(ModelError, match="is being removed"):
-        model.hold()
-
-
-def test_a_model_removed_while_another_process_was_about_to_use_it(
+def test_a_model_that_is_being_removed_cannot_be_used(
     store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The other has opened the lock, and takes it when the model is gone."""
-    model, flock = copied(store, tmp_path, range(1, 6)), fcntl.flock
+    model, tried = copied(store, tmp_path), list[str]()
+    real = os.unlink
 
-    def remove_before(file: int, how: int) -> None:
-        monkeypatch.setattr("splitinfer.store.holding.fcntl.flock", flock)
-        store.remove(model)
-        flock(file, how)
+    def unlink(path: Path, **fields: int) -> None:
+        with pytest.raises(ModelError, match="is being removed by another process; try again") as raised:
+            model.hold()
+        tried.append(str(raised.value))
+        real(path, **fields)
 
-    monkeypatch.setattr("splitinfer.store.holding.fcntl.flock", remove_before)
+    monkeypatch.setattr(os, "unlink", unlink)
+    model.remove()
+    assert tried
     with pytest.raises(ModelError, match="is being removed"):
         model.hold()
 
 
-def test_one_process_at_a_time_begins_a_model(store: ModelStore, monkeypatch: pytest.MonkeyPatch):
-    """So that neither forgets what the other has named."""
-    store.begin(described())
-    with_lock = list[bool]()
+def test_one_process_at_a_time_copies_a_model_and_the_others_wait(store: ModelStore):
+    model, waited = store.begin(described()), list[int]()
+    with model.copying(lambda: pytest.fail("nobody copies it")):
+        with pytest.raises(InterruptedError), model.copying(lambda: _wait(waited)):
+            pytest.fail("two copy it")
+        with pytest.raises(ModelError, match="or being copied"):
+            model.remove()
+    assert len(waited) == 3
+    with model.copying(lambda: pytest.fail("nobody copies it")):
+        pass
 
-    def merging(*told: object) -> object:
-        with (store.path / ".lock").open() as file, pytest.raises(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        with_lock.append(True)
-        return with_files(*told)
 
-    monkeypatch.setattr("splitinfer.store.models.with_files", merging)
-    store.begin(with_files(described(), [SmallFile("tokenizer.json", 5)]))
-    assert with_lock == [True]
+def _wait(waited: list[int]) -> None:
+    waited.append(1)
+    if len(waited) == 3:
+        raise InterruptedError
+
+
+def test_a_store_that_is_only_read_is_not_written_to(
+    store: ModelStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model, real = copied(store, tmp_path), os.open
+
+    def refuse(path: Path, flags: int, *mode: int) -> int:
+        if flags & os.O_CREAT:
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with model.hold():
+        assert len(model.tensors()) == 5
 
 
 def test_two_processes_write_the_same_small_file(store: ModelStore, monkeypatch: pytest.MonkeyPatch):
@@ -201,13 +206,3 @@ def test_two_processes_write_the_same_small_file(store: ModelStore, monkeypatch:
     write_whole(folder, "config.json", CONFIG)
     assert (folder / "config.json").read_bytes() == CONFIG
     assert not list(folder.glob("*.partial"))
-
-
-def test_a_model_that_is_being_copied_is_not_removed(store: ModelStore):
-    model = store.begin(described())
-    with (
-        PartWriter(model.folder, parts_of(model.manifest, range(1, 6))[0]),
-        pytest.raises(ModelError, match="is being copied"),
-    ):
-        store.remove(model)
-    assert store.find(model.digest) is not None

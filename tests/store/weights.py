@@ -4,51 +4,48 @@ import json
 from pathlib import Path
 from random import Random
 
-import pytest
-
 from splitinfer.core.fingerprint import FileFingerprint, Fingerprint
 from splitinfer.core.tensor_info import TensorInfo
-from splitinfer.store import parts, pieces
-from splitinfer.store.manifest import Manifest, SmallFile, manifest
-from splitinfer.store.parts import header_of
+from splitinfer.store.copied_file import header_of
+from splitinfer.store.manifest import Manifest, SmallFile
+from splitinfer.store.ranges import PIECE, Span
 from splitinfer.store.source import Place, Source
 
-SIZES = (10, 25, 7, 0, 40)  # of tensors, in bytes
+FILE = "model.safetensors"
+SIZES = (10, 2 * PIECE + 5, 7, 0, 3 * PIECE)  # of tensors, in bytes
+TOTAL = sum(SIZES)
 CONFIG = json.dumps({"model_type": "none", "num_hidden_layers": 4}).encode()
 
 
-def shorten_pieces(monkeypatch: pytest.MonkeyPatch, nbytes: int) -> None:
-    """Pieces so short that small tensors have several."""
-    for module in (pieces, parts):
-        monkeypatch.setattr(module, "PIECE", nbytes)
-
-
-def tensors(sizes: tuple[int, ...], file: str = "model.safetensors") -> list[TensorInfo]:
+def tensors(sizes: tuple[int, ...], file: str = FILE) -> tuple[TensorInfo, ...]:
     """Tensors of these sizes in bytes, one behind the other."""
     ends = [sum(sizes[: at + 1]) for at in range(len(sizes))]
-    return [
+    return tuple(
         TensorInfo(f"layers.{at}.weight", "U8", (size,), file, end - size, end)
         for at, (size, end) in enumerate(zip(sizes, ends, strict=True))
-    ]
+    )
 
 
 def described(sizes: tuple[int, ...] = SIZES, *, sample: str = "s", model: str = "a/model") -> Manifest:
-    """A manifest with all items held."""
-    infos = tensors(sizes)
-    print_ = Fingerprint("c", {"model.safetensors": FileFingerprint(sum(sizes), "t", sample)})
-    names = ["config.json", *(info.name for info in infos)]
-    return manifest(model, print_, [SmallFile("config.json", len(CONFIG))], infos, names)
+    """A manifest of a sender that holds all."""
+    print_ = Fingerprint("c", {FILE: FileFingerprint(sum(sizes), "t", sample)})
+    files, held = (SmallFile("config.json", len(CONFIG)),), {FILE: ((0, sum(sizes)),)}
+    return Manifest(model, print_, files, tensors(sizes), held)
 
 
-def written(folder: Path, told: Manifest, seed: int = 0) -> Source:
-    """The model in a folder, with random weights."""
+def written(folder: Path, told: Manifest) -> Source:
+    """The model in a folder, with random weights; those that are there stay."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes(CONFIG)
     header = header_of(told.tensors)
-    path = folder / "model.safetensors"
-    path.write_bytes(header + Random(seed).randbytes(sum(info.nbytes for info in told.tensors)))
-    places = {told.number_of[info.name]: Place(path, len(header) + info.begin) for info in told.tensors}
-    return Source(told, {0: Place(folder / "config.json"), **places})
+    if not (folder / FILE).exists():
+        (folder / FILE).write_bytes(header + Random(0).randbytes(told.sizes[FILE]))
+    return Source(told, {"config.json": Place(folder / "config.json"), FILE: Place(folder / FILE, len(header))})
+
+
+def spans_of(told: Manifest, *numbers: int) -> list[Span]:
+    """Where these tensors lie."""
+    return [(told.tensors[at].begin, told.tensors[at].end) for at in numbers]
 
 
 def bytes_in(path: Path, name: str) -> bytes:

@@ -164,6 +164,11 @@ def _echoes() -> st.SearchStrategy[messages.Echo]:
     return st.builds(messages.Echo, st.integers(0, MOST_BYTES))
 
 
+def _ranges() -> st.SearchStrategy[messages.Range]:
+    begin, nbytes = st.integers(0, 2**62), st.integers(1, messages.MOST_RANGE)
+    return st.builds(lambda file, begin, n: messages.Range(file, begin, begin + n), values(str), begin, nbytes)
+
+
 def _link_figures() -> st.SearchStrategy[LinkMeasurement]:
     latencies = st.tuples(st.floats(0, 1e9), st.floats(0, 1e9)).map(sorted)
     bandwidth = st.floats(0, exclude_min=True)
@@ -178,11 +183,9 @@ _CAREFUL = {
         st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
     ).map(lambda pairs: messages.Void(tuple(pairs))),
     messages.Echo: _echoes, LinkMeasurement: _link_figures,
-    messages.AskPieces: lambda: st.lists(
-        st.tuples(st.integers(0, 2**62), st.integers(0, 2**62)), min_size=1, max_size=4
-    ).map(lambda pairs: messages.AskPieces(tuple(pairs))),
-    messages.AskDigests: lambda: st.lists(st.integers(0, 2**31), min_size=1, max_size=5).map(
-        lambda items: messages.AskDigests(tuple(items))
+    messages.Range: _ranges,
+    messages.AskRanges: lambda: st.lists(_ranges(), min_size=1, max_size=4).map(
+        lambda ranges: messages.AskRanges(tuple(ranges))
     ),
 }  # fmt: skip
 
@@ -247,10 +250,8 @@ EXAMPLES: dict[str, Message] = {
         messages.Fault("the disk is gone", False, True),
         messages.AskManifest("3f" * 16),
         messages.TellManifest(),
-        messages.AskPieces(((0, 0), (41, 7))),
-        messages.TellPiece(41, 7, 0xFFFF0001),
-        messages.AskDigests((3, 41)),
-        messages.TellDigest(41, bytes(range(32))),
+        messages.AskRanges((messages.Range("config.json", 0, 9), messages.Range("model.safetensors", 4096, 8192))),
+        messages.TellRange(messages.Range("model.safetensors", 4096, 8192), 0xFFFF0001),
         messages.Unavailable("a model with these weights is not here"),
     )
 }

@@ -29,16 +29,16 @@ CONVERSATIONS = {
         *LOADED, ("up", "result"), ("up", "result"), ("up", "fault"),
     ],
     "weights copied while it loads": [
-        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askpieces"),
-        ("up", "askpieces"), ("down", "tellpiece"), ("up", "progress"), ("down", "tellpiece"),
-        ("up", "askdigests"), ("down", "telldigest"), ("up", "ready"), *STEPS,
+        *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "tellmanifest"), ("up", "askranges"),
+        ("up", "askranges"), ("down", "tellrange"), ("up", "progress"), ("down", "tellrange"),
+        ("up", "ready"), *STEPS,
     ],
     "no weights to copy": [
         *HELLO, ("down", "load"), ("up", "askmanifest"), ("down", "unavailable"), ("up", "progress"), ("up", "refuse"),
     ],
     "a reader": [
         *HELLO, ("down", "askmanifest"), ("up", "unavailable"), ("down", "askmanifest"), ("up", "tellmanifest"),
-        ("down", "askpieces"), ("up", "tellpiece"), ("down", "askdigests"), ("up", "telldigest"), ("up", "fault"),
+        ("down", "askranges"), ("up", "tellrange"), ("up", "fault"),
     ],
     "asked for the time, twice": [*JOINED, *CLOCK, *CLOCK, *STEPS],
     "told what is void": [*JOINED, ("down", "step"), ("down", "void"), ("down", "step"), ("up", "result")],
@@ -140,13 +140,12 @@ LEGAL: dict[State, set[Word]] = {
     State.PROFILING: {("up", "progress"), ("up", "profiled"), ("up", "refuse"), ("up", "fault")},
     State.LOADING: {
         ("up", "progress"), ("up", "ready"), ("up", "refuse"), ("up", "fault"), ("up", "askmanifest"),
-        ("up", "askpieces"), ("up", "askdigests"), ("down", "tellmanifest"), ("down", "tellpiece"),
-        ("down", "telldigest"), ("down", "unavailable"),
+        ("up", "askranges"), ("down", "tellmanifest"), ("down", "tellrange"),
+        ("down", "unavailable"),
     },
     State.READING: {
-        ("down", "askmanifest"), ("down", "askpieces"), ("down", "askdigests"), ("up", "tellmanifest"),
-        ("up", "tellpiece"), ("up", "telldigest"),
-        ("up", "unavailable"), ("up", "fault"),
+        ("down", "askmanifest"), ("down", "askranges"), ("up", "tellmanifest"),
+        ("up", "tellrange"), ("up", "unavailable"), ("up", "fault"),
     },
     State.READY: {
         ("down", "connect"), ("down", "compress"), ("down", "clockask"), ("down", "echo"), ("down", "measurenext"),

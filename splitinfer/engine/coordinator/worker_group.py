@@ -17,8 +17,7 @@ from splitinfer.core.layout import StageSpec
 from splitinfer.core.link_transport import OVER_TCP, LinkTransport
 from splitinfer.core.metrics.clocks import ClockReading, best, exchange
 from splitinfer.core.metrics.link_measurement import Exchange, LinkMeasurement
-from splitinfer.engine.files.outlet import Outlet
-from splitinfer.engine.files.shelf import Running, RunningShelf
+from splitinfer.engine.files.answering import Answers, Running, find_running
 from splitinfer.engine.links import probe as link_probe
 from splitinfer.engine.links.keys import options_to, upstream_key
 from splitinfer.engine.links.reachability import explain_here
@@ -90,7 +89,7 @@ class WorkerHandle:
     link: Link
     session: Session = field(default_factory=lambda: Session(opened=True))
     welcome: Welcome | None = None  # its versions, device and free memory
-    outlet: Outlet | None = None  # answers its asks for weights
+    answers: Answers | None = None  # to its asks for weights
     silence_at_end: float | None = None  # seconds since anything was received from it when its link ended
     last_frame: Frame | None = None  # received from it
 
@@ -172,7 +171,7 @@ class WorkerGroup:
         running: Running | None = None,
     ) -> None:
         self._put, self._notice, self._own = put, notice, own
-        self._shelf = RunningShelf(lambda: running)
+        self._find = find_running(lambda: running)
         self._session_id = uuid.uuid4().hex
         self._opening: queue.SimpleQueue[Event] | None = queue.SimpleQueue()
         self._delivery_lock = threading.Lock()
@@ -353,11 +352,11 @@ class WorkerGroup:
     def _deliver(self, worker: WorkerHandle, item: Frame | LinkClosed) -> None:
         if isinstance(item, LinkClosed):
             worker.silence_at_end = worker.link.silent_for
-            if worker.outlet is not None:
-                worker.outlet.close()
+            if worker.answers is not None:
+                worker.answers.close()
         elif codec.asks_for_weights(item.header):
-            worker.outlet = worker.outlet or Outlet(worker, self._shelf, lambda: None)
-            worker.outlet.put(item)
+            worker.answers = worker.answers or Answers(worker, self._find)
+            worker.answers.put(item)
             return
         else:
             worker.last_frame = item

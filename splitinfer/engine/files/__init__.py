@@ -1,11 +1,13 @@
-"""Weights on their way between machines: who asks, who answers, and at which door.
+"""Weights on their way between machines.
 
-    asking    takes items from one peer over a link, into the store
-    outlet    answers one link's asks, in a thread of its own
-    shelf     which models this machine lets others copy
-    door      readers on a worker's port
-    reader    a link to a worker that is asked for weights
-    supply    where a worker that loads gets its weights: this machine, the coordinator, other workers, the hub
+    copying      asks one peer for ranges of a model's files, and writes them into the store
+    answering    answers such asks, each link's in a thread of its own; which models others may copy from here
+    reader       a link to a worker that is asked for weights
+    supply       where a worker that loads gets its weights: this machine, the coordinator, other workers, the hub
+
+    AskManifest -> TellManifest             what a model consists of, and what of it the sender holds
+    AskRanges   -> TellRange, TellRange...  bytes of its files, each range with a checksum
+                -> Unavailable              in place of either: a sentence
 
 Who lacks weights asks, and asks for no more at a time than a window of bytes; so both ends hold little, and a sender
 sends nothing that nobody wants. Where a sender serves meanwhile, it answers at a bounded rate.

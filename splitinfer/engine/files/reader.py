@@ -12,7 +12,7 @@ from splitinfer.wire.messages import Fault, Hello, Message, Refuse, Welcome
 from splitinfer.wire.session import Session
 from transports import Frame, Link, LinkOptions, LinkRefused, LinkTimeout, TransportError, connect
 
-_REPLY_SECONDS = 60.0  # for a piece to be read from a disk that is busy; a dead link ends in three
+_REPLY_SECONDS = 60.0  # for a range to be read from a disk that is busy; a dead link ends in three
 
 
 class Reader:
@@ -27,8 +27,6 @@ class Reader:
         self, address: str, options: LinkOptions, timeout: float, name: str = "", *, role: str = "reader"
     ) -> None:
         self.peer = f"worker {name} ({address})" if name else f"the worker at {address}"
-        security = options.security
-        self.sender = address if security is None or security.peer is None else security.peer
         self._session = Session(opened=True)
         self._link = self._connect(address, options, timeout)
         try:

@@ -12,7 +12,7 @@ from splitinfer.engine.links.connection import Connection
 from splitinfer.wire.messages import Message
 from transports import Frame, LinkClosed, LinkTimeout
 
-_ANSWER_SECONDS = 300.0  # for a digest of a large tensor on a slow disk, while the coordinator reads its own layers
+_ANSWER_SECONDS = 300.0  # for a range on a slow disk, while the coordinator reads its own layers
 
 
 class ControlChannel:
@@ -20,7 +20,6 @@ class ControlChannel:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self.sender = ""  # what it has is right
         self.peer = f"the coordinator {connection.name} ({connection.link.address})"
         self._arrived: queue.SimpleQueue[Frame | LinkClosed] = queue.SimpleQueue()
 

@@ -3,7 +3,7 @@
 A worker serves one coordinator at a time. The acceptor replies at once, from the link's own thread, because the engine
 may be loading for minutes. A peer with another version is refused with the difference, and a second coordinator with
 the name of the first. A peer that sends nothing, or no valid Hello, is dropped with one line in the log. Only links
-whose handshake succeeded reach the engine, or, in the role "reader", the file door.
+whose handshake succeeded reach the engine, or, in the role "reader", ``Readers``.
 """
 
 import logging
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from splitinfer.engine.files.door import Door
+from splitinfer.engine.files.answering import Readers
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.versions import device_name, own_versions
 from splitinfer.engine.worker.access import AccessControl
@@ -49,9 +49,11 @@ class _Pending:
 class Acceptor:
     """Accepts links in a thread of its own; what arrives on links that passed the handshake goes to ``deliver``."""
 
-    def __init__(self, listener: Listener, deliver: Deliver, name: str, access: AccessControl, door: Door) -> None:
+    def __init__(
+        self, listener: Listener, deliver: Deliver, name: str, access: AccessControl, readers: Readers
+    ) -> None:
         self._listener, self._deliver, self._name, self._access = listener, deliver, name, access
-        self._door = door
+        self._readers = readers
         self._versions = own_versions()
         self._lock = threading.Lock()
         self._pending: list[_Pending] = []
@@ -82,7 +84,7 @@ class Acceptor:
 
         def on_item(item: Frame | LinkClosed) -> None:
             if connection:
-                deliver = self._door.deliver if connection[0].role == "reader" else self._deliver
+                deliver = self._readers.deliver if connection[0].role == "reader" else self._deliver
                 deliver(connection[0], item)
                 return
             with self._lock:
@@ -128,7 +130,7 @@ class Acceptor:
         if not self._is_allowed(hello.role, connection.link.peer_key):
             return "this key is not admitted here"
         if hello.role == "reader":
-            return self._door.reason_against
+            return self._readers.reason_against
         with self._lock:
             busy = self._owner is not None and self._owner.link.closed is None
             if hello.role == "upstream":

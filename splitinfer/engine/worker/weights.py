@@ -1,16 +1,15 @@
-"""A worker's weights on their way: to it, while it loads, and from it, at its file door.
+"""A worker's weights on their way: to it, while it loads, and from it to readers on its port.
 
 What it lacks it asks the coordinator for on the control link, and other workers on links of its own. What it has it
-gives at its door, beside whatever its engine does: at a bounded pace if there was a step just now.
+gives to readers, beside whatever its engine does: at a bounded pace if there was a step just now.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from splitinfer.engine.files.door import Door
+from splitinfer.engine.files.answering import Readers, Running, find_anywhere
 from splitinfer.engine.files.reader import Reader
-from splitinfer.engine.files.shelf import Running, WorkerShelf
 from splitinfer.engine.files.supply import NoCopies, PeerSupply
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import options_to
@@ -41,7 +40,7 @@ class Weights:
         self._without = NoCopies() if copies else None
         self._channel: ControlChannel | None = None
         self._stepped = float("-inf")  # when the last step was launched, in seconds
-        self.door = Door(WorkerShelf(running, store), self._is_serving)
+        self.readers = Readers(find_anywhere(running, store), self._is_serving)
 
     @contextmanager
     def supply(self, connection: Connection) -> Iterator[Supply | None]:

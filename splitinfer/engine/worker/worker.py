@@ -35,7 +35,7 @@ from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.core.plan import StepResult
 from splitinfer.engine.cpu_affinity import yield_own_processor
 from splitinfer.engine.device.steps import StepFailed, StepsUnderWay
-from splitinfer.engine.files.shelf import Running
+from splitinfer.engine.files.answering import Running
 from splitinfer.engine.links.connection import Connection
 from splitinfer.engine.links.keys import Keys, options_to
 from splitinfer.engine.links.probe import NextStage, reply_to
@@ -149,7 +149,7 @@ class Worker:
         self._awake, self._held = KeepAwake(f"splitinfer worker {self.name} serves a coordinator"), HeldReport()
         self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
         self._thread.start()
-        self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.door)
+        self._acceptor = Acceptor(listener, self._deliver, self.name, self._access, self._weights.readers)
 
     def stop(self, timeout: float) -> bool:
         """Finish the step under way, close all links, end. Whether that was done within ``timeout`` seconds."""

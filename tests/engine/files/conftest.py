@@ -22,5 +22,10 @@ def make(tmp_path: Path, told: Manifest) -> Callable[[], Source]:
 
 
 @pytest.fixture
-def stored(tmp_path: Path, told: Manifest) -> StoredModel:
-    return ModelStore(tmp_path / "store").begin(told)
+def store(tmp_path: Path) -> ModelStore:
+    return ModelStore(tmp_path / "store")
+
+
+@pytest.fixture
+def stored(store: ModelStore, told: Manifest) -> StoredModel:
+    return store.begin(told)

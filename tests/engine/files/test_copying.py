@@ -1,49 +1,31 @@
-"""One copies from another over a link: all arrives, once, or it ends with a sentence and the next copy goes on."""
+"""One copies from another over a link: all arrives, once, or it ends with a sentence and the next copy continues."""
 
 import errno
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from weights import CONFIG, SIZES, bytes_in, described, shorten_pieces
+from weights import CONFIG, FILE, SIZES, TOTAL, bytes_in, described
 
-from splitinfer.engine.files.asking import Remote, ask_manifest, copy_small, copy_tensors
-from splitinfer.engine.files.outlet import Outlet
+from splitinfer.engine.files.answering import Answers
+from splitinfer.engine.files.copying import Remote, ask_manifest, copy, copy_small
 from splitinfer.errors import ModelError, PeerError, ProtocolError
-from splitinfer.store import pieces
-from splitinfer.store.manifest import Manifest, pack
+from splitinfer.store.manifest import Manifest, SmallFile, pack
 from splitinfer.store.models import ModelStore, StoredModel
-from splitinfer.store.part import PartWriter
-from splitinfer.store.parts import parts_of
+from splitinfer.store.ranges import PIECE, WINDOW, checksum
 from splitinfer.store.source import Source
 from splitinfer.wire import codec
-from splitinfer.wire.messages import AskPieces, Message, TellManifest, TellPiece, Unavailable
+from splitinfer.wire.messages import AskRanges, Message, Range, TellManifest, TellRange, Unavailable
 from transports import Frame, Link, LinkClosed, TransportError, connect, listen
 
 _names = itertools.count()
 Tamper = Callable[[Message, list[bytes]], tuple[Message, list[bytes]]]
-ALL = range(1, 6)  # the numbers of the tensors
-
-
-@pytest.fixture(autouse=True)
-def _short_pieces(monkeypatch: pytest.MonkeyPatch):
-    shorten_pieces(monkeypatch, 8)
-
-
-class OneModel:
-    """A shelf with one model, made anew for each that asks."""
-
-    def __init__(self, make: Callable[[], Source]) -> None:
-        self._make = make
-
-    def open(self, weights: str, model: str) -> Source:
-        source = self._make()
-        if (weights or source.manifest.fingerprint.digest()) != source.manifest.fingerprint.digest():
-            raise ModelError(f"{model or 'a model with these weights'} is not here")
-        return source
+ALL = (0, 1, 2, 3, 4)  # the tensors
+NUM_PIECES = 6  # in which they come
 
 
 class End:
@@ -63,15 +45,18 @@ class End:
 
 
 class Channel:
-    """The asker's end. ``most``: how many messages it receives until its link is lost. ``sender``: see ``asking``."""
+    """The asker's end. ``most``: how many messages it receives until its link is lost."""
 
-    def __init__(self, link: Link, most: int, sender: str) -> None:
-        self.link, self._left, self.sender = link, most, sender
-        self.peer = sender or "studio"
-        self.asked: list[Message] = []
+    def __init__(self, link: Link, most: int) -> None:
+        self.link, self._left, self.peer = link, most, "studio"
+        self.asked: list[Range] = []
+        self.most_under_way = self.under_way = 0
 
     def send(self, message: Message) -> None:
-        self.asked.append(message)
+        if isinstance(message, AskRanges):
+            self.asked += message.ranges
+            self.under_way += sum(each.nbytes for each in message.ranges)
+            self.most_under_way = max(self.under_way, self.most_under_way)
         self.link.send(Frame(codec.encode(message)))
 
     def receive(self) -> tuple[Message, Sequence[memoryview]]:
@@ -79,7 +64,10 @@ class Channel:
         if self._left < 0:
             self.link.abort("the cable was pulled")
         frame = self.link.recv(timeout=20)
-        return codec.decode(frame.header), [memoryview(part) for part in frame.parts]
+        message = codec.decode(frame.header)
+        if isinstance(message, TellRange):
+            self.under_way -= message.asked.nbytes
+        return message, [memoryview(part) for part in frame.parts]
 
 
 def as_it_is(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
@@ -88,235 +76,251 @@ def as_it_is(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]
 
 @contextmanager
 def connected(
-    make: Callable[[], Source], tamper: Tamper = as_it_is, most: int = 10**9, sender: str = ""
+    make: Callable[[], Source], tamper: Tamper = as_it_is, most: int = 10**9
 ) -> Iterator[tuple[Channel, End]]:
+    def find(weights: str, _model: str) -> Source | None:
+        source = make()
+        return source if weights in ("", source.manifest.fingerprint.digest()) else None
+
     address = f"inproc://copying-{next(_names)}"
     with listen(address) as listener, connect(address, timeout=5) as link:
         end = End(listener.accept(timeout=5), tamper)
-        outlet = Outlet(end, OneModel(make), lambda: None)
-        end.link.deliver_to(lambda item: outlet.close() if isinstance(item, LinkClosed) else outlet.put(item))
-        yield Channel(link, most, sender), end
+        answers = Answers(end, find)
+        end.link.deliver_to(lambda item: answers.close() if isinstance(item, LinkClosed) else answers.put(item))
+        yield Channel(link, most), end
 
 
-def copy(channel: Channel, stored: StoredModel, numbers: Sequence[int] = ALL) -> list[tuple[int, int]]:
+def take(channel: Channel, stored: StoredModel, numbers: Sequence[int] = ALL) -> list[tuple[int, int]]:
     remote = ask_manifest(channel, stored.digest)
     assert isinstance(remote, Remote)
     reports: list[tuple[int, int]] = []
-    copy_small(remote, stored, [0])
-    copy_tensors(remote, stored, numbers, lambda *at: reports.append(at))
+    copy_small(remote, stored, ["config.json"])
+    wanted = [stored.manifest.tensors[number] for number in numbers]
+    copy(remote, ModelStore(stored.folder.parent), stored, wanted, lambda *at: reports.append(at))
     return reports
 
 
 def assert_copied(stored: StoredModel, tmp_path: Path, numbers: Sequence[int] = ALL) -> None:
     here = stored.tensors()
-    assert set(here) == {stored.manifest.items[number].name for number in numbers}
+    assert set(here) == {stored.manifest.tensors[number].name for number in {*numbers, 3}}  # an empty one always is
     for name, path in here.items():
-        assert bytes_in(path, name) == bytes_in(tmp_path / "model" / "model.safetensors", name)
+        assert bytes_in(path, name) == bytes_in(tmp_path / "model" / FILE, name)
     assert (stored.folder / "config.json").read_bytes() == CONFIG
 
 
-@pytest.mark.parametrize("numbers", [ALL, [2], [3, 5], [4], [1, 2, 3]])
+@pytest.mark.parametrize("numbers", [ALL, [1], [2, 4], [3], [0, 1, 2]])
 def test_what_is_asked_for_arrives_and_nothing_else(make, stored: StoredModel, tmp_path: Path, numbers: Sequence[int]):
     with connected(make) as (channel, end):
-        reports = copy(channel, stored, numbers)
+        reports = take(channel, stored, numbers)
     assert_copied(stored, tmp_path, numbers)
-    wanted = sum(stored.manifest.items[number].nbytes for number in numbers)
-    assert end.sent == wanted + len(CONFIG) + len(pack(stored.manifest))
+    wanted = sum(SIZES[number] for number in numbers)
+    assert end.sent == wanted + len(CONFIG) + len(pack(described()))
     assert reports[-1] == (wanted, wanted)
 
 
 def test_progress_is_reported_now_and_then(make, stored: StoredModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("splitinfer.engine.files.asking._REPORTED", 20)
+    monkeypatch.setattr("splitinfer.engine.files.copying._REPORTED", 2 * PIECE)
     with connected(make) as (channel, _):
-        reports = copy(channel, stored)
-    steps = [later - done for (done, _), (later, _) in itertools.pairwise([(0, 82), *reports])]
-    assert min(steps[:-1]) >= 20
-    assert len(steps) >= 3
-    assert reports[-1] == (82, 82)
+        reports = take(channel, stored)
+    assert [done for done, _ in reports] == [2 * PIECE, 4 * PIECE, TOTAL]
+    assert {total for _, total in reports} == {TOTAL}
 
 
-def test_no_more_is_under_way_than_the_window(make, stored: StoredModel, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(
-        "splitinfer.engine.files.asking.Asked", lambda coming, **how: pieces.Asked(coming, window=24, **how)
-    )
-    with connected(make) as (channel, _):
-        copy(channel, stored)
-    asks = [len(ask.pieces) for ask in channel.asked if isinstance(ask, AskPieces)]
-    assert max(asks) <= 3
+def test_no_more_is_under_way_than_the_window(tmp_path: Path):
+    told = described((WINDOW + 5 * PIECE,))
+    stored = ModelStore(tmp_path / "store").begin(told)
+    (tmp_path / "model").mkdir()
+
+    class Zeros(Source):
+        def read(self, file: str, begin: int, end: int) -> bytes:
+            return CONFIG[begin:end] if file == "config.json" else bytes(end - begin)
+
+    with connected(lambda: Zeros(told, {})) as (channel, _):
+        take(channel, stored, [0])
+        assert WINDOW - 4 * PIECE < channel.most_under_way <= WINDOW
+        assert len(channel.asked) == 1 + WINDOW // PIECE + 5
 
 
-@pytest.mark.parametrize("most", range(1, 18, 2))
+@pytest.mark.parametrize("most", range(2, 9))
 def test_a_peer_that_goes(make, stored: StoredModel, tmp_path: Path, most: int):
     """What was received before it went is not sent again."""
-    with connected(make, most=most) as (channel, _), pytest.raises(TransportError):
-        copy(channel, stored)
-    kept = sum(path.stat().st_size for path in stored.folder.glob(".part*.checks")) // 8
+    with connected(make, most=most) as (channel, _):
+        if most < 2 + NUM_PIECES:
+            with pytest.raises(TransportError):
+                take(channel, stored)
+        else:
+            take(channel, stored)
     with connected(make) as (channel, _):
-        copy(channel, stored)
+        take(channel, stored)
     assert_copied(stored, tmp_path)
-    asked = [piece for ask in channel.asked if isinstance(ask, AskPieces) for piece in ask.pieces]
-    tensors = [(item, at) for item, at in asked if item > 0]
-    total = sum(pieces.num_pieces(size) for size in SIZES)
-    small = len(range(0, len(CONFIG), 8))
-    assert len(tensors) == total - max(0, min(most - 1 - small, total)) == total - kept
+    assert len(channel.asked) == NUM_PIECES - (most - 2)
 
 
-def tampered(change: Tamper, after: int = 9) -> Tamper:
+def tampered(change: Tamper, after: int = 3) -> Tamper:
     """``change`` for one piece of a tensor, once."""
     count = itertools.count()
 
     def tamper(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-        if isinstance(message, TellPiece) and message.item > 0 and next(count) == after:
+        if isinstance(message, TellRange) and message.asked.file == FILE and next(count) == after:
             return change(message, data)
         return message, data
 
     return tamper
 
 
-def flip(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-    return message, [bytes([data[0][0] ^ 16]) + data[0][1:]]
+def told_of(message: Message) -> TellRange:
+    assert isinstance(message, TellRange)
+    return message
 
 
-def lie(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-    assert isinstance(message, TellPiece)
-    return TellPiece(message.item, message.at, 0), data
-
-
-def enlarge(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-    assert isinstance(message, TellPiece)
-    more = data[0] + b"x"
-    return TellPiece(message.item, message.at, pieces.check_of(more)), [more]
-
-
-def shorten(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-    assert isinstance(message, TellPiece)
-    return TellPiece(message.item, message.at, pieces.check_of(data[0][:-1])), [data[0][:-1]]
+def with_data(message: Message, data: bytes) -> tuple[Message, list[bytes]]:
+    return TellRange(told_of(message).asked, checksum(data)), [data]
 
 
 def another(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-    assert isinstance(message, TellPiece)
-    return TellPiece(message.item, message.at + 1, message.check), data
-
-
-def nothing(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-    return message, []
+    asked = told_of(message).asked
+    return TellRange(Range(asked.file, asked.begin + 1, asked.end + 1), told_of(message).check), data
 
 
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (flip, "other bytes of layers.4.weight than its checksum says"), (lie, "than its checksum says"),
-        (enlarge, "not what it was asked for"), (shorten, "not what it was asked for"),
-        (another, "not what it was asked for"), (nothing, "sent something else"),
+        (lambda message, data: (message, [bytes([data[0][0] ^ 16]) + data[0][1:]]), "than its checksum says"),
+        (lambda message, data: (TellRange(told_of(message).asked, 0), data), "than its checksum says"),
+        (lambda message, data: with_data(message, data[0] + b"x"), "than it was asked for"),
+        (lambda message, data: with_data(message, data[0][:-1]), "than it was asked for"),
+        (another, "than it was asked for"),
+        (lambda message, data: (message, []), "sent something else"),
+        (lambda message, data: (Unavailable("its disk fails"), []), "cannot send a/model: its disk fails"),
     ],
-)  # fmt: skip
+)
 def test_a_lying_peer(make, stored: StoredModel, tmp_path: Path, change: Tamper, why: str):
     with connected(make, tampered(change)) as (channel, _), pytest.raises(PeerError, match=why) as raised:
-        copy(channel, stored)
+        take(channel, stored)
     assert "\n" not in str(raised.value)
-    assert stored.tensors() == {}
-    with connected(make) as (channel, end):
-        copy(channel, stored)
+    with connected(make) as (channel, _):
+        take(channel, stored)
     assert_copied(stored, tmp_path)
-    assert end.sent < sum(SIZES) + len(pack(stored.manifest))  # it went on from what was right
+    assert len(channel.asked) == NUM_PIECES - 3, "it continued from what was right"
 
 
 def test_a_file_that_changes_under_the_sender(make, stored: StoredModel, tmp_path: Path):
-    model = tmp_path / "model" / "model.safetensors"
-
     def touch(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-        os.utime(model, (1, 1))
+        os.utime(tmp_path / "model" / FILE, (1, 1))
         return message, data
 
     with (
-        connected(make, tampered(touch, after=4)) as (channel, _),
+        connected(make, tampered(touch)) as (channel, _),
         pytest.raises(PeerError, match=r"studio cannot send a/model: model.safetensors has changed"),
     ):
-        copy(channel, stored)
-    assert stored.tensors() == {}
+        take(channel, stored)
     with connected(make) as (channel, _):
-        copy(channel, stored)
+        take(channel, stored)
     assert_copied(stored, tmp_path)
 
 
-def test_two_copies_of_the_same_layers_at_once(make, stored: StoredModel, tmp_path: Path):
-    """The second ends with a sentence, and the try after it goes on; other layers are copied meanwhile."""
-    (part,) = parts_of(stored.manifest, [4, 5])
-    with PartWriter(stored.folder, part), connected(make) as (channel, _):
-        copy(channel, stored, [1, 2])
-        assert_copied(stored, tmp_path, [1, 2])
-        with pytest.raises(
-            ModelError, match=r"another process of this machine is copying the same weights .* try again"
-        ):
-            copy(channel, stored, [4, 5])
+def test_two_copies_of_one_model_at_once(make, store: ModelStore, stored: StoredModel, tmp_path: Path):
+    """The second waits, and copies only what the first has not."""
+    first, waited = stored.copying(lambda: pytest.fail("nobody copies it")), list[float]()
+    first.__enter__()
+
+    def waits() -> None:
+        if not waited:
+            with connected(make) as (channel, _), pytest.MonkeyPatch.context() as patch:
+                first.__exit__(None, None, None)
+                patch.setattr(time, "sleep", lambda _seconds: None)
+                take(channel, stored, [0, 1])
+        waited.append(1.0)
+
     with connected(make) as (channel, _):
-        copy(channel, stored, [4, 5])
-    assert_copied(stored, tmp_path, [1, 2, 4, 5])
+        remote = ask_manifest(channel, stored.digest)
+        assert isinstance(remote, Remote)
+        copy(remote, store, stored, stored.manifest.tensors, lambda *_: None, waits=waits)
+    assert waited
+    assert_copied(stored, tmp_path)
+    assert sum(each.nbytes for each in channel.asked) == sum(SIZES[2:])
 
 
-def test_a_disk_that_is_full_when_a_part_is_finished(make, stored: StoredModel, tmp_path: Path):
-    def full(_file: int, _nbytes: int) -> None:
+def test_a_disk_that_is_full_when_a_file_is_finished(make, stored: StoredModel, tmp_path: Path):
+    def full(_file: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.MonkeyPatch.context() as patch, connected(make) as (channel, _):
-        patch.setattr("splitinfer.store.part.os.ftruncate", full)
-        with pytest.raises(ModelError, match="is full; what was copied stays there, and the next try goes on from it"):
-            copy(channel, stored)
-    assert stored.tensors() == {}
+    with connected(make) as (channel, _), pytest.MonkeyPatch.context() as patch:
+        copy_small(_asked(channel, stored), stored, ["config.json"])
+        patch.setattr("splitinfer.store.copied_file.write_whole", lambda *_: None)
+        patch.setattr("splitinfer.store.copied_file.os.fsync", full)
+        with pytest.raises(ModelError, match="is full; what was copied stays there, and the next try continues"):
+            take(channel, stored)
+    assert stored.tensors().keys() <= {"layers.3.weight"}
     with connected(make) as (channel, end):
-        copy(channel, stored)
+        take(channel, stored)
     assert_copied(stored, tmp_path)
-    assert end.sent == len(pack(stored.manifest))  # all pieces were there
+    assert end.sent == len(pack(described()))  # all ranges were there
+
+
+def _asked(channel: Channel, stored: StoredModel) -> Remote:
+    remote = ask_manifest(channel, stored.digest)
+    assert isinstance(remote, Remote)
+    return remote
 
 
 def test_other_weights_are_not_to_be_had(make, tmp_path: Path):
-    wanted = ModelStore(tmp_path / "store").begin(described(SIZES, sample="another"))
+    wanted = ModelStore(tmp_path / "store").begin(described(sample="another"))
     with connected(make) as (channel, _):
         answer = ask_manifest(channel, wanted.digest)
     assert isinstance(answer, Unavailable)
     assert "is not here" in answer.reason
 
 
-def test_a_manifest_with_a_path_is_refused(make, stored: StoredModel, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("name", ["../config.json", "/etc/config.json"])
+def test_a_manifest_with_a_path_is_refused(make, stored: StoredModel, name: str):
     def with_path(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-        if isinstance(message, TellManifest):
-            with monkeypatch.context() as patch:
-                patch.setattr("splitinfer.store.manifest._mistake", lambda _made: None)
-                files = (type(stored.manifest.files[0])("../config.json", 3),)
-                hostile = Manifest("m", stored.manifest.fingerprint, files, stored.manifest.tensors)
-                return message, [pack(hostile)]
-        return message, data
+        if not isinstance(message, TellManifest):
+            return message, data
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("splitinfer.store.manifest._mistake", lambda _made: None)
+            hostile = Manifest("m", stored.manifest.fingerprint, (SmallFile(name, 3),), stored.manifest.tensors)
+            return message, [pack(hostile)]
 
-    with (
-        connected(make, with_path) as (channel, _),
-        pytest.raises(ModelError, match=r"'\.\./config.json' is not allowed"),
-    ):
+    with connected(make, with_path) as (channel, _), pytest.raises(ModelError, match="is not allowed"):
         ask_manifest(channel, stored.digest)
 
 
-def test_a_tensor_of_another_size_is_not_asked_for(make, tmp_path: Path, told: Manifest):
+def test_a_tensor_of_another_size_is_not_asked_for(make, told: Manifest):
     """The store has the table of another model, with the same names."""
-    larger = ModelStore(tmp_path / "store").begin(described((10, 26, 7, 0, 40), sample="larger"))
     with connected(make) as (channel, _):
         remote = ask_manifest(channel, told.fingerprint.digest())
         assert isinstance(remote, Remote)
-        assert remote.holds(larger.manifest, ALL) == [1]  # those behind it begin elsewhere, too
+        larger = described((10, 26, 7, 0, 40), sample="larger").tensors
+        assert [info.name for info in larger if remote.holds(info)] == ["layers.0.weight"]  # others begin elsewhere
 
 
-@pytest.mark.parametrize("asks", [[AskPieces(((9, 0),))], [AskPieces(((1, 5),))]])
-def test_a_piece_that_there_is_not_ends_the_link(make, stored: StoredModel, asks: list[AskPieces]):
+def test_a_peer_that_describes_other_weights_than_it_was_asked_for(make, told: Manifest):
+    other = described(sample="another version")
+
+    def lie(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
+        return message, [pack(other)]
+
+    with connected(make, lie) as (channel, _), pytest.raises(ProtocolError, match="other weights than it describes"):
+        ask_manifest(channel, told.fingerprint.digest())
+
+
+@pytest.mark.parametrize(
+    "asked", [Range("../config.json", 0, 9), Range("/etc/passwd", 0, 9), Range(FILE, TOTAL - 1, TOTAL + 1)]
+)
+def test_a_range_that_there_is_not_is_not_sent(make, stored: StoredModel, asked: Range):
     with connected(make) as (channel, end):
         assert isinstance(ask_manifest(channel, stored.digest), Remote)
-        for ask in asks:
-            channel.send(ask)
-        with pytest.raises(LinkClosed, match="there is none"):
-            channel.receive()
-        assert end.sent == len(pack(stored.manifest))
+        channel.send(AskRanges((asked,)))
+        answer, _ = channel.receive()
+        assert isinstance(answer, Unavailable)
+        assert "does not have bytes" in answer.reason
+        assert end.sent == len(pack(described()))
 
 
-def test_pieces_before_a_manifest_end_the_link(make):
+def test_ranges_before_a_manifest_end_the_link(make):
     with connected(make) as (channel, end):
-        channel.send(AskPieces(((1, 0),)))
+        channel.send(AskRanges((Range(FILE, 0, 9),)))
         with pytest.raises(LinkClosed, match="before what a model consists of"):
             channel.receive()
     assert end.sent == 0
@@ -324,7 +328,18 @@ def test_pieces_before_a_manifest_end_the_link(make):
 
 def test_an_answer_that_is_none(make, stored: StoredModel):
     def odd(message: Message, data: list[bytes]) -> tuple[Message, list[bytes]]:
-        return TellPiece(0, 0, 0), data
+        return TellRange(Range(FILE, 0, 9), 0), data
 
     with connected(make, odd) as (channel, _), pytest.raises(ProtocolError, match="sent something else"):
         ask_manifest(channel, stored.digest)
+
+
+def test_a_small_file_that_the_peer_lacks_or_has_otherwise(make, store: ModelStore, told: Manifest):
+    with connected(make) as (channel, _):
+        remote = ask_manifest(channel, told.fingerprint.digest())
+        assert isinstance(remote, Remote)
+        with pytest.raises(ProtocolError, match=r"has no tokenizer\.json"):
+            remote.read("tokenizer.json")
+        other = Manifest(told.model, told.fingerprint, (SmallFile("config.json", 3),), told.tensors)
+        with pytest.raises(ProtocolError, match=r"has another config\.json"):
+            copy_small(remote, store.begin(other), ["config.json"])

@@ -1,12 +1,13 @@
 """A worker that has nothing of a model takes its layers' tensors from the coordinator, or from another worker."""
 
 import itertools
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import tiny
@@ -14,11 +15,12 @@ from stages import layout, plain_greedy, prompt, tokens_of
 
 from splitinfer import SamplingParams
 from splitinfer.config import Layout
-from splitinfer.engine.files import outlet, shelf
-from splitinfer.engine.files.asking import Remote, ask_manifest
-from splitinfer.engine.files.pulling import pull
+from splitinfer.engine.coordinator import pipeline as coordinator
+from splitinfer.engine.files import answering
+from splitinfer.engine.files.copying import Remote, ask_manifest, pull
 from splitinfer.engine.files.reader import Reader
 from splitinfer.engine.links.connection import Connection
+from splitinfer.engine.stage.loader import LoadedStage
 from splitinfer.engine.worker import control_channel
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.weights import Weights
@@ -28,13 +30,14 @@ from splitinfer.keyring import Keyring
 from splitinfer.llm import LLM, Settings
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.copied import open_stored, source_of
+from splitinfer.models.hub import open_local
 from splitinfer.models.loader import survey
-from splitinfer.store import hearsay
-from splitinfer.store.manifest import Manifest, manifest, pack
+from splitinfer.store.manifest import Manifest, pack
 from splitinfer.store.models import ModelStore, StoredModel
 from splitinfer.store.pace import BESIDE_SERVING
+from splitinfer.store.ranges import missing
 from splitinfer.store.source import Source
-from splitinfer.wire.messages import AskManifest, AskPieces, Load, TellPiece
+from splitinfer.wire.messages import AskManifest, AskRanges, Load, Range, TellRange
 from transports import KeyPair, LinkOptions, listen
 
 _names = itertools.count()
@@ -91,7 +94,7 @@ def test_a_worker_takes_its_layers_and_no_others(model: Path, tmp_path: Path):
 def test_weights_that_a_worker_holds_are_not_removed(model: Path, tmp_path: Path):
     store = ModelStore(tmp_path / "store")
     with pipeline(model, [store]), pytest.raises(ModelError, match="is in use by a splitinfer of this machine"):
-        ModelStore(store.path).remove(only(store))
+        only(store).remove()
     assert set(only(store).tensors()) == survey(open_folder(model), 2, 4, "float32").tensors
 
 
@@ -99,7 +102,9 @@ def test_what_was_copied_is_not_copied_again(model: Path, tmp_path: Path, monkey
     store, tokens = ModelStore(tmp_path / "store"), prompt(20)
     with pipeline(model, [store]) as llm:
         first = tokens_of(llm, tokens, max_tokens=4)
-    monkeypatch.setattr("splitinfer.engine.files.outlet.Outlet._tell_pieces", lambda *_: pytest.fail("it was asked"))
+    monkeypatch.setattr(
+        "splitinfer.engine.files.answering.Answers._tell_ranges", lambda *_: pytest.fail("it was asked")
+    )
     with pipeline(model, [store]) as llm:
         assert tokens_of(llm, tokens, max_tokens=4) == first
 
@@ -124,49 +129,56 @@ def test_a_worker_that_has_what_the_coordinator_lacks(model: Path, tmp_path: Pat
     held = survey(open_folder(model), 2, 4, "float32").tensors
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shelf, "source_of", lambda checkpoint, model: _without(source_of(checkpoint, model), held))
+        patch.setattr(answering, "source_of", lambda checkpoint, model: _without(source_of(checkpoint, model), held))
         with pipeline(model, [whole, lacking]) as llm:
             assert tokens_of(llm, prompt(20), max_tokens=4) == plain_greedy(model, prompt(20), 4)
     assert set(only(lacking).tensors()) == held
-    assert set(hearsay.noted(only(lacking).folder)) == set(only(lacking).tensors().values())
 
 
-def test_weights_that_a_worker_forged_are_replaced_once_the_coordinator_has_them(model: Path, tmp_path: Path):
-    """A worker's bytes, with checksums that agree, in the store of one that had nobody else to ask."""
-    store, tokens = ModelStore(tmp_path / "store"), prompt(20)
-    with pipeline(model, [store]):
-        pass
-    forged = sorted(set(only(store).tensors().values()))
-    for path in forged:
-        hearsay.note(only(store).folder, path.name, "another worker")
-        data = path.read_bytes()
-        path.write_bytes(data[:-64] + bytes(64))
+def test_the_coordinator_answers_while_it_still_reads_its_own_layers(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    store, read = ModelStore(tmp_path / "store"), coordinator.load
+
+    def late(*command: Any) -> LoadedStage:
+        deadline = time.monotonic() + 20
+        while not (store.models() and only(store).tensors()):
+            assert time.monotonic() < deadline, "nothing was copied meanwhile"
+            time.sleep(0.01)
+        return read(*command)
+
+    monkeypatch.setattr(coordinator, "load", late)
     with pipeline(model, [store]) as llm:
-        assert tokens_of(llm, tokens, max_tokens=8) == plain_greedy(model, tokens, 8)
-    assert hearsay.noted(only(store).folder) == {}
+        assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)
 
 
-def test_two_workers_that_have_different_weights(model: Path, tmp_path: Path):
-    """The coordinator has none of the last layers: nothing tells who is right."""
-    stores = [ModelStore(tmp_path / name) for name in ("one", "other", "lacking")]
-    for store in stores[:2]:
-        with pipeline(model, [store]):
-            pass
-    for path in set(only(stores[0]).tensors().values()):
-        path.write_bytes(path.read_bytes()[:-64] + bytes(64))
-    held = survey(open_folder(model), 2, 4, "float32").tensors
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr(shelf, "source_of", lambda checkpoint, model: _without(source_of(checkpoint, model), held))
-        addresses = [stack.enter_context(worker(store)) for store in stores]
-        with pytest.raises(PeerError, match=r"has other bytes of .* than .* sent, and the coordinator has none"):
-            stack.enter_context(LLM(layout(model, [1, 1, 1, 1], addresses), settings=Settings()))
-    assert only(stores[2]).tensors() == {}
+@pytest.mark.parametrize("hidden", [[], [".DS_Store"]])
+def test_an_empty_folder_at_the_models_path_is_as_good_as_none(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden: list[str]
+):
+    """On another machine, whose path of the model leads to an empty folder."""
+    empty, store = tmp_path / "empty", ModelStore(tmp_path / "store")
+    empty.mkdir()
+    for name in hidden:
+        (empty / name).touch()
+    monkeypatch.setattr(
+        "splitinfer.engine.files.supply.open_local", lambda _model, revision: open_local(str(empty), revision)
+    )
+    with pipeline(model, [store]) as llm:
+        assert tokens_of(llm, prompt(9), max_tokens=4) == plain_greedy(model, prompt(9), 4)
+    assert only(store).tensors()
+
+
+def test_a_folder_at_the_models_path_that_holds_something_else_is_refused(tmp_path: Path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ModelError, match=r"holds no config.json"):
+        open_local(str(tmp_path))
 
 
 def test_a_coordinator_that_beats_and_never_answers_does_not_hold_a_worker(model: Path, tmp_path: Path):
     with worker(ModelStore(tmp_path / "store")) as address:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(outlet.Outlet, "put", lambda *_: None)
+            patch.setattr(answering.Answers, "put", lambda *_: None)
             patch.setattr(control_channel, "_ANSWER_SECONDS", 0.01)
             with pytest.raises(PeerError, match="was asked for weights, and did not answer"):
                 LLM(layout(model, [2, 2], [address]), settings=Settings())
@@ -221,7 +233,9 @@ def test_a_link_that_ends_in_the_middle_of_what_another_cut_copies(model: Path, 
         events = iter(request)
         next(events)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(outlet.Outlet, "_tell_pieces", lambda self, _ask: self._end.link.abort("the cable is out"))
+            patch.setattr(
+                answering.Answers, "_tell_ranges", lambda self, _ask: self._end.link.abort("the cable is out")
+            )
             with pytest.raises(PeerError):
                 llm.recut([1, 3])
         next(events)
@@ -248,8 +262,13 @@ def test_a_pipeline_of_one_machine_takes_a_worker_with_a_key(model: Path, tmp_pa
 def _without(source: Source, lost: frozenset[str]) -> Source:
     """The same, but for tensors of the folder that are gone."""
     told = source.manifest
-    if (source._places[0].path.parent / "model-00001-of-00002.safetensors").exists():
-        told = replace(told, held=told.held - {told.number_of[name] for name in lost})
+    if not source._places["config.json"].path.parent.joinpath("weights").exists():
+        gone = [told.by_name[name] for name in lost]
+        held = {
+            file: missing(spans, [(info.begin, info.end) for info in gone if info.file == file])
+            for file, spans in told.held.items()
+        }
+        told = replace(told, held=held)
     return Source(told, source._places)
 
 
@@ -261,14 +280,13 @@ def test_a_model_that_is_pulled_is_not_removed_meanwhile(model: Path, tmp_path: 
 
     def remove(_done: int, _total: int) -> None:
         with pytest.raises(ModelError, match="is in use") as raised:
-            ModelStore(mine.path).remove(only(mine))
+            only(mine).remove()
         said.append(str(raised.value))
 
     with worker(store) as address, Reader(address, LinkOptions(), 5.0) as reader:
         done = pull(reader, mine, only(store).digest, None, remove)
     assert said
     assert done.stored.tensors().keys() == only(store).tensors().keys()
-    assert set(hearsay.noted(only(mine).folder).values()) == {frozenset({address})}
 
 
 def test_layers_that_a_model_has_not(model: Path, tmp_path: Path):
@@ -296,9 +314,9 @@ def test_another_fingerprint_than_described(model: Path, tmp_path: Path, monkeyp
     """The coordinator's list of tensors is not that of the model which it wants to be loaded."""
 
     def lie(told: Manifest) -> bytes:
-        return pack(manifest(told.model, told.fingerprint, told.files, told.tensors[:-1], ["config.json"]))
+        return pack(replace(told, tensors=told.tensors[:-1], held={}))
 
-    monkeypatch.setattr(outlet, "pack", lie)
+    monkeypatch.setattr(answering, "pack", lie)
     store = ModelStore(tmp_path / "store")
     with pytest.raises((PeerError, ModelError)) as raised, pipeline(model, [store]):
         pass
@@ -315,23 +333,24 @@ def test_a_reader_at_the_door_of_a_worker_that_serves(model: Path, tmp_path: Pat
         with Reader(address, LinkOptions(), 5.0) as reader:
             answer = ask_manifest(reader, only(store).digest)
             assert isinstance(answer, Remote)
-            tensor = max(answer.manifest.held)
-            ask_piece(reader, tensor)
+            file, spans = next(iter(answer.manifest.held.items()))
+            ask_range(reader, file, spans[0][0])
             assert rates.pop() is None
             request = llm.submit(prompt(12), SamplingParams(max_tokens=40, ignore_eos=True))
             events = iter(request)
             next(events)
-            ask_piece(reader, tensor)
+            ask_range(reader, file, spans[0][0])
             assert rates.pop() == BESIDE_SERVING
-            held = {answer.manifest.items[number].name for number in answer.manifest.held}
-            assert held == {"config.json", *only(store).tensors()}
+            held = {info.name for info in answer.manifest.tensors if answer.holds(info)}
+            assert held == set(only(store).tensors())
+            assert [each.name for each in answer.manifest.files] == ["config.json"]
         assert len(list(events)) == 39
         assert request.result().token_ids == plain_greedy(model, prompt(12), 40)
 
 
-def ask_piece(reader: Reader, item: int) -> None:
-    reader.send(AskPieces(((item, 0),)))
-    assert isinstance(reader.receive()[0], TellPiece)
+def ask_range(reader: Reader, file: str, begin: int) -> None:
+    reader.send(AskRanges((Range(file, begin, begin + 9),)))
+    assert isinstance(reader.receive()[0], TellRange)
 
 
 def test_only_so_many_readers(model: Path, tmp_path: Path):

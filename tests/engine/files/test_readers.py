@@ -4,18 +4,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from weights import CONFIG, described, shorten_pieces, written
+from test_copied_file import fill
+from weights import CONFIG, FILE, TOTAL, described, written
 
-from splitinfer.engine.files.asking import Remote, ask_manifest, copy_tensors
+from splitinfer.engine.files.copying import Remote, ask_manifest, copy
 from splitinfer.engine.files.reader import Reader
 from splitinfer.engine.worker.access import AccessControl
 from splitinfer.engine.worker.worker import Worker
 from splitinfer.errors import PeerError, Refused, WorkerUnreachable
-from splitinfer.store.models import ModelStore, StoredModel
-from splitinfer.store.part import PartWriter, write_whole
-from splitinfer.store.parts import parts_of
-from splitinfer.store.pieces import check_of
-from splitinfer.wire.messages import AskManifest, AskPieces, ClockAsk, Expect, Message, Unavailable
+from splitinfer.store.copied_file import write_whole
+from splitinfer.store.models import ModelStore
+from splitinfer.wire.messages import AskManifest, AskRanges, ClockAsk, Expect, Message, Range, Unavailable
 from transports import KeyPair, LinkOptions, Security, listen
 
 OWN, ADMITTED, STRANGER = KeyPair.make(), KeyPair.make(), KeyPair.make()
@@ -35,8 +34,7 @@ class Known:
 
 
 @pytest.fixture(autouse=True)
-def _short_pieces(monkeypatch: pytest.MonkeyPatch):
-    shorten_pieces(monkeypatch, 8)
+def _no_hub(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
@@ -46,11 +44,9 @@ def store(tmp_path: Path) -> ModelStore:
     store, told = ModelStore(tmp_path / "store"), described()
     source, model = written(tmp_path / "model", told), store.begin(told)
     write_whole(model.folder, "config.json", CONFIG)
-    (part,) = parts_of(told, range(1, 6))
-    with PartWriter(model.folder, part) as writer:
-        for piece, slot in writer.missing():
-            writer.write(slot, source.read(piece), check_of(source.read(piece)))
-        writer.finish()
+    with model.open(FILE) as file:
+        fill(file, source)
+        file.finish()
     return store
 
 
@@ -81,12 +77,14 @@ def wanted() -> str:
 
 
 def test_who_is_admitted_takes_weights(address: str, wanted: str, tmp_path: Path):
-    mine: StoredModel = ModelStore(tmp_path / "mine").begin(described())
+    mine = ModelStore(tmp_path / "mine")
+    stored = mine.begin(described())
     with Reader(address, options(ADMITTED), 5.0) as reader:
         remote = ask_manifest(reader, wanted)
         assert isinstance(remote, Remote)
-        copy_tensors(remote, mine, range(1, 6), lambda _done, _total: None)
-    assert len(mine.tensors()) == 5
+        assert remote.manifest.held == {FILE: ((0, TOTAL),)}
+        copy(remote, mine, stored, described().tensors, lambda _done, _total: None)
+    assert len(stored.tensors()) == 5
 
 
 @pytest.mark.parametrize("by", ["name", "digest's beginning"])
@@ -161,7 +159,7 @@ def test_no_digest_is_a_path(address: str, digest: str):
         assert isinstance(ask_manifest(reader, digest), Unavailable)
 
 
-@pytest.mark.parametrize("message", [ClockAsk(), Expect(STRANGER.public), AskPieces(((1, 0),))])
+@pytest.mark.parametrize("message", [ClockAsk(), Expect(STRANGER.public), AskRanges((Range(FILE, 0, 9),))])
 def test_a_reader_asks_for_weights_and_nothing_else(address: str, message: Message, access: AccessControl):
     with Reader(address, options(ADMITTED), 5.0) as reader:
         reader._session = type("Any", (), {"sending": lambda *_: None, "received": lambda *_: None})()
@@ -182,6 +180,6 @@ def test_nothing_is_written_for_a_reader(address: str, store: ModelStore, wanted
     with Reader(address, options(ADMITTED), 5.0) as reader:
         reader.send(AskManifest(wanted))
         reader.receive()
-        reader.send(AskPieces(((0, 0), (1, 0))))
+        reader.send(AskRanges((Range("config.json", 0, 9), Range(FILE, 0, 9))))
         reader.receive()
     assert sorted((path, path.stat().st_mtime_ns) for path in store.path.rglob("*")) == before

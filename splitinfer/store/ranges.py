@@ -1,0 +1,79 @@
+"""Ranges of bytes: which are here, which are missing, and in which pieces they are asked for.
+
+A span is half-open. Spans that are *merged* rise, and neither touch nor overlap. A piece is what one message brings and
+what one checksum is of. Two megabytes: a gigabit link is busy with one for 17 ms, which is as long as a token beside it
+may have to wait, and a message about it has less than a thousandth of its bytes.
+"""
+
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+
+Span = tuple[int, int]
+
+PIECE = 2 * 2**20  # bytes
+WINDOW = 32 * 2**20  # bytes that may be asked for and not yet here: 10 Gb/s for 25 ms, a busy machine's hiccup
+
+
+def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """The same bytes as merged spans.
+
+    >>> merged([(5, 9), (0, 2), (2, 3), (7, 8), (4, 4)])
+    ((0, 3), (5, 9))
+    """
+    found: list[Span] = []
+    for begin, end in sorted(span for span in spans if span[0] < span[1]):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return tuple(found)
+
+
+def is_in(span: Span, here: Sequence[Span]) -> bool:
+    """Whether a span lies within one of the merged spans ``here``; an empty one always does."""
+    begin, end = span
+    at = bisect_right(here, begin, key=lambda each: each[0]) - 1
+    return begin == end or (at >= 0 and end <= here[at][1])
+
+
+def missing(wanted: Iterable[Span], here: Iterable[Span]) -> tuple[Span, ...]:
+    """The wanted bytes that are not here, merged.
+
+    >>> missing([(0, 10), (20, 30)], [(3, 5), (9, 22)])
+    ((0, 3), (5, 9), (22, 30))
+    """
+    left: list[Span] = []
+    known = merged(here)
+    for begin, end in merged(wanted):
+        for have_begin, have_end in known[max(0, bisect_right(known, begin, key=lambda each: each[0]) - 1) :]:
+            if have_begin >= end:
+                break
+            if have_begin > begin:
+                left.append((begin, have_begin))
+            begin = max(begin, have_end)
+        if begin < end:
+            left.append((begin, end))
+    return tuple(left)
+
+
+def size(spans: Iterable[Span]) -> int:
+    """Bytes of spans that do not overlap."""
+    return sum(end - begin for begin, end in spans)
+
+
+def pieces(spans: Iterable[Span], most: int = PIECE) -> Iterator[Span]:
+    """The spans cut into pieces of at most ``most`` bytes.
+
+    >>> list(pieces([(0, 5), (9, 10)], 2))
+    [(0, 2), (2, 4), (4, 5), (9, 10)]
+    """
+    for begin, end in spans:
+        for at in range(begin, end, most):
+            yield at, min(at + most, end)
+
+
+def checksum(data: bytes | memoryview) -> int:
+    """The checksum of a piece, CRC-32. It comes from whoever sends the bytes and finds accidents: a digest would find
+    no more, because the link authenticates the sender, and SHA-256 at both ends takes nearly as long as encryption."""
+    return zlib.crc32(data)

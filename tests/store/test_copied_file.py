@@ -1,0 +1,235 @@
+"""A copy survives whatever ends its writer, and believes nothing that it finds."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from weights import FILE, TOTAL, bytes_in, described, spans_of, written
+
+from splitinfer.errors import ModelError
+from splitinfer.store.copied_file import CopiedFile, copied, header_of, write_whole
+from splitinfer.store.manifest import Manifest
+from splitinfer.store.ranges import PIECE, Span, checksum, missing, pieces, size
+from splitinfer.store.source import Source
+
+ALL = [(0, TOTAL)]
+RECORD = 20  # bytes of the journal
+
+
+@pytest.fixture
+def told() -> Manifest:
+    return described()
+
+
+@pytest.fixture
+def source(tmp_path: Path, told: Manifest) -> Source:
+    return written(tmp_path / "model", told)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store" / FILE
+
+
+def fill(file: CopiedFile, source: Source, wanted: list[Span] = ALL, most: int = 10**6) -> int:
+    """Write up to ``most`` missing pieces; how many."""
+    coming = list(pieces(missing(wanted, file.here)))[:most]
+    for begin, end in coming:
+        data = source.read(FILE, begin, end)
+        file.write(begin, data, checksum(data))
+    return len(coming)
+
+
+def journal(path: Path) -> Path:
+    return path.with_name(f"{FILE}.ranges")
+
+
+def test_a_whole_file_is_the_senders(path: Path, told: Manifest, source: Source, tmp_path: Path):
+    with CopiedFile(path, told.tensors) as file:
+        assert fill(file, source) == 6
+        assert copied(path, told.tensors) == ()
+        assert copied(path, told.tensors, unfinished=True) == tuple(ALL)
+        file.finish()
+    assert copied(path, told.tensors) == tuple(ALL)
+    assert path.read_bytes() == (tmp_path / "model" / FILE).read_bytes()
+
+
+def test_some_tensors_leave_holes_that_take_no_room(path: Path, told: Manifest, source: Source):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source, spans_of(told, 2))
+        file.finish()
+    assert copied(path, told.tensors) == tuple(spans_of(told, 2))
+    assert path.stat().st_size == len(header_of(told.tensors)) + TOTAL
+    assert path.stat().st_blocks * 512 < PIECE
+    assert bytes_in(path, "layers.2.weight") == source.read(FILE, *spans_of(told, 2)[0])
+
+
+def test_mlx_reads_a_tensor_beside_holes(path: Path):
+    told = described((16, 24))
+    with CopiedFile(path, told.tensors) as file:
+        file.write(16, bytes(range(24)), checksum(bytes(range(24))))
+        file.finish()
+    assert np.array(mx.load(str(path))["layers.1.weight"]).tolist() == list(range(24))
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+@pytest.mark.parametrize("synced", [False, True])
+def test_another_writer_continues(path: Path, told: Manifest, source: Source, count: int, *, synced: bool):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source, most=count)
+        if synced:
+            file.sync(file.next_record())
+            assert size(copied(path, told.tensors)) == size(list(pieces(ALL))[:count])
+    for _ in range(2):  # that the journal is written anew changes nothing
+        with CopiedFile(path, told.tensors) as file:
+            assert len(list(pieces(missing(ALL, file.here)))) == 6 - count
+    with CopiedFile(path, told.tensors) as file:
+        assert fill(file, source) == 6 - count
+        file.finish()
+    assert copied(path, told.tensors) == tuple(ALL)
+
+
+def test_what_was_written_while_the_disk_was_forced_does_not_count_as_forced(
+    path: Path, told: Manifest, source: Source
+):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source, most=2)
+        number = file.next_record()
+        fill(file, source, [(3 * PIECE, 4 * PIECE)])
+        file.sync(number)
+    assert copied(path, told.tensors) == ((0, 2 * PIECE),)
+    with CopiedFile(path, told.tensors) as file:
+        assert file.here == ((0, 2 * PIECE), (3 * PIECE, 4 * PIECE))
+
+
+def test_a_bit_that_flipped_on_the_disk_is_asked_for_again(path: Path, told: Manifest, source: Source, tmp_path: Path):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source)
+    with path.open("r+b") as data:
+        data.seek(-1, os.SEEK_END)
+        last = data.read(1)[0]
+        data.seek(-1, os.SEEK_END)
+        data.write(bytes([last ^ 4]))
+    with CopiedFile(path, told.tensors) as file:
+        assert missing(ALL, file.here) == ((5 * PIECE, TOTAL),)
+        assert fill(file, source) == 1
+        file.finish()
+    assert path.read_bytes() == (tmp_path / "model" / FILE).read_bytes()
+
+
+@pytest.mark.parametrize("length", [0, 1, RECORD, RECORD + 19, 4 * RECORD])
+def test_records_that_were_lost_are_asked_for(path: Path, told: Manifest, source: Source, length: int):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source)
+    os.truncate(journal(path), length)
+    kept = max(0, length // RECORD - 1)  # the first says how much was forced to the disk
+    with CopiedFile(path, told.tensors) as file:
+        assert fill(file, source) == 6 - kept
+        file.finish()
+    assert copied(path, told.tensors) == tuple(ALL)
+
+
+def test_records_that_are_zeros_or_nonsense_are_not_believed(path: Path, told: Manifest, source: Source):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source)
+    with journal(path).open("r+b") as records:
+        records.seek(RECORD)
+        records.write(bytes(RECORD) + b"\xfe" + b"\xff" * (RECORD - 1))
+    with CopiedFile(path, told.tensors) as file:
+        assert size(missing(ALL, file.here)) == 2 * PIECE
+
+
+@pytest.mark.parametrize("nbytes", [0, 20, 3 * PIECE])
+def test_a_file_that_was_cut_short_is_copied_anew(path: Path, told: Manifest, source: Source, nbytes: int):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source)
+        file.finish()
+    os.truncate(path, nbytes)
+    assert copied(path, told.tensors) == ()
+    with CopiedFile(path, told.tensors) as file:
+        assert file.here == ()
+
+
+def test_a_full_disk_is_one_sentence_and_the_next_try_continues(
+    path: Path, told: Manifest, source: Source, monkeypatch: pytest.MonkeyPatch
+):
+    real, room = os.pwrite, [7]
+
+    def write(file: int, data: bytes, offset: int) -> int:
+        room[0] -= 1
+        if room[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(file, data, offset)
+
+    monkeypatch.setattr("splitinfer.store.copied_file.os.pwrite", write)
+    with (
+        CopiedFile(path, told.tensors) as file,
+        pytest.raises(ModelError, match="is full; what was copied stays") as raised,
+    ):
+        fill(file, source)
+    assert "\n" not in str(raised.value)
+    monkeypatch.undo()
+    with CopiedFile(path, told.tensors) as file:
+        assert fill(file, source) == 4
+
+
+@pytest.mark.parametrize("suffix", ["", ".ranges"])
+def test_a_link_is_not_followed(path: Path, told: Manifest, tmp_path: Path, suffix: str):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    CopiedFile(path, told.tensors).close()
+    path.with_name(path.name + suffix).unlink()
+    path.with_name(path.name + suffix).symlink_to(victim)
+    with pytest.raises(ModelError, match="is a symbolic link"):
+        CopiedFile(path, told.tensors)
+    assert victim.read_text() == "mine"
+
+
+def test_a_small_file_replaces_a_link(tmp_path: Path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "config.json").symlink_to(victim)
+    write_whole(tmp_path, "config.json", b"{}")
+    assert victim.read_text() == "mine"
+    assert (tmp_path / "config.json").read_bytes() == b"{}"
+    assert stat.S_ISREG((tmp_path / "config.json").lstat().st_mode)
+
+
+# ----- the sender's side -------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_written_to_is_not_sent(source: Source, tmp_path: Path):
+    source.read(FILE, 0, 9)
+    path = tmp_path / "model" / FILE
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    os.utime(path, (1, 1))
+    with pytest.raises(ModelError, match="has changed while it was copied"):
+        source.read(FILE, 0, 9)
+
+
+def test_a_file_that_was_replaced_before_it_was_read_is_not_sent(source: Source, tmp_path: Path):
+    path = tmp_path / "model" / FILE
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match="has changed while it was copied"):
+        source.read(FILE, 0, 9)
+
+
+@pytest.mark.parametrize(
+    ("file", "begin", "end"),
+    [
+        (FILE, 0, TOTAL + 1), (FILE, TOTAL, TOTAL + 9), ("config.json", 0, 10**6), ("../config.json", 0, 9),
+        ("/etc/passwd", 0, 9), ("", 0, 9), ("tokenizer.json", 0, 9),
+    ],
+)  # fmt: skip
+def test_no_other_bytes_are_read(source: Source, file: str, begin: int, end: int):
+    with pytest.raises(ModelError, match="does not have bytes"):
+        source.read(file, begin, end)
