@@ -77,9 +77,9 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
     ("workers", "words"),
     [
         (["a b"], "is neither tcp://host:port"),
-        (["a=b=c"], "is no worker; write"),
-        ([""], "is no worker; write"),
-        (["a#12"], "is no worker; write"),
+        (["a=b=c"], "is not a worker's address; write"),
+        ([""], "is not a worker's address; write"),
+        (["a#12"], "is not a worker's address; write"),
         (["a", "tcp://a:5577"], "are both at"),
         (["a:99999"], "is not from 1 to 65535"),
         ([{"name": "a"}], "a worker has an address"),
@@ -104,7 +104,7 @@ def test_the_quicker_machine_gets_more_and_that_is_said():
     assert first.num_layers > 2 * second.num_layers
     assert (first.address, second.address) == (None, "tcp://mini:1")
     assert chosen.text.startswith(f"Planned for throughput: studio {first.num_layers}, mini {second.num_layers}. ")
-    assert "A group's step takes" in chosen.text
+    assert "A step of one group of streams takes" in chosen.text
     assert "\n" not in chosen.text
 
 
