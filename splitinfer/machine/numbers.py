@@ -1,11 +1,9 @@
 """Values that are checked when they are made, and go into plain numbers and back: pydantic does all three."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Annotated, Any, Self
 
 import pydantic
-from pydantic.dataclasses import dataclass
 
 from splitinfer.core.scheduler.cost_model import StageCosts
 
@@ -25,13 +23,14 @@ def _costs(found: Any) -> StageCosts:
 Costs = Annotated[StageCosts, pydantic.PlainValidator(_costs), pydantic.PlainSerializer(StageCosts.as_dict)]
 
 
-@dataclass(frozen=True, slots=True)
 class Numbers:
     """A base for dataclasses of pydantic."""
 
+    __slots__ = ()
+
     def as_dict(self) -> dict[str, Any]:
         """The value as plain numbers and text, for ``from_dict``."""
-        found: dict[str, Any] = _adapter(type(self)).dump_python(self, mode="json")
+        found: dict[str, Any] = pydantic.TypeAdapter(type(self)).dump_python(self, mode="json")
         return found
 
     @classmethod
@@ -41,13 +40,8 @@ class Numbers:
         Raises:
             ValueError: a number is missing, unknown or out of its range.
         """
-        value: Self = _adapter(cls).validate_python(numbers)
+        value: Self = pydantic.TypeAdapter(cls).validate_python(numbers)
         return value
-
-
-@cache
-def _adapter(kind: type) -> pydantic.TypeAdapter[Any]:
-    return pydantic.TypeAdapter(kind)
 
 
 def sentence(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from splitinfer.cli import app
 from splitinfer.core.scheduler.cost_model import StageCosts
-from splitinfer.engine.profiling import remembered
+from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question
 from splitinfer.errors import CannotFit, ConfigError, LayoutError
@@ -27,11 +27,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Machines are measured in no time; their names."""
     names: list[str] = []
 
-    def measure(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
+    def measure(name: str, question: Question, report: Report) -> MachineProfile:
         names.append(name)
         return machine(name)
 
-    monkeypatch.setattr(remembered, "measure_machine", measure)
+    monkeypatch.setattr(measuring, "measure_machine", measure)
     return names
 
 
