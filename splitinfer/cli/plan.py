@@ -1,6 +1,7 @@
 """`splitinfer plan`: which machine gets which layers, from what was measured of them."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,13 +15,12 @@ from splitinfer.placement.asked import Aim, Asked
 if TYPE_CHECKING:
     from splitinfer.core.layout import Layout
     from splitinfer.machine.profile import Profiles
-    from splitinfer.machine.profile_files import ProfileSource
 
 NO_DRAFT = "none"
 _GB = 1e9
 _DEFAULTS = Asked()
-_MEMORY = "Memory: what has to fit, and what is left free"
-_FIGURES = "What figures are for"
+_MEMORY = "Memory"
+_FIGURES = "Workload"
 _LIVE = "A running pipeline"
 
 
@@ -39,32 +39,34 @@ def plan(
     profiles: Annotated[
         Path | None,
         typer.Option(
-            "--profiles", help="A file that describes the machines (docs/planning.md); they are measured if not given."
+            "--profiles", help="A file that describes the machines (docs/planning.md); without it they are measured."
         ),
     ] = None,
-    aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts --out writes.")] = Aim.CHAT,
+    aim: Annotated[Aim, typer.Option("--for", help="Which of the three cuts to write with --out.")] = Aim.CHAT,
     out: Annotated[Path | None, typer.Option("--out", help="Write the layout to this file.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file of --out.")] = False,
     uses_all: UseAllOption = False,
     draft: Annotated[
-        str | None, typer.Option("--draft", help="The drafter, or 'none'; the layout's or the profiles' if not given.")
+        str | None, typer.Option("--draft", help="The drafter, or 'none'; default: that of the layout or the profiles.")
     ] = None,
     acceptance: Annotated[
         float,
-        typer.Option("--acceptance", min=0, max=1, help="Share of drafts that are right.", rich_help_panel=_FIGURES),
+        typer.Option("--acceptance", min=0, max=1, help="Share of drafts that are accepted.", rich_help_panel=_FIGURES),
     ] = 0.7,
     streams: Annotated[
         int, typer.Option("--streams", min=1, help="Streams at once, for throughput.", rich_help_panel=_FIGURES)
     ] = _DEFAULTS.streams,
     prompt_tokens: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, help="A chat's prompt.", rich_help_panel=_FIGURES)
+        int, typer.Option("--prompt-tokens", min=1, help="Tokens of a chat's prompt.", rich_help_panel=_FIGURES)
     ] = _DEFAULTS.prompt,
     answer_tokens: Annotated[
-        int, typer.Option("--answer-tokens", min=2, help="A chat's answer.", rich_help_panel=_FIGURES)
+        int, typer.Option("--answer-tokens", min=2, help="Tokens of a chat's answer.", rich_help_panel=_FIGURES)
     ] = _DEFAULTS.answer,
     token_budget: Annotated[
         int | None,
-        typer.Option("--token-budget", min=1, help="Tokens in a step, as coord has it.", rich_help_panel=_FIGURES),
+        typer.Option(
+            "--token-budget", min=1, help="Most tokens in a step; default: as coord.", rich_help_panel=_FIGURES
+        ),
     ] = None,
     context: Annotated[
         int, typer.Option("--context", min=1, help="Tokens of a sequence that have to fit.", rich_help_panel=_MEMORY)
@@ -72,7 +74,7 @@ def plan(
     spare_gb: Annotated[
         float,
         typer.Option(
-            "--spare-gb", min=0, callback=finite, help="GB left free on each machine besides.", rich_help_panel=_MEMORY
+            "--spare-gb", min=0, callback=finite, help="GB to leave free on each machine.", rich_help_panel=_MEMORY
         ),
     ] = 0.0,
     kv_share: Annotated[
@@ -89,7 +91,7 @@ def plan(
         bool,
         typer.Option(
             "--live",
-            help="Compare the cut of a running pipeline with the best by what its own steps have cost.",
+            help="Compare the cut of a running pipeline with the best one, from its own measurements.",
             rich_help_panel=_LIVE,
         ),
     ] = False,
@@ -102,10 +104,10 @@ def plan(
     ] = None,
     measure: MeasureOption = False,
     connect_timeout: Timeout = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Only the JSON line, without the tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON in place of the tables.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Find the best cuts of a model for machines as they were measured: for one reader, for many, for long contexts."""
+    """Measure machines and find the best cuts of a model: for one reader, for many, and for long contexts."""
     set_up(verbose)
 
     def run() -> int:
@@ -124,9 +126,9 @@ def plan(
         if out is not None and out.exists() and not force:
             raise ConfigError(f"{out} exists; name another file, or replace it with --force")
         if profiles is not None:
-            found = _with_drafter(_chosen(_source(profiles, model).profiles(), base, workers), draft)
+            found = _chosen(_read(profiles, model, draft), base, workers)
         else:
-            found = _measured(model, workers, base, draft, again=measure, connect_timeout=connect_timeout)
+            found = _measured(model, workers, base, draft, connect_timeout, again=measure)
         asked = Asked(
             context=min(context, found.model.context_length),
             streams=streams,
@@ -150,7 +152,7 @@ def _live(given: Mapping[str, object], pid: int | None, aim: Aim, *, applies: bo
     from splitinfer.cli.plan_live import plan_live
 
     if wrong := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(f"--live asks a running pipeline, which has its model and machines; leave out {wrong[0]}")
+        raise ConfigError(f"--live asks a running pipeline, which has its own model and machines; leave out {wrong[0]}")
     return plan_live(pid, aim, applies=applies, as_json=as_json)
 
 
@@ -165,42 +167,43 @@ def _base(layout: str | None, workers: str | None) -> "Layout | None":
     return find_layout(layout)
 
 
-def _source(profiles: Path, model: str | None) -> "ProfileSource":
-    """The file that the profiles come from."""
-    from splitinfer.machine.profile_files import ProfileFile
-
-    return ProfileFile(profiles, model)
-
-
 def _measured(
-    model: str | None,
-    workers: str | None,
-    base: "Layout | None",
-    draft: str | None,
-    *,
-    again: bool,
-    connect_timeout: float,
+    model: str | None, workers: str | None, base: "Layout | None", draft: str | None, timeout: float, *, again: bool
 ) -> "Profiles":
     """The profiles of this machine and of the workers that are named, measured now or remembered by each."""
     from splitinfer.console import measuring
     from splitinfer.llm import Settings
-    from splitinfer.llm.automatic import MeasuredProfiles, as_workers, keys_here, named
+    from splitinfer.llm.automatic import as_workers, keys_here, measured_profiles, named
 
     name = model or (None if base is None else base.model)
     if name is None or (base is None and workers is None):
         raise ConfigError(
-            "name a model with --model and its machines with --workers or --layout, which are measured; or a file that "
-            "describes them with --profiles"
+            "pass --model with --workers or --layout, whose machines are measured, or --profiles with a file that "
+            "describes them"
         )
     specs = as_workers(named(workers or ""), keys_here()) if base is None else base.stages[1:]
     settings = Settings(
         draft=draft or (None if base is None else base.draft),
         kv_format=None if base is None else base.kv_format,
-        connect_timeout=connect_timeout,
+        connect_timeout=timeout,
     )
     with measuring() as notice:
-        dtype = "auto" if base is None else base.dtype
-        return MeasuredProfiles(name, specs, settings, notice, dtype, again).profiles()
+        return measured_profiles(name, specs, settings, notice, "auto" if base is None else base.dtype, again=again)
+
+
+def _read(path: Path, model: str | None, draft: str | None) -> "Profiles":
+    """The profiles in a file. ``model``: a name in place of its own; ``draft``: its drafter, or none."""
+    from splitinfer.machine.files import read_profiles
+
+    found = read_profiles(path)
+    known = found.model.draft
+    if draft not in (None, NO_DRAFT) and (known is None or draft != known.name):
+        there = "none" if known is None else known.name
+        raise ConfigError(f"there are no figures of the drafter {draft}; there are of {there}")
+    return replace(
+        found,
+        model=replace(found.model, name=model or found.model.name, draft=None if draft == NO_DRAFT else known),
+    )
 
 
 def _chosen(profiles: "Profiles", base: "Layout | None", workers: str | None) -> "Profiles":
@@ -217,15 +220,3 @@ def _chosen(profiles: "Profiles", base: "Layout | None", workers: str | None) ->
         known = ", ".join(machine.name for machine in others) or "none"
         raise ConfigError(f"there are no figures of worker {unknown[0]!r}; there are of {known}")
     return profiles.only([first.name, *dict.fromkeys(names[each] for each in wanted)])
-
-
-def _with_drafter(profiles: "Profiles", draft: str | None) -> "Profiles":
-    from dataclasses import replace
-
-    known = profiles.model.draft
-    if draft is None or (known is not None and draft == known.name):
-        return profiles
-    if draft != NO_DRAFT:
-        there = "none" if known is None else known.name
-        raise ConfigError(f"there are no figures of the drafter {draft}; there are of {there}")
-    return replace(profiles, model=replace(profiles.model, draft=None))

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 from typing import Any
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from splitinfer.errors import ConfigError, PeerError
 from splitinfer.llm.door import ask, stages_of
 from splitinfer.llm.rebalance import LiveFigures, rebalance
+from splitinfer.machine.numbers import sentence
 from splitinfer.placement.asked import Aim
 from splitinfer.system.private_sockets import listening
 
@@ -50,26 +50,20 @@ def _figures(pid: int | None) -> LiveFigures:
     try:
         return LiveFigures.from_dict(found)
     except (ValueError, TypeError, KeyError) as error:
-        raise PeerError(f"the pipeline is of another version of splitinfer: {error}") from error
+        raise PeerError(f"the pipeline is of another version of splitinfer: {sentence(error)}") from error
 
 
 def _asked(pid: int | None, question: dict[str, Any]) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         there = {number: stack.enter_context(connection) for number, connection in listening().items()}
-        return ask(_chosen(there, pid), question)
-
-
-def _chosen(there: dict[int, socket.socket], pid: int | None) -> socket.socket:
-    if pid is not None and pid in there:
-        return there[pid]
-    numbers = ", ".join(map(str, there))
-    if pid is not None:
-        raise ConfigError(f"process {pid} runs no pipeline that can be asked; {numbers or 'none'} would be")
-    if not there:
-        raise ConfigError(
-            "no pipeline of yours runs on this machine, or it is still loading; start one with `splitinfer coord`, "
-            "chat or serve"
-        )
-    if len(there) > 1:
-        raise ConfigError(f"several pipelines run here; say which with --pid, one of {numbers}")
-    return next(iter(there.values()))
+        numbers = ", ".join(map(str, there))
+        if pid is not None and pid not in there:
+            raise ConfigError(f"process {pid} runs no pipeline that can be asked; {numbers or 'no process'} does")
+        if not there:
+            raise ConfigError(
+                "no pipeline of yours runs on this machine, or it is still loading; start one with `splitinfer coord`, "
+                "chat or serve"
+            )
+        if pid is None and len(there) > 1:
+            raise ConfigError(f"several pipelines run here; say which with --pid, one of {numbers}")
+        return ask(there[next(iter(there)) if pid is None else pid], question)

@@ -1,47 +1,45 @@
 """Shows a plan: the best cuts side by side, why, and what does not fit. Writes the layout that was asked for."""
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
-from splitinfer.bench.shared.printing import print_found
+from splitinfer.core.json_text import dumps
 from splitinfer.core.layout import Layout
 from splitinfer.engine.versions import own_versions
 from splitinfer.errors import CannotFit, ConfigError
 from splitinfer.placement.asked import Aim
 from splitinfer.placement.document import Origin, as_dict, layout_text
-from splitinfer.placement.plan import Best, Plan
-from splitinfer.placement.remedies import shortage
-from splitinfer.placement.words import name_in_words, shortage_in_words, why
+from splitinfer.placement.plan import Plan
+from splitinfer.placement.words import name_in_words, shortage, why
 
-_WIDTH = 120
-_Cell = Callable[[Best], str]
+_WIDTH = 120  # columns where there is no terminal
 
 
 def show(plan: Plan, aim: Aim, base: Layout | None, out: Path | None, profiles: str, *, as_json: bool) -> int:
-    """Print a plan, and write the layout for ``aim`` to ``out``; the exit code.
+    """Print a plan, as a table or ``as_json``, and write the layout for ``aim`` to ``out``; the exit code.
 
     Raises:
         CannotFit: nothing fits for ``aim``.
         ConfigError: the file cannot be written.
     """
     origin = Origin(datetime.datetime.now().astimezone().date().isoformat(), own_versions().splitinfer, profiles)
-    lacking = {
-        each: shortage_in_words(shortage(plan.profiles, plan.asked, each), plan.asked)
-        for each in Aim
-        if each not in plan.best
-    }
-    tables = [_table(plan)] if plan.best else []
-    notes = [*_reasons(plan), *(" ".join(lines) for lines in lacking.values())]
-    print_found(as_dict(plan, lacking, origin), [*tables, *notes], as_json=as_json, least_width=_WIDTH)
+    lacking = {each: shortage(plan.profiles, plan.asked, each) for each in Aim if each not in plan.best}
+    if as_json:
+        typer.echo(dumps(as_dict(plan, lacking, origin)))
+    else:
+        console = Console(highlight=False)
+        console.width = console.width if console.is_terminal else max(console.width, _WIDTH)
+        console.print(*([_table(plan)] if plan.best else []), *_reasons(plan), *lacking.values(), sep="\n")
     if aim not in plan.best:
-        raise CannotFit(" ".join(lacking[aim]))
+        raise CannotFit(lacking[aim])
     if out is not None:
         _write(out, layout_text(plan, plan.best[aim], origin, base))
-        typer.echo(f"wrote {out}, the best for {aim}", err=True)
+        typer.echo(f"wrote {out}, the best cut for {aim}", err=True)
     return 0
 
 
@@ -53,41 +51,30 @@ def _write(out: Path, text: str) -> None:
 
 
 def _table(plan: Plan) -> Table:
-    asked, best = plan.asked, list(plan.best.values())
     title = (
         f"{plan.profiles.model.name}: {plan.profiles.model.num_layers} layers; "
-        f"{plan.screened:,} cuts screened, {plan.simulated:,} simulated"
+        f"{plan.screened:,} cuts tried by formula, {plan.simulated:,} simulated"
     )
-    table = Table("", *(f"best for {each.aim}" for each in best), title=title, title_justify="left")
-    for label, cell in _rows(plan):
-        table.add_row(label, *(cell(each) for each in best))
-    if asked.acceptance is not None:
-        table.caption, table.caption_justify = f"drafts: {asked.acceptance:.0%} are right", "left"
+    table = Table("", *(f"best for {aim}" for aim in plan.best), title=title, title_justify="left")
+    for row in _rows(plan):
+        table.add_row(*row)
+    if plan.asked.acceptance is not None:
+        table.caption, table.caption_justify = f"{plan.asked.acceptance:.0%} of drafts are accepted", "left"
     return table
 
 
-def _rows(plan: Plan) -> list[tuple[str, _Cell]]:
-    asked = plan.asked
-    rows: list[tuple[str, _Cell]] = [
-        ("layers", lambda best: name_in_words(plan, best.cut)),
-        ("tokens/s of one stream", lambda best: _number(best.figures.one)),
-        (f"tokens/s of {asked.streams} streams", lambda best: _number(best.figures.many)),
-    ]
+def _rows(plan: Plan) -> Iterator[tuple[str, ...]]:
+    asked, best = plan.asked, list(plan.best.values())
+    figures = [each.figures for each in best]
+    yield "layers", *(name_in_words(plan.profiles, each.cut) for each in best)
+    yield "tokens/s of one stream", *(f"{each.one:.3g}" for each in figures)
+    yield f"tokens/s of {asked.streams} streams", *(f"{each.many:.3g}" for each in figures)
     if asked.acceptance is not None:
-        rows += [
-            ("one stream, with drafts", lambda best: _number(best.figures.one_with_drafts)),
-            (f"{asked.streams} streams, with drafts", lambda best: _number(best.figures.many_with_drafts)),
-        ]
-    return [
-        *rows,
-        ("first token of 4,096", lambda best: f"{_number(best.figures.ttft)} s"),
-        (f"{asked.prompt:,} tokens and an answer of {asked.answer:,}", lambda best: f"{_number(best.figures.turn)} s"),
-        ("longest context", lambda best: f"{best.figures.longest:,}"),
-    ]
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
+        yield "one stream, with drafts", *(f"{each.one_with_drafts:.3g}" for each in figures)
+        yield f"{asked.streams} streams, with drafts", *(f"{each.many_with_drafts:.3g}" for each in figures)
+    yield "first token of 4,096", *(f"{each.ttft:.3g} s" for each in figures)
+    yield f"{asked.prompt:,} tokens and an answer of {asked.answer:,}", *(f"{each.turn:.3g} s" for each in figures)
+    yield "longest context", *(f"{each.longest:,}" for each in figures)
 
 
 def _reasons(plan: Plan) -> list[str]:

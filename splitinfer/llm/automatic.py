@@ -8,6 +8,7 @@ the links does.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,8 +30,7 @@ from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.document import figures_in_words, layout_of
 from splitinfer.placement.plan import plan
-from splitinfer.placement.remedies import shortage
-from splitinfer.placement.words import name_in_words, shortage_in_words, why
+from splitinfer.placement.words import name_in_words, shortage, why
 from splitinfer.settings import NO_DRAFT, Settings
 
 DEFAULT_PORT = 5577  # of a worker
@@ -62,7 +62,7 @@ def choose_layout(
     layers, if it ``uses_all``.
 
     Raises:
-        LayoutError: a worker's address is none.
+        LayoutError: a worker's address cannot be read.
         CannotFit: no cut fits; the text says by how much, and what would.
         PeerError, ModelError: a machine cannot be used, or the model.
     """
@@ -71,7 +71,7 @@ def choose_layout(
         only = Layout((StageSpec(_own_name(set()), 0, num_layers),), model, name="(planned)")
         return Chosen(only, f"All {num_layers} layers are on this machine: no workers were named.")
     specs = as_workers(workers, keys_here())
-    profiles = MeasuredProfiles(model, specs, settings, notice, again=again).profiles()
+    profiles = measured_profiles(model, specs, settings, notice, again=again)
     return chosen_from(profiles, settings, aim, uses_all=uses_all)
 
 
@@ -91,65 +91,48 @@ def chosen_from(profiles: Profiles, settings: Settings, aim: Aim, *, uses_all: b
     found = plan(profiles, asked, [aim])
     best = found.best.get(aim)
     if best is None:
-        raise CannotFit(" ".join(shortage_in_words(shortage(profiles, asked, aim), asked)))
+        raise CannotFit(shortage(profiles, asked, aim))
     layout = replace(layout_of(found, best), name="(planned)")
     reasons = [*figures_in_words(best.figures, asked), *why(found, best)]
-    return Chosen(layout, f"Planned for {aim}: {name_in_words(found, best.cut)}. {' '.join(reasons)}", profiles)
+    return Chosen(layout, f"Planned for {aim}: {name_in_words(profiles, best.cut)}. {' '.join(reasons)}", profiles)
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredProfiles:
-    """Profiles of machines that are measured, or remembered: a source like ``machine.profile_files.ProfileFile``."""
+def measured_profiles(
+    model: str,
+    workers: Sequence[StageSpec],
+    settings: Settings,
+    notice: Notice,
+    dtype: str = "auto",
+    *,
+    again: bool = False,
+) -> Profiles:
+    """Measure this machine, ``workers`` and the links between them; what a machine remembers is measured ``again`` only
+    on demand.
 
-    model: str
-    workers: Sequence[StageSpec]
-    settings: Settings
-    notice: Notice
-    dtype: str = "auto"
-    again: bool = False
-
-    def profiles(self) -> Profiles:
-        """Measure this machine and the workers, and the links between them.
-
-        Raises:
-            PeerError, ModelError, ConfigError: one cannot be measured.
-        """
-        checkpoint = open_model(self.model)
-        kv_format = self.settings.kv_format or EXACT
-        question = Question(self.model, checkpoint, self.dtype, kv_format)
-        here = _own_name({spec.name for spec in self.workers})
-        taken = list[LocalWorker]()
+    Raises:
+        PeerError, ModelError, ConfigError: one cannot be measured.
+    """
+    checkpoint = open_model(model)
+    kv_format = settings.kv_format or EXACT
+    here = _own_name({spec.name for spec in workers})
+    with ExitStack() as stack:
 
         def take_local(name: str) -> LocalWorker:
-            taken.append(take(name, self.settings.disk))
-            return taken[-1]
+            worker = take(name, settings.disk)
+            stack.push(lambda kind, *_: (LocalWorker.kill if kind else give_back)(worker))
+            return worker
 
-        surveyor = Surveyor(
-            question,
-            here,
-            self.workers,
-            Keyring().own,
-            self.settings.connect_timeout,
-            self.notice,
-            again=self.again,
-            take_local=take_local,
-        )
-        try:
-            surveyed = surveyor.run()
-        except BaseException:
-            for worker in taken:
-                worker.kill()
-            raise
-        for worker in taken:
-            give_back(worker)
-        dtype = resolve_dtype(self.dtype, gpu=on_gpu())
-        described = describe(checkpoint, dtype, self.model, kv_format=format_of(kv_format)).profile
-        own, *others = surveyed.machines
-        if self.settings.draft not in (None, NO_DRAFT):
-            draft, seconds, more = measure_draft(str(self.settings.draft), self.dtype, checkpoint.vocab_size or 2)
-            own = replace(own, draft=seconds, draft_more=more)
-            described = replace(described, draft=draft)
-        return Profiles(described, (own, *others), surveyed.links)
+        question = Question(model, checkpoint, dtype, kv_format)
+        own_key, timeout = Keyring().own, settings.connect_timeout
+        surveyor = Surveyor(question, here, workers, own_key, timeout, notice, again=again, take_local=take_local)
+        surveyed = surveyor.run()
+    described = describe(checkpoint, resolve_dtype(dtype, gpu=on_gpu()), model, kv_format=format_of(kv_format)).profile
+    own, *others = surveyed.machines
+    if settings.draft not in (None, NO_DRAFT):
+        draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
+        own = replace(own, draft=seconds, draft_more=more)
+        described = replace(described, draft=draft)
+    return Profiles(described, (own, *others), surveyed.links)
 
 
 def keys_here() -> list[tuple[str, str]]:
@@ -165,7 +148,7 @@ def as_workers(
     a worker of another machine without a key has the one that is known by its name.
 
     Raises:
-        LayoutError: one is none of these, two are alike, or several keys are known by one's name.
+        LayoutError: one cannot be read, two are alike, or several keys are known by one's name.
 
     >>> [(each.name, each.address) for each in as_workers(["mini.local", "air=tcp://10.0.0.3:7000", "local"])]
     [('mini', 'tcp://mini.local:5577'), ('air', 'tcp://10.0.0.3:7000'), ('local', 'local')]
@@ -195,7 +178,9 @@ def _parts_of(worker: str | Mapping[str, Any]) -> tuple[str, str, str | None]:
         return str(worker.get("name") or ""), with_port(str(worker["address"])), worker.get("key")
     match = _WORKER.fullmatch(worker.strip())
     if match is None:
-        raise LayoutError(f"{worker!r:.100} is no worker; write [NAME=]ADDRESS[#KEY], such as mini=mini.local:5577")
+        raise LayoutError(
+            f"{worker!r:.100} is not a worker's address; write [NAME=]ADDRESS[#KEY], such as mini=mini.local:5577"
+        )
     return match["name"] or "", with_port(match["address"]), match["key"]
 
 

@@ -40,9 +40,8 @@ from splitinfer.engine.versions import own_versions
 from splitinfer.errors import ConfigError, QueueFull
 from splitinfer.llm.async_request import AsyncRequest
 from splitinfer.llm.automatic import choose_layout
-from splitinfer.llm.live_plan import live_figures
 from splitinfer.llm.prompts import PromptEncoder
-from splitinfer.llm.rebalance import LiveFigures, Rebalance, rebalance
+from splitinfer.llm.rebalance import LiveFigures, Rebalance, live_figures, rebalance
 from splitinfer.llm.request import Handling, Prompt, Request, RequestEvents, as_params, as_prompts
 from splitinfer.llm.setup import (
     DRAFT,

@@ -1,31 +1,43 @@
 """Compares the cut in force with the best one, by what the pipeline's own steps have cost.
 
-Where the machines were measured before (a layout that was planned), the steps correct those profiles, and machines
-without layers are compared, too (``placement.corrected``). Elsewhere a stage's steps say what all of its layers cost
-together, the head among them; each part is taken to cost in proportion to the bytes of its weights: exactly so where
-all layers are alike and decoding reads weights, roughly elsewhere. Then only machines that have layers are compared.
+Where the machines were measured before (a layout that was planned), a stage's steps say how many times as long its
+machine takes as it was measured to take, whatever the reason: heat, other programs, a profile of another day. All of
+its costs are multiplied by that; machines without layers and links stay as they were measured. Elsewhere a stage's
+steps say what all of its layers cost together, the head among them; each part is taken to cost in proportion to the
+bytes of its weights: exactly so where all layers are alike and decoding reads weights, roughly elsewhere. Then only
+machines that have layers are compared.
 
-Pure: ``LiveFigures`` are taken from the running pipeline, and may be compared in another process.
+``LiveFigures`` are taken from the running pipeline; ``rebalance`` is pure, and may compare them in another process.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from splitinfer.config import Layout as FileLayout
-from splitinfer.core.layout import Layout
+from splitinfer.core.kv.format import format_of
+from splitinfer.core.layout import Layout, StageSpec
 from splitinfer.core.scheduler.cost_model import CostModel, StageCosts
+from splitinfer.engine.coordinator.engine import Engine
 from splitinfer.errors import RequestError
-from splitinfer.machine.profile import LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.llm.automatic import ACCEPTANCE
+from splitinfer.machine.profile import DraftProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.models.checkpoint import Checkpoint
+from splitinfer.models.layer_kinds import describe
+from splitinfer.models.loader import resolve_dtype
+from splitinfer.models.memory import on_gpu
 from splitinfer.placement.asked import Aim, Asked
-from splitinfer.placement.corrected import corrected, times_in_words
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import as_mapping, layout_of
+from splitinfer.placement.pipeline import costs_of
 from splitinfer.placement.plan import Planner
 from splitinfer.placement.words import name_in_words, why
+from splitinfer.settings import Settings
 from splitinfer.wire.messages import Ready
 
+_ENOUGH = 100  # drafts from which their share that was right is taken
 _WORTH = 1.03  # times as good: what is less may be an error of the costs
+_NOTABLE = 1.2  # times as long as measured, or as short
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class Rebalance:
 @dataclass(frozen=True, slots=True)
 class LiveFigures:
     """What a running pipeline's machines do, and its layout. ``times``: how many times as long each takes as it was
-    measured to take, by its name; of none where nothing was measured before."""
+    measured to take, by its name; empty where nothing was measured before."""
 
     profiles: Profiles
     layout: Layout
@@ -56,28 +68,36 @@ class LiveFigures:
     def as_dict(self) -> dict[str, Any]:
         """The figures as plain numbers and text, for ``from_dict``."""
         layout = {"name": self.layout.name, "layout": as_mapping(self.layout)}
-        return {**layout, "profiles": self.profiles.as_dict(), "asked": asdict(self.asked), "times": dict(self.times)}
+        return {
+            **layout, "profiles": self.profiles.as_dict(), "asked": self.asked.as_dict(), "times": dict(self.times)
+        }  # fmt: skip
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """The figures that ``as_dict`` returned.
 
         Raises:
-            ValueError, TypeError, KeyError, LayoutError: they are none.
+            ValueError, TypeError, KeyError, LayoutError: something is missing or wrong.
         """
         layout = FileLayout.from_dict(found["layout"], found["name"])
-        return cls(Profiles.from_dict(found["profiles"]), layout, Asked(**found["asked"]), dict(found["times"]))
+        profiles, asked = Profiles.from_dict(found["profiles"]), Asked.from_dict(found["asked"])
+        return cls(profiles, layout, asked, dict(found["times"]))
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
     """A running pipeline. ``costs``: what its steps have cost; ``ready``: what its stages said when they were loaded;
-    ``draft``: seconds of a draft."""
+    ``draft``: seconds of a draft, 0 if unknown."""
 
     layout: Layout
     costs: CostModel
     ready: Sequence[Ready]
     draft: float = 0.0
+
+    @property
+    def stages(self) -> list[tuple[StageSpec, StageCosts, Ready]]:
+        """Each stage with its costs and what it said."""
+        return list(zip(self.layout.stages, self.costs.stages, self.ready, strict=True))
 
 
 def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
@@ -94,17 +114,51 @@ def rebalance(live: LiveFigures, aim: Aim) -> Rebalance:
         raise RequestError(f"no cut of these machines fits for {aim}")
     best = plan.best[aim]
     gain = 1.0 if best.cut == now else planner.value(aim, best.cut) / planner.value(aim, now)
-    notable = times_in_words(live.times)
+    notable = [
+        f"{name} takes {times:.2g} times as long as it was measured to take."
+        for name, times in live.times.items()
+        if not 1 / _NOTABLE < times < _NOTABLE
+    ]
+    named = best.cut.machines != now.machines
+    current, better = (name_in_words(live.profiles, cut) if named else _short(cut) for cut in (now, best.cut))
     if gain <= _WORTH:
-        text = f"The cut in force, {name_in_words(plan, now)}, is the best for {aim} or within {_WORTH - 1:.0%} of it."
+        text = f"The current {current} is the best cut for {aim}, or within {_WORTH - 1:.0%} of it."
         return Rebalance(layout, 1.0, " ".join([text, *notable]))
-    measure = "tokens a second of all streams" if aim is Aim.THROUGHPUT else "turns a second"
-    text = (
-        f"By what its own steps have cost, {name_in_words(plan, best.cut)} would give {gain:.2f} times the {measure} "
-        f"of {name_in_words(plan, now)}."
-    )
+    text = f"From measurements so far, {better} would be {gain:.2f} times as fast as the current {current}."
     stages = layout_of(plan, best, layout).stages
     return Rebalance(replace(layout, stages=stages), gain, " ".join([text, *why(plan, best), *notable]))
+
+
+def _short(cut: Cut) -> str:
+    """``8 + 4``."""
+    return " + ".join(map(str, cut.layers))
+
+
+def live_figures(
+    engine: Engine, checkpoint: Checkpoint, layout: Layout, settings: Settings, measured: Profiles | None
+) -> LiveFigures:
+    """What the cut in force and its machines do. ``measured``: what the machines were measured to do before, if so.
+
+    Raises:
+        RequestError: no step has been computed yet.
+    """
+    scheduler = engine.scheduler
+    dtype, kv_format = resolve_dtype(layout.dtype, gpu=on_gpu()), format_of(layout.kv_format)
+    name = str(layout.model)
+    # Graphs that are read are built without MLX's compiler, which the whole process shares.
+    model = engine.carry_out(lambda: describe(checkpoint, dtype, name, kv_format=kv_format).profile)
+    speculation, draft, acceptance = scheduler.speculation, 0.0, None
+    if speculation is not None and layout.draft is not None:
+        draft = speculation.controller.draft or 0.0
+        model = replace(model, draft=DraftProfile(layout.draft))
+        tried, right = sum(speculation.counts.tried_at), sum(speculation.counts.accepted_at)
+        acceptance = right / tried if tried >= _ENOUGH else ACCEPTANCE
+    asked = Asked(
+        context=settings.context_of(model.context_length),
+        acceptance=acceptance,
+        token_budget=scheduler.config.token_budget,
+    )
+    return figures_of(model, Running(layout, scheduler.costs, engine.pipeline.ready, draft), asked, measured)
 
 
 def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Profiles | None) -> LiveFigures:
@@ -113,49 +167,51 @@ def figures_of(model: ModelProfile, running: Running, asked: Asked, measured: Pr
     Raises:
         RequestError: a stage has had no step yet.
     """
-    layout = running.layout
     if not all(costs.num_seen for costs in running.costs.stages):
         raise RequestError("no step has been computed yet, so nothing is known of the machines; ask for an answer")
-    names = {machine.name for machine in measured.machines} if measured is not None else set[str]()
-    if measured is None or not {spec.name for spec in layout.stages} <= names:
-        return LiveFigures(_by_bytes(model, running), layout, asked)
+    known = {machine.name: machine for machine in measured.machines} if measured is not None else {}
+    if measured is None or not {spec.name for spec in running.layout.stages} <= set(known):
+        return LiveFigures(_by_bytes(model, running), running.layout, asked)
+    times = dict[str, float]()
+    for spec, own, said in running.stages:
+        expected = costs_of(measured.model, known[spec.name], spec.start, spec.end)
+        times[spec.name] = own.relative_to(expected) or 1.0
+        known[spec.name] = _corrected(known[spec.name], times[spec.name], said)
+    first, *others = known.values()
     draft = model.draft if None in (model.draft, measured.model.draft) else measured.model.draft
-    measured = replace(measured, model=replace(measured.model, draft=draft))
-    stages = zip(layout.stages, running.ready, strict=True)
-    free = {spec.name: said.free_bytes + said.weight_bytes for spec, said in stages}
-    found = corrected(measured, layout, running.costs, free)
-    return LiveFigures(_with_draft(found.profiles, running.draft), layout, asked, found.times)
+    profiles = replace(
+        measured,
+        model=replace(measured.model, draft=draft),
+        machines=(replace(first, draft=running.draft or first.draft), *others),
+    )
+    return LiveFigures(profiles, running.layout, asked, times)
 
 
-def _with_draft(profiles: Profiles, seconds: float) -> Profiles:
-    """The same with what a draft takes by now, if that is known."""
-    first, *others = profiles.machines
-    return replace(profiles, machines=(replace(first, draft=seconds or first.draft), *others))
+def _corrected(machine: MachineProfile, times: float, said: Ready) -> MachineProfile:
+    """The machine where every step takes so many times as long. Drafts and the coordinator's own time between steps
+    are not part of a stage's steps."""
+    beside = {"host": machine.host, "draft": machine.draft, "draft_more": machine.draft_more}
+    return replace(machine.slower(times), free_bytes=said.free_bytes + said.weight_bytes, **beside)  # type: ignore[arg-type]
 
 
 def _by_bytes(model: ModelProfile, running: Running) -> Profiles:
     """Profiles of the machines that have layers, by the bytes of these."""
-    machines, layout = [], running.layout
-    for i, (spec, own, said) in enumerate(zip(layout.stages, running.costs.stages, running.ready, strict=True)):
-        weights = model.weights(spec.start, spec.end)
+    machines = []
+    for i, (spec, own, said) in enumerate(running.stages):
+        whole = max(1, model.weights(spec.start, spec.end))
         machines.append(
             MachineProfile(
                 name=spec.name,
-                layers={layer.kind: _part(own, layer.weights, weights) for layer in model.layers},
+                layers={layer.kind: own.scaled(layer.weights / whole) for layer in model.layers},
                 address=spec.address,
                 key=spec.key,
-                embedding=StageCosts.line(0.0, 0.0),
-                head=_part(own, model.head, weights),
+                head=own.scaled(model.head / whole),
                 draft=running.draft if i == 0 else 0.0,
                 free_bytes=said.free_bytes + said.weight_bytes,
                 launches_ahead=said.device != "cpu",
                 device_name=said.device,
             )
         )
-    names = [spec.name for spec in layout.stages]
+    names = [machine.name for machine in machines]
     links = tuple(LinkProfile(a, b, running.costs.hop) for a in names for b in names if a != b)
     return Profiles(model, tuple(machines), links)
-
-
-def _part(stage: StageCosts, part: int, whole: int) -> StageCosts:
-    return StageCosts.from_dict(stage.scaled(part / max(1, whole)).as_dict())

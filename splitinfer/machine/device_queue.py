@@ -14,11 +14,17 @@ as long. (llama.cpp, issue 10119: 63 to 318 ms on an M2 Ultra.)
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass as numbers
+
+from splitinfer.machine.numbers import Count, NotNegative, Positive
 
 MAX_BUFFERS = 10
 
 
-@dataclass(frozen=True, slots=True)
+@numbers(frozen=True, slots=True)
 class DeviceTraits:
     """What a device is like beside the seconds of its steps.
 
@@ -30,17 +36,10 @@ class DeviceTraits:
         ValueError: a number is out of its range.
     """
 
-    max_buffers: int = MAX_BUFFERS
-    wait: float = 0.0
-    idle_after: float = 1.0
-    idle_factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.max_buffers < 1 or self.wait < 0 or self.idle_after <= 0 or self.idle_factor < 1:
-            raise ValueError(
-                "a device has at least one command buffer, waits of no negative time, "
-                "and is not quicker after having been idle"
-            )
+    max_buffers: Count = MAX_BUFFERS
+    wait: NotNegative = 0.0
+    idle_after: Positive = 1.0
+    idle_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)

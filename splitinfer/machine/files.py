@@ -1,6 +1,6 @@
-"""Reads machines from files: measured by ``splitinfer bench --mode serve``, or described by hand.
+"""Reads machines and profiles from files: as they were measured (JSON), or described by hand (YAML).
 
-A description is YAML; times are milliseconds of one stage with its layers, by the number of rows of a step:
+A *machine* is a whole pipeline; times are milliseconds of one stage with its layers, by the number of rows of a step:
 
     stages:
       - {layers: 40, rows_ms: {1: 47, 8: 52, 32: 140, 512: 2150}, buffers: 88, decode_per_1k_ms: 0.08}
@@ -18,25 +18,49 @@ A description is YAML; times are milliseconds of one stage with its layers, by t
     idle_factor: 1.5        # the next step takes so many times as long
 
 ``decode_per_1k_ms`` and ``prompt_per_1k_ms`` are for each row of an answer and of a prompt, for each thousand positions
-that it attends to. ``buffers`` are the command buffers of a step (``machine.device_queue``).
-
-With the costs of each layer instead, stages have no times, and any cut can be tried. The stages may be left out where
-a layout has them:
+that it attends to. ``buffers`` are the command buffers of a step (``machine.device_queue``). Costs are lines between 1,
+4, 8, 16, 32, 64, 128, 256 and 512 rows, and go on behind; times given for other numbers of rows are met where they lie
+on such lines. With the costs of each layer, any cut can be tried, and the stages may be left out where a layout has
+them:
 
     each_layer: {rows_ms: {1: 1.17, 8: 1.3, 512: 53}, buffers: 2.2, decode_per_1k_ms: 0.002, prompt_per_1k_ms: 0.0003}
     each_step_ms: 0.4       # of a stage, whatever layers it has
     stages: [{layers: 40}, {layers: 26}]
 
-Costs are lines between 1, 4, 8, 16, 32, 64, 128, 256 and 512 rows, and go on behind; times given for other numbers of
-rows are met where they lie on such lines.
+*Profiles* are of a model, of machines that may run it, the coordinator first, and of their links. Times are those of
+one layer, under the same names; bytes are GB of 10^9 where a name says so:
+
+    model:
+      name: some/model-4bit                 # as a layout names it
+      layers: [{count: 66, weights_gb: 0.55, kv_bytes_per_token: 4096}]
+      embedding_gb: 0.7
+      head_gb: 0.7                          # tied: true where both are the same weights
+      hidden_bytes: 16384                   # of one row of hidden states on a link
+      context_length: 131072
+      draft: {name: some/small-4bit, weights_gb: 0.6, kv_bytes_per_token: 10000}
+    machines:
+      - name: studio
+        free_gb: 40
+        each_layer: {rows_ms: {1: 1.17, 8: 1.3, 32: 3.5, 512: 53.8}, decode_per_1k_ms: 0.002}
+        each_step_ms: 0.2
+        buffers: 2.2                        # command buffers of a step, for each layer
+        head: {rows_ms: {1: 1.2, 64: 6}}
+      - {name: mini, address: "tcp://mini.local:5577", like: studio, times: 2, free_gb: 20}
+    links:
+      - {from: studio, to: mini, latency_ms: 0.3, mb_per_second: 1000}
+
+``like`` takes all costs of a machine before it, and ``times`` multiplies them: half as fast. Where layers are of
+several kinds, each entry of the model's ``layers`` has a ``kind``, and a machine has ``kinds``, the times of each, in
+place of ``each_layer``; ``repeat`` of the model repeats its layers. A link serves both ways unless the way back is
+written, too.
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import pydantic
 import yaml
@@ -45,114 +69,23 @@ from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.errors import ConfigError
 from splitinfer.machine.device_queue import MAX_BUFFERS, DeviceTraits
 from splitinfer.machine.machine import Accelerator, EachLayer, Hop, Machine
-
-NotNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
-Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, pydantic.Field(ge=1)]
-_RowsMs = Annotated[dict[Count, NotNegative], pydantic.Field(min_length=1)]
-MS, US = 1e-3, 1e-6
+from splitinfer.machine.numbers import Bytes, Count, NotNegative, Positive, sentence
+from splitinfer.machine.profile import DraftProfile, LayerProfile, LinkProfile, MachineProfile, ModelProfile, Profiles
 
 EXAMPLES = Path(__file__).parent / "examples"
-
-
-class Times(pydantic.BaseModel):
-    """Milliseconds by rows and by the positions attended to."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    rows_ms: _RowsMs
-    decode_per_1k_ms: NotNegative = 0.0
-    prompt_per_1k_ms: NotNegative = 0.0
-
-    def costs(self) -> StageCosts:
-        """The costs in seconds."""
-        seconds = {rows: ms * MS for rows, ms in self.rows_ms.items()}
-        return StageCosts.through(seconds, self.decode_per_1k_ms * MS / 1000, self.prompt_per_1k_ms * MS / 1000)
-
-
-class _Layer(Times):
-    buffers: Positive = 1.0
-
-
-class _Stage(Times):
-    layers: int
-    buffers: Count = 1
-
-
-class _StageOfLayers(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    layers: int
-
-
-class _Common(pydantic.BaseModel):
-    """What both kinds of description have."""
-
-    model_config = pydantic.ConfigDict(extra="forbid")
-
-    hop_ms: NotNegative = 0.0
-    per_row_us: NotNegative = 0.0
-    host_ms: NotNegative = 0.0
-    draft_ms: NotNegative = 0.0
-    draft_more_ms: NotNegative = 0.0
-    draft_buffers: Count = 1
-    launches_ahead: bool = False
-    max_buffers: Count = MAX_BUFFERS
-    wait_us: NotNegative = 0.0
-    idle_after_s: Positive = 1.0
-    idle_factor: Annotated[float, pydantic.Field(ge=1, allow_inf_nan=False)] = 1.0
-
-    def _of(
-        self,
-        stages: Sequence[StageCosts],
-        layers: Sequence[int],
-        buffers: Sequence[int],
-        each_layer: EachLayer | None = None,
-    ) -> Machine:
-        return Machine(
-            tuple(stages),
-            (Hop(self.hop_ms * MS, self.per_row_us * US),) * len(stages),
-            tuple(layers),
-            self.host_ms * MS,
-            self.draft_ms * MS,
-            self.launches_ahead,
-            tuple(buffers),
-            DeviceTraits(self.max_buffers, self.wait_us * US, self.idle_after_s, self.idle_factor),
-            self.draft_buffers,
-            each_layer,
-            self.draft_more_ms * MS,
-        )
-
-
-class _ByStage(_Common):
-    stages: Annotated[list[_Stage], pydantic.Field(min_length=1)]
-
-    def machine(self) -> Machine:
-        stages = self.stages
-        return self._of(
-            [stage.costs() for stage in stages],
-            [stage.layers for stage in stages],
-            [stage.buffers for stage in stages],
-        )
-
-
-class _ByLayer(_Common):
-    each_layer: _Layer
-    each_step_ms: NotNegative = 0.0
-    stages: Annotated[list[_StageOfLayers], pydantic.Field(min_length=1)] | None = None
-
-    def machine(self, layers: Sequence[int]) -> Machine:
-        """The machine of stages with these numbers of layers."""
-        each = EachLayer(self.each_layer.costs(), self.each_step_ms * MS, self.each_layer.buffers)
-        return self._of([each.stage(n) for n in layers], layers, [each.stage_buffers(n) for n in layers], each)
+_MS, _US, _MB, _GB = 1e-3, 1e-6, 1e6, 1e9
+T = TypeVar("T")
+_ALL = "layer"  # the kind of layers that are all alike
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFile:
-    """What a file says of a machine. ``path`` is named in errors."""
+    """A machine from a file. ``has_stages``: whether the file says how many layers each stage has; if not, the machine
+    has one stage of one layer."""
 
     path: Path
-    _found: Machine | _ByLayer
+    found: Machine
+    has_stages: bool = True
 
     def machine(self) -> Machine:
         """The whole pipeline.
@@ -160,21 +93,18 @@ class MachineFile:
         Raises:
             ConfigError: the file gives the costs of each layer, and no stages.
         """
-        if isinstance(self._found, Machine):
-            return self._found
-        if self._found.stages is None:
+        if not self.has_stages:
             raise ConfigError(
                 f"machine {self.path} says what each layer costs, but not how many layers each stage has; add, "
                 "for example, 'stages: [{layers: 40}, {layers: 26}]'"
             )
-        with refusing(self.path):
-            return self._found.machine([stage.layers for stage in self._found.stages])
+        return self.found
 
     def check_each_layer(self) -> None:
         """Raises ConfigError if the file gives the costs of stages, and not those of each layer."""
-        if isinstance(self._found, Machine):
+        if self.found.each_layer is None:
             raise ConfigError(
-                f"machine {self.path} says what whole stages cost, and to plan, what each layer costs must be known "
+                f"machine {self.path} gives the times of whole stages; to plan, it must give those of each layer "
                 "(each_layer)"
             )
 
@@ -188,22 +118,18 @@ class MachineFile:
         Raises:
             ConfigError: the file gives the costs of stages, and not of as many as the layout has.
         """
-        if isinstance(self._found, _ByLayer):
-            return self._found.machine([num_layers]).accelerator(0)
-        if self._found.num_stages != num_stages:
+        if self.found.each_layer is not None:
+            return self.found.with_layers(0, num_layers)
+        if self.found.num_stages != num_stages:
             raise ConfigError(
-                f"machine {self.path} has the times of {self._found.num_stages} stages, but the layout has "
+                f"machine {self.path} has the times of {self.found.num_stages} stages, but the layout has "
                 f"{num_stages}; take another machine, or one that says what each layer costs"
             )
-        return self._found.accelerator(stage)
+        return self.found.accelerator(stage)
 
 
 def read_machine(path: Path) -> Machine:
-    """The machine in a file, which has a description, or the benchmark's JSON in its last line.
-
-    Raises:
-        ConfigError: the file cannot be read, or describes no machine.
-    """
+    """The machine in a file. Raises ConfigError: as ``read_machine_file``, or the file has no stages."""
     return read_machine_file(path).machine()
 
 
@@ -214,29 +140,37 @@ def read_machine_file(path: Path) -> MachineFile:
     Raises:
         ConfigError: the file cannot be read, or describes no machine.
     """
-    example = EXAMPLES / f"{path.name.removesuffix('.yaml')}.yaml"
+    return _read(path, EXAMPLES, "machine", _machine_file)
+
+
+def read_profiles(path: Path) -> Profiles:
+    """The profiles in a file: a description, or the numbers of ``Profiles.as_dict`` as JSON. The name of an example
+    (``machine/examples/profiles``), such as ``three-macs``, stands for it where there is no file of that name.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no profiles.
+    """
+    return _read(path, EXAMPLES / "profiles", "profiles", lambda _, text: _profiles(text))
+
+
+def _read(path: Path, examples: Path, what: str, parse: Callable[[Path, str], T]) -> T:
+    example = examples / f"{path.name.removesuffix('.yaml')}.yaml"
     if len(path.parts) == 1 and not path.exists() and example.exists():
         path = example
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"machine {path} cannot be read: {error}") from error
-    measured = _measured(text)
-    with refusing(path):
-        return MachineFile(path, _described(text) if measured is None else Machine.from_dict(measured))
-
-
-@contextmanager
-def refusing(path: Path, what: str = "machine") -> Iterator[None]:
-    """Turns what is wrong with a description into one sentence. ``what``: of which it is one."""
-    try:
-        yield
-    except pydantic.ValidationError as error:
-        first = error.errors()[0]
-        where = "".join(f"{part}." for part in first["loc"])[:-1]
-        raise ConfigError(f"{what} {path}: {where + ': ' if where else ''}{first['msg'].lower()}") from error
+        return parse(path, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be read: {error.strerror}") from error
     except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"{what} {path}: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{what} {path}: {sentence(error)}") from error
+
+
+def _machine_file(path: Path, text: str) -> MachineFile:
+    if (measured := _measured(text)) is not None:
+        return MachineFile(path, Machine.from_dict(measured))
+    found = _mapping(text, "stages")
+    described = (_ByLayer if "each_layer" in found else _ByStage).model_validate(found)
+    return MachineFile(path, described.machine(), described.stages is not None)
 
 
 def _measured(text: str) -> Any:
@@ -249,17 +183,233 @@ def _measured(text: str) -> Any:
     return found.get("machine", found) if isinstance(found, dict) and {"machine", "hops"} & set(found) else None
 
 
-def _described(text: str) -> Machine | _ByLayer:
-    found = yaml.safe_load(text)
+def _profiles(text: str) -> Profiles:
+    found = _mapping(text, "model, machines and links")
+    return Profiles.from_dict(found) if "version" in found else _Description.model_validate(found).profiles()
+
+
+def _mapping(text: str, keys: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)  # far quicker than YAML, of which it is a part
+    except ValueError:
+        found = yaml.safe_load(text)
     if not isinstance(found, dict):
-        raise ValueError("a description has keys, such as stages")
-    if "each_layer" not in found:
-        if "each_step_ms" in found:
-            raise ValueError("each_step_ms goes with each_layer; times of stages include it")
-        return _ByStage.model_validate(found).machine()
-    for i, stage in enumerate(found.get("stages") or ()):
-        if isinstance(stage, dict) and (both := sorted(set(stage) - {"layers"})):
-            raise ValueError(f"stages.{i} has {both[0]}, but with each_layer a stage has only layers")
-    by_layer = _ByLayer.model_validate(found)
-    by_layer.machine([1] if by_layer.stages is None else [stage.layers for stage in by_layer.stages])
-    return by_layer
+        raise ValueError(f"a description has keys, such as {keys}")
+    return found
+
+
+# -- descriptions --------------------------------------------------------------------------------
+
+
+class _Described(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+
+class _Times(_Described):
+    """Milliseconds by rows, and by the positions attended to."""
+
+    rows_ms: Annotated[dict[Count, NotNegative], pydantic.Field(min_length=1)]
+    decode_per_1k_ms: NotNegative = 0.0
+    prompt_per_1k_ms: NotNegative = 0.0
+
+    def costs(self) -> StageCosts:
+        seconds = {rows: ms * _MS for rows, ms in self.rows_ms.items()}
+        return StageCosts.through(seconds, self.decode_per_1k_ms * _MS / 1000, self.prompt_per_1k_ms * _MS / 1000)
+
+
+class _Device(_Described):
+    """What a pipeline's devices and one machine's have in common."""
+
+    host_ms: NotNegative = 0.0
+    draft_ms: NotNegative = 0.0
+    draft_more_ms: NotNegative = 0.0
+    draft_buffers: Count = 1
+    launches_ahead: bool = False
+    max_buffers: Count = MAX_BUFFERS
+    wait_us: NotNegative = 0.0
+    idle_after_s: Positive = 1.0
+    idle_factor: Annotated[float, pydantic.Field(ge=1, allow_inf_nan=False)] = 1.0
+
+    def common(self) -> dict[str, Any]:
+        """The fields of ``Machine`` and ``MachineProfile``."""
+        return {
+            "host": self.host_ms * _MS,
+            "draft": self.draft_ms * _MS,
+            "draft_more": self.draft_more_ms * _MS,
+            "draft_buffers": self.draft_buffers,
+            "launches_ahead": self.launches_ahead,
+            "device": DeviceTraits(self.max_buffers, self.wait_us * _US, self.idle_after_s, self.idle_factor),
+        }
+
+
+class _TimedStage(_Times):
+    layers: Count
+    buffers: Count = 1
+
+
+class _Pipeline(_Device):
+    hop_ms: NotNegative = 0.0
+    per_row_us: NotNegative = 0.0
+
+    def _of(self, layers: list[int], devices: list[tuple[StageCosts, int]], each: EachLayer | None) -> Machine:
+        return Machine(
+            stages=tuple(costs for costs, _ in devices),
+            hops=(Hop(self.hop_ms * _MS, self.per_row_us * _US),) * len(layers),
+            layers=tuple(layers),
+            buffers=tuple(count for _, count in devices),
+            each_layer=each,
+            **self.common(),
+        )
+
+
+class _ByStage(_Pipeline):
+    stages: Annotated[list[_TimedStage], pydantic.Field(min_length=1)]
+
+    def machine(self) -> Machine:
+        devices = [(stage.costs(), stage.buffers) for stage in self.stages]
+        return self._of([stage.layers for stage in self.stages], devices, None)
+
+
+class _Layer(_Times):
+    buffers: Positive = 1.0
+
+
+class _Stage(_Described):
+    layers: Count
+
+
+class _ByLayer(_Pipeline):
+    each_layer: _Layer
+    each_step_ms: NotNegative = 0.0
+    stages: Annotated[list[_Stage], pydantic.Field(min_length=1)] | None = None
+
+    def machine(self) -> Machine:
+        """The machine; of one stage with one layer if the description has no stages."""
+        each = EachLayer(self.each_layer.costs(), self.each_step_ms * _MS, self.each_layer.buffers)
+        layers = [stage.layers for stage in self.stages or [_Stage(layers=1)]]
+        return self._of(layers, [(each.stage(count), each.stage_buffers(count)) for count in layers], each)
+
+
+class _LayerBytes(_Described):
+    count: Count = 1
+    kind: str = _ALL
+    weights_gb: NotNegative
+    kv_bytes_per_token: Bytes = 0
+    kv_bytes_fixed: Bytes = 0
+    kv_bytes_stored: Bytes = 0
+
+    def layers(self) -> tuple[LayerProfile, ...]:
+        kv = self.kv_bytes_per_token, self.kv_bytes_fixed, self.kv_bytes_stored
+        return (LayerProfile(self.kind, round(self.weights_gb * _GB), *kv),) * self.count
+
+
+class _Draft(_Described):
+    name: str
+    weights_gb: NotNegative = 0.0
+    kv_bytes_per_token: Bytes = 0
+
+
+class _Model(_Described):
+    name: str = "(unnamed)"
+    layers: Annotated[list[_LayerBytes], pydantic.Field(min_length=1)]
+    repeat: Count = 1
+    embedding_gb: NotNegative = 0.0
+    head_gb: NotNegative = 0.0
+    tied: bool = False
+    hidden_bytes: Bytes = 0
+    context_length: Count = 2**20
+    draft: _Draft | None = None
+
+    def profile(self) -> ModelProfile:
+        draft = self.draft
+        return ModelProfile(
+            name=self.name,
+            layers=tuple(layer for each in self.layers for layer in each.layers()) * self.repeat,
+            embedding=round(self.embedding_gb * _GB),
+            head=round(self.head_gb * _GB),
+            is_tied=self.tied,
+            hidden_row=self.hidden_bytes,
+            context_length=self.context_length,
+            draft=None
+            if draft is None
+            else DraftProfile(draft.name, round(draft.weights_gb * _GB), draft.kv_bytes_per_token),
+        )
+
+
+class _Machine(_Device):
+    name: str
+    free_gb: NotNegative
+    address: str | None = None
+    key: str | None = None
+    device: str = ""
+    scores_bytes_per_token: Bytes = 0
+    like: str | None = None
+    times: Positive = 1.0
+    each_layer: _Times | None = None
+    kinds: Annotated[dict[str, _Times], pydantic.Field(min_length=1)] | None = None
+    embedding: _Times | None = None
+    head: _Times | None = None
+    each_step_ms: NotNegative = 0.0
+    buffers: Positive = 1.0
+
+    def profile(self, before: Mapping[str, MachineProfile]) -> MachineProfile:
+        """``before``: the machines before this one, by name."""
+        return replace(
+            self._own() if self.like is None else self._like(before, self.like),
+            name=self.name,
+            address=self.address,
+            key=self.key,
+            free_bytes=round(self.free_gb * _GB),
+            scores=self.scores_bytes_per_token,
+            device_name=self.device,
+        )
+
+    def _like(self, before: Mapping[str, MachineProfile], name: str) -> MachineProfile:
+        if name not in before:
+            raise ValueError(f"machine {self.name} is like {name!r}, but no machine before it has that name")
+        if both := sorted(self.model_fields_set - _BESIDE_LIKE):
+            raise ValueError(f"machine {self.name} is like {name}, and has {both[0]}, too")
+        return before[name].slower(self.times)
+
+    def _own(self) -> MachineProfile:
+        if (self.each_layer is None) == (self.kinds is None):
+            raise ValueError(f"machine {self.name} needs each_layer, or kinds, or to be like another")
+        if "times" in self.model_fields_set:
+            raise ValueError(f"machine {self.name} has times, which goes with like")
+        kinds = {_ALL: self.each_layer} if self.each_layer is not None else self.kinds or {}
+        return MachineProfile(
+            name=self.name,
+            layers={kind: times.costs() for kind, times in kinds.items()},
+            step=self.each_step_ms * _MS,
+            embedding=self.embedding.costs() if self.embedding else StageCosts(),
+            head=self.head.costs() if self.head else StageCosts(),
+            buffers=self.buffers,
+            **self.common(),
+        )
+
+
+_BESIDE_LIKE = {"name", "free_gb", "address", "key", "device", "scores_bytes_per_token", "like", "times"}
+
+
+class _Link(_Described):
+    source: Annotated[str, pydantic.Field(alias="from")]
+    to: str
+    latency_ms: NotNegative
+    mb_per_second: Positive = math.inf
+
+    def profile(self) -> LinkProfile:
+        return LinkProfile(self.source, self.to, self.latency_ms * _MS, self.mb_per_second * _MB)
+
+
+class _Description(_Described):
+    model: _Model
+    machines: Annotated[list[_Machine], pydantic.Field(min_length=1)]
+    links: list[_Link] = []
+
+    def profiles(self) -> Profiles:
+        known: dict[str, MachineProfile] = {}
+        found = []
+        for each in self.machines:
+            known[each.name] = each.profile(known)
+            found.append(known[each.name])
+        return Profiles(self.model.profile(), tuple(found), tuple(link.profile() for link in self.links))

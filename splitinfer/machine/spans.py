@@ -1,33 +1,29 @@
 """Which few layers of a model to time, and what one layer of each kind, the embedding, the head and a step cost. Pure.
 
 A machine cannot hold a model that is to be cut, and need not: layers of one kind cost the same. So *spans* are timed,
-stages of a few layers, and each gives an equation for every shape of a step:
+stages of a few layers, and the rest are differences:
 
-    seconds of a span = step + (layers of each kind) * (seconds of one) + embedding + head, as far as it has them
+    one layer of each kind    a layer and the fixed time of a step
+    a longer span             the same steps once in place of several times: the difference to its layers, each timed
+                              alone, is the fixed time; and weights enough that they do not stay in the processor's
+                              caches from one step to the next
+    the first layer           what it takes longer than another of its kind is the embedding's
+    the last layer            what it takes longer is norm, head and sampler
 
-    one layer of each kind    what a layer costs, with the step's fixed time
-    a longer span             the same again with more layers: what a step costs that has none; and weights enough that
-                              they do not stay in the processor's caches from one step to the next
-    the first layer           with the embedding
-    the last layer            with norm, head and sampler
-
-The equations are solved without negative seconds. What they leave open (a kind that only the last layer has) is
-divided in proportion to the bytes of weights.
+Where the last layer is the only one of its kind, it and the head share its seconds in proportion to the bytes of their
+weights. No difference counts as less than nothing.
 """
 
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from splitinfer.core.scheduler.cost_model import Shape, StageCosts, solved
+from splitinfer.core.scheduler.cost_model import Shape, StageCosts
 from splitinfer.machine.profile import ModelProfile
 
 _LONG, _LONGEST = 2, 8  # layers of the longer span, at least and at most
 _ENOUGH = 256 * 2**20  # bytes of weights that no processor's caches hold
 _STEP_ROWS = 8  # up to which steps are short enough that their fixed time shows
-_PULL, _LEAST = 1e-6, 1e-2  # weight of the division by bytes beside an equation; least share that is counted with
-_STEP, _EMBEDDING, _HEAD = "(step)", "(embedding)", "(head)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,98 +121,60 @@ def fit(model: ModelProfile, chosen: Chosen, timings: Timings) -> Fitted:
     Raises:
         ValueError: nothing was timed.
     """
-    spans = list(timings.by_rows)
-    rows = _common(timings, [span for span in spans if span != chosen.long or len(spans) == 1])
-    on_all = _common(timings, spans)
+    by_rows, kinds = timings.by_rows, [layer.kind for layer in model.layers]
+    rows = _common(by_rows, [span for span in chosen.spans if span != chosen.long])
+    on_all = _common(by_rows, chosen.spans)
     if not on_all:
         raise ValueError("no step was timed")
-    step = _step(model, timings, spans, [count for count in on_all if count <= _STEP_ROWS] or on_all[:1])
-    found = _by_term(model, timings, rows, step)
+    step = _step(chosen, kinds, by_rows, [n for n in on_all if n <= _STEP_ROWS] or on_all[:1])
+    beside_step = {
+        span: {n: max(0.0, by_rows[span][n][1] - step) for n in rows} for span in chosen.spans if span != chosen.long
+    }
+    seconds = {kind: beside_step[single] for kind, single in chosen.singles.items()}
+    head = _head(model, chosen, by_rows, beside_step)
+    if chosen.singles[kinds[-1]] == chosen.last:  # of a chunk the head computes one row
+        seconds[kinds[-1]] = {n: max(0.0, beside_step[chosen.last][n] - head.get(n, head[rows[0]])) for n in rows}
+    embedding = dict[int, float]()
+    if chosen.singles[kinds[0]] != chosen.first:
+        embedding = {n: max(0.0, beside_step[chosen.first][n] - seconds[kinds[0]][n]) for n in rows}
     layers = {}
     for kind, weights in {layer.kind: layer.weights for layer in model.layers}.items():
-        little = timings.by_rows[chosen.singles[kind]]
+        little = by_rows[chosen.singles[kind]]
         slopes = _slopes(little, timings.contexts.get(kind, []))
         if kind not in timings.contexts and weights:
-            per_byte = found[kind][rows[0]] / weights  # keys and values are read as quickly as weights
+            per_byte = seconds[kind][rows[0]] / weights  # keys and values are read as quickly as weights
             slopes = max(layer.kv_per_token for layer in model.layers if layer.kind == kind) * per_byte, 0.0
-        layers[kind] = _costs(
-            {count: found[kind][count] - _attended(little[count][0], slopes) for count in rows}, slopes
-        )
-    return Fitted(layers, step, _costs(found.get(_EMBEDDING, {})), _costs(found.get(_HEAD, {})))
+        layers[kind] = _costs({n: seconds[kind][n] - _attended(little[n][0], slopes) for n in rows}, slopes)
+    return Fitted(layers, step, _costs(embedding), _costs(head))
 
 
-def _common(timings: Timings, spans: Sequence[Span]) -> list[int]:
+_ByRows = Mapping[Span, Mapping[int, Timed]]
+
+
+def _common(by_rows: _ByRows, spans: Sequence[Span]) -> list[int]:
     """The numbers of rows that were timed on all of some spans."""
-    return sorted(set.intersection(*(set(timings.by_rows[span]) for span in spans))) if spans else []
+    return sorted(set.intersection(*(set(by_rows.get(span, {})) for span in spans)))
 
 
-def _step(model: ModelProfile, timings: Timings, spans: Sequence[Span], rows: Sequence[int]) -> float:
+def _step(chosen: Chosen, kinds: Sequence[str], by_rows: _ByRows, rows: Sequence[int]) -> float:
     """The seconds that a step takes whatever layers it has, from short steps."""
-    terms = {span: _terms(model, span) for span in spans}
-    shares = _shares(model)
-    solved = [_solve(terms, {span: timings.by_rows[span][count][1] for span in spans}, shares) for count in rows]
-    return statistics.median(each.get(_STEP, 0.0) for each in solved)
+    if chosen.long is None:
+        return 0.0
+    own = {chosen.first.start: chosen.first, chosen.last.start: chosen.last}
+    alone = [own.get(i, chosen.singles[kinds[i]]) for i in range(chosen.long.start, chosen.long.end)]
+    more = [sum(by_rows[span][n][1] for span in alone) - by_rows[chosen.long][n][1] for n in rows]
+    return max(0.0, statistics.median(more) / (len(alone) - 1))
 
 
-def _by_term(model: ModelProfile, timings: Timings, rows: Sequence[int], step: float) -> dict[str, dict[int, float]]:
-    """Seconds by rows of each term. Of a chunk the head computes one row, so its costs are those of single rows."""
-    shares, found = _shares(model), dict[str, dict[int, float]]()
-    for count in rows:
-        terms, left, head = {}, {}, found.get(_HEAD, {}).get(rows[0], 0.0)
-        for span, timed in timings.by_rows.items():
-            if count not in timed:
-                continue
-            shape, seconds = timed[count]
-            terms[span] = {name: n for name, n in _terms(model, span).items() if name != _STEP}
-            has_chunk_head = bool(shape.chunk_context) and terms[span].pop(_HEAD, None) is not None
-            left[span] = max(0.0, seconds - step - (head if has_chunk_head else 0.0))
-        for name, value in _solve(terms, left, shares).items():
-            found.setdefault(name, {})[count] = value
-    return found
-
-
-def _terms(model: ModelProfile, span: Span) -> dict[str, float]:
-    """What a span's seconds are the sum of, and how often."""
-    terms: dict[str, float] = {_STEP: 1.0, **Counter(layer.kind for layer in model.layers[span.start : span.end])}
-    if span.start == 0:
-        terms[_EMBEDDING] = 1.0
-    if span.end == model.num_layers:
-        terms[_HEAD] = 1.0
-    return terms
-
-
-def _shares(model: ModelProfile) -> dict[str, float]:
-    """Bytes of weights that a step of one row reads, of each term. Of the embedding it reads a row."""
-    bytes_of: dict[str, float] = {layer.kind: float(layer.weights) for layer in model.layers}
-    return {**bytes_of, _STEP: 0.0, _EMBEDDING: float(model.hidden_row), _HEAD: float(model.head)}
-
-
-def _solve(
-    terms: Mapping[Span, Mapping[str, float]], seconds: Mapping[Span, float], shares: Mapping[str, float]
-) -> dict[str, float]:
-    """The terms' seconds: least squares of relative errors, none negative. A weak pull leads to a division in
-    proportion to ``shares`` where the equations leave it open."""
-    names = list(dict.fromkeys(name for each in terms.values() for name in each))
-    total, size = sum(seconds.values()), sum(shares[n] * k for each in terms.values() for n, k in each.items())
-    guess = {name: shares[name] * total / size if size else 0.0 for name in names}
-    weights = {span: 1 / value**2 if value > 0 else 0.0 for span, value in seconds.items()}
-    scale, usual = sum(weights.values()) or 1.0, total / len(names) or 1.0
-    keep = names
-    while keep:
-        matrix = [
-            [sum(weights[s] * each.get(a, 0) * each.get(b, 0) for s, each in terms.items()) for b in keep] for a in keep
-        ]
-        vector = [sum(weights[s] * each.get(a, 0) * seconds[s] for s, each in terms.items()) for a in keep]
-        for i, name in enumerate(keep):
-            pull = _PULL * scale * usual / max(guess[name], _LEAST * usual)
-            matrix[i][i] += pull
-            vector[i] += pull * guess[name]
-        found = dict(zip(keep, solved(matrix, vector), strict=True))
-        worst = min(keep, key=lambda name: found[name])
-        if found[worst] >= 0:
-            return {name: found.get(name, 0.0) for name in names}
-        keep = [name for name in keep if name != worst]
-    return dict.fromkeys(names, 0.0)
+def _head(
+    model: ModelProfile, chosen: Chosen, by_rows: _ByRows, beside_step: Mapping[Span, Mapping[int, float]]
+) -> dict[int, float]:
+    """The head's seconds for single rows."""
+    last, single = model.layers[-1], chosen.singles[model.layers[-1].kind]
+    found = {n: each for n, each in beside_step[chosen.last].items() if not by_rows[chosen.last][n][0].chunk_context}
+    if single == chosen.last:
+        return {n: each * model.head / max(1, model.head + last.weights) for n, each in found.items()}
+    return {n: max(0.0, each - beside_step[single][n]) for n, each in found.items()}
 
 
 def _costs(seconds: Mapping[int, float], slopes: tuple[float, float] = (0.0, 0.0)) -> StageCosts:

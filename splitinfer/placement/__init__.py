@@ -1,6 +1,6 @@
 """Where to cut: profiles and aims in, layouts out. Pure: nothing is measured, loaded or written here.
 
-    profiles ──cuts──▶ every cut and order ──memory──▶ those that fit ──screen──▶ the best 20 of each aim
+    profiles ──cuts──▶ every cut and order ──memory──▶ those that fit ──screen──▶ the best few of each aim
                                                                                      │ simulate
                             layout with comments ◀──words── the best of each aim ◀───┘
 
@@ -11,7 +11,6 @@ pipeline    a cut of profiled machines as a machine to simulate
 screen      formulas: the figures of a cut in microseconds
 simulate    the live scheduler on a cut, in virtual time
 plan        the best cut for each aim
-remedies    what would make a model fit
-words       why a cut is the best, in sentences
+words       why a cut is the best, and what is lacking, in sentences
 document    a plan as a layout file, and as plain numbers
 """

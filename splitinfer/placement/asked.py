@@ -1,9 +1,13 @@
 """What a layout is for: the aim, what has to fit, and what is left free."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from splitinfer.core.kv.budget import KV_SHARE
+from splitinfer.machine.numbers import Bytes, Count, Numbers
 from splitinfer.machine.profile import Profiles
 
 LONG_PROMPT = 4096  # tokens; the prompt whose time to the first token is told
@@ -24,7 +28,7 @@ class Aim(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(Numbers):
     """What a plan has to meet.
 
     context: tokens of a sequence, prompt and answer, that have to fit.
@@ -41,29 +45,16 @@ class Asked:
         ValueError: a number is out of its range.
     """
 
-    context: int = 8192
-    streams: int = 8
-    prompt: int = 1024
-    answer: int = 512
-    acceptance: float | None = None
-    token_budget: int | None = None
+    context: Count = 8192
+    streams: Count = 8
+    prompt: Count = 1024
+    answer: Annotated[int, Field(ge=2)] = 512
+    acceptance: Annotated[float, Field(ge=0, le=1)] | None = None
+    token_budget: Count | None = None
     uses_all: bool = False
-    spare_bytes: int = 0
-    kv_share: float = KV_SHARE
-    simulated: int = 20
-
-    def __post_init__(self) -> None:
-        for name in ("context", "streams", "prompt", "simulated"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, but is {getattr(self, name)}")
-        if self.answer < 2:
-            raise ValueError(f"an answer has two tokens or more, not {self.answer}")
-        if not 0 < self.kv_share <= 1:
-            raise ValueError(f"KV takes a share of the memory from 0 to 1, not {self.kv_share}")
-        if self.acceptance is not None and not 0 <= self.acceptance <= 1:
-            raise ValueError(f"the share of drafts that are right is from 0 to 1, not {self.acceptance}")
-        if self.spare_bytes < 0 or (self.token_budget is not None and self.token_budget < 1):
-            raise ValueError("what is left free is not negative, and a step has at least one token")
+    spare_bytes: Bytes = 0
+    kv_share: Annotated[float, Field(gt=0, le=1)] = KV_SHARE
+    simulated: Count = 8
 
     def sequences(self, aim: Aim) -> int:
         """The sequences of ``context`` tokens that have to fit."""

@@ -4,6 +4,7 @@ Two or three machines have few enough cuts to try them all: of 66 layers 65 and 
 more than ``MOST``, those on a grid are tried first, and then those near the best of these, nearer and nearer.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
@@ -44,22 +45,14 @@ def orders(num_machines: int, num_layers: int, *, uses_all: bool) -> list[tuple[
     return [(0, *rest) for count in counts if count <= most for rest in permutations(range(1, num_machines), count)]
 
 
-def count_cuts(num_stages: int, num_layers: int) -> int:
-    """The number of cuts of so many layers into so many stages."""
-    return comb(num_layers - 1, num_stages - 1)
-
-
 def stride_of(all_orders: Sequence[tuple[int, ...]], num_layers: int, most: int = MOST) -> int:
     """The least distance of a grid's lines with which there are no more than ``most`` cuts."""
-    stride = 1
-    while stride < num_layers and _num_on_grid(all_orders, num_layers, stride) > most:
-        stride += 1
-    return stride
 
+    def num_cuts(stride: int) -> int:
+        lines = len(range(stride, num_layers, stride))
+        return sum(comb(lines, len(order) - 1) for order in all_orders)
 
-def _num_on_grid(all_orders: Sequence[tuple[int, ...]], num_layers: int, stride: int) -> int:
-    lines = len(range(stride, num_layers, stride))
-    return sum(comb(lines, len(order) - 1) for order in all_orders)
+    return next(stride for stride in itertools.count(1) if num_cuts(stride) <= most or stride >= num_layers)
 
 
 def on_grid(all_orders: Iterable[tuple[int, ...]], num_layers: int, stride: int = 1) -> Iterator[Cut]:
@@ -69,18 +62,14 @@ def on_grid(all_orders: Iterable[tuple[int, ...]], num_layers: int, stride: int 
             yield _cut(order, ends, num_layers)
 
 
-def near(cuts: Iterable[Cut], distance: int) -> Iterator[Cut]:
+def near(cuts: Iterable[Cut], distance: int) -> list[Cut]:
     """``cuts``, and those with any of their ends moved by ``distance`` layers; each once."""
-    seen: set[Cut] = set()
-    for cut in cuts:
-        ends = [end for _, _, end in cut.stages()]
-        num_layers = ends.pop()
-        for moved in product(*((end - distance, end, end + distance) for end in ends)):
-            if all(a < b for a, b in zip((0, *moved), (*moved, num_layers), strict=True)):
-                found = _cut(cut.machines, moved, num_layers)
-                if found not in seen:
-                    seen.add(found)
-                    yield found
+    found = dict.fromkeys(
+        _cut(cut.machines, moved, sum(cut.layers))
+        for cut in cuts
+        for moved in product(*((end - distance, end, end + distance) for _, _, end in list(cut.stages())[:-1]))
+    )
+    return [cut for cut in found if min(cut.layers) > 0]
 
 
 def _cut(order: tuple[int, ...], ends: tuple[int, ...], num_layers: int) -> Cut:

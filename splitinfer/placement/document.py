@@ -1,6 +1,6 @@
 """A plan as a layout file with comments, and as plain numbers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.core.wire_codec import NONE
 from splitinfer.machine.profile import MachineProfile
 from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.memory import Memory
 from splitinfer.placement.plan import Best, Figures, Plan
 from splitinfer.placement.words import aim_in_words, gigabytes, name_in_words, why
 
@@ -72,7 +73,7 @@ def _comments(plan: Plan, best: Best, origin: Origin) -> Iterator[str]:
     yield from why(plan, best)
     for aim, other in plan.best.items():
         if aim is not best.aim and other.cut != best.cut:
-            yield f"Best for {aim} would be: {name_in_words(plan, other.cut)}."
+            yield f"Best for {aim} would be: {name_in_words(plan.profiles, other.cut)}."
     yield f"By splitinfer {origin.version} on {origin.date}, from {origin.profiles}."
     for machine in plan.profiles.machines:
         of = ", ".join(filter(None, (machine.device_name, machine.versions, machine.measured_at)))
@@ -129,31 +130,29 @@ def _flow(mapping: dict[str, Any], *, braces: bool = True) -> str:
 def _rooms(plan: Plan, best: Best) -> Iterator[str]:
     """What each stage takes of its machine, as a comment."""
     for machine, start, end in best.cut.stages():
-        weights = plan.memory.stage(machine, start, end).weights
+        weights = Memory(plan.profiles, plan.asked).weights(start, end)
         yield f"weights {gigabytes(weights)} of {gigabytes(plan.profiles.machines[machine].free_bytes)} free"
 
 
-def as_dict(plan: Plan, shortages: dict[Aim, list[str]], origin: Origin) -> dict[str, Any]:
-    """A plan as plain numbers. ``shortages``: of the aims for which nothing fits, in sentences."""
+def as_dict(plan: Plan, shortages: Mapping[Aim, str], origin: Origin) -> dict[str, Any]:
+    """A plan as plain numbers. ``shortages``: what is lacking for the aims for which nothing fits, in words."""
     return {
-        "version": origin.version,
-        "date": origin.date,
-        "profiles": origin.profiles,
+        **asdict(origin),
         "model": plan.profiles.model.name,
         "machines": [machine.name for machine in plan.profiles.machines],
         "asked": asdict(plan.asked),
         "screened": plan.screened,
         "simulated": plan.simulated,
         "best": {str(aim): _best_as_dict(plan, best) for aim, best in plan.best.items()},
-        "shortages": {str(aim): lines for aim, lines in shortages.items()},
+        "shortages": {str(aim): words for aim, words in shortages.items()},
     }
 
 
 def _best_as_dict(plan: Plan, best: Best) -> dict[str, Any]:
-    machines = plan.profiles.machines
+    machines, memory = plan.profiles.machines, Memory(plan.profiles, plan.asked)
     return {
         "stages": [
-            {"name": machines[m].name, "layers": end - start, "weights": plan.memory.stage(m, start, end).weights}
+            {"name": machines[m].name, "layers": end - start, "weights": memory.weights(start, end)}
             for m, start, end in best.cut.stages()
         ],
         "figures": asdict(best.figures),

@@ -6,12 +6,11 @@ A stage with F bytes free, W of weights (the coordinator's drafter among them) a
     K of all sequences  <=  share (F - W)                            they are admitted (``llm.setup``)
 
 ``F`` is what is left of the free bytes beside those to be spared. Stages on one machine (the coordinator's and those
-at ``local``) have its bytes together, and equal parts for KV. What a pool of stages *lacks* are the further free bytes
-with which both would hold.
+at ``local``) have its bytes together, and equal parts for KV. What a machine *lacks* are the further free bytes with
+which both would hold.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import accumulate
 from math import ceil
 
@@ -23,26 +22,6 @@ from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
 
 
-@dataclass(frozen=True, slots=True)
-class StageBytes:
-    """A stage's memory: bytes of its weights, of KV for each token and each sequence, and of scores for each token of
-    context."""
-
-    weights: int
-    kv_per_token: int
-    kv_fixed: int
-    scores: int = 0
-
-    def kv(self, use: KVUse) -> int:
-        """Bytes of KV."""
-        return StageKV(0, self.kv_per_token, self.kv_fixed).bytes_of(use)
-
-    def to_load(self, context: int) -> int:
-        """Bytes that a stage wants to see free for a context, the margin left out."""
-        kv = self.kv_fixed + self.kv_per_token * (context + spare(context))
-        return self.weights + kv + self.scores * context
-
-
 class Memory:
     """The memory of every cut of ``profiles``."""
 
@@ -52,52 +31,40 @@ class Memory:
         self._weights = _sums(layer.weights for layer in layers)
         self._per_token = _sums(layer.kv_per_token for layer in layers)
         self._fixed = _sums(layer.kv_fixed for layer in layers)
-        self._free = [max(0, machine.free_bytes - asked.spare_bytes) for machine in self._machines]
-        self._is_here = [i == 0 or machine.address == LOCAL for i, machine in enumerate(self._machines)]
+        self._host_of = [0 if machine.address == LOCAL else i for i, machine in enumerate(self._machines)]
 
-    def free(self, machine: int) -> int:
-        """Bytes that a machine's stage may take, without those to be spared."""
-        return self._free[machine]
-
-    def stage(self, machine: int, start: int, end: int, context: int = 0) -> StageBytes:
-        """The bytes of the layers [start, end) on a machine. ``context``: for the drafter's KV."""
+    def weights(self, start: int, end: int, context: int = 0) -> int:
+        """Bytes of the weights of the layers [start, end), with a drafter and its KV of ``context`` tokens where the
+        coordinator has one."""
         weights = self._weights[end] - self._weights[start] + self._model.beside_layers(start, end)
         draft = self._model.draft
         if start == 0 and draft is not None and self._asked.acceptance is not None:
             weights += draft.weights + draft.kv_per_token * context
-        return StageBytes(
-            weights,
-            self._per_token[end] - self._per_token[start],
-            self._fixed[end] - self._fixed[start],
-            self._machines[machine].scores,
-        )
+        return weights
 
-    def lacks(self, cut: Cut, context: int, sequences: int) -> list[int]:
-        """The bytes that each machine of a cut lacks for so many sequences of ``context`` tokens; 0 or fewer: none, and
-        so many are left. Stages of one machine have the same number."""
-        use = _use(context, sequences)
-        stages = [(m, self.stage(m, start, end, context)) for m, start, end in cut.stages()]
-        here = [own for m, own in stages if self._is_here[m]]
-        shared = self._lack(here, self._free[0], use, context)
-        return [shared if self._is_here[m] else self._lack([own], self._free[m], use, context) for m, own in stages]
-
-    def lack(self, machine: int, start: int, end: int, context: int, sequences: int) -> int:
-        """The same for a machine with one stage, of the layers [start, end)."""
-        own = self.stage(machine, start, end, context)
-        return self._lack([own], self._free[machine], _use(context, sequences), context)
-
-    def _lack(self, stages: Sequence[StageBytes], free: int, use: KVUse, context: int) -> int:
-        """What stages that share ``free`` bytes lack."""
-        if not stages:
-            return 0
-        weights = sum(own.weights for own in stages)
-        to_load = sum(own.to_load(context) + STAGE_MARGIN for own in stages)
-        kv = len(stages) * max(own.kv(use) for own in stages)
-        return max(to_load, weights + ceil(kv / self._asked.kv_share)) - free
+    def lacks(self, cut: Cut, context: int, sequences: int) -> dict[int, int]:
+        """The bytes that each machine of a cut lacks for so many sequences of ``context`` tokens, by its place; 0 or
+        fewer: none, and so many are left. Stages on the coordinator's machine count as its own."""
+        one = use_of(context)
+        use = KVUse(one.sequences * sequences, one.blocks * sequences)
+        weights, to_load, kv = dict[int, int](), dict[int, int](), dict[int, list[int]]()
+        for machine, start, end in cut.stages():
+            host, own = self._host_of[machine], self.weights(start, end, context)
+            per_token = self._per_token[end] - self._per_token[start]
+            fixed = self._fixed[end] - self._fixed[start]
+            alone = fixed + per_token * (context + spare(context)) + self._machines[machine].scores * context
+            weights[host] = weights.get(host, 0) + own
+            to_load[host] = to_load.get(host, 0) + own + alone + STAGE_MARGIN
+            kv.setdefault(host, []).append(StageKV(0, per_token, fixed).bytes_of(use))
+        return {
+            host: max(to_load[host], own + ceil(len(kv[host]) * max(kv[host]) / self._asked.kv_share))
+            - max(0, self._machines[host].free_bytes - self._asked.spare_bytes)
+            for host, own in weights.items()
+        }
 
     def fits(self, cut: Cut, context: int, sequences: int) -> bool:
         """Whether so many sequences of ``context`` tokens fit."""
-        return max(self.lacks(cut, context, sequences)) <= 0
+        return max(self.lacks(cut, context, sequences).values()) <= 0
 
     def longest(self, cut: Cut, sequences: int = 1) -> int:
         """The most tokens of each of so many sequences that fit, in whole blocks, or the model's own context; 0: the
@@ -110,11 +77,6 @@ class Memory:
             middle = (low + high) // 2
             low, high = (middle, high) if self.fits(cut, middle * BLOCK, sequences) else (low, middle)
         return low * BLOCK
-
-
-def _use(context: int, sequences: int) -> KVUse:
-    one = use_of(context)
-    return KVUse(one.sequences * sequences, one.blocks * sequences)
 
 
 def _sums(values: Iterable[int]) -> list[int]:

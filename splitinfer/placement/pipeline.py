@@ -9,15 +9,13 @@ which of their rows have logits, so rows beyond ``HEAD_ROWS`` cost the head noth
 and of a chunk it is little beside the layers.
 """
 
-import math
-
 from splitinfer.core.scheduler.cost_model import StageCosts
 from splitinfer.machine.machine import Hop, Machine
-from splitinfer.machine.profile import LinkProfile, MachineProfile, ModelProfile, Profiles
+from splitinfer.machine.profile import MachineProfile, ModelProfile, Profiles
 from splitinfer.placement.cuts import Cut
 
 HEAD_ROWS = 64
-UNKNOWN_LATENCY, UNKNOWN_BANDWIDTH = 0.001, 100e6  # of a link that nobody measured, where no other was either
+_UNKNOWN_LATENCY, _UNKNOWN_BANDWIDTH = 0.001, 100e6  # of a link that nobody measured, where no other was either
 
 
 def pipeline_of(profiles: Profiles, cut: Cut) -> Machine:
@@ -54,23 +52,15 @@ def hop_ends(cut: Cut) -> list[tuple[int, int]]:
 
 
 def hop_of(profiles: Profiles, source: int, target: int) -> Hop:
-    """The hop from one machine to another, by their places; the last stage's results are few bytes."""
+    """The hop from one machine to another, by their places. A link that was not measured is taken to be like the
+    slowest that was."""
     if source == target:
         return Hop()
-    link = link_of(profiles, source, target)
-    row = profiles.model.hidden_row / link.bytes_per_second if math.isfinite(link.bytes_per_second) else 0.0
-    return Hop(link.latency, row)
-
-
-def link_of(profiles: Profiles, source: int, target: int) -> LinkProfile:
-    """The link between two machines; one that was not measured is taken to be like the slowest that was."""
-    names = profiles.machines[source].name, profiles.machines[target].name
-    found = profiles.link(*names)
-    if found is not None:
-        return found
-    latency = max((link.latency for link in profiles.links), default=UNKNOWN_LATENCY)
-    bandwidth = min((link.bytes_per_second for link in profiles.links), default=UNKNOWN_BANDWIDTH)
-    return LinkProfile(*names, latency, bandwidth)
+    link = profiles.link(profiles.machines[source].name, profiles.machines[target].name)
+    known = profiles.links if link is None else (link,)
+    latency = max((each.latency for each in known), default=_UNKNOWN_LATENCY)
+    bandwidth = min((each.bytes_per_second for each in known), default=_UNKNOWN_BANDWIDTH)
+    return Hop(latency, profiles.model.hidden_row / bandwidth)
 
 
 def unmeasured(profiles: Profiles, cut: Cut) -> list[tuple[str, str]]:

@@ -1,13 +1,13 @@
 """The best cut for each aim, with all its figures.
 
-Every cut and order is screened by formula; the best of those that fit go through the simulator, roughly, and the best
-of these once more, as long as it takes to be sure; the best of those is the plan. Formulas leave out what the scheduler
-does between steps, the simulator has the luck of its drafts: where simulated figures are as good as equal, the formula
-decides.
+Every cut and order is tried by formula, and the simulator judges the best few of those that fit. Formulas leave out
+what the scheduler does between steps, the simulator has the luck of its drafts: where simulated figures are as good as
+equal, the formula decides.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from math import ceil
 
 from splitinfer.errors import CannotFit
@@ -23,7 +23,6 @@ _EQUAL = 0.995  # of the best simulated figure
 _WORTH = 0.99  # of it, that fewer machines may have: one more that can fail is to be worth something
 _AS_LONG = 0.99  # of the longest context
 _WIDER = 16  # cuts of a grid that are looked around, the best
-_FINALISTS = 4  # cuts whose rough figures are the best, of which the figures are computed in full
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,167 +63,116 @@ class Plan:
     screened: int
     simulated: int
 
-    @property
-    def memory(self) -> Memory:
-        """The memory of all cuts."""
-        return Memory(self.profiles, self.asked)
 
-
-@dataclass(slots=True)
 class Planner:
-    """Finds the best cuts, and remembers what it has simulated."""
+    """Finds the best of ``cuts``, or of all cuts, and remembers what it has computed of each."""
 
-    profiles: Profiles
-    asked: Asked
-    memory: Memory = field(init=False)
-    screen: Screen = field(init=False)
-    _turns: dict[tuple[Cut, float | None, simulate.Effort], simulate.Turn] = field(default_factory=dict)  # simulated
-    _rates: dict[tuple[Cut, float | None], float] = field(default_factory=dict)  # of many streams, simulated
-    _scores: dict[tuple[Cut, bool], float] = field(default_factory=dict)  # by formula
-
-    def __post_init__(self) -> None:
-        self.memory, self.screen = Memory(self.profiles, self.asked), Screen(self.profiles, self.asked)
+    def __init__(self, profiles: Profiles, asked: Asked, cuts: Sequence[Cut] | None = None) -> None:
+        self.profiles, self.asked = profiles, asked
+        self.memory, self.screen = Memory(profiles, asked), Screen(profiles, asked)
+        self._budget = asked.budget(profiles)
+        self._simulated: set[Cut] = set()
+        self._many_screened, self._turn_screened = cache(self.screen.many), cache(self.screen.turn)
+        self._turn, self._many = cache(self._simulated_turn), cache(self._simulated_many)
+        self.cuts = self._every_cut() if cuts is None else list(cuts)
 
     def plan(self, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
         """The best cut for each aim."""
-        cuts, best = self.candidates(), dict[Aim, Best]()
-        for aim in aims:
-            found = self.best(aim, cuts)
-            if found is not None:
-                best[aim] = found
-        simulated = {key[0] for key in (*self._turns, *self._rates)}
-        return Plan(self.profiles, self.asked, best, len(cuts), len(simulated))
+        best = {aim: found for aim in aims if (found := self.best(aim)) is not None}
+        return Plan(self.profiles, self.asked, best, len(self.cuts), len(self._simulated))
 
-    def candidates(self) -> list[Cut]:
+    def _every_cut(self) -> list[Cut]:
         """Every cut and order, or where there are too many those on a grid and those near the best of them."""
         num_layers = self.profiles.model.num_layers
         every = orders(len(self.profiles.machines), num_layers, uses_all=self.asked.uses_all)
         stride = stride_of(every, num_layers)
-        coarse = list(on_grid(every, num_layers, stride))
-        if stride == 1:
-            return coarse
-        found = dict.fromkeys(coarse)
-        for aim in Aim:
-            found.update(dict.fromkeys(self._refined(aim, coarse, stride)))
+        found = dict.fromkeys(on_grid(every, num_layers, stride))
+        for aim in Aim if stride > 1 else ():
+            best, distance = self._ranked(aim, found)[:_WIDER], stride
+            while distance > 1:
+                distance = -(-distance // 2)
+                around = near(best, distance)
+                found.update(dict.fromkeys(around))
+                best = self._ranked(aim, around)[:_WIDER]
         return list(found)
-
-    def _refined(self, aim: Aim, cuts: Iterable[Cut], distance: int) -> list[Cut]:
-        """The best of ``cuts`` for an aim, and those near them, nearer and nearer until there is no better one."""
-        best: list[Cut] = []
-        while True:
-            before, best = best, self._ranked(aim, self._fitting(aim, cuts))[:_WIDER]
-            if distance == 1 and best[:1] == before[:1]:
-                return list(dict.fromkeys([*best, *cuts]))
-            distance = -(-distance // 2)
-            cuts = list(near(best, distance))
 
     # -- one aim -------------------------------------------------------------------------------
 
-    def best(self, aim: Aim, cuts: list[Cut]) -> Best | None:
-        """The best of ``cuts`` for an aim; ``None`` if none fits."""
-        fitting = self._fitting(aim, cuts)
-        if not fitting:
+    def best(self, aim: Aim) -> Best | None:
+        """The best cut for an aim; ``None`` if none fits."""
+        ranked = self._ranked(aim, self.cuts)
+        if not ranked:
             return None
-        cut = self._simulated_best(aim, self._ranked(aim, fitting))
-        faster, gain = self._without_bounds(aim, cuts, cut)
-        return Best(aim, cut, self.figures(cut), faster, gain)
+        cut = self._simulated_best(aim, ranked)
+        free = max(self.cuts, key=lambda each: self.score(aim, each))
+        if aim is Aim.CONTEXT or self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
+            return Best(aim, cut, self.figures(cut))
+        return Best(aim, cut, self.figures(cut), free, self.score(aim, free) / self.score(aim, cut))
+
+    def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
+        """The cuts that meet an aim's need of memory, the best by formula first; for the context those with the longest
+        one."""
+        if aim is not Aim.CONTEXT:
+            sequences = self.asked.sequences(aim)
+            fitting = [cut for cut in cuts if self.memory.fits(cut, self.asked.context, sequences)]
+        else:
+            lengths, most = dict[Cut, int](), 1
+            for cut in cuts:
+                if self.memory.fits(cut, ceil(_AS_LONG * most), 1):
+                    lengths[cut] = self.memory.longest(cut)
+                    most = max(most, lengths[cut])
+            fitting = [cut for cut, length in lengths.items() if 0 < length >= _AS_LONG * most]
+        return sorted(fitting, key=lambda cut: self.score(aim, cut), reverse=True)
 
     def _simulated_best(self, aim: Aim, ranked: list[Cut]) -> Cut:
         """The best of cuts that are ranked by formula: the first ones are simulated, and the first of each number of
         machines."""
-        of_each = {len(cut.machines): cut for cut in reversed(ranked)}
-        tried = dict.fromkeys([*ranked[: self.asked.simulated], *of_each.values()])
-        final = self._finalists(aim, list(tried))
-        values = {cut: self.value(aim, cut) for cut in final}
+        tried = list(dict.fromkeys([*ranked[: self.asked.simulated], *_first_of_each_size(ranked)]))
+        values = {cut: self.value(aim, cut) for cut in tried}
         most = max(values.values())
-        fewest = min(len(cut.machines) for cut in final if values[cut] >= _WORTH * most)
-        same = [cut for cut in final if len(cut.machines) == fewest]
+        fewest = min(len(cut.machines) for cut in tried if values[cut] >= _WORTH * most)
+        same = [cut for cut in tried if len(cut.machines) == fewest]
         enough = _EQUAL * max(values[cut] for cut in same)
         return next(cut for cut in same if values[cut] >= enough)
 
-    def _finalists(self, aim: Aim, tried: list[Cut]) -> list[Cut]:
-        """The best of some cuts by rough figures, and the best of each number of machines; in the order given."""
-        if aim is Aim.THROUGHPUT or len(tried) <= _FINALISTS:
-            return tried
-        ranked = sorted(tried, key=lambda cut: self.value(aim, cut, simulate.ROUGH), reverse=True)
-        of_each = {len(cut.machines): cut for cut in reversed(ranked)}
-        kept = {*ranked[:_FINALISTS], *of_each.values()}
-        return [cut for cut in tried if cut in kept]
-
-    def _fitting(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
-        """The cuts that meet an aim's need of memory; for the context those with the longest one."""
-        if aim is not Aim.CONTEXT:
-            sequences = self.asked.sequences(aim)
-            return [cut for cut in cuts if self.memory.fits(cut, self.asked.context, sequences)]
-        lengths, most = dict[Cut, int](), 1
-        for cut in cuts:
-            if self.memory.fits(cut, ceil(_AS_LONG * most), 1):
-                lengths[cut] = self.memory.longest(cut)
-                most = max(most, lengths[cut])
-        return [cut for cut, length in lengths.items() if 0 < length >= _AS_LONG * most]
-
-    def _ranked(self, aim: Aim, cuts: Iterable[Cut]) -> list[Cut]:
-        """The cuts in the order of an aim's formula, the best first."""
-        return sorted(cuts, key=lambda cut: self._score(cut, aim), reverse=True)
-
-    def _score(self, cut: Cut, aim: Aim) -> float:
-        """A cut by an aim's formula."""
-        key = cut, aim is Aim.THROUGHPUT
-        if key not in self._scores:
-            self._scores[key] = self.screen.score(cut, aim)
-        return self._scores[key]
-
-    def _without_bounds(self, aim: Aim, cuts: Iterable[Cut], chosen: Cut) -> tuple[Cut | None, float]:
-        """The best cut by formula if memory were no bound, and how many times as good it were; ``None`` if it fits."""
-        if aim is Aim.CONTEXT:
-            return None, 1.0
-        free = max(cuts, key=lambda cut: self._score(cut, aim))
-        if self.memory.fits(free, self.asked.context, self.asked.sequences(aim)):
-            return None, 1.0
-        return free, self._score(free, aim) / self._score(chosen, aim)
-
-    def value(self, aim: Aim, cut: Cut, effort: simulate.Effort = simulate.FULL) -> float:
-        """What is to be as large as possible, simulated: tokens per second of all streams, or turns per second."""
-        if aim is Aim.THROUGHPUT:
-            return self._many(cut, self.asked.acceptance)
-        return 1 / self._turn(cut, self.asked.acceptance, effort).seconds
-
     # -- figures -------------------------------------------------------------------------------
+
+    def score(self, aim: Aim, cut: Cut) -> float:
+        """What is to be as large as possible, by formula: turns of a chat per second, or tokens per second of all
+        streams. For the context, the turns."""
+        return self._many_screened(cut) if aim is Aim.THROUGHPUT else 1 / self._turn_screened(cut)
+
+    def value(self, aim: Aim, cut: Cut) -> float:
+        """The same, simulated."""
+        acceptance = self.asked.acceptance
+        return self._many(cut, acceptance) if aim is Aim.THROUGHPUT else 1 / self._turn(cut, acceptance).seconds
 
     def figures(self, cut: Cut) -> Figures:
         """All figures of a cut."""
         a = self.asked.acceptance
         return Figures(
-            one=self._one(cut, None),
+            one=self._turn(cut, None).rate,
             many=self._many(cut, None),
             ttft=simulate.long_prompt(pipeline_of(self.profiles, cut), self._budget),
             turn=self._turn(cut, a).seconds,
             longest=self.memory.longest(cut),
-            one_with_drafts=None if a is None else self._one(cut, a),
+            one_with_drafts=None if a is None else self._turn(cut, a).rate,
             many_with_drafts=None if a is None else self._many(cut, a),
         )
 
-    @property
-    def _budget(self) -> int:
-        return self.asked.budget(self.profiles)
+    def _simulated_turn(self, cut: Cut, acceptance: float | None) -> simulate.Turn:
+        self._simulated.add(cut)
+        machine = pipeline_of(self.profiles, cut)
+        return simulate.turn(machine, self.asked, self._budget, acceptance)
 
-    def _one(self, cut: Cut, acceptance: float | None) -> float:
-        """Tokens per second of one stream."""
-        return self._turn(cut, acceptance).rate
+    def _simulated_many(self, cut: Cut, acceptance: float | None) -> float:
+        self._simulated.add(cut)
+        return simulate.many(pipeline_of(self.profiles, cut), self.asked, acceptance)
 
-    def _turn(self, cut: Cut, acceptance: float | None, effort: simulate.Effort = simulate.FULL) -> simulate.Turn:
-        effort = simulate.FULL if acceptance is None else effort  # which makes no difference then
-        key = cut, acceptance, effort
-        if key not in self._turns:
-            machine = pipeline_of(self.profiles, cut)
-            self._turns[key] = simulate.turn(machine, self.asked, self._budget, acceptance, effort)
-        return self._turns[key]
 
-    def _many(self, cut: Cut, acceptance: float | None) -> float:
-        key = cut, acceptance
-        if key not in self._rates:
-            self._rates[key] = simulate.many(pipeline_of(self.profiles, cut), self.asked, acceptance)
-        return self._rates[key]
+def _first_of_each_size(ranked: Sequence[Cut]) -> Iterable[Cut]:
+    """The first cut of each number of machines."""
+    return {len(cut.machines): cut for cut in reversed(ranked)}.values()
 
 
 def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> Plan:
@@ -235,5 +183,5 @@ def plan(profiles: Profiles, asked: Asked, aims: Iterable[Aim] = tuple(Aim)) -> 
     """
     num_machines, num_layers = len(profiles.machines), profiles.model.num_layers
     if asked.uses_all and num_machines > num_layers:
-        raise CannotFit(f"{num_machines} machines cannot all have one of {num_layers} layers")
+        raise CannotFit(f"{num_machines} machines cannot share {num_layers} layers with one for each")
     return Planner(profiles, asked).plan(aims)

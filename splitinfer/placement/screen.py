@@ -19,7 +19,7 @@ from itertools import accumulate
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.scheduler.microbatches import even_share
 from splitinfer.machine.profile import Profiles
-from splitinfer.placement.asked import Aim, Asked
+from splitinfer.placement.asked import Asked
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.pipeline import HEAD_ROWS, hop_ends, hop_of
 
@@ -39,11 +39,6 @@ class Screen:
         self._sums: dict[tuple[int, Shape], tuple[list[float], float, float]] = {}
         count = len(profiles.machines)
         self._hops = {(a, b): hop_of(profiles, a, b) for a in range(count) for b in range(count)}
-
-    def score(self, cut: Cut, aim: Aim) -> float:
-        """What is to be as large as possible: turns of a chat per second, or tokens per second of all streams. For the
-        context, the turns: its length is ``Memory``'s."""
-        return self.many(cut) if aim is Aim.THROUGHPUT else 1 / self.turn(cut)
 
     # -- one stream ----------------------------------------------------------------------------
 
@@ -98,14 +93,9 @@ class Screen:
 
     # -- seconds -------------------------------------------------------------------------------
 
-    def bottleneck(self, cut: Cut) -> list[float]:
-        """Seconds of each stage for a step of all streams in as many groups as there are stages."""
-        members = -(-self._asked.streams // min(len(cut.layers), self._asked.streams))
-        return self._seconds(cut, self._block(1, members))
-
-    def single(self, cut: Cut) -> list[float]:
-        """Seconds of each stage for a step of one row."""
-        return self._seconds(cut, self._block(1, 1))
+    def seconds(self, cut: Cut, streams: int) -> list[float]:
+        """Seconds of each stage for a step of so many streams in as many groups as there are stages."""
+        return self._seconds(cut, self._block(1, -(-streams // min(len(cut.layers), streams))))
 
     def _block(self, rows: int, members: int) -> Shape:
         """A step in which each of some sequences has so many rows."""

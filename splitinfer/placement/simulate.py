@@ -2,9 +2,7 @@
 
 A simulated token costs some tenths of a millisecond, so no more of them are simulated than figures need: a stretch in
 the middle of an answer, whose rate is that of the whole answer. Without drafts every step is like the one before it,
-and few tokens do; with drafts there is luck, and a choice to be learned. ``ROUGH`` tells the turns of cuts apart that
-differ by more than some percent, ``FULL`` is for the figures that are told. Of many streams the choice of drafts takes
-longer to settle, so that a shorter window would rank cuts wrongly.
+and few tokens do; with drafts there is luck, and a choice to be learned, which may settle by what is learned first.
 """
 
 from dataclasses import dataclass
@@ -18,59 +16,44 @@ from splitinfer.core.speculation.flight import OFF
 from splitinfer.machine.machine import Machine
 from splitinfer.placement.asked import LONG_PROMPT, Asked
 from splitinfer.sim import drafts
-from splitinfer.sim.simulator import Served, Simulator
+from splitinfer.sim.simulator import Simulator
 
 _SETTLED = 0.25  # of an answer: what is not counted of its rate, while the choice of drafts is learned
 _WINDOW = 120  # tokens of each of many streams
 _STEADY = 48  # tokens from which a rate without drafts is taken
+_DRAFTED, _SEEDS = 300, (1, 2, 3)  # tokens from which a rate with drafts is taken, for each of some texts
 _SEED = 1  # where chance plays no part
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
-    """``answer``: tokens of one stream from which a rate with drafts is taken; ``seeds``: of the places where drafts
-    are right: what is learned first may settle the choice of drafts."""
-
-    answer: int
-    seeds: tuple[int, ...]
-
-
-ROUGH, FULL = Effort(120, (1,)), Effort(300, (1, 2, 3))
-
-
-@dataclass(frozen=True, slots=True)
 class Turn:
-    """One stream. ``seconds``: from the prompt to the last token of the answer; ``ttft``: to the first one; ``rate``:
-    tokens per second of the answer, once its drafts are chosen."""
+    """One stream. ``seconds``: from the prompt to the last token of the answer; ``rate``: tokens per second of the
+    answer, once its drafts are chosen."""
 
     seconds: float
-    ttft: float
     rate: float
 
 
-def turn(machine: Machine, asked: Asked, budget: int, acceptance: float | None, effort: Effort = FULL) -> Turn:
+def turn(machine: Machine, asked: Asked, budget: int, acceptance: float | None) -> Turn:
     """A prompt and its answer, alone. With drafts the answer's seconds are those at its usual rate: the first requests
     pay for trying numbers of drafts, later ones do not."""
-    ttft = long_prompt(machine, budget, asked.prompt)
-    if acceptance is None:
-        rate = _rate(machine, asked, min(asked.answer, _STEADY), budget, None, _SEED)
-    else:
-        rates = [_rate(machine, asked, effort.answer, budget, acceptance, seed) for seed in effort.seeds]
-        rate = harmonic_mean(rates)
-    return Turn(ttft + (asked.answer - 1) / rate, ttft, rate)
+    steady = min(asked.answer, _STEADY), (_SEED,)
+    tokens, seeds = steady if acceptance is None else (_DRAFTED, _SEEDS)
+    rate = harmonic_mean([_rate(machine, asked, tokens, budget, acceptance, seed) for seed in seeds])
+    return Turn(long_prompt(machine, budget, asked.prompt) + (asked.answer - 1) / rate, rate)
 
 
 def _rate(machine: Machine, asked: Asked, answer: int, budget: int, acceptance: float | None, seed: int) -> float:
     """Tokens per second of ``answer`` tokens in the middle of an answer."""
     prompt = max(1, asked.prompt + (asked.answer - answer) // 2)
-    times = _serve(machine, prompt, answer, budget, acceptance, seed).token_times
+    times = _token_times(machine, prompt, answer, budget, acceptance, seed)
     begin = int(_SETTLED * len(times))
     return (len(times) - 1 - begin) / (times[-1] - times[begin])
 
 
 def long_prompt(machine: Machine, budget: int, num_tokens: int = LONG_PROMPT) -> float:
     """Seconds from a long prompt until its first token, with nothing else under way."""
-    return _serve(machine, num_tokens, 1, budget, None, _SEED).token_times[0]
+    return _token_times(machine, num_tokens, 1, budget, None, _SEED)[0]
 
 
 def many(machine: Machine, asked: Asked, acceptance: float | None) -> float:
@@ -80,8 +63,10 @@ def many(machine: Machine, asked: Asked, acceptance: float | None) -> float:
     return drafts.run(crowd, drafts.Choice(flight=OFF) if acceptance is None else drafts.LIVE).rate
 
 
-def _serve(machine: Machine, prompt: int, answer: int, budget: int, acceptance: float | None, seed: int) -> Served:
-    """Simulate one request."""
+def _token_times(
+    machine: Machine, prompt: int, answer: int, budget: int, acceptance: float | None, seed: int
+) -> list[float]:
+    """When the tokens of one request come that is alone."""
     config = SchedulerConfig(
         num_groups=machine.num_stages,
         max_in_flight=machine.num_stages + 1,
@@ -94,4 +79,4 @@ def _serve(machine: Machine, prompt: int, answer: int, budget: int, acceptance: 
     simulator = Simulator(Scheduler(config), machine, acceptance=acceptance or 0.0, seed=seed, by_place=True)
     simulator.submit(0.0, Sequence(0, [0] * prompt, SamplingParams(max_tokens=answer), 0))
     simulator.run()
-    return simulator.served[0]
+    return simulator.served[0].token_times

@@ -34,7 +34,7 @@ from processes import worker
 from splitinfer.bench.shared.random_model import Shape as ModelShape
 from splitinfer.bench.shared.random_model import make
 from splitinfer.llm import LLM, Settings
-from splitinfer.llm.automatic import ACCEPTANCE, MeasuredProfiles, as_workers
+from splitinfer.llm.automatic import ACCEPTANCE, as_workers, measured_profiles
 from splitinfer.placement.asked import Asked
 from splitinfer.placement.plan import plan
 
@@ -65,9 +65,7 @@ def _plan(when: str, model: Path, asked: argparse.Namespace) -> None:
     with workers(asked.workers) as addresses:
         began = _now()
         settings = Settings(draft=asked.draft, connect_timeout=60)
-        profiles = MeasuredProfiles(
-            str(model), as_workers(addresses), settings, lambda _name, _progress: None
-        ).profiles()
+        profiles = measured_profiles(str(model), as_workers(addresses), settings, lambda _name, _progress: None)
         measured = _now()
         acceptance = None if profiles.model.draft is None else ACCEPTANCE
         found = plan(profiles, Asked(acceptance=acceptance))

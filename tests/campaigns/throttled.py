@@ -25,7 +25,7 @@ from splitinfer.bench.speculation.replay import Replay
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.core.speculation.flight import OFF
 from splitinfer.llm import LLM, Settings
-from splitinfer.llm.automatic import MeasuredProfiles, as_workers
+from splitinfer.llm.automatic import as_workers, measured_profiles
 from splitinfer.machine.profile import Profiles
 from splitinfer.placement.asked import Aim
 from splitinfer.placement.cuts import Cut, on_grid
@@ -90,9 +90,7 @@ def main() -> None:
         )
         assert worker.stdout is not None
         address = json.loads(worker.stdout.readline())["address"]
-        found = MeasuredProfiles(
-            model, as_workers([f"there={address}"]), Settings(), lambda *_: None, again=True
-        ).profiles()
+        found = measured_profiles(model, as_workers([f"there={address}"]), Settings(), lambda *_: None, again=True)
         report(found, {cut: measured(model, address, cut, args.trials) for cut in on_grid([(0, 1)], LAYERS)})
 
 
@@ -103,9 +101,9 @@ def report(found: Profiles, figures: dict[Cut, dict[str, float]]) -> None:
         print(f"{machine.name}: a row of {layers}")
     for cut, values in figures.items():
         print(cut.name, {aim.value: round(value, 3) for aim, value in values.items()})
-    planner = Planner(found, asked(None))
+    planner = Planner(found, asked(None), list(figures))
     for aim in (Aim.CHAT, Aim.THROUGHPUT):
-        chosen = planner.best(aim, list(figures))
+        chosen = planner.best(aim)
         assert chosen is not None
         best = max(figures, key=lambda cut: figures[cut][aim])
         ratio = figures[chosen.cut][aim] / figures[best][aim]

@@ -149,12 +149,12 @@ def _to_measure(rig: Profiles, best: int, at_random: int) -> list[Cut]:
     found: dict[Cut, None] = {}
     for acceptance in (None, ACCEPTANCE):
         planner = Planner(rig, asked(acceptance))
-        cuts = planner.candidates()
+        cuts = planner.cuts
         for aim in (Aim.CHAT, Aim.THROUGHPUT):
-            chosen = planner.best(aim, cuts)
-            ranked = sorted(cuts, key=lambda cut: planner.screen.score(cut, aim), reverse=True)
+            chosen = planner.best(aim)
+            ranked = sorted(cuts, key=lambda cut: planner.score(aim, cut), reverse=True)
             found |= dict.fromkeys([*ranked[:best], *([chosen.cut] if chosen else [])])
-    others = [cut for cut in Planner(rig, asked(None)).candidates() if cut not in found]
+    others = [cut for cut in Planner(rig, asked(None)).cuts if cut not in found]
     return [*found, *Random(1).sample(others, min(at_random, len(others)))]
 
 
@@ -334,8 +334,8 @@ def _verdicts(rig: Profiles, room: str, cuts: dict[Cut, dict[str, Any]]) -> Iter
         for aim in Aim if not suffix else (Aim.CHAT, Aim.THROUGHPUT):
             wish = asked(acceptance)
             context = 8192 if room == "ample" else TIGHT_CONTEXT // wish.sequences(aim)
-            planner = _Known(rig, replace(wish, context=context), cuts=tuple(cuts))
-            chosen = planner.best(aim, planner.candidates())
+            planner = Planner(rig, replace(wish, context=context), tuple(cuts))
+            chosen = planner.best(aim)
             assert chosen is not None, f"no cut fits for {aim}"
             values = {c: _value(aim, line, room, suffix) for c, line in cuts.items()}
             if aim is not Aim.CONTEXT:
@@ -352,16 +352,6 @@ def _value(aim: Aim, line: dict[str, Any], room: str, suffix: str) -> float:
     if aim is Aim.CONTEXT:
         return float(line["longest"][room])
     return float(line["many" + suffix] if aim is Aim.THROUGHPUT else 1 / line["turn" + suffix])
-
-
-@dataclass(slots=True)
-class _Known(Planner):
-    """A planner of the cuts that were measured."""
-
-    cuts: tuple[Cut, ...] = ()
-
-    def candidates(self) -> list[Cut]:
-        return list(self.cuts)
 
 
 def by_memory(machines: tuple[int, ...], free: Sequence[int]) -> Cut:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from splitinfer.cli import app
 from splitinfer.core.scheduler.cost_model import StageCosts
-from splitinfer.engine.profiling import remembered
+from splitinfer.engine.profiling import measure as measuring
 from splitinfer.engine.profiling.measure import Report
 from splitinfer.engine.profiling.question import Question
 from splitinfer.errors import CannotFit, ConfigError, LayoutError
@@ -27,11 +27,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Machines are measured in no time; their names."""
     names: list[str] = []
 
-    def measure(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
+    def measure(name: str, question: Question, report: Report) -> MachineProfile:
         names.append(name)
         return machine(name)
 
-    monkeypatch.setattr(remembered, "measure_machine", measure)
+    monkeypatch.setattr(measuring, "measure_machine", measure)
     return names
 
 
@@ -77,9 +77,9 @@ def test_a_worker_has_the_key_that_is_known_by_its_name():
     ("workers", "words"),
     [
         (["a b"], "is neither tcp://host:port"),
-        (["a=b=c"], "is no worker; write"),
-        ([""], "is no worker; write"),
-        (["a#12"], "is no worker; write"),
+        (["a=b=c"], "is not a worker's address; write"),
+        ([""], "is not a worker's address; write"),
+        (["a#12"], "is not a worker's address; write"),
         (["a", "tcp://a:5577"], "are both at"),
         (["a:99999"], "is not from 1 to 65535"),
         ([{"name": "a"}], "a worker has an address"),
@@ -104,7 +104,7 @@ def test_the_quicker_machine_gets_more_and_that_is_said():
     assert first.num_layers > 2 * second.num_layers
     assert (first.address, second.address) == (None, "tcp://mini:1")
     assert chosen.text.startswith(f"Planned for throughput: studio {first.num_layers}, mini {second.num_layers}. ")
-    assert "A group's step takes" in chosen.text
+    assert "A step of one group of streams takes" in chosen.text
     assert "\n" not in chosen.text
 
 

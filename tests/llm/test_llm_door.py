@@ -82,7 +82,7 @@ def opened() -> Iterator[Pipeline]:
 def test_compared_and_loaded(plan: Run, opened: Pipeline):
     code, lines, error = plan("--live", "--for", "throughput")
     assert (code, error) == (0, None)
-    assert "By what its own steps have cost" in lines[0]
+    assert "From measurements so far" in lines[0]
     assert "s1 takes 1.5 times as long as it was measured to take." in lines[0]
     assert opened.layout.cut == "3-9", "nothing is loaded unasked"
     code, lines, error = plan("--live", "--apply", "--for", "throughput")
@@ -99,7 +99,7 @@ def test_compared_and_loaded(plan: Run, opened: Pipeline):
 def test_mistakes_are_one_sentence_each(plan: Run):
     for given, words in (
         (["--live"], "no pipeline of yours runs on this machine, or it is still loading"),
-        (["--live", "--pid", "1"], "process 1 runs no pipeline that can be asked; none would be"),
+        (["--live", "--pid", "1"], "process 1 runs no pipeline that can be asked; no process does"),
         (["--live", "--workers", "a"], "leave out --workers"),
         (["--live", "--measure"], "leave out --measure"),
         (["--apply"], "--apply and --pid are for a running pipeline; add --live"),

@@ -60,11 +60,11 @@ def test_layers_go_to_the_quicker_machine():
     assert better.is_worth_it
     assert better.layout.stages[1].num_layers > 6
     assert better.gain > 1.5
-    assert f"would give {better.gain:.2f} times the tokens a second" in better.text
+    assert f"would be {better.gain:.2f} times as fast as the current 8 + 4." in better.text
     settled = rebalance(live(better.layout, ran(better.layout, 3e-3, 1e-3)), Aim.THROUGHPUT)
     assert not settled.is_worth_it
     assert settled.layout == better.layout
-    assert "is the best for throughput" in settled.text
+    assert "is the best cut for throughput" in settled.text
 
 
 def test_without_steps_nothing_is_known():

@@ -62,8 +62,8 @@ def test_the_plan_is_the_best_of_all_cuts(
 ):
     profiles = rig(ratio, hop, free)
     asked = replace(_ASKED, acceptance=acceptance, simulated=6)
-    planner = Planner(profiles, asked)
-    found = {aim: planner.best(aim, _ALL) for aim in Aim}
+    planner = Planner(profiles, asked, _ALL)
+    found = {aim: planner.best(aim) for aim in Aim}
     for aim in (Aim.CHAT, Aim.THROUGHPUT):
         fitting = [cut for cut in _ALL if planner.memory.fits(cut, asked.context, asked.sequences(aim))]
         most = max(planner.value(aim, cut) for cut in fitting)
@@ -77,15 +77,14 @@ def test_the_plan_is_the_best_of_all_cuts(
 
 @pytest.mark.parametrize("seed", thorough([2], list(range(1, 9))))
 def test_the_choice_among_random_machines_is_that_of_simulating_every_cut(seed: int):
-    """Formulas and rough figures decide which cuts are simulated in full; no turn is lost by it. Odd seeds draft."""
+    """The formula decides which cuts are simulated; no turn is lost by it. Odd seeds draft."""
     random = Random(seed)
     ratio = [random.choice((0.5, 1, 1.5, 2, 3)) for _ in range(2)]
-    asked = replace(_ASKED, uses_all=False, acceptance=random.choice((0.5, 0.8)) if seed % 2 else None, simulated=20)
+    asked = replace(_ASKED, uses_all=False, acceptance=random.choice((0.5, 0.8)) if seed % 2 else None, simulated=8)
     planner = Planner(rig(ratio, random.choice((0.0001, 0.001, 0.004))), asked)
-    every = planner.candidates()
-    best = planner.best(Aim.CHAT, every)
+    best = planner.best(Aim.CHAT)
     assert best is not None
-    most = max(planner.value(Aim.CHAT, cut) for cut in every)
+    most = max(planner.value(Aim.CHAT, cut) for cut in planner.cuts)
     assert planner.value(Aim.CHAT, best.cut) >= 0.99 * 0.995 * most
 
 
@@ -93,12 +92,11 @@ def test_three_machines_of_which_one_is_slow():
     """The machine in the middle of the list is slow: it gets few layers, in whichever place is better."""
     every = Planner(rig((1, 3, 1)), replace(_ASKED, streams=12))
     cuts = list(on_grid([(0, 1, 2), (0, 2, 1)], 12))
-    assert sorted(every.candidates(), key=str) == sorted(cuts, key=str)
-    found = every.best(Aim.THROUGHPUT, cuts)
+    assert sorted(every.cuts, key=str) == sorted(cuts, key=str)
+    found = every.best(Aim.THROUGHPUT)
     assert found is not None
-    assert every.screen.score(found.cut, Aim.THROUGHPUT) >= 0.97 * max(
-        every.screen.score(cut, Aim.THROUGHPUT) for cut in cuts
-    )
+    most = max(every.score(Aim.THROUGHPUT, cut) for cut in cuts)
+    assert every.score(Aim.THROUGHPUT, found.cut) >= 0.97 * most
     layers = dict(zip(found.cut.machines, found.cut.layers, strict=True))
     assert layers[1] < min(layers[0], layers[2])
 
@@ -108,8 +106,7 @@ def test_who_comes_first_in_the_list_of_workers_does_not_matter():
     for aim in Aim:
         cuts = []
         for each in (profiles, profiles.only(["m0", "m2", "m1"])):
-            planner = Planner(each, asked)
-            best = planner.best(aim, planner.candidates())
+            best = Planner(each, asked).best(aim)
             assert best is not None
             cuts.append(_named(each, best.cut))
         assert cuts[0] == cuts[1]
@@ -122,8 +119,7 @@ def _named(profiles: Profiles, cut: Cut) -> list[tuple[str, int]]:
 def test_a_machine_gets_no_layers_where_that_is_better():
     profiles = rig((1, 8), hop=0.003)
     for uses_all in (False, True):
-        planner = Planner(profiles, replace(_ASKED, uses_all=uses_all))
-        best = planner.best(Aim.CHAT, planner.candidates())
+        best = Planner(profiles, replace(_ASKED, uses_all=uses_all)).best(Aim.CHAT)
         assert best is not None
         assert len(best.cut.machines) == 1 + uses_all
 
@@ -133,20 +129,20 @@ def test_a_second_machine_is_not_taken_for_next_to_nothing():
     planner = Planner(rig((1, 0.927), hop=0.0), replace(_ASKED, uses_all=False, prompt=1))
     alone, both = Cut((0,), (12,)), Cut((0, 1), (1, 11))
     assert planner.value(Aim.CHAT, alone) < planner.value(Aim.CHAT, both) < planner.value(Aim.CHAT, alone) / 0.99
-    best = planner.best(Aim.CHAT, planner.candidates())
+    best = planner.best(Aim.CHAT)
     assert best is not None
     assert best.cut == alone
 
 
 def test_what_memory_forces_is_told():
     profiles = rig((1, 4), free=(4 * GB, 40 * GB))
-    best = Planner(profiles, _ASKED).best(Aim.CHAT, _ALL)
+    best = Planner(profiles, _ASKED).best(Aim.CHAT)
     assert best is not None
     assert best.faster is not None
     assert best.gain > 1.1
     memory = Planner(profiles, _ASKED).memory
     assert not memory.fits(best.faster, _ASKED.context, 1)
-    with_enough = Planner(rig((1, 4)), _ASKED).best(Aim.CHAT, _ALL)
+    with_enough = Planner(rig((1, 4)), _ASKED).best(Aim.CHAT)
     assert with_enough is not None
     assert with_enough.faster is None
 
@@ -161,14 +157,14 @@ def test_a_grid_finds_what_all_cuts_have(monkeypatch: pytest.MonkeyPatch):
     profiles = rig((1, 2, 3))
     model = replace(profiles.model, layers=profiles.model.layers * 4)
     whole = Planner(replace(profiles, model=model), _ASKED)
-    every = whole.candidates()
+    every = whole.cuts
     monkeypatch.setattr("splitinfer.placement.plan.stride_of", lambda orders, layers: stride_of(orders, layers, 100))
-    rough = Planner(whole.profiles, _ASKED).candidates()
+    rough = Planner(whole.profiles, _ASKED).cuts
     assert len(set(rough)) == len(rough) < len(every) / 2
     assert set(rough) < set(every)
     for aim in (Aim.CHAT, Aim.THROUGHPUT):
-        most = max(whole.screen.score(cut, aim) for cut in every)
-        assert max(whole.screen.score(cut, aim) for cut in rough) >= 0.99 * most
+        most = max(whole.score(aim, cut) for cut in every)
+        assert max(whole.score(aim, cut) for cut in rough) >= 0.99 * most
 
 
 def test_a_link_that_was_not_measured_is_like_the_slowest():

@@ -10,9 +10,9 @@ from splitinfer.config import Layout
 from splitinfer.placement.asked import Aim, Asked
 from splitinfer.placement.cuts import Cut
 from splitinfer.placement.document import Origin, as_dict, layout_of, layout_text
+from splitinfer.placement.memory import Memory
 from splitinfer.placement.plan import Best, Figures, Plan
-from splitinfer.placement.remedies import Shortage
-from splitinfer.placement.words import shortage_in_words, why
+from splitinfer.placement.words import why
 from tests.placement.rigs import GB, rig
 
 _ORIGIN = Origin("2026-01-31", "9.8.7", "profiles.yaml")
@@ -68,35 +68,19 @@ def test_why_says_who_is_slow_and_what_memory_forces():
     one, many, long = (replace(_BEST, aim=aim) for aim in Aim)
     plan = _plan(Asked(acceptance=0.7), one)
     sentences = " ".join(why(plan, one))
-    assert "Drafts keep the stages busy at once, for 2 times the tokens" in sentences
-    assert "Memory forces it: m0 11, m1 1 would be 25% faster, but" in sentences
+    assert "Drafts overlap the stages for 2 times the tokens; m0 is the bottleneck." in sentences
+    assert "m0 11, m1 1 would be 25% faster, but" in sentences
     assert "m1 has" in sentences or "m0 has" in sentences
     assert "bottleneck" in " ".join(why(plan, many))
-    lacks = plan.memory.lacks(long.cut, 4096 + 256, 1)
-    if max(lacks) > 0:
+    if not Memory(plan.profiles, plan.asked).fits(long.cut, 4096 + 256, 1):
         assert "full" in " ".join(why(plan, long))
     alone = replace(_BEST, cut=Cut((0,), (12,)), faster=None)
     assert "m1 and m2 get no layers" in " ".join(why(plan, alone))
 
 
-def test_what_is_lacking_says_what_would_do():
-    short = Shortage(Aim.THROUGHPUT, 8192, 8, int(2.5 * GB), 0, 0.5, 3 * GB, 4096, 5)
-    (first, remedies, share) = shortage_in_words(short, Asked())
-    assert first == "For throughput, 8 streams of 8,192 tokens do not fit: 2.5 GB too little."
-    assert remedies == (
-        "It would fit with weights of 50% of their size (fewer bits) or with one more machine with 3 GB free or with "
-        "a context of 4,096 tokens or with 5 streams."
-    )
-    assert "50%" in share
-    nothing = replace(short, weights=None, machine=None, context=None, streams=None, first=GB)
-    assert shortage_in_words(nothing, Asked(kv_share=1.0)) == [
-        first, "The coordinator has 1 GB too little for one layer; start it elsewhere.",
-    ]  # fmt: skip
-
-
 def test_a_plan_is_a_line_of_json():
     plan = _plan(Asked(acceptance=0.7), _BEST)
-    found = json.loads(json.dumps(as_dict(plan, {Aim.CONTEXT: ["no"]}, _ORIGIN), allow_nan=False))
+    found = json.loads(json.dumps(as_dict(plan, {Aim.CONTEXT: "no"}, _ORIGIN), allow_nan=False))
     assert found["best"]["chat"]["stages"][0] == {"name": "m0", "layers": 6, "weights": round(3.375 * GB)}
     assert found["best"]["chat"]["figures"]["one"] == pytest.approx(21.25)
-    assert found["shortages"] == {"context": ["no"]}
+    assert found["shortages"] == {"context": "no"}

@@ -39,8 +39,8 @@ def test_formulas_and_pipelines_have_the_same_stages():
     cut, asked = Cut((0, 1), (1, 2)), Asked(streams=6)
     machine, screen = pipeline_of(profiles, cut), Screen(profiles, asked)
     at = asked.prompt + asked.answer // 2
-    assert screen.single(cut) == pytest.approx([each.at(Shape(1, at)) for each in machine.stages])
-    assert screen.bottleneck(cut) == pytest.approx([each.at(Shape(3, 3 * at)) for each in machine.stages])
+    assert screen.seconds(cut, 1) == pytest.approx([each.at(Shape(1, at)) for each in machine.stages])
+    assert screen.seconds(cut, 6) == pytest.approx([each.at(Shape(3, 3 * at)) for each in machine.stages])
 
 
 def test_hops_have_the_latency_and_bytes_of_their_link():

@@ -170,10 +170,10 @@ def test_a_benchmarks_document_is_read(tmp_path: Path):
     [
         ("stages: []\n", "stages: list should have at least 1 item"),
         ("stages: [{layers: 2}]\n", "stages.0.rows_ms: field required"),
-        ("stages: [{layers: 0, rows_ms: {1: 3}}]\n", "each stage needs a layer"),
+        ("stages: [{layers: 0, rows_ms: {1: 3}}]\n", "stages.0.layers: input should be greater"),
         ("stages: [{layers: 1, rows_ms: {1: 3, 9: 2}}]\n", "more rows than one cannot take less time"),
         ("stages: [\n", "machine .*: "),
-        ('{"machine": {"stages": 3}}', "no description of a machine"),
+        ('{"machine": {"stages": 3}}', "stages: input should be a valid tuple"),
         ("", "machine .*: "),
     ],
 )

@@ -1,35 +1,121 @@
 """Measures this machine for one model: seconds of layers of each kind, of embedding and head, of a step; what is free.
+Remembers it, and answers a coordinator that asks for it.
 
 The model need not be here: its configuration and the shapes of its tensors suffice, and its numbers are made up
 (``models.made_up``). A few layers are timed (``machine.spans``), within some seconds, the most important steps first
 (``machine.timetable``); what would take too long is left to a line through the others.
 
+    splitinfer/profiles/DIGEST.json      in the user's folder of caches, beside ``kv``
+
+The digest is of all that the figures depend on: the machine's name (home folders may be shared), its device and, where
+that is emulated, its file; the versions of splitinfer, MLX and mlx-lm; the model's shapes. What memory is free is never
+remembered. A file that cannot be read or written is as good as none.
+
 What is not measured: how many command buffers a device holds (MLX's own number is taken), and what it does after having
 been idle, which ``Device.stay_awake`` prevents.
 """
 
+import contextlib
+import hashlib
+import json
+import logging
+import secrets
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import mlx.core as mx
 
 from splitinfer.core.kv.format import format_of
-from splitinfer.engine.profiling.question import Question
+from splitinfer.core.layout import DTYPES
+from splitinfer.engine.profiling.question import Question, checkpoint_of
 from splitinfer.engine.profiling.stopwatch import Report, Stopwatch
-from splitinfer.engine.versions import device_name, own_versions
-from splitinfer.errors import CannotFit
+from splitinfer.engine.versions import device_name, machine_name, own_versions
+from splitinfer.errors import CannotFit, ProtocolError
+from splitinfer.kvstore.paths import default_folder
 from splitinfer.machine.device_queue import DeviceTraits
-from splitinfer.machine.profile import MachineProfile, ModelProfile
+from splitinfer.machine.profile import VERSION, MachineProfile, ModelProfile
 from splitinfer.machine.selection import emulated_machine
 from splitinfer.machine.spans import Fitted, choose, fit
 from splitinfer.models.layer_kinds import DescribedModel, describe
 from splitinfer.models.loader import resolve_dtype
 from splitinfer.models.made_up import made_up
 from splitinfer.models.memory import free_bytes, on_gpu, size, unloaded_bytes
+from splitinfer.wire.messages import Profile, Profiled, Progress
+
+log = logging.getLogger(__name__)
 
 SECONDS = 12.0  # for all of it
 _LEAST = 0.4  # of them, for the steps that are timed, however long it took to describe the model
 _ROOM = 0.5  # of the free memory, for weights
+_MAX_NAME = 4096  # characters of a model's name
+
+
+def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Callable[[Progress], None]) -> Profiled:
+    """This machine's profile. ``report`` is called with each step that is timed, and raises to end the measuring.
+
+    Raises:
+        ProtocolError: the message has no description of a model, or one that cannot be read.
+        ModelError, ConfigError, DeviceFailed: as ``measure_machine``.
+    """
+    if len(parts) != 1 or command.dtype not in DTYPES or len(command.model) > _MAX_NAME:
+        raise ProtocolError(
+            f"a profile message came with {len(parts)} descriptions, the dtype {command.dtype!r:.40} and a model's "
+            f"name of {len(command.model)} characters"
+        )
+    with checkpoint_of(parts[0]) as checkpoint:
+        question = Question(command.model, checkpoint, command.dtype, command.kv_format)
+        profile, is_new = profile_here(
+            name, question, lambda done, total: report(Progress("measure", done, total)), again=command.again
+        )
+    log.info("%s for %s", "measured this machine" if is_new else "this machine was measured before", command.model)
+    return Profiled(json.dumps(profile.as_dict()), is_new)
+
+
+def profile_here(name: str, question: Question, report: Report, *, again: bool = False) -> tuple[MachineProfile, bool]:
+    """This machine's profile under ``name``, and whether it was measured now. ``again``: it shall be.
+
+    Raises:
+        ModelError, ConfigError, DeviceFailed: as ``measure_machine``.
+    """
+    path = _path(question)
+    if not again:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            known = MachineProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
+            return replace(known, name=name, free_bytes=unloaded_bytes()), False
+    profile = measure_machine(name, question, report)
+    _write(path, json.dumps(profile.as_dict(), indent=1) + "\n")
+    return profile, True
+
+
+def profiles_folder() -> Path:
+    """Where profiles are remembered."""
+    return default_folder().parent / "profiles"
+
+
+def _path(question: Question) -> Path:
+    file, emulated = emulated_machine(), ""
+    if file is not None:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            emulated = file.read_text(encoding="utf-8")
+        emulated = emulated or str(file)
+    depends_on = [VERSION, machine_name(), device_name(), emulated, repr(own_versions()), question.shape()]
+    return profiles_folder() / f"{hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:32]}.json"
+
+
+def _write(path: Path, text: str) -> None:
+    """Write it under a temporary name and rename it, so that nobody reads half of it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text)
+        temporary.replace(path)
+    except OSError as error:
+        log.info("the profile of this machine is not remembered: %s", error)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def measure_machine(

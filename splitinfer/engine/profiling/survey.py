@@ -20,9 +20,10 @@ from splitinfer.core.link_transport import OVER_TCP
 from splitinfer.core.metrics.link_measurement import LinkMeasurement
 from splitinfer.engine.coordinator.local_workers import LocalWorker
 from splitinfer.engine.coordinator.worker_group import WorkerGroup, WorkerHandle
+from splitinfer.engine.profiling.measure import profile_here
 from splitinfer.engine.profiling.question import Question, described
-from splitinfer.engine.profiling.remembered import profile_here
 from splitinfer.errors import ProtocolError, WorkerLost
+from splitinfer.machine.numbers import sentence
 from splitinfer.machine.profile import LinkProfile, MachineProfile
 from splitinfer.models.memory import unloaded_bytes
 from splitinfer.wire.messages import Profile, Profiled, Progress
@@ -174,7 +175,9 @@ def _profile(handle: WorkerHandle, message: Profiled) -> MachineProfile:
     try:
         found = MachineProfile.from_dict(json.loads(message.profile))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError(f"worker {handle.spec.name} sent a profile that cannot be read: {error}") from error
+        raise ProtocolError(
+            f"worker {handle.spec.name} sent a profile that cannot be read: {sentence(error)}"
+        ) from error
     spec = handle.spec
     return replace(found, name=spec.name, address=spec.address, key=spec.key)
 

@@ -43,7 +43,7 @@ from splitinfer.engine.links.reachability import explain_here
 from splitinfer.engine.links.sending import send_step
 from splitinfer.engine.links.setup import reach
 from splitinfer.engine.mailbox import Mailbox
-from splitinfer.engine.profiling.answer import answer
+from splitinfer.engine.profiling.measure import answer
 from splitinfer.engine.stage.loader import LoadedStage, load
 from splitinfer.engine.stage.runner import Launched
 from splitinfer.engine.threads import join

@@ -10,11 +10,10 @@ import tiny
 from splitinfer.core.scheduler.cost_model import Shape
 from splitinfer.engine.device import emulated as device
 from splitinfer.engine.drafts import draft_model
-from splitinfer.engine.profiling import drafts, measure, remembered, stopwatch, trial
+from splitinfer.engine.profiling import drafts, measure, stopwatch, trial
 from splitinfer.engine.profiling.drafts import measure_draft
-from splitinfer.engine.profiling.measure import measure_machine
+from splitinfer.engine.profiling.measure import measure_machine, profile_here, profiles_folder
 from splitinfer.engine.profiling.question import Question, checkpoint_of, described
-from splitinfer.engine.profiling.remembered import profile_here, profiles_folder
 from splitinfer.engine.stage import runner
 from splitinfer.errors import CannotFit, ConfigError, ProtocolError
 from splitinfer.machine.profile import MachineProfile
@@ -138,7 +137,7 @@ def test_an_accelerator_without_costs_of_layers_is_one_sentence(
 ):
     (tmp_path / "stages.yaml").write_text("stages: [{layers: 6, rows_ms: {1: 5}}]")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "stages.yaml"))
-    with pytest.raises(ConfigError, match="what each layer costs must be known"):
+    with pytest.raises(ConfigError, match="it must give those of each layer"):
         measure_machine("here", question, seconds=1)
 
 
@@ -182,11 +181,11 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names under which this machine was measured."""
     names: list[str] = []
 
-    def count(name: str, question: Question, report: object, seconds: float) -> MachineProfile:
+    def count(name: str, question: Question, report: object) -> MachineProfile:
         names.append(name)
         return MachineProfile.from_dict({"name": name, **MEASURED})
 
-    monkeypatch.setattr(remembered, "measure_machine", count)
+    monkeypatch.setattr(measure, "measure_machine", count)
     return names
 
 
@@ -195,7 +194,7 @@ MEASURED = {"layers": {"attention": COSTS}, "embedding": COSTS, "head": COSTS, "
 
 
 def test_a_machine_is_measured_once(question: Question, counted: list[str], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remembered, "unloaded_bytes", lambda: 7)
+    monkeypatch.setattr(measure, "unloaded_bytes", lambda: 7)
     first, was_new = profile_here("mini", question, ignore)
     again, is_new = profile_here("studio", question, ignore)
     assert (was_new, is_new, counted) == (True, False, ["mini"])
@@ -210,7 +209,7 @@ def test_another_model_version_or_device_is_measured_anew(
 ):
     profile_here("a", question, ignore)
     profile_here("b", Question("m", question.checkpoint, "float16"), ignore)
-    monkeypatch.setattr(remembered, "device_name", lambda: "Apple M9")
+    monkeypatch.setattr(measure, "device_name", lambda: "Apple M9")
     profile_here("c", question, ignore)
     for text in (FILE, FILE + "hop_ms: 1"):  # the same name, another device
         (tmp_path / "machine.yaml").write_text(text)
@@ -219,7 +218,7 @@ def test_another_model_version_or_device_is_measured_anew(
     assert len(counted) == 5
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"version": 99}', '{"version": 1, "machine": {}}', "[1]", "\x00"])
+@pytest.mark.parametrize("text", ["", "{}", '{"name": 3, "layers": {}}', "[1]", "\x00"])
 def test_a_damaged_file_is_none(question: Question, counted: list[str], text: str):
     profile_here("a", question, ignore)
     (file,) = profiles_folder().iterdir()

@@ -11,7 +11,7 @@ import pytest
 import stages
 from peers import Peer
 
-from splitinfer.engine.profiling import answer
+from splitinfer.engine.profiling import measure
 from splitinfer.engine.profiling.question import Question, described
 from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.errors import CannotFit
@@ -41,7 +41,7 @@ def quick(*_: object, **__: object) -> tuple[MachineProfile, bool]:
 
 
 def test_before_and_after_echoes_and_before_the_load(model: bytes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(answer, "profile_here", quick)
+    monkeypatch.setattr(measure, "profile_here", quick)
     with stages.worker("tcp") as there, greeted(there) as peer:
         assert isinstance(peer.say(Echo(3)).hear(), Echoed)
         for _ in range(2):
@@ -98,7 +98,7 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypat
         finally:
             ended.set()
 
-    monkeypatch.setattr(answer, "profile_here", endless)
+    monkeypatch.setattr(measure, "profile_here", endless)
     with stages.worker("tcp") as there:
         with greeted(there) as peer:
             peer.say(ASK, model)
@@ -118,7 +118,7 @@ def test_a_loaded_stage_makes_room_only_where_it_must(model: bytes, monkeypatch:
             raise CannotFit("no room")
         return QUICK, True
 
-    monkeypatch.setattr(answer, "profile_here", profile)
+    monkeypatch.setattr(measure, "profile_here", profile)
     with stages.worker("tcp") as there:
         for _ in range(2):
             with greeted(there) as peer:

@@ -8,7 +8,7 @@ import pytest
 import stages
 
 from splitinfer.core.layout import StageSpec
-from splitinfer.engine.profiling import answer, remembered, survey
+from splitinfer.engine.profiling import measure, survey
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.stopwatch import Report
 from splitinfer.engine.profiling.survey import Surveyed, Surveyor
@@ -35,12 +35,12 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names under which machines were measured, in no time."""
     names: list[str] = []
 
-    def measure(name: str, question: Question, report: Report, seconds: float) -> MachineProfile:
+    def quick(name: str, question: Question, report: Report) -> MachineProfile:
         names.append(name)
         report(1, 2)
         return replace(QUICK, name=name)
 
-    monkeypatch.setattr(remembered, "measure_machine", measure)
+    monkeypatch.setattr(measure, "measure_machine", quick)
     return names
 
 
@@ -74,7 +74,7 @@ def test_workers_of_this_machine_share_its_memory(
     question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(survey, "unloaded_bytes", lambda: 24)
-    monkeypatch.setattr(remembered, "unloaded_bytes", lambda: 24)
+    monkeypatch.setattr(measure, "unloaded_bytes", lambda: 24)
     with stages.worker("inproc") as first, stages.worker("inproc") as second:
         assert [machine.free_bytes for machine in run(question, [first, second]).machines] == [8, 8, 8]
 
@@ -85,7 +85,7 @@ def test_a_worker_that_cannot_be_measured_is_one_sentence(
     def refuse(*_: object, **__: object) -> None:
         raise CannotFit("there is room for no layer")
 
-    monkeypatch.setattr(answer, "profile_here", refuse)
+    monkeypatch.setattr(measure, "profile_here", refuse)
     with stages.worker("inproc") as there, pytest.raises(Refused, match=r"w1 .* refused: there is room for no layer"):
         run(question, [there])
 
