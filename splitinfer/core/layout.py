@@ -77,7 +77,7 @@ class Layout:
     float32_head: whether what comes behind the last layer, the norm and the head, is computed in float32.
 
     Raises:
-        LayoutError: the stages contradict each other, or a value is none of those allowed.
+        LayoutError: the stages contradict each other, or a value is not allowed.
     """
 
     stages: tuple[StageSpec, ...]

@@ -76,7 +76,7 @@ def _checked(name: str, raw: Any) -> Any:
     """One value as ``SamplingParams`` takes it.
 
     Raises:
-        ValueError: it is no number, or out of its range.
+        ValueError: it is not a number, or is out of range.
     """
     if isinstance(raw, bool) or not isinstance(raw, int | float):
         raise ValueError(f"{name} must be a number, not {raw!r:.40}")
@@ -112,7 +112,7 @@ class ResolvedSampling:
         """The same parameters with one value set in the chat. ``text``: the value as it was typed.
 
         Raises:
-            ValueError: it is no number, or out of its range.
+            ValueError: it is not a number, or is out of range.
         """
         try:
             number: float = int(text) if name in _WHOLE else float(text)

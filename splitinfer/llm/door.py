@@ -129,8 +129,8 @@ def receive(connection: socket.socket) -> dict[str, Any]:
     """The other side's message.
 
     Raises:
-        OSError: none comes.
-        PeerError: what comes is none.
+        OSError: the other side sends nothing.
+        PeerError: the answer is not valid.
     """
     line = bytearray()
     while not line.endswith(b"\n"):

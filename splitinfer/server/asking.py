@@ -94,7 +94,7 @@ def handling_of(request: Request) -> Handling:
     """How the headers want a request treated.
 
     Raises:
-        Problem: 400, a header is no number, or out of its range.
+        Problem: 400, a header is not a number, or is out of range.
     """
     priority = _number(request, PRIORITY, -_MOST_PRIORITY, _MOST_PRIORITY) or 0
     return Handling(priority=int(priority), timeout=_number(request, TIMEOUT, 0.001, 1e6))

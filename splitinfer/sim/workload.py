@@ -51,7 +51,7 @@ def read_lengths(path: Path) -> tuple[Lengths, ...]:
     """The requests in a CSV file with the columns num_prompt_tokens, num_output_tokens and, if recorded, arrived_at.
 
     Raises:
-        ConfigError: the file cannot be read, or has a line that is no request.
+        ConfigError: the file cannot be read, or has a line that is not a request.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
@@ -71,7 +71,7 @@ def _lengths(row: dict[str, str], path: Path, number: int) -> Lengths:
         at = row.get(ARRIVED)
         return Lengths(int(row[PROMPT]), int(row[ANSWER]), None if at in (None, "") else float(at or 0))
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"line {number} of trace {path} is no request: {error}") from error
+        raise ConfigError(f"line {number} of trace {path} is not a request: {error}") from error
 
 
 def made_up_lengths(count: int = 2000, seed: int = 1) -> tuple[Lengths, ...]:

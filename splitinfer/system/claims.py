@@ -38,7 +38,7 @@ class Claim:
         """A claim that was read from a file.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a claim.
         """
         read = json.loads(data)
         names = {field.name for field in fields(cls)}

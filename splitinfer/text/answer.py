@@ -119,7 +119,7 @@ class _CallFormat:
     parse: Callable[[str], Any]
 
     def parts(self, text: str) -> list[AnswerPart]:
-        """The calls in a text; the text itself, with its markers, where it is none."""
+        """The calls in a text; the text itself, with its markers, if it is not valid."""
         try:
             found = self.parse(text)
             return [call_of(one) for one in (found if isinstance(found, list) else [found])]
@@ -127,7 +127,7 @@ class _CallFormat:
             return [self.unparsed(text, self.end)]
 
     def unparsed(self, text: str, end: str) -> TextPart:
-        """What was marked as a call and is none."""
+        """What was marked as a call but is not one."""
         return TextPart(self.start + text + end)
 
 

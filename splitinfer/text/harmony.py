@@ -102,7 +102,7 @@ class HarmonyFormat:
 
 
 class HarmonyParser:
-    """Parses one answer as it grows. What is no Harmony is text, from the message on that is none."""
+    """Parses one answer as it grows. Text that is not Harmony is plain text, from the first such message on."""
 
     def __init__(self, encoding: Any, *, has_tools: bool) -> None:
         import openai_harmony as harmony
@@ -165,7 +165,7 @@ class HarmonyParser:
         return [ReasoningPart(delta) if self._parser.current_channel == "analysis" else TextPart(delta)]
 
     def _call(self, recipient: str) -> AnswerPart:
-        """The call of the message under way; its text, markers included, where it is none."""
+        """The call of the message under way; its text, markers included, if it is not valid."""
         if self._has_tools and recipient.startswith(_FUNCTIONS):
             try:
                 return call_of({"name": recipient.removeprefix(_FUNCTIONS), "arguments": self._arguments})

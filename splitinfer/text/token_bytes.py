@@ -4,7 +4,7 @@ Vocabularies write bytes in one of two ways, which the tokenizer's decoder tells
 
 - *byte level* (GPT-2, Qwen, Llama 3): each byte is one printable character. The 188 printable bytes of Latin-1 stand
   for themselves, and the other 68 for the characters from U+0100 on, in order.
-- *byte fallback* (Llama 2, Gemma): text is text, with U+2581 for a space, and a byte that is none is ``<0xE2>``.
+- *byte fallback* (Llama 2, Gemma): text is text, with U+2581 for a space, and a byte that is not text is ``<0xE2>``.
 """
 
 import json

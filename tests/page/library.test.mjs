@@ -61,8 +61,8 @@ const damaged = (change) => {
 
 for (const [name, text, said] of [
   ["no JSON", "<html>", /f is no JSON/],
-  ["something else", '{"a":1}', /holds no list of messages/],
-  ["a number", "3", /holds no list of messages/],
+  ["something else", '{"a":1}', /contains no list of messages/],
+  ["a number", "3", /contains no list of messages/],
   ["a message without text", '[{"role":"user"}]', /message 1 of f has no role and content/],
   ["another role", '[{"role":"tool","content":"x"}]', /message 1 of f/],
   ["nothing for a message", "[null]", /message 1 of f/],

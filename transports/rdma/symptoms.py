@@ -67,7 +67,7 @@ SYMPTOMS = (
 
 
 def remedy(error: str) -> str:
-    """What to do about an error; "" if it is none of the known ones."""
+    """What to do about an error; "" if it is unknown."""
     return next((each.remedy for each in SYMPTOMS if re.search(each.pattern, error, re.DOTALL)), "")
 
 

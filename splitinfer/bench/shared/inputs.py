@@ -11,7 +11,7 @@ def check_text(path: Path | None) -> None:
     """Refuse a text without words.
 
     Raises:
-        ConfigError: the text is no file, cannot be read, or holds only white space.
+        ConfigError: the text is not a file, cannot be read, or holds only white space.
     """
     if path is None:
         return

@@ -65,13 +65,13 @@ class Shape:
             raise ConfigError(f"{self.heads} heads cannot share {self.kv_heads} KV heads evenly")
         for name, known in (("architecture", ARCHITECTURES), ("dtype", tuple(_DTYPES))):
             if getattr(self, name) not in known:
-                raise ConfigError(f"{name} {getattr(self, name)!r} is none of {', '.join(known)}")
+                raise ConfigError(f"{name} {getattr(self, name)!r} is unknown; known: {', '.join(known)}")
         self._check_bits()
         self._check_experts()
 
     def _check_bits(self) -> None:
         if self.bits not in _BITS:
-            raise ConfigError(f"bits {self.bits} is none of {', '.join(map(str, _BITS))}")
+            raise ConfigError(f"bits {self.bits} is unknown; known: {', '.join(map(str, _BITS))}")
         if self.bits and (self.hidden % _GROUP or self.mlp % _GROUP):
             raise ConfigError(f"to be quantised, hidden {self.hidden} and mlp {self.mlp} must be multiples of {_GROUP}")
 

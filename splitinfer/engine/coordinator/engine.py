@@ -257,7 +257,7 @@ class Engine:
         return self._later.then(self._meters.read)
 
     def watch_steps(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``; ``None``: nobody looks any more."""
+        """Put every step that is launched from now on into ``recent``; ``None`` ends that."""
         self.metrics.watch(recent)
 
     def seconds_until_room(self, nth: int) -> float:

@@ -245,7 +245,7 @@ class PipelineMetrics:
         self._trigger = _NOT_WAITED_FOR
 
     def watch(self, recent: RecentSteps | None) -> None:
-        """Put every step that is launched from now on into ``recent``, too; ``None``: nobody looks any more. From any
+        """Put every step that is launched from now on into ``recent``, too; ``None`` ends that. From any
         thread."""
         self._recent = recent
 

@@ -100,7 +100,7 @@ class Reopening:
         self._losses = LossCounter()
         self._wanted: deque[_Wanted] = deque()
         self.lost_stage: str | None = None
-        """The stage that is waited for, or was in vain."""
+        """The stage that requests wait for, or waited for until they gave up."""
         self.is_changing = False
         """Whether another cut is being loaded."""
         self._tuned: dict[str, Callable[[Scheduler], None]] = {}  # what was tuned since the start

@@ -67,7 +67,7 @@ def traces_url(url: str) -> str:
     """Where spans go, for a collector's address.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not an address.
 
     >>> traces_url("http://collector:4318"), traces_url("https://there.example/otlp/v1/traces")
     ('http://collector:4318/v1/traces', 'https://there.example/otlp/v1/traces')

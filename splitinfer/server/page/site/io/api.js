@@ -19,7 +19,7 @@ async function asked(path, options = {}) {
   try {
     const body = await response.json();
     said = body.error?.message ?? body.reason ?? said;
-  } catch { /* what is no JSON has no sentence for a person */ }
+  } catch { /* a body that is not JSON has no sentence for a person */ }
   const seconds = Number(response.headers.get("retry-after"));
   throw Object.assign(new Error(said), { status: response.status, retryAfter: seconds > 0 ? seconds : null });
 }

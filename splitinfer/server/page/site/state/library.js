@@ -52,7 +52,7 @@ export function fromFile(text, name, newId, at) {
   }
   if (document?.kind === KIND) return trees(document, name, newId);
   const messages = Array.isArray(document) ? document : document?.messages;
-  if (!Array.isArray(messages)) throw new Error(`${name} holds no list of messages, and is no file of this page`);
+  if (!Array.isArray(messages)) throw new Error(`${name} contains no list of messages and was not saved by this page`);
   return [fromMessages(messages, name, newId, at)];
 }
 
