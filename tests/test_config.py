@@ -176,7 +176,7 @@ KEYS = "stages, model, draft, dtype, serving, kv_format, float32_head"
         ({"stages": STAGES, "draft": ""}, "'draft' in layout x.yaml must be text of at least one character, but is ''"),
         (
             {"stages": STAGES, "dtype": "int8"},
-            "dtype 'int8' of layout x.yaml is none of auto, float32, float16, bfloat16",
+            "dtype 'int8' of layout x.yaml is unknown; known: auto, float32, float16, bfloat16",
         ),
         ([], "layout x.yaml must be a mapping with the key 'stages', but is a list"),
     ],

@@ -20,7 +20,7 @@ MAX_OF_KEY = 64
 
 
 class Sessions:
-    """The sessions under way and the keys that bought them; one that has expired no longer counts. ``clock``: seconds."""
+    """The sessions under way and the keys that bought them; expired ones do not count. ``clock``: seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MAX_SESSIONS) -> None:
         self._clock, self._most = clock, most

@@ -117,7 +117,7 @@ def test_every_text_comes_back(text: str, vocab: int) -> None:
         ({"layers": 0}, "layers must be at least 1"),
         ({"architecture": "t5"}, "none of qwen2"),
         ({"dtype": "int4"}, "none of float32"),
-        ({"bits": 5}, "bits 5 is none of 0, 2"),
+        ({"bits": 5}, "bits 5 is unknown; known: 0, 2"),
         ({"bits": 4}, "multiples of 64"),
         ({"experts": 4, "experts_per_token": 2}, "for qwen3, not for qwen2"),
         ({"architecture": "qwen3", "experts": 4}, "cannot go to 0 of 4"),

@@ -170,8 +170,8 @@ def test_the_command_line_shows_the_reason_and_answers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stage", "reason"),
     [
-        ({"transport": "infiniband"}, "has the transport 'infiniband', which is none of tcp, rdma, auto"),
-        ({"transport": "rdma", "backend": "mpi"}, "has the backend 'mpi', which is none of jaccl, ring"),
+        ({"transport": "infiniband"}, "has the transport 'infiniband', which is unknown; known: tcp, rdma, auto"),
+        ({"transport": "rdma", "backend": "mpi"}, "has the backend 'mpi', which is unknown; known: jaccl, ring"),
         ({"backend": "ring"}, "has a backend or a device, which only transport rdma or auto uses"),
         ({"transport": "rdma", "device": "a b"}, "has the device 'a b'"),
         ({"transport": "rdma", "backend": "ring", "device": "en5"}, "has the device 'en5'"),

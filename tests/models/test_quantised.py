@@ -88,5 +88,5 @@ def test_products_with_words_are_products_with_their_numbers(name: str, rows: in
 def test_names():
     assert format_of("exact") is None
     assert format_of("k8v4") == FORMATS["k8v4"]
-    with pytest.raises(ValueError, match="kv_format 'k4v4' is none of exact, k8v8, k8v4"):
+    with pytest.raises(ValueError, match="kv_format 'k4v4' is unknown; known: exact, k8v8, k8v4"):
         format_of("k4v4")
