@@ -164,7 +164,7 @@ def bench(
         )  # fmt: skip
         finish(lambda: measure_speculation(speculation), verbose)
     if mode is Mode.KV:
-        from splitinfer.bench.kv.run import KVOptions, measure_kv
+        from splitinfer.bench.kv import KVOptions, measure_kv
 
         kv = KVOptions(layout, model, as_json, trials, prompt_tokens, decode_tokens, seed, connect_timeout, text)
         finish(lambda: measure_kv(kv), verbose)
@@ -211,7 +211,7 @@ def _start(verbose: bool) -> None:
 def _bench_links(as_json: bool, trials: int, verbose: bool) -> NoReturn:
     """Measure links, which takes neither a layout nor MLX's BLAS."""
     set_up(verbose)
-    from splitinfer.bench.link.run import LinkBenchOptions, measure_links
+    from splitinfer.bench.link import LinkBenchOptions, measure_links
 
     finish(lambda: measure_links(LinkBenchOptions(as_json, trials)), verbose)
 
@@ -236,7 +236,7 @@ def _bench_stand_ins(
         return
     _start(verbose)
     if mode is Mode.DEVICE:
-        from splitinfer.bench.device.run import DeviceOptions, measure_device
+        from splitinfer.bench.device import DeviceOptions, measure_device
 
         finish(lambda: measure_device(DeviceOptions(*options, *more)), verbose)
     from splitinfer.bench.server.run import ServerBenchOptions, measure_server

@@ -6,8 +6,8 @@ between a request and its next token are work that "was initiated by the user an
 which is "user initiated". "User interactive" is for "critical interaction with the user such as handling events on the
 main event loop, view drawing, animation": a stage that computes for minutes does not qualify. Writing KV to disk
 behind the computing is "utility": it may be throttled. (sys/qos.h of Apple's libpthread: the classes, their values
-and these words; pthread/qos.h: ``int pthread_set_qos_class_self_np(qos_class_t, int relative_priority)``, which returns 0, or
-EPERM where the thread has left the system, by ``pthread_setschedparam`` for example.)
+and these words; pthread/qos.h: ``int pthread_set_qos_class_self_np(qos_class_t, int relative_priority)``, which returns
+0, or EPERM where the thread has left the system, by ``pthread_setschedparam`` for example.)
 
 A class does not lift the limits of a process: one that launchd starts without ``ProcessType`` Interactive has its CPU
 usage and I/O throttled lightly whatever its threads are (launchd.plist(5)), and one that ``taskpolicy -b`` put into the

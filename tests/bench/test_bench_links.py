@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from splitinfer.bench.link import run as links
-from splitinfer.bench.link.run import LinkBenchOptions, kinds, measure_links
+from splitinfer.bench import link as links
+from splitinfer.bench.link import LinkBenchOptions, kinds, measure_links
 from splitinfer.bench.shared.link_end_process import BARE, End
 from splitinfer.bench.shared.link_pair import Kind, Pair
 from splitinfer.errors import PeerError

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from splitinfer.bench.device import run
-from splitinfer.bench.device.run import DeviceOptions, measure_device
+from splitinfer.bench import device as run
+from splitinfer.bench.device import DeviceOptions, measure_device
 from splitinfer.bench.shared.stand_in import stand_in_layout
 from splitinfer.core.plan import StageFigures, StepResult
 from splitinfer.engine.device.late_steps import LateSteps

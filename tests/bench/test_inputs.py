@@ -9,7 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from splitinfer.bench.kv.run import KVOptions, measure_kv
+from splitinfer.bench.kv import KVOptions, measure_kv
 from splitinfer.bench.prefix.run import PrefixOptions, measure_prefix
 from splitinfer.bench.serving.run import ServingBenchOptions, measure_serve
 from splitinfer.bench.shared import inputs

@@ -1,1 +1,0 @@
-"""What the loops leave of a device's time."""

@@ -1,1 +1,0 @@
-"""``splitinfer bench --mode kv``: quantised KV."""

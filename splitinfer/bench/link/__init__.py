@@ -1,1 +1,0 @@
-"""``splitinfer bench --mode link``: links, beside the bare sockets below them."""
