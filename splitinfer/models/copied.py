@@ -68,7 +68,7 @@ def source_of(checkpoint: Checkpoint, model: str) -> Source:
     for name in checkpoint.files:
         path, spans = _held(checkpoint, name)
         if spans:
-            places[name], held[name] = Place(path, data_begin(path)), spans
+            places[name], held[name] = Place(path, data_begin(path), grows=path.parent != checkpoint.folder), spans
     made = Manifest(model, checkpoint.fingerprint(), small, tuple(checkpoint.tensors.values()), held)
     return Source(made, places | {file.name: Place(checkpoint.folder / file.name) for file in small})
 

@@ -1,7 +1,8 @@
 """Reads ranges of a model's files for another machine, and notices when a file changes meanwhile.
 
 A file is known by its inode, size and time of modification from when the manifest was made, which the fingerprint was
-computed for. One that was replaced by another of the same name, or written to, is not read from again.
+computed for. One that was replaced by another of the same name, or written to, is not read from again. A copy in the
+store may grow meanwhile: what counts as being there is never written to again.
 """
 
 import os
@@ -16,10 +17,11 @@ from splitinfer.store.ranges import Span, is_in
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the bytes of a file lie: at ``path``, from ``begin`` on."""
+    """Where the bytes of a file lie: at ``path``, from ``begin`` on. ``grows``: it is a copy in the store."""
 
     path: Path
     begin: int = 0
+    grows: bool = False
 
 
 _State = tuple[int, int, int]  # inode, size, nanoseconds of the last change
@@ -36,7 +38,7 @@ class Source:
         self.manifest = manifest
         self._places = places
         self._small = {file.name: file.nbytes for file in manifest.files}
-        self._states = {place.path: _look(place.path) for place in places.values()}
+        self._states = {place.path: _look(place) for place in places.values()}
         self._files: dict[Path, int] = {}
 
     def read(self, file: str, begin: int, end: int) -> bytes:
@@ -49,22 +51,23 @@ class Source:
         held = ((0, self._small[file]),) if file in self._small else self.manifest.held.get(file, tuple[Span, ...]())
         if place is None or not is_in((begin, end), held):
             raise ModelError(f"this machine does not have bytes {begin:,} to {end:,} of {file:.100}")
-        opened = self._open(place.path)
+        opened = self._open(place)
         try:
             data = os.pread(opened, end - begin, place.begin + begin)
         except OSError as error:
             raise ModelError(f"{place.path} cannot be read: {error.strerror or error}") from error
-        if len(data) != end - begin or _state(os.fstat(opened)) != self._states[place.path]:
+        if len(data) != end - begin or _state(os.fstat(opened), place) != self._states[place.path]:
             raise _changed(place.path)
         return data
 
-    def _open(self, path: Path) -> int:
+    def _open(self, place: Place) -> int:
+        path = place.path
         if path not in self._files:
             try:
                 file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError as error:
                 raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
-            if _state(os.fstat(file)) != self._states[path]:
+            if _state(os.fstat(file), place) != self._states[path]:
                 os.close(file)
                 raise _changed(path)
             self._files[path] = file
@@ -80,12 +83,12 @@ def _changed(path: Path) -> ModelError:
     return ModelError(f"{path.name} has changed while it was copied; start again")
 
 
-def _look(path: Path) -> _State:
+def _look(place: Place) -> _State:
     try:
-        return _state(path.stat())
+        return _state(place.path.stat(), place)
     except OSError as error:
-        raise ModelError(f"{path} cannot be read: {error.strerror or error}") from error
+        raise ModelError(f"{place.path} cannot be read: {error.strerror or error}") from error
 
 
-def _state(status: os.stat_result) -> _State:
-    return status.st_ino, status.st_size, status.st_mtime_ns
+def _state(status: os.stat_result, place: Place) -> _State:
+    return status.st_ino, status.st_size, 0 if place.grows else status.st_mtime_ns

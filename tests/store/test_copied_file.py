@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,7 +15,7 @@ from splitinfer.errors import ModelError
 from splitinfer.store.copied_file import CopiedFile, copied, header_of, write_whole
 from splitinfer.store.manifest import Manifest
 from splitinfer.store.ranges import PIECE, Span, checksum, missing, pieces, size
-from splitinfer.store.source import Source
+from splitinfer.store.source import Place, Source
 
 ALL = [(0, TOTAL)]
 RECORD = 20  # bytes of the journal
@@ -212,6 +213,20 @@ def test_a_file_that_is_written_to_is_not_sent(source: Source, tmp_path: Path):
     os.utime(path, (1, 1))
     with pytest.raises(ModelError, match="has changed while it was copied"):
         source.read(FILE, 0, 9)
+
+
+def test_a_copy_that_grows_is_still_sent(path: Path, told: Manifest, source: Source):
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source, most=1)
+        file.finish()
+    held = replace(told, held={FILE: ((0, PIECE),)})
+    copy = Source(held, {FILE: Place(path, len(header_of(told.tensors)), grows=True)})
+    before = copy.read(FILE, 0, 9)
+    with CopiedFile(path, told.tensors) as file:
+        fill(file, source)
+        file.finish()
+    os.utime(path, (1, 1))
+    assert copy.read(FILE, 0, 9) == before == source.read(FILE, 0, 9)
 
 
 def test_a_file_that_was_replaced_before_it_was_read_is_not_sent(source: Source, tmp_path: Path):
