@@ -26,10 +26,10 @@ def add(
         ),
     ] = None,
     requests_per_minute: Annotated[
-        float | None, typer.Option("--requests-per-minute", help="Any number if not given.")
+        float | None, typer.Option("--requests-per-minute", help="No limit if not given.")
     ] = None,
     concurrent: Annotated[
-        int | None, typer.Option("--concurrent", help="Answers at a time; any number if not given.")
+        int | None, typer.Option("--concurrent", help="Answers at a time; no limit if not given.")
     ] = None,
 ) -> None:
     """Make a key and print it, once: the file keeps its digest only."""
@@ -52,7 +52,7 @@ def add(
 
 @keys_app.command("ls")
 def ls(file: _File) -> None:
-    """List the keys of a file, which has none of the keys themselves."""
+    """List whose keys a file has, with their scopes and limits; the file does not hold the keys themselves."""
     set_up(verbose=False)
 
     def run() -> int:
@@ -67,14 +67,14 @@ def ls(file: _File) -> None:
 
 @keys_app.command("rm")
 def rm(name: Annotated[str, typer.Argument(help="Whose key it is.")], file: _File) -> None:
-    """Remove a key; servers that run already refuse it, too."""
+    """Remove a key; running servers refuse it from now on, too."""
     set_up(verbose=False)
 
     def run() -> int:
         from splitinfer.server.keys import remove_key
 
         remove_key(file, name)
-        typer.echo("removed; servers that run already know it", err=True)
+        typer.echo("removed; running servers know it already", err=True)
         return 0
 
     finish(run, verbose=False)

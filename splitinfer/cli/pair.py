@@ -30,8 +30,8 @@ def _pair(key: str | None, name: str, *, remove: bool) -> int:
             typer.echo(f"admitted here: {known.key} {known.name}".rstrip())
         return 0
     if remove:
-        typer.echo("it is admitted no more" if keyring.forget(key) else "it was not admitted", err=True)
+        typer.echo("it is no longer admitted" if keyring.forget(key) else "it was not admitted", err=True)
         return 0
     keyring.admit(key, name)
-    typer.echo("admitted; workers that run already know it", err=True)
+    typer.echo("admitted; running workers know it already", err=True)
     return 0

@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 _Hosts = Annotated[
     list[str] | None,
-    typer.Argument(metavar="HOST", help="[NAME=][USER@]HOST[:PORT], as ssh knows it; those of the last time if none."),
+    typer.Argument(
+        metavar="HOST", help="[NAME=][USER@]HOST[:PORT], as ssh knows it; if none is given, those of the last time."
+    ),
 ]
 _Hostfile = Annotated[Path | None, typer.Option("--hostfile", help="The hosts of a hostfile of mlx.launch.")]
 _Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port of workers where the host names none.")]

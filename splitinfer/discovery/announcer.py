@@ -204,7 +204,7 @@ class Announcer:
         self.look()
 
     def look(self) -> None:
-        """Announce what is not yet announced; if that fails, say so once, and try again later."""
+        """Announce what has changed; if that fails, say so once, and try again later."""
         import zeroconf
 
         if self._order is None or self._now() < self._not_before:

@@ -101,15 +101,6 @@ _ALL = 49  # IP_MULTICAST_ALL in linux/in.h; the socket module has no name for i
 _MOST_SOURCES = 999
 
 
-@dataclass(slots=True)
-class Heard:
-    """What was heard on an interface: the addresses of other devices. ``problem``: why it could not be asked."""
-
-    interface: LocalInterface
-    sources: set[str] = field(default_factory=set)
-    problem: str = ""
-
-
 class Ears:
     """Asks on each interface which services there are (RFC 6763, section 9), which every responder answers, and counts
     the addresses from which anything came. Nothing that came is parsed.
@@ -122,31 +113,39 @@ class Ears:
 
     def __init__(self, interfaces: Sequence[LocalInterface]) -> None:
         self._own = {address for each in interfaces for address in each.ipv4}
-        self.heard = [Heard(each) for each in interfaces]
-        self._askers: dict[socket.socket, Heard] = {}
-        self._sockets: dict[socket.socket, Heard] = {}
+        self._heard = {each: set[str]() for each in interfaces}
+        self._problems: dict[LocalInterface, str] = {}
+        self._askers: dict[socket.socket, LocalInterface] = {}
+        self._sockets: dict[socket.socket, LocalInterface] = {}
         self._stack = contextlib.ExitStack()
         self._due = 0.0
 
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """What was heard so far."""
+        return tuple(Tried(each, len(heard), self._problems.get(each, "")) for each, heard in self._heard.items())
+
     def __enter__(self) -> Self:
-        for heard in self.heard:
-            address = next(iter(heard.interface.ipv4), None)
-            if address is None:
-                heard.problem = "it has no IPv4 address"
+        for interface in self._heard:
+            if not interface.ipv4:
+                self._problems[interface] = "it has no IPv4 address"
                 continue
             try:
-                listening = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-                asking = self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
-                _join(listening, address)
-                asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
-                asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
-                asking.bind((address, 0))
-                asking.setblocking(False)
+                self._open(interface, interface.ipv4[0])
             except OSError as error:
-                heard.problem = error.strerror or str(error)
-                continue
-            self._askers[asking] = self._sockets[asking] = self._sockets[listening] = heard
+                self._problems[interface] = error.strerror or str(error)
         return self
+
+    def _open(self, interface: LocalInterface, address: str) -> None:
+        listening, asking = (
+            self._stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) for _ in range(2)
+        )
+        _join(listening, address)
+        asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+        asking.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 255)
+        asking.bind((address, 0))
+        asking.setblocking(False)
+        self._askers[asking] = self._sockets[asking] = self._sockets[listening] = interface
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
@@ -155,16 +154,25 @@ class Ears:
         """Ask, if it is time to, and hear for at most ``seconds``."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + _ASK_AGAIN
-            for each, heard in self._askers.items():
-                _ask(each, heard)
+            for asking, interface in self._askers.items():
+                self._ask(asking, interface)
         if not self._sockets:
             time.sleep(seconds)
             return
         for each in select.select(list(self._sockets), [], [], seconds)[0]:
             with contextlib.suppress(OSError):
-                source, sources = str(each.recvfrom(9000)[1][0]), self._sockets[each].sources
+                source, sources = str(each.recvfrom(9000)[1][0]), self._heard[self._sockets[each]]
                 if source not in self._own and len(sources) < _MOST_SOURCES:
                     sources.add(source)
+
+    def _ask(self, asking: socket.socket, interface: LocalInterface) -> None:
+        try:
+            asking.sendto(_QUESTION, (_GROUP, _PORT))
+            self._problems.pop(interface, None)
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._problems[interface] = error.strerror or str(error)
 
 
 def _join(listening: socket.socket, address: str) -> None:
@@ -177,16 +185,6 @@ def _join(listening: socket.socket, address: str) -> None:
     member = socket.inet_aton(_GROUP) + socket.inet_aton(address)
     listening.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, member)
     listening.setblocking(False)
-
-
-def _ask(asking: socket.socket, heard: Heard) -> None:
-    try:
-        asking.sendto(_QUESTION, (_GROUP, _PORT))
-        heard.problem = ""
-    except BlockingIOError:
-        pass
-    except OSError as error:
-        heard.problem = error.strerror or str(error)
 
 
 # ----- the ways to a worker ------------------------------------------------------------------------
@@ -255,8 +253,7 @@ class Network:
                 self._see(seen, ears, begun + seconds, is_enough)
             except BrowsingFailed as error:
                 problem = str(error)
-        tried = tuple(Tried(each.interface, len(each.sources), each.problem) for each in ears.heard)
-        return Look(*merge(seen), tried, time.monotonic() - begun, problem)
+        return Look(*merge(seen), ears.tried, time.monotonic() - begun, problem)
 
     def _see(self, seen: list[Worker], ears: Ears, until: float, is_enough: IsEnough) -> None:
         with contextlib.closing(self.browse(self.interfaces)) as sightings:

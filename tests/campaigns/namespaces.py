@@ -21,14 +21,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from splitinfer.wire.messages import PROTOCOL_VERSION
+from splitinfer.discovery.announcement import Announcement, fingerprint_of
+from splitinfer.discovery.announcer import Order, order_to_line
+from splitinfer.wire.messages import PROTOCOL_VERSION, Versions
 
 ROOT = Path(__file__).parent.parent.parent
 LAYERS = 12
 PATIENCE = 60.0
+VERSIONS = Versions(PROTOCOL_VERSION, "0.1.0", "0.32.2", "0.32.2")
 
 ADDRESSES = {
     "studio": {"thunderbolt0": "10.77.0.1", "eth0": "192.168.7.1", "wlan0": "192.168.8.1"},
@@ -91,24 +95,16 @@ class Machine:
         until(lambda: "waits at" in log.read_text(), f"a worker on {self.name}: {log.read_text()}")
         return process
 
-    def announce(self, **changes: object) -> None:
+    def announce(self, **changes: Any) -> None:
         """An announcement without a worker, of the real announcer: as another version would make it, or a machine that
         is gone."""
-        announcement = {
-            "name": self.name,
-            "id": os.urandom(8).hex(),
-            "port": 5577,
-            "fingerprint": "0" * 32,
-            "versions": {"protocol": PROTOCOL_VERSION, "splitinfer": "0.1.0", "mlx": "0.32.2", "mlx_lm": "0.32.2"},
-            "device": "Apple M4 Pro",
-            "memory": 48 * 10**9,
-            "free": 40 * 10**9,
-            "form": "1",
-        }
+        made = Announcement(
+            self.name, os.urandom(8).hex(), 5577, "0" * 32, VERSIONS, "Apple M4 Pro", 48 * 10**9, 40 * 10**9
+        )
         log = self.home / "announcer.log"
         process = self.start("-m", "splitinfer.discovery.announcer", log=log, stdin=subprocess.PIPE)
         assert process.stdin is not None
-        process.stdin.write(json.dumps({"announcement": {**announcement, **changes}, "host": "0.0.0.0"}) + "\n")
+        process.stdin.write(order_to_line(Order(replace(made, **changes), "0.0.0.0")))
         process.stdin.flush()
 
     def key(self) -> str:
@@ -208,6 +204,13 @@ def until(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
+def until_found(machine: Machine, text: str, *, is_there: bool = True) -> None:
+    """Wait until `splitinfer discover` says a text, or says it no more."""
+    until(
+        lambda: (text in machine.splitinfer("discover", "--seconds", "2").stdout) is is_there, f"{text!r}: {is_there}"
+    )
+
+
 def look(machine: Machine, *words: str) -> str:
     """What `splitinfer discover` says, printed."""
     done = machine.splitinfer("discover", *words)
@@ -242,18 +245,14 @@ def three_interfaces(network: Network) -> None:
     mini.worker()
     says(look(studio), "mini", "tcp://10.77.0.2:5577 by Thunderbolt (thunderbolt0)", "also tcp://192.168.7.2:5577")
     network.pull(mini, "thunderbolt0")
-    until(
-        lambda: "10.77.0.2" not in studio.splitinfer("discover", "--seconds", "2").stdout, "the cable to be forgotten"
-    )
+    until_found(studio, "10.77.0.2", is_there=False)
     says(look(studio), "mini: tcp://192.168.", "192.168.7.2:5577", "192.168.8.2:5577")  # without netem they are equal
     network.pull(mini, "eth0")
-    until(lambda: "192.168.7.2" not in studio.splitinfer("discover", "--seconds", "2").stdout, "eth0 to be forgotten")
+    until_found(studio, "192.168.7.2", is_there=False)
     says(look(studio), "tcp://192.168.8.2:5577 by")
     for interface in ("thunderbolt0", "eth0"):
         network.plug(mini, interface)
-    until(
-        lambda: "by Thunderbolt" in studio.splitinfer("discover", "--seconds", "2").stdout, "the cable to be announced"
-    )
+    until_found(studio, "by Thunderbolt")
     says(look(studio), "tcp://10.77.0.2:5577 by Thunderbolt (thunderbolt0)")
 
 
@@ -263,8 +262,7 @@ def killed_worker(network: Network) -> None:
     process = network["mini"].worker()
     says(look(network["studio"]), "mini: tcp://")
     process.kill()
-    gone = lambda: "mini" not in network["studio"].splitinfer("discover", "--seconds", "2").stdout  # noqa: E731
-    until(gone, "the announcement to be withdrawn")
+    until_found(network["studio"], "mini", is_there=False)
     says(look(network["studio"]), "no worker was found")
 
 
@@ -353,7 +351,7 @@ def impostor(network: Network) -> None:
     air.worker("--no-announce")
     fingerprint = fingerprint_of(mini.key())
     air.announce(name="mini", fingerprint=fingerprint)
-    until(lambda: "mini" in studio.splitinfer("discover", "--seconds", "2").stdout, "the impostor's announcement")
+    until_found(studio, "mini")
     done = answer(network, {"name": "mini", "layers": 6, "key": mini.key()})
     assert done.returncode == 1, "the impostor got a stage"
 
@@ -361,7 +359,7 @@ def impostor(network: Network) -> None:
 @scene
 def other_version(network: Network) -> None:
     """A worker of another version is listed with what differs."""
-    versions = {"protocol": PROTOCOL_VERSION + 1, "splitinfer": "0.2.0", "mlx": "0.33.0", "mlx_lm": "0.33.0"}
+    versions = Versions(PROTOCOL_VERSION + 1, "0.2.0", "0.33.0", "0.33.0")
     network["air"].worker("--no-announce")
     network["air"].announce(versions=versions)
     says(
@@ -394,7 +392,7 @@ def nobody(network: Network) -> None:
     """No worker, but another device that speaks multicast DNS; then no interface."""
     studio = network["studio"]
     network["mini"].start("-c", RESPONDER, log=network.home / "responder.log")
-    until(lambda: "other device" in studio.splitinfer("discover", "--seconds", "2").stdout, "the other device")
+    until_found(studio, "other device")
     says(look(studio), "1 other device answered, no worker", "no worker announces itself there")
     for interface in ADDRESSES["air"]:
         network["air"].ip("link", "set", interface, "down")
@@ -420,12 +418,6 @@ info = zeroconf.ServiceInfo("_ipp._tcp.local.", "printer._ipp._tcp.local.", port
 responder.register_service(info)
 time.sleep(600)
 """
-
-
-def fingerprint_of(key: str) -> str:
-    from splitinfer.discovery.announcement import fingerprint_of as of
-
-    return of(key)
 
 
 @contextlib.contextmanager

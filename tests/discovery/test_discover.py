@@ -12,8 +12,8 @@ from announcing import CABLE, ETHERNET, KEY, MINI, OTHER, OTHER_KEY, VERSIONS, W
 from splitinfer.config import Layout
 from splitinfer.discovery.announcement import fingerprint_of
 from splitinfer.discovery.discover import best_addresses, discover, find_stages
-from splitinfer.discovery.network import BrowsingFailed, Heard, Network
-from splitinfer.discovery.report import document, lines
+from splitinfer.discovery.network import BrowsingFailed, Network
+from splitinfer.discovery.report import Tried, document, lines
 from splitinfer.discovery.workers import Way, Worker, in_order
 from splitinfer.errors import LayoutError, WorkerUnreachable
 from splitinfer.keyring import Keyring, Known
@@ -28,8 +28,8 @@ LONG = 1e9  # seconds: what is told has an end
 class Ears:
     """What was heard, told before."""
 
-    def __init__(self, heard: Sequence[Heard]) -> None:
-        self.heard = list(heard)
+    def __init__(self, tried: Sequence[Tried]) -> None:
+        self.tried = tuple(tried)
 
     def __enter__(self) -> "Ears":
         return self
@@ -52,7 +52,7 @@ def ways(seen: Worker, _: Sequence[LocalInterface]) -> tuple[Way, ...]:
 
 def around(
     *sightings: Worker,
-    heard: Sequence[Heard] = (),
+    tried: Sequence[Tried] = (),
     failure: str = "",
     interfaces: tuple[LocalInterface, ...] = INTERFACES,
     asked: list[Worker] | None = None,
@@ -67,7 +67,7 @@ def around(
                 asked.append(each)
             yield each
 
-    return Network(interfaces, browse, lambda _: Ears(heard), ways)  # type: ignore[arg-type, return-value]
+    return Network(interfaces, browse, lambda _: Ears(tried), ways)  # type: ignore[arg-type, return-value]
 
 
 def look(network: Network, known: Sequence[Known] = (), own: Versions = VERSIONS) -> str:
@@ -112,22 +112,22 @@ def test_what_is_said_of_a_worker(sightings: list[Worker], said: str):
     assert said in look(around(*sightings), known=[Known(KEY, "mini")])
 
 
-SILENT, ANSWERED = Heard(CABLE), Heard(ETHERNET, {"192.168.7.5", "192.168.7.6"})
+SILENT, ANSWERED = Tried(CABLE), Tried(ETHERNET, 2)
 
 
 @pytest.mark.parametrize(
-    ("heard", "said", "unsaid"),
+    ("tried", "said", "unsaid"),
     [
         ([SILENT], "Thunderbolt (bridge0), 10.77.0.1: no device answered", "multicast DNS works"),
         ([SILENT], "either there is no other device, or multicast DNS (UDP port 5353) does not get through", ""),
         ([SILENT, ANSWERED], "either there is no other device on bridge0, or multicast DNS (UDP port 5353)", ""),
         ([ANSWERED], "cable (en0), 192.168.7.1: 2 other devices answered, no worker", "either"),
         ([ANSWERED], "so no worker announces itself there: on the worker's machine, run", ""),
-        ([Heard(WIFI, set(), "No route to host")], "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)", ""),
+        ([Tried(WIFI, 0, "No route to host")], "Wi-Fi (en1), 192.168.8.1: could not ask (No route to host)", ""),
     ],
 )
-def test_what_is_said_where_nobody_is_found(heard: list[Heard], said: str, unsaid: str):
-    text = look(around(heard=heard))
+def test_what_is_said_where_nobody_is_found(tried: list[Tried], said: str, unsaid: str):
+    text = look(around(tried=tried))
     assert said in text
     assert not unsaid or unsaid not in text
     assert text.startswith("no worker was found in ")
@@ -143,7 +143,7 @@ def test_without_an_interface_nobody_is_asked():
 
 
 def test_why_browsing_failed():
-    said = look(around(failure="it does not work", heard=[Heard(CABLE, set(), "No buffer"), Heard(WIFI)]))
+    said = look(around(failure="it does not work", tried=[Tried(CABLE, 0, "No buffer"), Tried(WIFI)]))
     assert (
         "\nit does not work\n  Thunderbolt (bridge0), 10.77.0.1: could not ask (No buffer)\nan address always" in said
     )
@@ -151,7 +151,7 @@ def test_why_browsing_failed():
 
 
 def test_the_document():
-    network = around(worker("192.168.7.2", "192.168.7.99"), heard=[Heard(ETHERNET, {"192.168.7.5"})])
+    network = around(worker("192.168.7.2", "192.168.7.99"), tried=[Tried(ETHERNET, 1)])
     read = json.loads(json.dumps(document(*discover(network, LONG, (), VERSIONS))))
     (found,) = read["workers"]
     assert found["address"] == "tcp://192.168.7.2:5577"
@@ -213,7 +213,7 @@ def test_an_impostor_is_refused_and_the_search_goes_on_for_the_owner(keyring: Ke
     found = find_stages(named, keyring, LONG, around(impostor, worker("192.168.7.2")))
     assert found.stages[1].address == "tcp://192.168.7.2:5577"
     with pytest.raises(WorkerUnreachable, match="has another key") as error:
-        find_stages(named, keyring, LONG, around(impostor, heard=[Heard(WIFI)]))
+        find_stages(named, keyring, LONG, around(impostor, tried=[Tried(WIFI)]))
     assert "answered" not in str(error.value)  # what was tried is of no interest where somebody was found
 
 
@@ -223,12 +223,12 @@ def test_nobody_says_what_was_tried(keyring: Keyring):
             layout({"name": "mini", "layers": 6, "key": KEY}),
             keyring,
             LONG,
-            around(heard=[Heard(WIFI)], failure="it broke"),
+            around(tried=[Tried(WIFI)], failure="it broke"),
         )
     said = str(error.value)
     assert said == "no worker with the key of stage mini (9a2d b2e2 3f15 04cd) was found; it broke"
     with pytest.raises(WorkerUnreachable) as error:
-        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(heard=[Heard(WIFI)]))
+        find_stages(layout({"name": "mini", "layers": 6, "key": KEY}), keyring, LONG, around(tried=[Tried(WIFI)]))
     assert " was found; looked for " in str(error.value)
     assert str(error.value).endswith("s on Wi-Fi (en1), 192.168.8.1: no device answered")
 
