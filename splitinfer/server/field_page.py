@@ -1,113 +1,197 @@
-"""The page `docs/server-fields.md`: every field of every request, and what becomes of it. Made of the tables.
+"""The page `docs/server-fields.md`: every field of every request, and what becomes of it. Made of the models' schema.
 
 python -m splitinfer.server.field_page > docs/server-fields.md
 """
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from splitinfer.server.anthropic import messages
-from splitinfer.server.fields import Form, Honoured, Ignored, Object, Refused, Size, Treatment
-from splitinfer.server.openai import chat, completions, responses
-from splitinfer.server.texts import DETOKENIZE_FIELDS, TEMPLATE_FIELDS, TOKENIZE_FIELDS
+from splitinfer.server.anthropic.messages import CountRequest, MessageRequest
+from splitinfer.server.fields import Fields
+from splitinfer.server.openai.chat import ChatRequest
+from splitinfer.server.openai.completions import CompletionRequest
+from splitinfer.server.openai.responses import InputRequest, ResponseRequest
+from splitinfer.server.texts import DetokenizeRequest, TemplateRequest, TokenizeRequest
 
-ROUTES: Mapping[str, Mapping[str, Treatment]] = {
-    "/v1/chat/completions": chat.FIELDS,
-    "/v1/completions": completions.FIELDS,
-    "/v1/responses": responses.FIELDS,
-    "/v1/responses/input_tokens": responses.COUNTED,
-    "/v1/messages": messages.FIELDS,
-    "/v1/messages/count_tokens": messages.COUNTED,
-    "/tokenize": TOKENIZE_FIELDS,
-    "/detokenize": DETOKENIZE_FIELDS,
-    "/apply-template": TEMPLATE_FIELDS,
+Schema = Mapping[str, Any]
+ROUTES: Mapping[str, type[Fields]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponseRequest,
+    "/v1/responses/input_tokens": InputRequest,
+    "/v1/messages": MessageRequest,
+    "/v1/messages/count_tokens": CountRequest,
+    "/tokenize": TokenizeRequest,
+    "/apply-template": TemplateRequest,
+    "/detokenize": DetokenizeRequest,
 }
 _INTRODUCTION = """\
 # Fields of requests
 
 What [the server](server.md) does with each field that the official clients of OpenAI and Anthropic can send, and with
-some that other clients send. Requests are read by the tables that this page is made of
-(`splitinfer/server/field_page.py`), and a test compares them with the types of the clients' packages.
+some that other clients send. The page is made of the models that requests are read by
+(`splitinfer/server/field_page.py`), and a test compares these with the types of the clients' packages.
 
-- **yes**: it does what the API says, or what is said here.
-- **ignored**: it changes nothing, for the reason given.
-- **refused**: status 400, with the field's name and this sentence. Values that ask for nothing are taken.
+- A field does what the API says, or what is said here.
+- **Ignored**: it changes nothing, for the reason given.
+- **Refused**: status 400, with the field's name and this sentence. The values given here ask for nothing, so that they
+  are taken.
 
-`null` asks for nothing under any name. Any other field is refused by name.
+`null` asks for nothing under any name. Any other field is refused by name, with the nearest name that is known.
 """
+_IDLE = ("Ignored: ", "Refused: ")
+_TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
 def page() -> str:
-    """The page as Markdown. A form that is in several fields is written once, where it comes first."""
+    """The page as Markdown. What several routes take alike is written once, where it comes first."""
     return "\n".join([_INTRODUCTION, *_Writer().lines()])
 
 
 @dataclass(slots=True)
 class _Writer:
-    _written: list[Form] = field(default_factory=list)
+    _rows: dict[tuple[str, str, str], str] = field(default_factory=dict)  # the first route that has a row
+    _objects: dict[str, Schema] = field(default_factory=dict)  # by title
 
     def lines(self) -> Iterator[str]:
         """All sections' lines."""
-        for route, fields in ROUTES.items():
+        for route, model in ROUTES.items():
+            schema = model.model_json_schema()
             yield f"## `{route}`\n"
-            yield from self._table(fields, "field")
+            yield from self._of_route(route, schema)
+            for inner in schema.get("$defs", {}).values():
+                self._objects.setdefault(inner["description"], {**inner, "$defs": schema["$defs"]})
+        yield "## Objects in requests\n"
+        for title, one in self._objects.items():
+            yield f"### {title}\n"
+            yield from _table(_rows(one))
+            yield from _notes(one)
 
-    def _table(self, fields: Mapping[str, Treatment], what: str) -> Iterator[str]:
-        yield f"| {what} | | |"
-        yield "|---|---|---|"
-        for name, treatment in fields.items():
-            yield f"| `{name}` | {_word(treatment)} | {_note(treatment)} |"
+    def _of_route(self, route: str, schema: Schema) -> Iterator[str]:
+        rows, known = list[tuple[str, str, str]](), dict[str, list[str]]()
+        for row in _rows(schema):
+            first = self._rows.setdefault(row, route)
+            if first == route:
+                rows.append(row)
+            else:
+                known.setdefault(first, []).append(f"`{row[0]}`")
+        for first, names in known.items():
+            yield f"As for `{first}`: {', '.join(names)}.\n"
+        if rows:
+            yield from _table(rows)
+        yield from _notes({**schema, "properties": {name: schema["properties"][name] for name, _, _ in rows}})
+
+
+def _rows(schema: Schema) -> list[tuple[str, str, str]]:
+    """Each field with what it does and what it takes; those that do nothing come last."""
+    inner = schema.get("$defs", {})
+    found = [
+        (name, one.get("description", ""), _takes(one, inner) + _default(one))
+        for name, one in schema["properties"].items()
+    ]
+    told = [row for row in found if row[1] or "const" not in schema["properties"][row[0]]]  # a kind is in the title
+    return sorted(told, key=lambda row: (row[1][: len(_IDLE[0])] in _IDLE) + row[1].startswith(_IDLE[1]))
+
+
+def _table(rows: Iterable[tuple[str, str, str]]) -> Iterator[str]:
+    """A table; fields that are idle for the same reason have one row."""
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for name, does, takes in rows:
+        grouped.setdefault((does, takes, name if does and not does.startswith(_IDLE) else ""), []).append(f"`{name}`")
+    yield "| field | what it does | takes |"
+    yield "|---|---|---|"
+    for (does, takes, _), names in grouped.items():
+        yield f"| {', '.join(names)} | {does} | {takes} |"
+    yield ""
+
+
+def _takes(schema: Schema, inner: Mapping[str, Schema]) -> str:
+    match schema:
+        case {"$ref": ref}:
+            title = inner[ref.rpartition("/")[2]]["description"]
+            return f"[{title}](#{_anchor(title)})"
+        case {"anyOf": types} | {"oneOf": types}:
+            words = ", ".join(f"`{word}`" for word in schema.get("kinds", {}).get("words", ()))
+            own = [_takes(one, inner) for one in types if one.get("type") != "null" and not (words and "type" in one)]
+            return " or ".join(one for one in (words, *own) if one)
+        case {"enum": values}:
+            return ", ".join(f"`{one if isinstance(one, str) and one else json.dumps(one)}`" for one in values)
+        case {"const": value}:
+            return f"`{value}`"
+        case {"type": "array"}:
+            each = _takes(schema.get("items", {}), inner)
+            return f"list of {each}{_bounds(schema)}" if each else f"list{_bounds(schema)}"
+        case {"type": [*several]}:
+            return " or ".join("list" if one == "array" else _TYPES[one] for one in several)
+        case {"type": "object"}:
+            return f"object{_bounds(schema)}"
+        case {"type": kind}:
+            return f"{_TYPES[kind]}{_bounds(schema)}"
+        case _:
+            return _bounds(schema).removeprefix(", ")
+
+
+def _bounds(schema: Schema) -> str:
+    low, high = schema.get("minimum"), schema.get("maximum", _HUGE)
+    most = ((schema.get(key), what) for key, what in _MOST.items())
+    said = [f"at most {number:,} {what}" for number, what in most if number is not None]
+    if low is not None and low > -_HUGE:
+        said.append(f"at least {low}" if high >= _HUGE else f"{low} to {high}")
+    return "".join(f", {one}" for one in said)
+
+
+_HUGE = 2**31 - 1
+_MOST = {"maxLength": "characters", "maxItems": "entries", "maxProperties": "entries"}
+
+
+def _default(schema: Schema) -> str:
+    value = schema.get("default")
+    if value in (None, "", [], {}) or schema.get("description", "").startswith(_IDLE):
+        return ""
+    return f"; `{value if isinstance(value, str) else json.dumps(value)}` by default"
+
+
+def _notes(schema: Schema) -> Iterator[str]:
+    """What becomes of objects of kinds that have no table."""
+    for name, one in schema["properties"].items():
+        for kinds in _kinds_in(one):
+            yield from (f"- `{name}`, {line}." for line in _of_kinds(kinds))
+    if any(_of_kinds(kinds) for one in schema["properties"].values() for kinds in _kinds_in(one)):
         yield ""
-        for form in _forms(fields.values()):
-            if form not in self._written:
-                self._written.append(form)
-                yield from self._form(form)
-
-    def _form(self, form: Form) -> Iterator[str]:
-        yield f"### {form.title}\n"
-        if isinstance(form, Object):
-            yield from self._table(form.fields, "field")
-            return
-        if form.default is not None:
-            yield f"One without `{form.key}` is `{form.default}`.\n"
-        if form.others is not None:
-            yield f"What is not named here is ignored: {form.others.why}.\n"
-        yield from self._table(form.members, f"`{form.key}`")
 
 
-def _note(treatment: Treatment) -> str:
-    match treatment:
-        case Honoured(note, inside, each, size):
-            form = inside or each
-            link = "" if form is None else f"[{form.title}](#{form.title.lower().replace(' ', '-')})"
-            return "; ".join(part for part in (note, _most(size), link) if part)
-        case Ignored(why, size):
-            return "; ".join(part for part in (why, _most(size)) if part)
-        case Refused(why, asks_nothing):
-            return f"{why}; may be {asks_nothing}" if str(asks_nothing) else why
+def _of_kinds(kinds: Schema) -> list[str]:
+    key, lines = kinds["key"], list[str]()
+    for fate in ("refused", "left_out"):
+        by_why: dict[str, list[str]] = {}
+        for kind, why in kinds.get(fate, {}).items():
+            by_why.setdefault(why, []).append(f"`{kind}`")
+        lines += [f"`{key}` {', '.join(those)}: {fate.replace('_', ' ')}, {why}" for why, those in by_why.items()]
+    if "others" in kinds:
+        lines.append(f"any other `{key}`: left out, {kinds['others']}")
+    if "no_words" in kinds:
+        lines.append(f"any other word or `{key}`: refused, {kinds['no_words']}")
+    if "default" in kinds:
+        lines.append(f"one without `{key}` is `{kinds['default']}`")
+    return lines
 
 
-def _most(size: Size | None) -> str:
-    return "" if size is None else f"{size}"
+def _kinds_in(schema: Any) -> Iterator[Schema]:
+    if isinstance(schema, dict):
+        if "kinds" in schema:
+            yield schema["kinds"]
+        for one in schema.values():
+            yield from _kinds_in(one)
+    elif isinstance(schema, list):
+        for one in schema:
+            yield from _kinds_in(one)
 
 
-def _word(treatment: Treatment) -> str:
-    match treatment:
-        case Honoured():
-            return "yes"
-        case Ignored():
-            return "ignored"
-        case Refused():
-            return "refused"
-
-
-def _forms(treatments: Iterable[Treatment]) -> list[Form]:
-    found: list[Form] = []
-    for treatment in treatments:
-        if isinstance(treatment, Honoured):
-            found += [form for form in (treatment.inside, treatment.each) if form is not None and form not in found]
-    return found
+def _anchor(title: str) -> str:
+    return "".join(letter for letter in title.lower().replace(" ", "-") if letter.isalnum() or letter == "-")
 
 
 if __name__ == "__main__":

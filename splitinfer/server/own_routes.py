@@ -7,6 +7,7 @@ from starlette.responses import JSONResponse, Response
 
 from splitinfer.server.ask import Chat
 from splitinfer.server.body import read_json
+from splitinfer.server.fields import read
 from splitinfer.server.gate import SESSION_COOKIE
 from splitinfer.server.health import health_document
 from splitinfer.server.keys import NOBODY, ApiKey
@@ -15,7 +16,7 @@ from splitinfer.server.problem import Problem
 from splitinfer.server.route import ApiRoute
 from splitinfer.server.service import Service
 from splitinfer.server.sessions import cookie
-from splitinfer.server.texts import detokenize_ask, template_ask, tokenize_ask, tokenized
+from splitinfer.server.texts import DetokenizeRequest, TemplateRequest, TokenizeRequest, tokenize_ask, tokenized
 
 
 def own_routes(service: Service) -> list[ApiRoute]:
@@ -60,7 +61,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def tokenize(request: Request) -> Response:
         key = _caller(service, request)
-        asked, wants_texts = await read_json(request, tokenize_ask)
+        asked, wants_texts = await read_json(request, lambda body: tokenize_ask(read(TokenizeRequest, body)))
 
         def work() -> Response:
             if isinstance(asked, Chat):
@@ -76,7 +77,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def detokenize(request: Request) -> Response:
         key = _caller(service, request)
-        tokens = await read_json(request, detokenize_ask)
+        tokens = await read_json(request, lambda body: read(DetokenizeRequest, body).tokens)
         if len(tokens) > llm.context_length:
             sentence = f"tokens has {len(tokens):,} ids, but the context is {llm.context_length:,}"
             raise Problem(400, sentence, param="tokens")
@@ -85,7 +86,7 @@ def _text_routes(service: Service) -> list[ApiRoute]:
 
     async def apply_template(request: Request) -> Response:
         key = _caller(service, request)
-        asked = await read_json(request, template_ask)
+        asked = await read_json(request, lambda body: read(TemplateRequest, body).chat())
 
         def work() -> Response:
             check_size(llm, asked)

@@ -15,6 +15,10 @@ _MAX_COMMAS = 1 << 20  # each value but the first has one before it; a parser of
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
+class _NoJson(ValueError):
+    """What Python would read."""
+
+
 def plain_json(text: str) -> Any:
     """What a text says in JSON.
 
@@ -27,10 +31,10 @@ def plain_json(text: str) -> Any:
         found = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise ValueError("is nested too deeply") from None
-    except ValueError as error:
-        if "int_max_str_digits" in str(error):  # Python's own words for a number of thousands of digits
-            raise ValueError("is not JSON: a number has too many digits") from None
+    except (json.JSONDecodeError, _NoJson) as error:
         raise ValueError(f"is not JSON: {error}") from None
+    except ValueError:  # of Python's, for an integer of over 4,300 digits
+        raise ValueError("is not JSON: a number has too many digits") from None
     if _depth(found) > _MAX_DEPTH:
         raise ValueError("is nested too deeply")
     if _SURROGATE.search(text) and not _is_text(found):
@@ -48,13 +52,13 @@ def _is_text(found: Any) -> bool:
 
 
 def _no_number(word: str) -> float:
-    raise ValueError(f"{word} is no number in JSON")
+    raise _NoJson(f"{word} is no number in JSON")
 
 
 def _finite(word: str) -> float:
     value = float(word)
     if math.isinf(value):
-        raise ValueError(f"{word:.40} is too large a number")
+        raise _NoJson(f"{word:.40} is too large a number")
     return value
 
 

@@ -4,48 +4,69 @@ vLLM's documentation ("OpenAI-Compatible Server", Tokenizer API) has the shapes 
 ("POST /apply-template") that of the third.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from splitinfer.server import values
+from pydantic import Field, create_model
+
 from splitinfer.server.ask import Chat
-from splitinfer.server.common_fields import FOR_TEMPLATE
-from splitinfer.server.fields import HONOURED, Honoured, Ignored, Refused, Treatment, honoured, is_empty, is_one_of
-from splitinfer.server.openai.chat import CHOICES, FIELDS, template_options, told_tools
-from splitinfer.server.openai.messages import template_messages
+from splitinfer.server.fields import EMPTY, Fields, Ignored, Refused, TokenId
+from splitinfer.server.openai.chat import ChatRequest, Conversation
+from splitinfer.server.openai.messages import Messages, template_messages
 from splitinfer.server.problem import Problem, unsupported
 
-_ONE_MODEL = Ignored("there is one model here")
-_TEXT_ONLY = Refused("the model is given text only", is_empty)
-_CHAT: Mapping[str, Treatment] = {
-    "model": _ONE_MODEL,
-    "messages": FIELDS["messages"],
-    "tools": FIELDS["tools"],
-    "tool_choice": Honoured("auto and none, and which tools are allowed", CHOICES),
-    "add_generation_prompt": HONOURED,
-    "continue_final_message": Refused("an answer cannot be begun for the model", is_one_of(False)),
-    "chat_template": Refused("the model has its own"),
-    "chat_template_kwargs": HONOURED,
-    "enable_thinking": FOR_TEMPLATE,
-    "reasoning_effort": FOR_TEMPLATE,
-    "verbosity": FOR_TEMPLATE,
-    "media_io_kwargs": _TEXT_ONLY,
-    "mm_processor_kwargs": _TEXT_ONLY,
+_OneModel = Annotated[Any, Ignored("there is one model here")]
+_TEXT_ONLY = Refused("the model is given text only", EMPTY)
+
+
+class _Template(Conversation):
+    model: _OneModel = None
+    messages: Messages | None = Field(None, description="The conversation, text only")
+    add_generation_prompt: bool = Field(True, description="It ends where the next answer begins")
+    continue_final_message: Annotated[Any, Refused("an answer cannot be begun for the model", (False,))] = None
+    chat_template: Annotated[Any, Refused("the model has its own")] = None
+    media_io_kwargs: Annotated[Any, _TEXT_ONLY] = None
+    mm_processor_kwargs: Annotated[Any, _TEXT_ONLY] = None
+
+    def chat(self) -> Chat:
+        """The conversation.
+
+        Raises:
+            Problem: 400, there is none.
+        """
+        if self.messages is None:
+            raise Problem(400, "messages must be given", param="messages")
+        messages = template_messages(self.messages)
+        return Chat(messages, self.told_tools(), self.template_options(), self.add_generation_prompt)
+
+
+_OF_ANSWERS: dict[str, Any] = {
+    name: (Annotated[Any, Ignored("nothing is generated")], None)
+    for name, field in ChatRequest.model_fields.items()
+    if name not in _Template.model_fields and not any(isinstance(one, Refused) for one in field.metadata)
 }
-_OF_ANSWERS = {
-    name: Ignored("nothing is generated")
-    for name, treatment in FIELDS.items()
-    if name not in _CHAT and not isinstance(treatment, Refused)
-}
-TEMPLATE_FIELDS: Mapping[str, Treatment] = {**_CHAT, **_OF_ANSWERS}
-TOKENIZE_FIELDS: Mapping[str, Treatment] = {
-    **TEMPLATE_FIELDS,
-    "prompt": HONOURED,
-    "return_token_strs": HONOURED,
-    "add_special_tokens": Honoured("of a text; a chat has those that its template writes"),
-}
-DETOKENIZE_FIELDS: Mapping[str, Treatment] = {"model": _ONE_MODEL, "tokens": HONOURED}
+TemplateRequest: type[_Template] = create_model("TemplateRequest", __base__=_Template, **_OF_ANSWERS)
+"""A chat, as it is asked elsewhere: what concerns the answer is ignored."""
+
+
+class _TextOrChat(_Template):
+    prompt: str | None = Field(None, description="Text; or give messages")
+    return_token_strs: bool = Field(False, description="The answer has the text of each token")
+    add_special_tokens: bool | None = Field(
+        None, description="Of a text: with those of the tokenizer. A chat has those that its template writes"
+    )
+
+
+TokenizeRequest: type[_TextOrChat] = create_model("TokenizeRequest", __base__=_TextOrChat, **_OF_ANSWERS)
+"""A text, or a chat as for ``TemplateRequest``."""
+
+
+class DetokenizeRequest(Fields):
+    """Tokens that are to become text."""
+
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    model: _OneModel = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,54 +77,23 @@ class Text:
     adds_special: bool = True
 
 
-def tokenize_ask(body: Mapping[str, Any]) -> tuple[Chat | Text, bool]:
+def tokenize_ask(request: _TextOrChat) -> tuple[Chat | Text, bool]:
     """What is to be tokenized, a text or a chat, and whether each token's text is wanted.
 
     Raises:
-        Problem: 400, in a sentence that names the field.
+        Problem: 400, fields contradict each other.
     """
-    given = honoured(body, TOKENIZE_FIELDS)
-    if ("prompt" in given) == ("messages" in given):
+    if (request.prompt is None) == (request.messages is None):
         raise Problem(400, "give either prompt or messages", param="prompt")
-    wants_texts = values.flag("return_token_strs", given.get("return_token_strs", False))
-    adds_special = values.flag("add_special_tokens", given.get("add_special_tokens", "prompt" in given))
-    if "prompt" in given:
-        return Text(values.text("prompt", given["prompt"]), adds_special), wants_texts
-    if adds_special:
+    wants_texts = request.return_token_strs
+    if request.prompt is not None:
+        return Text(request.prompt, request.add_special_tokens is not False), wants_texts
+    if request.add_special_tokens:
         raise unsupported("add_special_tokens", "a chat has those that the model's template writes")
-    return _chat(given), wants_texts
-
-
-def template_ask(body: Mapping[str, Any]) -> Chat:
-    """The chat that is to be written out.
-
-    Raises:
-        Problem: 400, in a sentence that names the field.
-    """
-    return _chat(honoured(body, TEMPLATE_FIELDS))
-
-
-def detokenize_ask(body: Mapping[str, Any]) -> list[int]:
-    """The tokens that are to become text.
-
-    Raises:
-        Problem: 400, in a sentence that names the field.
-    """
-    given = honoured(body, DETOKENIZE_FIELDS)
-    tokens = values.listing("tokens", given.get("tokens"))
-    return [values.whole("tokens", token, 0, values.MOST_TOKENS) for token in tokens]
+    return request.chat(), wants_texts
 
 
 def tokenized(tokens: Sequence[int], context: int, texts: Sequence[bytes] | None) -> dict[str, Any]:
     """vLLM's document. ``texts``: of each token, if they are wanted; what is no text is replaced."""
     strings = None if texts is None else [text.decode("utf-8", "replace") for text in texts]
     return {"count": len(tokens), "max_model_len": context, "tokens": list(tokens), "token_strs": strings}
-
-
-def _chat(given: Mapping[str, Any]) -> Chat:
-    return Chat(
-        template_messages(given.get("messages")),
-        told_tools(given),
-        template_options(given),
-        values.flag("add_generation_prompt", given.get("add_generation_prompt", True)),
-    )

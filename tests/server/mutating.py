@@ -68,6 +68,7 @@ _MESSAGES = {
 
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": _CHAT,
+    "/chat/completions": _CHAT,
     "/v1/completions": _COMPLETIONS,
     "/v1/responses": _RESPONSES,
     "/v1/responses/input_tokens": _COUNTED_RESPONSE,

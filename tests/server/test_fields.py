@@ -1,7 +1,7 @@
-"""The tables of fields against the types of the official clients: whatever these can send has a fate, however deep."""
+"""The models of requests against the types of the official clients: what these can send has a fate, however deep."""
 
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,11 @@ from openai.types.responses import input_token_count_params, response_create_par
 from pydantic import BaseModel
 
 from splitinfer.server import field_page
-from splitinfer.server.anthropic import messages
-from splitinfer.server.fields import (
-    HONOURED,
-    LEFT_OUT,
-    Form,
-    Honoured,
-    Ignored,
-    Kinds,
-    Object,
-    Refused,
-    Treatment,
-    honoured,
-    is_one_of,
-)
-from splitinfer.server.openai import chat, completions, responses
+from splitinfer.server.anthropic.messages import CountRequest, MessageRequest
+from splitinfer.server.fields import AsGiven, Fields, Ignored, Kinds, Refused, kinds_of, read
+from splitinfer.server.openai.chat import ChatRequest
+from splitinfer.server.openai.completions import CompletionRequest
+from splitinfer.server.openai.responses import InputRequest, ResponseRequest
 from splitinfer.server.problem import Problem
 
 SCHEMAS = {"InputSchemaTyped"}  # JSON schemas, which the model is told as they are
@@ -63,70 +53,87 @@ def words(hint: Any) -> list[Any]:
     return [word for inner in typing.get_args(hint) for word in words(inner)]
 
 
-def missing(kind: type, fields: Mapping[str, Treatment], path: str) -> Iterator[str]:
-    """The fields of a type that are in no table, nested ones included."""
+def notes_in(annotation: Any) -> Iterator[Any]:
+    """The models of a field's type, and what is said of it."""
+    if isinstance(annotation, AsGiven):
+        yield annotation.model
+    elif isinstance(annotation, Kinds | Ignored | Refused) or (
+        isinstance(annotation, type) and issubclass(annotation, Fields)
+    ):
+        yield annotation
+    else:
+        for inner in (*typing.get_args(annotation), *getattr(annotation, "__metadata__", ())):
+            yield from notes_in(inner)
+
+
+def missing(kind: type, model: type[Fields], path: str) -> Iterator[str]:
+    """The fields of an official type that a model lacks, nested ones included."""
+    known = {field.alias or name: field for name, field in model.model_fields.items()}
     for name, hint in hints(kind).items():
-        where = f"{path}.{name}"
-        match fields.get(name):
-            case None:
-                yield where
-            case Honoured(inside=inside, each=each):
-                yield from missing_inside(hint, inside or each, where)
+        if name not in known:
+            yield f"{path}.{name}"
+            continue
+        field = known[name]
+        notes = [note for one in (field.annotation, *field.metadata) for note in notes_in(one)]
+        if any(isinstance(note, Ignored | Refused) for note in notes) or not any(True for _ in objects_in(hint)):
+            continue
+        if not notes and field.annotation in (Any, dict[str, Any], dict[str, Any] | None):
+            continue  # told as it is
+        yield from missing_inside(hint, notes, f"{path}.{name}")
 
 
-def missing_inside(hint: Any, form: Form | None, path: str) -> Iterator[str]:
+def missing_inside(hint: Any, notes: list[Any], path: str) -> Iterator[str]:
+    models = [note for note in notes if isinstance(note, type)]
+    kinds = [note for note in notes if isinstance(note, Kinds)]
     for kind in objects_in(hint):
         if kind.__name__ in SCHEMAS:
             continue
-        match form:
-            case None:
-                yield f"{path}: nothing is said of {kind.__name__}"
-            case Object(fields=fields):
-                yield from missing(kind, fields, path)
-            case Kinds():
-                yield from missing_kind(kind, form, path)
+        if kinds:
+            yield from missing_kind(kind, models, kinds, path)
+        elif models:
+            yield from missing(kind, models[0], path)
+        else:
+            yield f"{path}: nothing is said of {kind.__name__}"
 
 
-def missing_kind(kind: type, form: Kinds, path: str) -> Iterator[str]:
-    named = words(hints(kind).get(form.key))
-    if not named:
-        yield f"{path}: {kind.__name__} has no {form.key}"
-    for word in named:
-        match form.members.get(word, form.members.get(form.default or "")) if word else None:
-            case None if word is not None:
-                yield f"{path}[{word}]"
-            case Honoured(inside=Object(fields=fields)):
-                yield from missing(kind, fields, f"{path}[{word}]")
-
-
-OFFICIAL = [
-    (chat_params.CompletionCreateParamsNonStreaming, chat.FIELDS),
-    (chat_params.CompletionCreateParamsStreaming, chat.FIELDS),
-    (completion_create_params.CompletionCreateParamsNonStreaming, completions.FIELDS),
-    (completion_create_params.CompletionCreateParamsStreaming, completions.FIELDS),
-    (response_create_params.ResponseCreateParamsNonStreaming, responses.FIELDS),
-    (response_create_params.ResponseCreateParamsStreaming, responses.FIELDS),
-    (input_token_count_params.InputTokenCountParams, responses.COUNTED),
-    (message_create_params.MessageCreateParamsNonStreaming, messages.FIELDS),
-    (message_create_params.MessageCreateParamsStreaming, messages.FIELDS),
-    (MessageCountTokensParams, messages.COUNTED),
-]
-
-
-@pytest.mark.parametrize(("kind", "fields"), OFFICIAL)
-def test_every_field_of_the_official_clients_has_a_fate(kind: type, fields: Mapping[str, Treatment]):
-    assert sorted(set(missing(kind, fields, kind.__name__))) == []
+def missing_kind(kind: type, models: list[type[Fields]], kinds: list[Kinds], path: str) -> Iterator[str]:
+    (key,) = {one.key for one in kinds}
+    for word in words(hints(kind).get(key)) or [None]:
+        own = [model for model in models if (word or kinds[0].default) in kinds_of(model, key)]
+        if own:
+            yield from missing(kind, own[0], f"{path}[{word}]")
+        elif not any(word in one.refused or word in one.left_out or one.others or one.no_words for one in kinds):
+            yield f"{path}[{word}]"
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields"),
+    ("kind", "model"),
     [
-        (beta_create_params.MessageCreateParamsStreaming, messages.FIELDS),
-        (beta_count_tokens_params.MessageCountTokensParams, messages.COUNTED),
+        (chat_params.CompletionCreateParamsNonStreaming, ChatRequest),
+        (chat_params.CompletionCreateParamsStreaming, ChatRequest),
+        (completion_create_params.CompletionCreateParamsNonStreaming, CompletionRequest),
+        (completion_create_params.CompletionCreateParamsStreaming, CompletionRequest),
+        (response_create_params.ResponseCreateParamsNonStreaming, ResponseRequest),
+        (response_create_params.ResponseCreateParamsStreaming, ResponseRequest),
+        (input_token_count_params.InputTokenCountParams, InputRequest),
+        (message_create_params.MessageCreateParamsNonStreaming, MessageRequest),
+        (message_create_params.MessageCreateParamsStreaming, MessageRequest),
+        (MessageCountTokensParams, CountRequest),
     ],
 )
-def test_the_betas_of_anthropic_have_one_at_the_top(kind: type, fields: Mapping[str, Treatment]):
-    assert typing_extensions.get_type_hints(kind).keys() - fields.keys() == set()
+def test_every_field_of_the_official_clients_has_a_fate(kind: type, model: type[Fields]):
+    assert sorted(set(missing(kind, model, kind.__name__))) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "model"),
+    [
+        (beta_create_params.MessageCreateParamsStreaming, MessageRequest),
+        (beta_count_tokens_params.MessageCountTokensParams, CountRequest),
+    ],
+)
+def test_the_betas_of_anthropic_have_one_at_the_top(kind: type, model: type[Fields]):
+    assert typing_extensions.get_type_hints(kind).keys() - model.known == set()
 
 
 class _Text(typing.TypedDict):
@@ -146,95 +153,74 @@ class _Turn(typing.TypedDict, total=False):
     name: str
 
 
-def test_what_no_table_has_is_found():
-    text = Object("Text", {"type": HONOURED, "text": HONOURED})
-    kinds = Kinds("Parts", "type", {"text": Honoured(inside=text), "sound": Refused("text only")})
-    assert list(missing(_Turn, {"parts": Honoured(each=kinds), "options": HONOURED}, "T")) == [
+class _TextModel(Fields):
+    type: typing.Literal["text"]
+    text: str
+
+
+class _TurnModel(Fields):
+    parts: list[typing.Annotated[_TextModel, Kinds("type", refused={"sound": "text only"})]]
+    options: _TextModel
+
+
+def test_what_no_model_has_is_found():
+    assert list(missing(_Turn, _TurnModel, "T")) == [
         "T.parts[text].shade",
         "T.parts[noise]",
-        "T.options: nothing is said of _Text",
+        "T.options.shade",
         "T.name",
     ]
+
+
+# -- every field ---------------------------------------------------------------------------------------
+
+LEAST: dict[type[Fields], dict[str, Any]] = {
+    ChatRequest: {"messages": [{"role": "user", "content": "Hello"}]},
+    CompletionRequest: {"prompt": "Once"},
+    ResponseRequest: {"input": "Hello"},
+    InputRequest: {"input": "Hello"},
+    MessageRequest: {"messages": [], "max_tokens": 9},
+    CountRequest: {"messages": []},
+}
+REFUSED = [
+    (model, name, note)
+    for model in LEAST
+    for name, field in model.model_fields.items()
+    for note in field.metadata
+    if isinstance(note, Refused)
+]
+
+
+@pytest.mark.parametrize(("model", "name", "note"), REFUSED)
+def test_what_is_refused_is_named_and_neutral_values_ask_for_nothing(model: type[Fields], name: str, note: Refused):
+    for value in ("something", {"type": "something"}):
+        with pytest.raises(Problem) as caught:
+            read(model, {**LEAST[model], name: value})
+        assert (caught.value.status, caught.value.param, caught.value.code) == (400, name, "unsupported_parameter")
+        assert str(caught.value) == f"{name} is not supported: {note.why}"
+    for neutral in (None, *note.neutral):
+        read(model, {**LEAST[model], name: neutral})
+
+
+def test_reasons_are_clauses():
+    for model in field_page.ROUTES.values():
+        for field in model.model_fields.values():
+            for note in field.metadata:
+                if isinstance(note, Ignored | Refused):
+                    assert len(note.why) > 12, note
+                    assert not note.why.endswith("."), note
 
 
 # -- the page ------------------------------------------------------------------------------------------
 
 
-def test_the_page_is_made_of_the_tables():
+def test_the_page_is_made_of_the_models():
     assert PAGE.read_text() == field_page.page(), "python -m splitinfer.server.field_page > docs/server-fields.md"
 
 
-def test_headings_of_the_page_are_different():
-    headings = [line for line in field_page.page().splitlines() if line.startswith("#")]
-    assert len(headings) == len(set(headings)) > 50
-
-
-def treatments(fields: Mapping[str, Treatment]) -> Iterator[Treatment]:
-    for treatment in fields.values():
-        yield treatment
-        for form in (treatment.inside, treatment.each) if isinstance(treatment, Honoured) else ():
-            if form is not None:
-                yield from treatments(form.members if isinstance(form, Kinds) else form.fields)
-
-
-def test_reasons_are_clauses():
-    for fields in field_page.ROUTES.values():
-        for treatment in treatments(fields):
-            if isinstance(treatment, Ignored | Refused):
-                assert len(treatment.why) > 12, treatment
-                assert not treatment.why.endswith("."), treatment
-
-
-# -- reading by a table --------------------------------------------------------------------------------
-
-POINT = Object(
-    "Point",
-    {"type": HONOURED, "x": HONOURED, "note": Ignored("it is for people"), "z": Refused("it is flat", is_one_of(0))},
-)
-SHAPES = Kinds(
-    "Shapes",
-    "type",
-    {"point": Honoured(inside=POINT), "blob": Refused("it has no form"), "hint": Ignored("left out: for people")},
-    default="point",
-)
-TABLE: Mapping[str, Treatment] = {
-    "at": Honoured(inside=POINT),
-    "shapes": Honoured(each=SHAPES),
-    "one": Honoured(inside=SHAPES),
-}
-
-
-def test_objects_are_read_by_their_tables():
-    body = {
-        "at": {"x": 1, "note": "!", "z": 0, "unheard": None},
-        "shapes": [{"x": 2}, {"type": "hint", "any": 1}, "?", {"type": "point", "x": None}],
-        "one": {"type": "hint"},
-        "gone": None,
-    }
-    assert honoured(body, TABLE) == {
-        "at": {"x": 1},
-        "shapes": [{"x": 2, "type": "point"}, LEFT_OUT, "?", {"type": "point"}],
-    }
-    assert honoured({"at": "?", "shapes": {}, "one": []}, TABLE) == {"at": "?", "shapes": {}, "one": []}
-
-
-@pytest.mark.parametrize(
-    ("body", "sentence", "param"),
-    [
-        ({"a": 1}, "there is no field 'a' here", "a"),
-        ({"at": {"y": 1}}, "there is no field 'at.y' here", "at.y"),
-        ({"at": {"z": 1}}, "at.z is not supported: it is flat", "at.z"),
-        ({"at": {"z": False}}, "at.z is not supported: it is flat", "at.z"),
-        (
-            {"shapes": [{}, {"type": "blob"}]},
-            "shapes[1].type 'blob' is not supported: it has no form",
-            "shapes[1].type",
-        ),
-        ({"shapes": [{"type": "line"}]}, "shapes[0].type must be one of point, not 'line'", "shapes[0].type"),
-        ({"one": {"type": ["point"]}}, "one.type must be one of point, not ['point']", "one.type"),
-    ],
-)
-def test_what_a_table_refuses_is_named(body: dict[str, Any], sentence: str, param: str):
-    with pytest.raises(Problem) as caught:
-        honoured(body, TABLE)
-    assert (caught.value.status, str(caught.value), caught.value.param) == (400, sentence, param)
+def test_headings_of_the_page_are_different_and_every_field_is_on_it():
+    page = field_page.page()
+    headings = [line for line in page.splitlines() if line.startswith("#")]
+    assert len(headings) == len(set(headings)) > 40
+    for model in field_page.ROUTES.values():
+        assert [name for name in model.known if f"`{name}`" not in page] == []

@@ -42,7 +42,7 @@ def test_valid_requests_are_answered(application: Guard):
         asked = valid(rng)
         said = asyncio.run(answer(application, asked))
         assert said.status == (404 if asked.target == "/v1/requests/x" else 200), (asked, said)
-    assert len(BODIES) + len(WITHOUT_BODY) == 15
+    assert len(BODIES) + len(WITHOUT_BODY) == 16
 
 
 @settings(max_examples=thorough(400, 4000), derandomize=True)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx2 as httpx
 import pytest
@@ -22,10 +21,8 @@ from splitinfer.server.answer import Usage
 from splitinfer.server.gate import Gate
 from splitinfer.server.health import health_document, layout_summary
 from splitinfer.server.keys import ApiKey, ApiKeys, digest
-from splitinfer.server.problem import Problem
 from splitinfer.server.running import Listen, Server
 from splitinfer.server.service import Service
-from splitinfer.server.texts import detokenize_ask, tokenize_ask
 
 TALE = [{"role": "user", "content": "Once upon a time"}]
 KEY = {"x-api-key": "secret"}
@@ -144,25 +141,6 @@ def test_they_need_a_key_and_what_they_take(client: httpx.Client, path: str):
     assert client.post(path, json={}).status_code == 401
     refused = client.post(path, headers=KEY, json={"surprise": 1})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "surprise")
-
-
-@pytest.mark.parametrize(
-    ("ask", "body", "param"),
-    [
-        (tokenize_ask, {}, "prompt"),
-        (tokenize_ask, {"prompt": "a", "messages": TALE}, "prompt"),
-        (tokenize_ask, {"messages": TALE, "add_special_tokens": True}, "add_special_tokens"),
-        (tokenize_ask, {"messages": TALE, "chat_template": "x"}, "chat_template"),
-        (tokenize_ask, {"messages": TALE, "continue_final_message": True}, "continue_final_message"),
-        (tokenize_ask, {"messages": TALE, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
-        (detokenize_ask, {}, "tokens"),
-        (detokenize_ask, {"tokens": [1, "2"]}, "tokens"),
-    ],
-)
-def test_what_they_do_not_take(ask: Any, body: dict[str, Any], param: str):
-    with pytest.raises(Problem) as caught:
-        ask(body)
-    assert (caught.value.status, caught.value.param) == (400, param)
 
 
 def test_an_id_outside_the_vocabulary(client: httpx.Client):

@@ -10,21 +10,30 @@ from typing import Any
 
 import pytest
 
-from splitinfer.server.anthropic.messages import message_ask
+from splitinfer.server.anthropic.messages import MessageRequest, message_ask
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.openai.chat import chat_ask
-from splitinfer.server.openai.responses import response_ask
+from splitinfer.server.fields import read
+from splitinfer.server.openai.chat import ChatRequest, chat_ask
+from splitinfer.server.openai.responses import ResponseRequest, response_ask
 
 RECORDED = {
     one["client"]: one for one in json.loads(Path(__file__).with_name("recorded_requests.json").read_text("utf-8"))
 }
-ASK = {"/v1/chat/completions": chat_ask, "/v1/responses": response_ask, "/v1/messages": message_ask}
+ASK: dict[str, tuple[Any, Any]] = {
+    "/v1/chat/completions": (ChatRequest, chat_ask),
+    "/v1/responses": (ResponseRequest, response_ask),
+    "/v1/messages": (MessageRequest, message_ask),
+}
+
+
+def asked_of(path: str, body: dict[str, Any]) -> Ask:
+    model, ask_of = ASK[path]
+    ask: Ask = ask_of(read(model, body))[0]
+    return ask
 
 
 def asked(client: str) -> tuple[Ask, Chat]:
-    record = RECORDED[client]
-    read: Any = ASK[record["path"]]
-    ask, _ = read(record["body"])
+    ask = asked_of(RECORDED[client]["path"], RECORDED[client]["body"])
     assert isinstance(ask.prompt, Chat)
     return ask, ask.prompt
 
@@ -79,6 +88,5 @@ def test_what_changes_nothing_may_be_left_out(client: str):
     }  # fmt: skip
     idle = record["body"].keys() - used
     assert idle <= {"prompt_cache_key", "client_metadata", "metadata", "context_management"}
-    less: Any = {name: value for name, value in record["body"].items() if name in used}
-    read: Any = ASK[record["path"]]
-    assert read(less)[0].prompt == told
+    less = {name: value for name, value in record["body"].items() if name in used}
+    assert asked_of(record["path"], less).prompt == told

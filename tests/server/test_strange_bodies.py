@@ -1,7 +1,7 @@
 """Whatever stands anywhere in a request, it is taken or refused in a sentence: no other error comes out."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -9,13 +9,14 @@ import msgpack
 import pytest
 
 from splitinfer.core.sampling_defaults import Recommended
-from splitinfer.server.anthropic.messages import counted_chat, message_ask
+from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.openai.chat import chat_ask
-from splitinfer.server.openai.completions import completions_of
-from splitinfer.server.openai.responses import counted_input, response_ask
+from splitinfer.server.fields import read
+from splitinfer.server.openai.chat import ChatRequest, chat_ask
+from splitinfer.server.openai.completions import CompletionRequest, completions_of
+from splitinfer.server.openai.responses import InputRequest, ResponseRequest, response_ask
 from splitinfer.server.problem import Problem
-from splitinfer.server.texts import tokenize_ask
+from splitinfer.server.texts import TokenizeRequest, tokenize_ask
 
 NUMBERS = [0, -1, 2**70, -(10**400), 10**400, 1.5, 1e308]
 STRANGE = [None, True, *NUMBERS, "", "x", [], [[]], ["x"], {}, {"x": []}, {"type": []}]
@@ -104,29 +105,14 @@ def changed(body: Any, path: tuple[Any, ...], value: Any) -> Any:
     return made
 
 
-def asks_of_chat(body: Mapping[str, Any]) -> list[Ask]:
-    return [chat_ask(body)[0]]
-
-
-def asks_of_completions(body: Mapping[str, Any]) -> list[Ask]:
-    return list(completions_of(body).asks)
-
-
-def asks_of_responses(body: Mapping[str, Any]) -> list[Ask]:
-    return [response_ask(body)[0]]
-
-
-def asks_of_counting(body: Mapping[str, Any]) -> list[Ask]:
-    return [Ask(counted_input(body), {})]
-
-
 def asks_of_messages(body: Mapping[str, Any]) -> list[Ask]:
-    counted_chat({name: value for name, value in body.items() if name in ("model", "messages", "system", "tools")})
-    return [message_ask(body)[0]]
+    counted = {name: value for name, value in body.items() if name in ("model", "messages", "system", "tools")}
+    read(CountRequest, counted).chat()
+    return [message_ask(read(MessageRequest, body))[0]]
 
 
 def asks_of_tokenizing(body: Mapping[str, Any]) -> list[Ask]:
-    asked, _ = tokenize_ask(body)
+    asked, _ = tokenize_ask(read(TokenizeRequest, body))
     return [Ask(asked if isinstance(asked, Chat) else asked.text, {})]
 
 
@@ -135,13 +121,15 @@ def asks_of_tokenizing(body: Mapping[str, Any]) -> list[Ask]:
     [
         (asks_of_messages, MESSAGES),
         (asks_of_tokenizing, TOKENIZED),
-        (asks_of_chat, CHAT),
-        (asks_of_completions, COMPLETIONS),
-        (asks_of_responses, RESPONSES),
-        (asks_of_counting, COUNTED),
+        (lambda body: [chat_ask(read(ChatRequest, body))[0]], CHAT),
+        (lambda body: completions_of(read(CompletionRequest, body)).asks, COMPLETIONS),
+        (lambda body: [response_ask(read(ResponseRequest, body))[0]], RESPONSES),
+        (lambda body: [Ask(read(InputRequest, body).chat(), {})], COUNTED),
     ],
 )
-def test_strange_values_are_taken_or_refused(asks_of: Callable[[Mapping[str, Any]], list[Ask]], body: dict[str, Any]):
+def test_strange_values_are_taken_or_refused(
+    asks_of: Callable[[Mapping[str, Any]], Sequence[Ask]], body: dict[str, Any]
+):
     assert asks_of(body)
     refused = list[Problem]()
     for path in places(body):

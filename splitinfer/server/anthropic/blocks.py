@@ -1,227 +1,299 @@
-"""Blocks of Anthropic's messages: what becomes of their fields, and their text.
+"""Blocks of Anthropic's messages, and their text.
 
 Text is in blocks of text, in documents that are text, and in results of a client's own search. Everything else is for
 models that see, or was made by tools that Anthropic's servers run.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from splitinfer.server import values
-from splitinfer.server.common_fields import CACHED
-from splitinfer.server.fields import (
-    HONOURED,
-    LEFT_OUT,
-    Honoured,
-    Ignored,
-    Kinds,
-    Object,
-    Refused,
-    Treatment,
-    Values,
-)
+from pydantic import Field
 
-
-def _is_direct(caller: Any) -> bool:
-    return isinstance(caller, dict) and caller.get("type") == "direct"
+from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused
+from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
+from splitinfer.server.openai.response_items import BY_MODEL
+from splitinfer.server.openai.response_tools import names_direct
 
 
 def _is_off(citations: Any) -> bool:
     return isinstance(citations, dict) and citations.get("enabled") in (None, False)
 
 
-_TEXT_ONLY = Refused("the model is given text only")
-_BY_SERVERS = Refused("only Anthropic's servers can run it, or read what came of it")
-_NO_CITATIONS = Refused("answers do not cite", Values((), '`{"enabled": false}`', _is_off))
-_BLOCK: Mapping[str, Treatment] = {"type": HONOURED, "cache_control": CACHED}
-_TEXT = Honoured(
-    inside=Object(
-        "A block of text",
-        {**_BLOCK, "text": HONOURED, "citations": Ignored("they say where the text is from, and are for people")},
-    )
-)
-TEXTS = Kinds("Blocks of text", "type", {"text": _TEXT, "image": _TEXT_ONLY})
-_CHANGED_TOOL = Kinds(
-    "What a change of tools names",
-    "type",
-    {
-        "tool_reference": Honoured(inside=Object("A tool by its name", {"type": HONOURED, "name": HONOURED})),
-        "tool_definition": Honoured(
-            inside=Object("A tool that is defined", {"type": HONOURED, "definition": Honoured("as one of `tools`")})
-        ),
-        "mcp_tool_reference": Refused("nothing is run here"),
-        "mcp_toolset_reference": Refused("nothing is run here"),
-    },
-)
-SYSTEM_BLOCKS = Kinds(
-    "Blocks of the system",
-    "type",
-    {
-        "text": _TEXT,
-        "image": _TEXT_ONLY,
-        "tool_addition": Honoured(
-            "the model is told of the tool",
-            Object("A block that adds a tool", {**_BLOCK, "tool": Honoured(inside=_CHANGED_TOOL)}),
-        ),
-        "tool_removal": Honoured(
-            "the model is no longer told of the tool",
-            Object("A block that removes a tool", {**_BLOCK, "tool": Honoured(inside=_CHANGED_TOOL)}),
-        ),
-    },
-)
-_SOURCES = Kinds(
-    "Sources of a document",
-    "type",
-    {
-        "text": Honoured(
-            inside=Object("A text as a source", {"type": HONOURED, "data": HONOURED, "media_type": HONOURED})
-        ),
-        "content": Honoured(
-            inside=Object("Blocks as a source", {"type": HONOURED, "content": Honoured("text, or blocks", each=TEXTS)})
-        ),
-        "base64": _TEXT_ONLY,
-        "url": Refused("nothing is fetched here"),
-        "file": Refused("nothing is stored here"),
-    },
-)
-_DOCUMENT = Honoured(
-    "text",
-    Object(
-        "A document",
-        {
-            **_BLOCK,
-            "title": HONOURED,
-            "context": HONOURED,
-            "source": Honoured(inside=_SOURCES),
-            "citations": _NO_CITATIONS,
-        },
-    ),
-)
-_SEARCH_RESULT = Honoured(
-    inside=Object(
-        "A result of a search",
-        {
-            **_BLOCK,
-            "title": HONOURED,
-            "source": HONOURED,
-            "content": Honoured(each=TEXTS),
-            "citations": _NO_CITATIONS,
-        },
-    )
-)
-_IN_RESULTS = Kinds(
-    "Blocks of a result",
-    "type",
-    {
-        "text": _TEXT,
-        "document": _DOCUMENT,
-        "search_result": _SEARCH_RESULT,
-        "tool_reference": Honoured(
-            "its name; the model is told of all tools at once",
-            Object("A reference to a tool", {**_BLOCK, "tool_name": HONOURED}),
-        ),
-        "image": _TEXT_ONLY,
-        "browser_state": _TEXT_ONLY,
-    },
-)
-_BY_MODEL = Refused(
-    "the model itself calls tools: nothing else runs here", Values((), '`{"type": "direct"}`', _is_direct)
-)
+_TEXT_ONLY = "the model is given text only"
+_NO_CITATIONS = Refused("answers do not cite", is_neutral=_is_off, said='{"enabled": false}')
 _NO_TOOLSET = Refused("toolsets are known to Anthropic's models only")
-BLOCKS = Kinds(
-    "Blocks of a message",
-    "type",
-    {
-        "text": _TEXT,
-        "document": _DOCUMENT,
-        "search_result": _SEARCH_RESULT,
-        "thinking": Honoured(
-            inside=Object(
-                "A block of thinking",
-                {
-                    "type": HONOURED,
-                    "thinking": HONOURED,
-                    "signature": Ignored("it proves to Anthropic whose thinking it is"),
-                },
-            )
+
+
+class _Block(Fields):
+    cache_control: Cached = None
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+class TextBlock(_Block):
+    """A block of text"""
+
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, Ignored("they say where the text is from, and are for people")] = None
+
+
+Texts = Annotated[
+    str | Annotated[list[Annotated[TextBlock, Kinds("type", refused={"image": _TEXT_ONLY})]], Field(fail_fast=True)],
+    OneOrMore(),
+]
+
+
+class TextSource(Fields):
+    """A text as a source"""
+
+    type: Literal["text"]
+    data: str
+    media_type: Any = None
+
+
+class BlocksSource(Fields):
+    """Blocks as a source"""
+
+    type: Literal["content"]
+    content: Texts
+
+
+class Document(_Block):
+    """A document"""
+
+    type: Literal["document"]
+    title: str | None = None
+    context: str | None = None
+    source: Annotated[
+        TextSource | BlocksSource,
+        Kinds(
+            "type",
+            refused={
+                "base64": _TEXT_ONLY, "url": "nothing is fetched here", "file": "nothing is stored here",
+            },
         ),
-        "redacted_thinking": Ignored("left out: nobody but its author can read it"),
-        "tool_use": Honoured(
-            inside=Object(
-                "A block with a call",
-                {
-                    **_BLOCK,
-                    "id": HONOURED,
-                    "name": HONOURED,
-                    "input": HONOURED,
-                    "caller": _BY_MODEL,
-                    "toolset_name": _NO_TOOLSET,
-                },
-            )
+    ]  # fmt: skip
+    citations: Annotated[Any, _NO_CITATIONS] = None
+
+
+class SearchResult(_Block):
+    """A result of a search"""
+
+    type: Literal["search_result"]
+    title: str | None = None
+    source: str | None = None
+    content: Texts
+    citations: Annotated[Any, _NO_CITATIONS] = None
+
+
+class ToolReference(_Block):
+    """A reference to a tool, in what came of a call"""
+
+    type: Literal["tool_reference"]
+    tool_name: str = Field(description="Its text; the model is told of all tools at once")
+
+
+_Outcome = Annotated[
+    str
+    | Annotated[
+        list[
+            Annotated[
+                TextBlock | Document | SearchResult | ToolReference,
+                Kinds("type", refused=dict.fromkeys(("image", "browser_state"), _TEXT_ONLY)),
+            ]
+        ],
+        Field(fail_fast=True),
+    ],
+    OneOrMore(),
+]
+
+# -- thinking and tools ----------------------------------------------------------------------------
+
+
+class Thinking(Fields):
+    """A block of thinking"""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[Any, Ignored("it proves to Anthropic whose thinking it is")] = None
+
+
+class ToolUse(_Block):
+    """A block with a call"""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any] = Field(default_factory=dict)
+    caller: Annotated[Any, BY_MODEL] = None
+    toolset_name: Annotated[Any, _NO_TOOLSET] = None
+
+
+class ToolResult(_Block):
+    """A block with what came of a call"""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: _Outcome = ""
+    is_error: bool = Field(False, description="It is said where there is no text that says it")
+    toolset_name: Annotated[Any, _NO_TOOLSET] = None
+
+
+_REFUSED = {
+    "image": _TEXT_ONLY,
+    **dict.fromkeys(
+        (
+            "container_upload", "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
+            "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result",
+            "tool_search_tool_result",
         ),
-        "tool_result": Honoured(
-            inside=Object(
-                "A block with a result",
-                {
-                    **_BLOCK,
-                    "tool_use_id": HONOURED,
-                    "content": Honoured("text, or blocks", each=_IN_RESULTS),
-                    "is_error": Honoured("where there is no text that says it"),
-                    "toolset_name": _NO_TOOLSET,
-                },
-            )
+        "only Anthropic's servers can run it, or read what came of it",
+    ),
+}  # fmt: skip
+_LEFT_OUT = {"redacted_thinking": "nobody but its author can read it"}
+UserContent = Annotated[
+    str
+    | Annotated[
+        list[
+            Annotated[
+                TextBlock | Document | SearchResult | ToolResult | None,
+                Kinds(
+                    "type",
+                    refused=_REFUSED | dict.fromkeys(("thinking", "tool_use"), "it is no block of the user's"),
+                    left_out=_LEFT_OUT,
+                ),
+            ]
+        ],
+        Field(fail_fast=True),
+    ],
+    OneOrMore(),
+]
+AssistantContent = Annotated[
+    str
+    | Annotated[
+        list[
+            Annotated[
+                TextBlock | Document | SearchResult | Thinking | ToolUse | None,
+                Kinds(
+                    "type",
+                    refused=_REFUSED | {"tool_result": "it is no block of the assistant's"},
+                    left_out=_LEFT_OUT,
+                ),
+            ]
+        ],
+        Field(fail_fast=True),
+    ],
+    OneOrMore(),
+]
+
+# -- tools, and changes of them --------------------------------------------------------------------
+
+
+class Tool(Fields):
+    """A tool of Anthropic"""
+
+    type: Literal["custom"]
+    name: str
+    description: str = Field("", description="Told to the model")
+    input_schema: dict[str, Any] = Field(description="Told to the model")
+    cache_control: Cached = None
+    strict: Annotated[Any, Ignored("agents send it with every tool; calls are not held to the schema")] = None
+    defer_loading: Annotated[Any, Ignored("the model is told of all tools at once")] = None
+    eager_input_streaming: Annotated[Any, Ignored("the input of a call comes in one piece")] = None
+    input_examples: Annotated[
+        Any, Refused("templates have no place for them; say them in description", EMPTY)
+    ] = None  # fmt: skip
+    allowed_callers: Annotated[
+        Any,
+        Refused("the model itself calls tools: nothing else runs here", is_neutral=names_direct, said='["direct"]'),
+    ] = None
+
+    def told(self) -> dict[str, Any]:
+        """The tool in OpenAI's form, which templates know."""
+        function = {"name": self.name, "description": self.description, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+AnyTool = Annotated[
+    Tool | None,
+    Kinds(
+        "type",
+        default="custom",
+        refused=dict.fromkeys(
+            (
+                "bash_20250124", "text_editor_20250124", "text_editor_20250429", "text_editor_20250728",
+                "memory_20250818", "computer_toolset_20260801", "browser_toolset_20260801",
+            ),
+            "its input is known to Anthropic's models only; give a tool with an input_schema",
         ),
-        "image": _TEXT_ONLY,
-        "container_upload": _BY_SERVERS,
-        "server_tool_use": _BY_SERVERS,
-        "web_search_tool_result": _BY_SERVERS,
-        "web_fetch_tool_result": _BY_SERVERS,
-        "code_execution_tool_result": _BY_SERVERS,
-        "bash_code_execution_tool_result": _BY_SERVERS,
-        "text_editor_code_execution_tool_result": _BY_SERVERS,
-        "tool_search_tool_result": _BY_SERVERS,
-    },
-)
+        others="Anthropic's servers run it, and agents list it beside their own",
+    ),
+]  # fmt: skip
 
 
-def text_of(name: str, content: Any) -> str:
-    """Text, or the text of blocks, as ``honoured`` has left them.
+class NamedTool(Fields):
+    """A tool by its name"""
 
-    Raises:
-        Problem: 400, a block is malformed.
-    """
-    if isinstance(content, str):
-        return content
-    blocks = enumerate(values.listing(name, content))
-    return "\n".join(block_text(f"{name}[{i}]", one) for i, one in blocks if one is not LEFT_OUT)
+    type: Literal["tool_reference"]
+    name: str
 
 
-def block_text(name: str, given: Any) -> str:
-    """The text of one block.
+class DefinedTool(Fields):
+    """A tool that is defined"""
 
-    Raises:
-        Problem: 400, it is malformed.
-    """
-    block = values.mapping(name, given)
-    match block["type"]:
-        case "document":
-            return _with_heading(name, block, ("title", "context"), _source_text(f"{name}.source", block.get("source")))
-        case "search_result":
-            text = text_of(f"{name}.content", block.get("content"))
-            return _with_heading(name, block, ("title", "source"), text)
-        case "tool_reference":
-            return values.text(f"{name}.tool_name", block.get("tool_name"))
-        case _:
-            return values.text(f"{name}.text", block.get("text"))
+    type: Literal["tool_definition"]
+    definition: AnyTool = Field(description="As one of `tools`")
 
 
-def _source_text(name: str, given: Any) -> str:
-    source = values.mapping(name, given)
-    if source["type"] == "text":
-        return values.text(f"{name}.data", source.get("data"))
-    return text_of(f"{name}.content", source.get("content"))
+_ChangedTool = Annotated[
+    NamedTool | DefinedTool,
+    Kinds("type", refused=dict.fromkeys(("mcp_tool_reference", "mcp_toolset_reference"), "nothing is run here")),
+]
 
 
-def _with_heading(name: str, block: Mapping[str, Any], fields: tuple[str, ...], text: str) -> str:
-    heading = [values.text(f"{name}.{field}", block[field]) for field in fields if field in block]
-    return "\n".join([*heading, text])
+class ToolChange(_Block):
+    """A block that adds a tool or removes one"""
+
+    type: Literal["tool_addition", "tool_removal"]
+    tool: _ChangedTool
+
+
+SystemContent = Annotated[
+    str
+    | Annotated[
+        list[Annotated[TextBlock | ToolChange, Kinds("type", refused={"image": _TEXT_ONLY})]], Field(fail_fast=True)
+    ],
+    OneOrMore(),
+]
+
+
+class Effort(Fields):
+    """Configuration from a turn on"""
+
+    effort: str | None = Field(None, description=FOR_TEMPLATE)
+
+
+def text_of(content: str | Sequence[TextBlock | Document | SearchResult | ToolReference]) -> str:
+    """Text, or the text of blocks."""
+    return content if isinstance(content, str) else "\n".join(map(block_text, content))
+
+
+def block_text(block: TextBlock | Document | SearchResult | ToolReference) -> str:
+    """The text of one block."""
+    match block:
+        case TextBlock():
+            return block.text
+        case ToolReference():
+            return block.tool_name
+        case SearchResult():
+            return _with_heading(block.title, block.source, text_of(block.content))
+        case Document():
+            source = block.source
+            text = source.data if isinstance(source, TextSource) else text_of(source.content)
+            return _with_heading(block.title, block.context, text)
+
+
+def _with_heading(title: str | None, more: str | None, text: str) -> str:
+    return "\n".join(one for one in (title, more, text) if one is not None)

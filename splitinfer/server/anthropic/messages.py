@@ -6,209 +6,250 @@ text, its thinking and its calls. The system's words stand beside the messages, 
 also put them among the messages; those at the beginning become one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from splitinfer.server import values
-from splitinfer.server.anthropic.blocks import BLOCKS, SYSTEM_BLOCKS, TEXTS, block_text, text_of
-from splitinfer.server.anthropic.system_turns import changed_tools, effort_of, words_of
-from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
-from splitinfer.server.common_fields import BY_KEYS, CACHED, FOR_TEMPLATE, NOT_FORCED
-from splitinfer.server.fields import (
-    HONOURED,
-    LEFT_OUT,
-    Honoured,
-    Ignored,
-    Kinds,
-    Object,
-    Refused,
-    Size,
-    Treatment,
-    Values,
-    honoured,
-    honoured_object,
-    is_empty,
-    is_one_of,
+from pydantic import Field
+
+from splitinfer.server.anthropic.blocks import (
+    AnyTool,
+    AssistantContent,
+    Effort,
+    Texts,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    UserContent,
+    block_text,
+    text_of,
 )
+from splitinfer.server.anthropic.system_turns import SystemTurn, changed_tools, last_effort
+from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
+from splitinfer.server.fields import EMPTY, MOST_TOKENS, Count, Fields, Ignored, Kinds, Name, Refused
+from splitinfer.server.openai.generating import FOR_TEMPLATE, NOT_FORCED, ByKeys, Cached, OneTier, Stops
 from splitinfer.server.openai.messages import merged_systems
 from splitinfer.server.problem import Problem, unsupported
 
-_MAX_STOPS = 16
 _NO_SANDBOX = "nothing is run here"
-_BY_SERVERS = Ignored("left out: Anthropic's servers run it, and agents list it beside their own")
-_NO_SCHEMA = Refused("its input is known to Anthropic's models only; give a tool with an input_schema")
-_HOSTED = (
-    "web_search_20250305",
-    "web_search_20260209",
-    "web_search_20260318",
-    "web_fetch_20250910",
-    "web_fetch_20260209",
-    "web_fetch_20260309",
-    "web_fetch_20260318",
-    "code_execution_20250522",
-    "code_execution_20250825",
-    "code_execution_20260120",
-    "code_execution_20260521",
-    "tool_search_tool_bm25",
-    "tool_search_tool_bm25_20251119",
-    "tool_search_tool_regex",
-    "tool_search_tool_regex_20251119",
-)
-_KNOWN_TO_ANTHROPICS = (
-    "bash_20250124",
-    "text_editor_20250124",
-    "text_editor_20250429",
-    "text_editor_20250728",
-    "memory_20250818",
-    "computer_toolset_20260801",
-    "browser_toolset_20260801",
-)
-_NO_STORE = "nothing is stored here; give the whole conversation as messages"
+_NO_FORMAT = "answers cannot be held to a format"
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 """What makes Anthropic's own helpers send whole conversations (anthropic 2.12.0, ``lib/threads``, recovers_from)."""
-_OF_ANSWERS = ("id", "type", "model", "stop_reason", "stop_sequence", "stop_details", "usage", "container")
-_TOOLS = Kinds(
-    "Tools of Anthropic",
-    "type",
-    {
-        "custom": Honoured(
-            inside=Object(
-                "A tool of Anthropic",
-                {
-                    "type": HONOURED,
-                    "name": HONOURED,
-                    "description": HONOURED,
-                    "input_schema": HONOURED,
-                    "cache_control": CACHED,
-                    "strict": Ignored("agents send it with every tool; calls are not held to the schema"),
-                    "defer_loading": Ignored("the model is told of all tools at once"),
-                    "eager_input_streaming": Ignored("the input of a call comes in one piece"),
-                    "input_examples": Refused("templates have no place for them; say them in description", is_empty),
-                    "allowed_callers": Refused(
-                        "the model itself calls tools: nothing else runs here",
-                        Values((), "a list with `direct`", lambda given: isinstance(given, list) and "direct" in given),
-                    ),
-                },
-            )
-        ),
-        **dict.fromkeys(_HOSTED, _BY_SERVERS),
-        **dict.fromkeys(_KNOWN_TO_ANTHROPICS, _NO_SCHEMA),
-    },
-    default="custom",
-    others=_BY_SERVERS,
-)
-_ONE_CALL: Mapping[str, Treatment] = {"type": HONOURED, "disable_parallel_tool_use": HONOURED}
-_CHOICES = Kinds(
-    "Choice of tools of Anthropic",
-    "type",
-    {
-        "auto": Honoured(inside=Object("The choice auto", _ONE_CALL)),
-        "none": Honoured(inside=Object("The choice none", _ONE_CALL)),
-        "any": NOT_FORCED,
-        "tool": NOT_FORCED,
-    },
-)
-_DISPLAY = Honoured("`summarized` shows it whole; `omitted` leaves it out")
-_THINKING = Kinds(
-    "Thinking",
-    "type",
-    {
-        "enabled": Honoured(
-            inside=Object(
-                "Thinking that is enabled",
-                {
-                    "type": HONOURED,
-                    "budget_tokens": Ignored(
-                        "how long it thinks is the model's own affair; max_tokens bounds the answer"
-                    ),
-                    "display": _DISPLAY,
-                },
-            )
-        ),
-        "adaptive": Honoured(
-            "as `enabled`", Object("Thinking that is adaptive", {"type": HONOURED, "display": _DISPLAY})
-        ),
-        "between_tools": Honoured("as `enabled`", Object("Thinking between tools", {"type": HONOURED})),
-        "disabled": Honoured(inside=Object("Thinking that is disabled", {"type": HONOURED})),
-    },
-)
-_MESSAGES = Kinds(
-    "Messages of Anthropic",
-    "role",
-    {
-        "user": Honoured(
-            inside=Object("A turn of the user", {"role": HONOURED, "content": Honoured("text, or blocks", each=BLOCKS)})
-        ),
-        "assistant": Honoured(
-            inside=Object(
-                "A turn of the assistant",
-                {
-                    "role": HONOURED,
-                    "content": Honoured("text, or blocks", each=BLOCKS),
-                    **dict.fromkeys(_OF_ANSWERS, Ignored("of an answer that is handed back whole, its content counts")),
-                },
-            )
-        ),
-        "system": Honoured(
-            inside=Object(
-                "A turn of the system",
-                {
-                    "role": HONOURED,
-                    "content": Honoured("text, or blocks", each=SYSTEM_BLOCKS),
-                    "clear_at": Honoured("`next_user_message` leaves it out once there is one"),
-                    "output_config": Honoured(inside=Object("Configuration from a turn on", {"effort": FOR_TEMPLATE})),
-                },
-            )
-        ),
-    },
-)
-_OUTPUT = Object(
-    "Configuration of the output",
-    {
-        "effort": FOR_TEMPLATE,
-        "format": Refused("answers cannot be held to a format"),
-        "task_budget": Refused("the model is not told how many tokens are left"),
-    },
-)
+_OfAnswer = Annotated[Any, Ignored("of an answer that is handed back whole, its content counts")]
+_Display = Literal["summarized", "omitted"]
+_NotPaid = Annotated[Any, Ignored("nothing is paid for here")]
 
-COUNTED: Mapping[str, Treatment] = {
-    "model": Honoured("any name; there is one model", size=Size(characters=512)),
-    "messages": Honoured("text, thinking, calls of tools and their results", each=_MESSAGES, size=Size(MAX_MESSAGES)),
-    "system": Honoured("text, or blocks; also among the messages", each=TEXTS),
-    "tools": Honoured("tools with an input_schema", each=_TOOLS, size=Size(MAX_TOOLS)),
-    "tool_choice": Honoured("auto and none", _CHOICES),
-    "thinking": Honoured("where the model's template knows it", _THINKING),
-    "output_config": Honoured(inside=_OUTPUT),
-    "cache_control": CACHED,
-    "speed": Refused("there is one speed", is_one_of("standard")),
-    "user_profile_id": BY_KEYS,
-    "workspace_id": BY_KEYS,
+
+class UserTurn(Fields):
+    """A turn of the user"""
+
+    role: Literal["user"]
+    content: UserContent
+
+    def told(self) -> list[dict[str, Any]]:
+        """The turn as templates know it."""
+        if isinstance(self.content, str):
+            return [{"role": "user", "content": self.content}]
+        results = [_result(block) for block in self.content if isinstance(block, ToolResult)]
+        texts = [
+            block_text(block) for block in self.content if block is not None and not isinstance(block, ToolResult)
+        ]  # fmt: skip
+        return [*results, *([{"role": "user", "content": "\n".join(texts)}] if texts or not results else [])]
+
+
+def _result(block: ToolResult) -> dict[str, Any]:
+    text = text_of(block.content) or ("error" if block.is_error else "")
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": text}
+
+
+class AssistantTurn(Fields):
+    """A turn of the assistant"""
+
+    role: Literal["assistant"]
+    content: AssistantContent
+    id: _OfAnswer = None
+    type: _OfAnswer = None
+    model: _OfAnswer = None
+    stop_reason: _OfAnswer = None
+    stop_sequence: _OfAnswer = None
+    stop_details: _OfAnswer = None
+    usage: _OfAnswer = None
+    container: _OfAnswer = None
+
+    def told(self) -> dict[str, Any]:
+        """The turn as templates know it."""
+        if isinstance(self.content, str):
+            return {"role": "assistant", "content": self.content}
+        text, thinking, calls = [], [], []
+        for block in self.content:
+            match block:
+                case Thinking():
+                    thinking.append(block.thinking)
+                case ToolUse():
+                    calls.append(_call(block))
+                case None:
+                    pass
+                case said:
+                    text.append(block_text(said))
+        made: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
+        if thought := "".join(thinking):
+            made["reasoning_content"] = thought
+        return made | ({"tool_calls": calls} if calls else {})
+
+
+def _call(block: ToolUse) -> dict[str, Any]:
+    return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": block.input}}
+
+
+Turn = UserTurn | AssistantTurn | SystemTurn
+
+
+class Choice(Fields):
+    """A choice of tools of Anthropic"""
+
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: bool = Field(False, description="An answer ends with its first call")
+
+
+class Enabled(Fields):
+    """Thinking that is enabled"""
+
+    type: Literal["enabled"]
+    display: _Display = Field("summarized", description="`summarized` shows it whole; `omitted` leaves it out")
+    budget_tokens: Annotated[
+        Any, Ignored("how long it thinks is the model's own affair; max_tokens bounds the answer")
+    ] = None  # fmt: skip
+
+
+class Adaptive(Fields):
+    """Thinking that is adaptive, which is as enabled"""
+
+    type: Literal["adaptive"]
+    display: _Display = "summarized"
+
+
+class Plain(Fields):
+    """Thinking between tools, which is as enabled; or none"""
+
+    type: Literal["between_tools", "disabled"]
+
+
+class Output(Effort):
+    """Configuration of the output"""
+
+    format: Annotated[Any, Refused(_NO_FORMAT)] = None
+    task_budget: Annotated[Any, Refused("the model is not told how many tokens are left")] = None
+
+
+class CountRequest(Fields):
+    """A request for the number of a conversation's tokens."""
+
+    model: Name | None = Field(None, description="Any name: there is one model")
+    messages: Annotated[
+        list[Annotated[UserTurn | AssistantTurn | SystemTurn, Kinds("role")]],
+        Field(max_length=MAX_MESSAGES, fail_fast=True),
+    ] = Field(description="Text, thinking, calls of tools and what came of them")
+    system: Texts | None = Field(None, description="The system's words; they may also be among the messages")
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list, description="Tools with an input_schema, which the model may call"
+    )
+    tool_choice: Annotated[
+        Choice, Kinds("type", refused=dict.fromkeys(("any", "tool"), NOT_FORCED))
+    ] | None = Field(None, description="Whether it may")  # fmt: skip
+    thinking: Annotated[Enabled | Adaptive | Plain, Kinds("type")] | None = Field(None, description=FOR_TEMPLATE)
+    output_config: Output | None = None
+    cache_control: Cached = None
+    speed: Annotated[Any, Refused("there is one speed", ("standard",))] = None
+    user_profile_id: ByKeys = None
+    workspace_id: ByKeys = None
     # of the beta, some of which agents send whatever the server
-    "betas": Ignored("what a beta adds has fields of its own"),
-    "context_management": Ignored("no edit is applied, as the answer says; too long a prompt is refused with numbers"),
-    "mcp_servers": Refused(_NO_SANDBOX, is_empty),
-    "output_format": Refused("answers cannot be held to a format"),
-    "compaction": Refused("a conversation is taken as it is", is_empty),
-    "billing_policy": Ignored("nothing is paid for here"),
-}
-FIELDS: Mapping[str, Treatment] = {
-    **COUNTED,
-    "max_tokens": Honoured("no more than the context has room for"),
-    "stop_sequences": Honoured(f"at most {_MAX_STOPS}"),
-    "stream": HONOURED,
-    "temperature": HONOURED,
-    "top_p": HONOURED,
-    "top_k": HONOURED,
-    "metadata": BY_KEYS,
-    "service_tier": Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority"),
-    "inference_geo": Refused("the server does not know where its machines stand", is_one_of("global")),
-    "container": Refused(_NO_SANDBOX),
-    "diagnostics": Ignored("it asks why a cache of Anthropic's was missed, and may stay without an answer"),
-    "fallbacks": Refused("there is one model", is_empty),
-    "fallback_credit_token": Ignored("nothing is paid for here"),
-    "thread": Refused(_NO_STORE, details=_NO_THREADS),
-}
+    betas: Annotated[Any, Ignored("what a beta adds has fields of its own")] = None
+    context_management: Annotated[
+        Any, Ignored("no edit is applied, as the answer says; too long a prompt is refused with numbers")
+    ] = None
+    mcp_servers: Annotated[Any, Refused(_NO_SANDBOX, EMPTY)] = None
+    output_format: Annotated[Any, Refused(_NO_FORMAT)] = None
+    compaction: Annotated[Any, Refused("a conversation is taken as it is", EMPTY)] = None
+    billing_policy: _NotPaid = None
+
+    def chat(self) -> Chat:
+        """The conversation.
+
+        Raises:
+            Problem: 400, there is nothing to answer.
+        """
+        system = text_of(self.system or "")
+        messages: list[Mapping[str, Any]] = [{"role": "system", "content": system}] if system else []
+        last_user = max((i for i, turn in enumerate(self.messages) if isinstance(turn, UserTurn)), default=-1)
+        for i, turn in enumerate(self.messages):
+            messages += _told(turn, user_follows=i < last_user)
+        if all(message["role"] == "system" for message in messages):
+            raise Problem(400, "messages must have at least one message", param="messages")
+        if messages[-1]["role"] == "assistant":
+            raise unsupported("messages", "the last one must not be the assistant's: an answer cannot be begun for it")
+        turns = [turn for turn in self.messages if isinstance(turn, SystemTurn)]
+        return Chat(tuple(merged_systems(messages)), self._told_tools(turns), self._options(turns))
+
+    def _told_tools(self, turns: Sequence[SystemTurn]) -> tuple[Mapping[str, Any], ...]:
+        """The functions that the model may call; none where it shall not."""
+        if self.tool_choice is not None and self.tool_choice.type == "none":
+            return ()
+        tools = changed_tools([tool for tool in self.tools if tool is not None], turns)
+        return tuple(tool.told() for tool in tools)
+
+    def _options(self, turns: Sequence[SystemTurn]) -> dict[str, Any]:
+        """What the template is told of thinking."""
+        effort = last_effort(turns, None if self.output_config is None else self.output_config.effort)
+        options: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+        if self.thinking is not None:
+            options["enable_thinking"] = self.thinking.type != "disabled"
+        return options
+
+
+def _told(turn: Turn, *, user_follows: bool) -> list[dict[str, Any]]:
+    match turn:
+        case UserTurn():
+            return turn.told()
+        case AssistantTurn():
+            return [turn.told()]
+        case SystemTurn():
+            words = turn.words(user_follows=user_follows)
+            return [] if words is None else [{"role": "system", "content": words}]
+
+
+class MessageRequest(CountRequest):
+    """A request for a message."""
+
+    max_tokens: Count = Field(description="Most tokens of the answer; no more than the context has room for")
+    stop_sequences: Stops | None = Field(None, description="Texts that end the answer")
+    stream: bool = Field(False, description="Sends the answer in parts, as they are made")
+    temperature: float | None = Field(None, description="How freely tokens are chosen; 0 takes the likeliest")
+    top_p: float | None = Field(None, description="Tokens are chosen from this share of the probability")
+    top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = Field(
+        None, description="Tokens are chosen from so many of the likeliest; 0 is off"
+    )
+    metadata: ByKeys = None
+    service_tier: OneTier = None
+    inference_geo: Annotated[Any, Refused("the server does not know where its machines stand", ("global",))] = None
+    container: Annotated[Any, Refused(_NO_SANDBOX)] = None
+    diagnostics: Annotated[
+        Any, Ignored("it asks why a cache of Anthropic's was missed, and may stay without an answer")
+    ] = None
+    fallbacks: Annotated[Any, Refused("there is one model", EMPTY)] = None
+    fallback_credit_token: _NotPaid = None
+    thread: Annotated[
+        Any, Refused("nothing is stored here; give the whole conversation as messages", details=_NO_THREADS)
+    ] = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` that were given."""
+        names = ("temperature", "top_p", "top_k")
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.stop_sequences is not None:
+            found["stop"] = (
+                (self.stop_sequences,) if isinstance(self.stop_sequences, str) else tuple(self.stop_sequences)
+            )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,186 +263,18 @@ class Shape:
     manages_context: bool = False
 
 
-def message_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
+def message_ask(request: MessageRequest, model: str = "") -> tuple[Ask, Shape]:
     """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
-        Problem: 400, in a sentence that names the field.
+        Problem: 400, there is nothing to answer.
     """
-    given = honoured(body, FIELDS)
-    if "max_tokens" not in given:
-        raise Problem(400, "max_tokens must be given", param="max_tokens")
+    thinking, choice = request.thinking, request.tool_choice
     shape = Shape(
-        values.text("model", given.get("model", model)),
-        values.flag("stream", given.get("stream", False)),
-        _hides_thinking(given),
-        body.get("context_management") is not None,
+        model if request.model is None else request.model,
+        request.stream,
+        isinstance(thinking, Enabled | Adaptive) and thinking.display == "omitted",
+        request.context_management is not None,
     )
-    most = values.whole("max_tokens", given["max_tokens"], 1, values.MOST_TOKENS)
-    return Ask(_chat(given), _sampling(given), most, one_call=_is_one_call(given)), shape
-
-
-def counted_chat(body: Mapping[str, Any]) -> Chat:
-    """The conversation whose tokens are to be counted.
-
-    Raises:
-        Problem: 400, in a sentence that names the field.
-    """
-    return _chat(honoured(body, COUNTED))
-
-
-def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {n: values.number(n, given[n]) for n in ("temperature", "top_p") if n in given}
-    if "top_k" in given:
-        found["top_k"] = values.whole("top_k", given["top_k"], 0, values.MOST_TOKENS)
-    if "stop_sequences" in given:
-        found["stop"] = values.texts("stop_sequences", given["stop_sequences"], _MAX_STOPS)
-    return found
-
-
-def _chat(given: Mapping[str, Any]) -> Chat:
-    messages = [{"role": "system", "content": text}] if (text := _system(given.get("system"))) else []
-    turns = [values.mapping(f"messages[{i}]", one) for i, one in enumerate(_listed(given))]
-    last_user = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=-1)
-    for i, turn in enumerate(turns):
-        messages += _turn(f"messages[{i}]", turn, user_follows=i < last_user)
-    if all(message["role"] == "system" for message in messages):
-        raise Problem(400, "messages must have at least one message", param="messages")
-    if messages[-1]["role"] == "assistant":
-        raise unsupported("messages", "the last one must not be the assistant's: an answer cannot be begun for it")
-    return Chat(tuple(merged_systems(messages)), _tools(given), _options(given))
-
-
-def _listed(given: Mapping[str, Any]) -> list[Any]:
-    return values.listing("messages", given.get("messages"))
-
-
-def _system(given: Any) -> str:
-    """The system's words, in blocks or as they are."""
-    return "" if given is None else text_of("system", given)
-
-
-def _turn(name: str, turn: Mapping[str, Any], *, user_follows: bool) -> list[dict[str, Any]]:
-    content = turn.get("content")
-    match turn["role"]:
-        case "system":
-            text = words_of(name, turn, user_follows=user_follows)
-            return [] if text is None else [{"role": "system", "content": text}]
-        case "user":
-            return _user(f"{name}.content", content)
-        case _:
-            return [_assistant(f"{name}.content", content)]
-
-
-def _user(name: str, content: Any) -> list[dict[str, Any]]:
-    if isinstance(content, str):
-        return [{"role": "user", "content": content}]
-    results, texts = [], []
-    for where, block in _blocks(name, content):
-        if block["type"] == "tool_result":
-            results.append(_result(where, block))
-        else:
-            texts.append(block_text(where, _said_by(where, block, "user")))
-    return [*results, *([{"role": "user", "content": "\n".join(texts)}] if texts or not results else [])]
-
-
-def _result(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    call_id = values.text(f"{name}.tool_use_id", block.get("tool_use_id"))
-    text = text_of(f"{name}.content", block.get("content", ""))
-    failed = values.flag(f"{name}.is_error", block.get("is_error", False))
-    return {"role": "tool", "tool_call_id": call_id, "content": text or ("error" if failed else "")}
-
-
-def _assistant(name: str, content: Any) -> dict[str, Any]:
-    if isinstance(content, str):
-        return {"role": "assistant", "content": content}
-    text, thinking, calls = [], [], []
-    for where, block in _blocks(name, content):
-        match block["type"]:
-            case "thinking":
-                thinking.append(values.text(f"{where}.thinking", block.get("thinking")))
-            case "tool_use":
-                calls.append(_call(where, block))
-            case _:
-                text.append(block_text(where, _said_by(where, block, "assistant")))
-    made: dict[str, Any] = {"role": "assistant", "content": "".join(text)}
-    if said := "".join(thinking):
-        made["reasoning_content"] = said
-    return made | ({"tool_calls": calls} if calls else {})
-
-
-def _blocks(name: str, content: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """The blocks of a content, with their names."""
-    blocks = enumerate(values.listing(name, content))
-    return [(f"{name}[{i}]", values.mapping(f"{name}[{i}]", one)) for i, one in blocks if one is not LEFT_OUT]
-
-
-def _said_by(name: str, block: Mapping[str, Any], role: str) -> Mapping[str, Any]:
-    """A block of text, which may be anybody's.
-
-    Raises:
-        Problem: 400, it is a block of the other side's.
-    """
-    if block["type"] in ("thinking", "tool_use", "tool_result"):
-        raise unsupported(f"{name}.type", f"it is no block of the {role}'s", block["type"])
-    return block
-
-
-def _call(name: str, block: Mapping[str, Any]) -> dict[str, Any]:
-    function = {
-        "name": values.text(f"{name}.name", block.get("name")),
-        "arguments": values.mapping(f"{name}.input", block.get("input", {})),
-    }
-    return {"id": values.text(f"{name}.id", block.get("id")), "type": "function", "function": function}
-
-
-def _tools(given: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """The functions that the model may call, in OpenAI's form, which templates know; none where it shall not."""
-    tools = enumerate(values.listing("tools", given.get("tools", [])))
-    told = [_tool(f"tools[{i}]", one) for i, one in tools if one is not LEFT_OUT]
-    told = changed_tools(told, _listed(given), _defined)
-    return tuple(told) if _choice(given).get("type", "auto") == "auto" else ()
-
-
-def _defined(name: str, given: Any) -> Mapping[str, Any] | None:
-    """A tool that is defined among the messages; ``None``: one of a kind that is left out."""
-    found = honoured_object(name, values.mapping(name, given), _TOOLS)
-    return None if found is LEFT_OUT else _tool(name, found)
-
-
-def _tool(name: str, given: Any) -> Mapping[str, Any]:
-    tool = values.mapping(name, given)
-    function = {
-        "name": values.text(f"{name}.name", tool.get("name")),
-        "description": values.text(f"{name}.description", tool.get("description", "")),
-        "parameters": values.mapping(f"{name}.input_schema", tool.get("input_schema")),
-    }
-    return {"type": "function", "function": function}
-
-
-def _choice(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    return values.mapping("tool_choice", given.get("tool_choice", {}))
-
-
-def _is_one_call(given: Mapping[str, Any]) -> bool:
-    one = _choice(given).get("disable_parallel_tool_use", False)
-    return values.flag("tool_choice.disable_parallel_tool_use", one)
-
-
-def _hides_thinking(given: Mapping[str, Any]) -> bool:
-    display = values.mapping("thinking", given.get("thinking", {})).get("display", "summarized")
-    if display not in ("summarized", "omitted"):
-        raise values.wrong("thinking.display", "summarized or omitted", display)
-    return bool(display == "omitted")
-
-
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is told of thinking."""
-    effort = values.mapping("output_config", given.get("output_config", {})).get("effort")
-    effort = effort_of(_listed(given), effort)
-    options: dict[str, Any] = (
-        {} if effort is None else {"reasoning_effort": values.text("output_config.effort", effort)}
-    )
-    if "thinking" in given:
-        options["enable_thinking"] = values.mapping("thinking", given["thinking"])["type"] != "disabled"
-    return options
+    one_call = choice is not None and choice.disable_parallel_tool_use
+    return Ask(request.chat(), request.sampling(), request.max_tokens, one_call=one_call), shape

@@ -8,10 +8,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from splitinfer.server.answer import Piece
-from splitinfer.server.anthropic.messages import counted_chat, message_ask
+from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
 from splitinfer.server.anthropic.writer import Event, MessageWriter
 from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
+from splitinfer.server.fields import read
 from splitinfer.server.preparing import num_tokens
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer
@@ -27,7 +28,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
 
     async def messages(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = await read_json(request, lambda body: message_ask(body, service.model))
+        ask, shape = await read_json(request, lambda body: message_ask(read(MessageRequest, body), service.model))
         writer = MessageWriter(
             f"msg_{request.state.request_id}",
             shape.model,
@@ -43,7 +44,7 @@ def anthropic_routes(service: Service) -> list[ApiRoute]:
 
     async def count_tokens(request: Request) -> Response:
         key = service.gate.caller(request.state.facts, service.sessions)
-        chat = await read_json(request, counted_chat)
+        chat = await read_json(request, lambda body: read(CountRequest, body).chat())
         with service.admitted(key):
             number = await asyncio.to_thread(num_tokens, service.llm, chat, service.conversations)
         return JSONResponse({"input_tokens": number})

@@ -27,7 +27,7 @@ _REASONS = {"stop": "stop", "length": "length", "tool_calls": "tool_calls", "abo
 @dataclass(slots=True)
 class ChatWriter:
     """Writes one answer. ``created``: seconds since 1970. ``fingerprint``: while it is the same, a seed gives the same
-    answer."""
+    answer. ``usage_now``: the usage so far."""
 
     answer_id: str
     created: int
@@ -35,6 +35,7 @@ class ChatWriter:
     token_text: TokenText
     new_id: Callable[[], str] = lambda: f"call_{secrets.token_hex(12)}"
     fingerprint: str | None = None
+    usage_now: Callable[[], Usage] = lambda: Usage(0)
     _num_calls: dict[int, int] = field(default_factory=dict)  # by choice
     _frames: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # what is around a choice's text
 
@@ -44,9 +45,14 @@ class ChatWriter:
         """The chunks of a piece as events of a stream."""
         has_logprobs = piece.logprobs and self.shape.num_top is not None
         match piece.parts:
-            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self.shape.pads:
+            case (TextPart(text),) if piece.finish_reason is None and not has_logprobs and not self._varies:
                 return self._text_event(piece.choice, text)
         return b"".join(event(chunk) for chunk in self.chunks(piece))
+
+    @property
+    def _varies(self) -> bool:
+        """Whether more than the text differs from one chunk to the next."""
+        return self.shape.pads or self.shape.always_usage
 
     def _text_event(self, choice: int, text: str) -> bytes:
         """The event of nothing but text, which nearly every token is: all but the text is always the same."""
@@ -77,7 +83,7 @@ class ChatWriter:
         return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"usage": None} if self.shape.includes_usage else {}
+        usage = usage_so_far(self.shape, self.usage_now)
         chunk = {**self._head("chat.completion.chunk"), "choices": choices, **usage}
         return padded(chunk) if self.shape.pads else chunk
 
@@ -149,6 +155,13 @@ def token_logprob(one: TokenLogprobs, num_top: int, token_text: TokenText) -> di
         return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
 
     return {**written(one.token_id, one.logprob), "top_logprobs": [written(*top) for top in one.top[:num_top]]}
+
+
+def usage_so_far(shape: Shape, usage_now: Callable[[], Usage]) -> dict[str, Any]:
+    """The usage in a chunk that is not the last one: none, null, or what it is by now."""
+    if not shape.includes_usage:
+        return {}
+    return {"usage": usage_of(usage_now()) if shape.always_usage else None}
 
 
 def usage_of(usage: Usage) -> dict[str, Any]:

@@ -1,51 +1,79 @@
 """`POST /v1/completions`: a request as one `Ask` for each prompt, whose text or tokens are continued as they are."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from splitinfer.core.sequence import MAX_LOGPROBS
-from splitinfer.server import values
 from splitinfer.server.ask import MAX_CHOICES, Ask, Prompt
-from splitinfer.server.common_fields import BY_KEYS
-from splitinfer.server.fields import HONOURED, Honoured, Refused, Treatment, honoured, is_empty, is_one_of
-from splitinfer.server.openai.chat import (
-    MAX_STOPS,
-    MODEL,
-    OF_OTHER_SERVERS,
-    STREAM_OPTIONS,
-    Shape,
-    num_choices,
-    sampling_of,
-    shape_of,
-)
+from splitinfer.server.fields import Count, Refused, not_a, wrong
+from splitinfer.server.openai.chat import Shape, shape_of
+from splitinfer.server.openai.generating import Choices, Generating, OfMlxLm, StreamOptions
 from splitinfer.server.problem import Problem, unsupported
 
 MAX_ANSWERS = 128  # of one request: prompts by choices
 DEFAULT_TOKENS = 16  # OpenAI's API reference, "Create completion": max_tokens
 
-FIELDS: Mapping[str, Treatment] = {
-    "model": MODEL,
-    "prompt": Honoured(f"text, token ids, or a list of either; {MAX_ANSWERS} answers at most, all choices together"),
-    "max_tokens": Honoured(f"{DEFAULT_TOKENS} where it is not given, as in OpenAI's API"),
-    "temperature": HONOURED,
-    "top_p": HONOURED,
-    "n": Honoured(f"at most {MAX_CHOICES} for each prompt"),
-    "best_of": Honoured("no more than n"),
-    "seed": HONOURED,
-    "stop": Honoured(f"at most {MAX_STOPS}"),
-    "stream": HONOURED,
-    "stream_options": Honoured(inside=STREAM_OPTIONS),
-    "logprobs": Honoured(f"at most {MAX_LOGPROBS}; offsets are those in the answer's own text"),
-    "echo": Honoured("without logprobs"),
-    "logit_bias": HONOURED,
-    "presence_penalty": HONOURED,
-    "frequency_penalty": HONOURED,
-    "suffix": Refused("a model cannot be made to arrive at a text", is_empty),
-    "user": BY_KEYS,
-    **OF_OTHER_SERVERS,
-    "add_special_tokens": Refused("the tokenizer adds those of its own", is_one_of(True)),
-}
+
+def _prompts(given: Any) -> list[Prompt]:
+    if isinstance(given, str):
+        return [given]
+    if not isinstance(given, list):
+        raise not_a("text or a list", given)
+    if not given:
+        raise wrong(" must have at least one text or token id")
+    if all(_is_id(one) for one in given):
+        return [tuple(given)]
+    return [_prompt(i, one) for i, one in enumerate(given)]
+
+
+def _prompt(i: int, given: Any) -> Prompt:
+    """One of several prompts."""
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list) or not all(_is_id(one) for one in given):
+        raise not_a("text or a list of token ids", given, inside=f"[{i}]")
+    return tuple(given)
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+_Prompts = Annotated[
+    list[Prompt], PlainValidator(_prompts), WithJsonSchema({"type": ["string", "array"], "items": {"type": "integer"}})
+]
+_OFF = -1
+_Logprobs = Annotated[
+    int,
+    Field(ge=_OFF, le=MAX_LOGPROBS),
+    BeforeValidator(lambda given: (0 if given else _OFF) if isinstance(given, bool) else given),
+]
+
+
+class CompletionRequest(Generating, OfMlxLm):
+    """A request for completions."""
+
+    prompt: _Prompts = Field(
+        description=f"Text, token ids, or a list of either; {MAX_ANSWERS} answers at most, all choices together"
+    )
+    max_tokens: Count | None = Field(None, description=f"Most tokens of an answer; without it {DEFAULT_TOKENS}")
+    max_completion_tokens: Count | None = Field(None, description="Goes before max_tokens")
+    n: Choices = Field(1, description="Number of answers to each prompt")
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = Field(None, description="No other than n")
+    stream_options: StreamOptions | None = Field(None, description="With stream only")
+    logprobs: _Logprobs | None = Field(
+        None,
+        description="Log probabilities of each token and of so many of the likeliest; `true` is 0, "
+        "`false` and -1 are off. Offsets are those in the answer's own text",
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = Field(
+        None, description="With logprobs: so many of the likeliest tokens"
+    )
+    echo: bool = Field(False, description="Each answer begins with its prompt; without logprobs")
+    suffix: Annotated[Any, Refused("a model cannot be made to arrive at a text", ([], {}, ""))] = None
+    add_special_tokens: Annotated[Any, Refused("the tokenizer adds those of its own", (True,))] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,52 +86,29 @@ class Completions:
     echo: bool = False
 
 
-def completions_of(body: Mapping[str, Any], model: str = "") -> Completions:
+def completions_of(request: CompletionRequest, model: str = "") -> Completions:
     """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
-        Problem: 400, in a sentence that names the field.
+        Problem: 400, fields contradict each other.
     """
-    given = honoured(body, FIELDS)
-    prompts, number = _prompts(given), num_choices(given)
+    prompts, number, num_top = request.prompt, request.n, _num_top(request)
     if len(prompts) * number > MAX_ANSWERS:
         raise Problem(400, f"{len(prompts)} prompts by {number} choices are over {MAX_ANSWERS} answers", param="prompt")
-    if "best_of" in given and values.whole("best_of", given["best_of"], 1, MAX_CHOICES) != number:
-        raise unsupported("best_of", "answers are not ranked, so that it can be n only", given["best_of"])
-    shape, echo = shape_of(given, _num_top(given), model), values.flag("echo", given.get("echo", False))
-    if echo and shape.num_top is not None:
+    if request.best_of not in (None, number):
+        raise unsupported("best_of", "answers are not ranked, so that it can be n only", request.best_of)
+    if request.echo and num_top is not None:
         raise unsupported("echo", "the log probabilities of a prompt are not computed; leave out logprobs")
-    sampling = sampling_of(given) | ({} if shape.num_top is None else {"logprobs": shape.num_top})
-    most = values.whole("max_tokens", given.get("max_tokens", DEFAULT_TOKENS), 1, values.MOST_TOKENS)
-    return Completions(tuple(Ask(prompt, sampling, most, number) for prompt in prompts), shape, echo)
+    shape = shape_of(request, request.stream_options, num_top, model)
+    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
+    most = request.max_completion_tokens or request.max_tokens or DEFAULT_TOKENS
+    return Completions(tuple(Ask(prompt, sampling, most, number) for prompt in prompts), shape, request.echo)
 
 
-def _prompts(given: Mapping[str, Any]) -> list[Prompt]:
-    if "prompt" not in given:
-        raise Problem(400, "prompt must be given", param="prompt")
-    prompt = given["prompt"]
-    if isinstance(prompt, str):
-        return [prompt]
-    entries = values.listing("prompt", prompt)
-    if not entries:
-        raise Problem(400, "prompt must have at least one text or token id", param="prompt")
-    if all(_is_id(one) for one in entries):
-        return [tuple(entries)]
-    return [_prompt(f"prompt[{i}]", one) for i, one in enumerate(entries)]
-
-
-def _prompt(name: str, given: Any) -> Prompt:
-    """One of several prompts."""
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list) or not all(_is_id(one) for one in given):
-        raise values.wrong(name, "text or a list of token ids", given)
-    return tuple(given)
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _num_top(given: Mapping[str, Any]) -> int | None:
-    return values.whole("logprobs", given["logprobs"], 0, MAX_LOGPROBS) if "logprobs" in given else None
+def _num_top(request: CompletionRequest) -> int | None:
+    wanted, top = request.logprobs, request.top_logprobs or 0
+    if wanted is not None and wanted > _OFF:
+        return max(wanted, top)
+    if top:
+        raise Problem(400, "top_logprobs needs logprobs", param="top_logprobs")
+    return None

@@ -7,7 +7,7 @@ text, and two such would have one name; they are written as their bytes, ``bytes
 """
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, Chat, Prompt
 from splitinfer.server.openai.chat import Shape
-from splitinfer.server.openai.chat_writer import TokenText, usage_of
+from splitinfer.server.openai.chat_writer import TokenText, usage_of, usage_so_far
 from splitinfer.server.padding import padded
 from splitinfer.text.answer import TextPart
 
@@ -25,7 +25,8 @@ _REASONS = {"stop": "stop", "length": "length", "abort": "length"}
 @dataclass(slots=True)
 class CompletionWriter:
     """Writes the answers to all prompts of a request. ``created``: seconds since 1970. ``echoes``: what each choice's
-    text begins with; empty: nothing. ``fingerprint``: while it is the same, a seed gives the same answer."""
+    text begins with; empty: nothing. ``fingerprint``: while it is the same, a seed gives the same answer.
+    ``usage_now``: the usage so far."""
 
     answer_id: str
     created: int
@@ -33,6 +34,7 @@ class CompletionWriter:
     token_text: TokenText
     echoes: Sequence[str] = ()
     fingerprint: str | None = None
+    usage_now: Callable[[], Usage] = lambda: Usage(0)
     _offsets: dict[int, "_Offsets"] = field(default_factory=dict)  # by choice
 
     # -- a stream ------------------------------------------------------------------------------
@@ -50,7 +52,7 @@ class CompletionWriter:
         return {**self._chunk([]), "usage": usage_of(usage)} if self.shape.includes_usage else None
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"usage": None} if self.shape.includes_usage else {}
+        usage = usage_so_far(self.shape, self.usage_now)
         chunk = {**self._head(), "choices": choices, **usage}
         return padded(chunk) if self.shape.pads else chunk
 

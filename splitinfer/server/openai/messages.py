@@ -7,123 +7,167 @@ template under the name that templates know, whichever of the two names it came 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from splitinfer.server import values
-from splitinfer.server.common_fields import CACHED, FOR_TEMPLATE
-from splitinfer.server.fields import HONOURED, Honoured, Ignored, Kinds, Object, Refused, Treatment, is_empty
+from pydantic import Field
+
+from splitinfer.server.ask import MAX_MESSAGES
+from splitinfer.server.fields import EMPTY, Fields, Ignored, Kinds, OneOrMore, Refused
+from splitinfer.server.openai.generating import FOR_TEMPLATE, Cached
 from splitinfer.server.plain_json import plain_json
-from splitinfer.server.problem import Problem
-
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_REASONING = ("reasoning_content", "reasoning")
 
 _BY_OTHERS = Ignored("another server has written it for itself")
-_TEXT_ONLY = Refused("the model is given text only")
-_BREAKPOINTS: Mapping[str, Treatment] = {"prompt_cache_breakpoint": CACHED, "cache_control": CACHED}
-_TEXT_PART = Honoured(inside=Object("A part with text", {"type": HONOURED, "text": HONOURED, **_BREAKPOINTS}))
-_OUTPUT_PART = Honoured(
-    inside=Object(
-        "A part of an earlier answer",
-        {
-            "type": HONOURED,
-            "text": HONOURED,
-            "annotations": Ignored("they say where the text is from, and are for people"),
-            "logprobs": Ignored("they tell how the text was chosen, and the model is given the text"),
-            **_BREAKPOINTS,
-        },
-    )
-)
-PARTS = Kinds(
-    "Parts of a content",
-    "type",
-    {
-        "text": _TEXT_PART,
-        "input_text": _TEXT_PART,
-        "output_text": _OUTPUT_PART,
-        "refusal": Honoured("as text", Object("A refusal", {"type": HONOURED, "refusal": HONOURED, **_BREAKPOINTS})),
-        "image_url": _TEXT_ONLY,
-        "input_image": _TEXT_ONLY,
-        "input_audio": _TEXT_ONLY,
-        "file": _TEXT_ONLY,
-        "input_file": _TEXT_ONLY,
-    },
-)
-_CONTENT = Honoured("text, or parts", each=PARTS)
-CALLS = Kinds(
-    "Calls of tools in messages",
-    "type",
-    {
-        "function": Honoured(
-            inside=Object(
-                "A call of a function",
-                {
-                    "type": HONOURED,
-                    "id": HONOURED,
-                    "function": Honoured(
-                        inside=Object("The function of a call", {"name": HONOURED, "arguments": HONOURED})
-                    ),
-                    "index": Ignored("calls are in the order of the list"),
-                    "extra_content": _BY_OTHERS,
-                    "provider_specific_fields": _BY_OTHERS,
-                },
-            )
-        ),
-        "custom": Refused("tools are functions"),
-    },
-    default="function",
-)
+_FOR_PEOPLE = Ignored("they say where the text is from, and are for people")
 _NOTE = Ignored("a client's own note on a message")  # CodeCompanion sends id and opts (vllm-project/vllm #10463)
-_SYSTEM: Mapping[str, Treatment] = {
-    "role": HONOURED,
-    "content": _CONTENT,
-    "name": FOR_TEMPLATE,
-    "cache_control": CACHED,
-    "id": _NOTE,
-    "opts": _NOTE,
-    "metadata": _NOTE,
-    "timestamp": _NOTE,
-}
-_ASSISTANT: Mapping[str, Treatment] = {
-    **_SYSTEM,
-    "refusal": Honoured("it is the content, where there is none"),
-    "tool_calls": Honoured(each=CALLS),
-    "reasoning_content": FOR_TEMPLATE,
-    "reasoning": FOR_TEMPLATE,
-    "annotations": Ignored("they say where the text is from, and are for people"),
-    "audio": _TEXT_ONLY,
-    "function_call": Refused("it is deprecated; give tool_calls"),
-    "images": Refused("the model is given text only", is_empty),
-    "reasoning_details": _BY_OTHERS,
-    "thinking_blocks": _BY_OTHERS,
-    "provider_specific_fields": _BY_OTHERS,
-}
-MESSAGES = Kinds(
-    "Messages",
-    "role",
-    {
-        "system": Honoured("those at the beginning become one", Object("A message of the system", _SYSTEM)),
-        "developer": Honoured("as `system`", Object("A message of the developer", _SYSTEM)),
-        "user": Honoured(inside=Object("A message of the user", _SYSTEM)),
-        "assistant": Honoured(inside=Object("A message of the assistant", _ASSISTANT)),
-        "tool": Honoured(
-            inside=Object("What came of a call", {**_SYSTEM, "tool_call_id": HONOURED, "is_error": _BY_OTHERS})
-        ),
-        "function": Refused("it is deprecated; give the role tool"),
-    },
-)
+_TEXT_ONLY = "the model is given text only"
 
 
-def template_messages(given: Any) -> tuple[Mapping[str, Any], ...]:
-    """The messages for a template. ``given``: as ``MESSAGES`` has left them.
+class _Part(Fields):
+    prompt_cache_breakpoint: Cached = None
+    cache_control: Cached = None
 
-    Raises:
-        Problem: 400, a message is malformed.
-    """
-    messages = [_message(f"messages[{i}]", one) for i, one in enumerate(values.listing("messages", given))]
-    if not messages:
-        raise Problem(400, "messages must have at least one message", param="messages")
-    return tuple(merged_systems(messages))
+
+class TextPart(_Part):
+    """A part with text"""
+
+    type: Literal["text", "input_text"]
+    text: str
+
+
+class OutputPart(_Part):
+    """A part of an earlier answer"""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[Any, _FOR_PEOPLE] = None
+    logprobs: Annotated[Any, Ignored("the model is given the text, not how it was chosen")] = None
+
+
+class RefusalPart(_Part):
+    """A refusal"""
+
+    type: Literal["refusal"]
+    refusal: str = Field(description="It is text to the model")
+
+
+Part = Annotated[
+    str | TextPart | OutputPart | RefusalPart,
+    Kinds(
+        "type",
+        refused=dict.fromkeys(("image_url", "input_image", "input_audio", "file", "input_file"), _TEXT_ONLY),
+    ),
+]
+Content = Annotated[str | Annotated[list[Part], Field(fail_fast=True)], OneOrMore()]
+
+
+class CalledFunction(Fields):
+    """The function of a call"""
+
+    name: str
+    arguments: str = Field("{}", description="JSON; what is none is told as it is")
+
+
+class Call(Fields):
+    """A call of a tool"""
+
+    type: Literal["function"]
+    id: str = ""
+    function: CalledFunction
+    index: Annotated[Any, Ignored("calls are in the order of the list")] = None
+    extra_content: Annotated[Any, _BY_OTHERS] = None
+    provider_specific_fields: Annotated[Any, _BY_OTHERS] = None
+
+    def told(self) -> dict[str, Any]:
+        """The call as templates know it."""
+        function = {"name": self.function.name, "arguments": arguments_of(self.function.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+_Calls = Annotated[
+    list[Annotated[Call, Kinds("type", default="function", refused={"custom": "tools are functions"})]],
+    Field(fail_fast=True),
+]
+
+
+class _Message(Fields):
+    name: str | None = Field(None, description=FOR_TEMPLATE)
+    cache_control: Cached = None
+    id: Annotated[Any, _NOTE] = None
+    opts: Annotated[Any, _NOTE] = None
+    metadata: Annotated[Any, _NOTE] = None
+    timestamp: Annotated[Any, _NOTE] = None
+
+    def _told(self, role: str, content: str) -> dict[str, Any]:
+        return {"role": role, "content": content, **({} if self.name is None else {"name": self.name})}
+
+
+class Said(_Message):
+    """A message of the system, the developer or the user"""
+
+    role: Literal["system", "developer", "user"] = Field(
+        description="`developer` is `system`; those at the beginning become one"
+    )
+    content: Content
+
+    def told(self) -> dict[str, Any]:
+        """The message as templates know it."""
+        return self._told("user" if self.role == "user" else "system", content_text(self.content))
+
+
+class Answered(_Message):
+    """A message of the assistant"""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    refusal: str | None = Field(None, description="It is the content, where there is none")
+    tool_calls: _Calls | None = None
+    reasoning_content: str | None = Field(None, description=FOR_TEMPLATE)
+    reasoning: str | None = Field(None, description="The same")
+    annotations: Annotated[Any, _FOR_PEOPLE] = None
+    audio: Annotated[Any, Refused(_TEXT_ONLY)] = None
+    function_call: Annotated[Any, Refused("it is deprecated; give tool_calls")] = None
+    images: Annotated[Any, Refused(_TEXT_ONLY, EMPTY)] = None
+    reasoning_details: Annotated[Any, _BY_OTHERS] = None
+    thinking_blocks: Annotated[Any, _BY_OTHERS] = None
+    provider_specific_fields: Annotated[Any, _BY_OTHERS] = None
+
+    def told(self) -> dict[str, Any]:
+        """The message as templates know it."""
+        content = self.refusal or "" if self.content is None else content_text(self.content)
+        made = self._told("assistant", content)
+        if reasoning := self.reasoning_content or self.reasoning:
+            made["reasoning_content"] = reasoning
+        if self.tool_calls:
+            made["tool_calls"] = [call.told() for call in self.tool_calls]
+        return made
+
+
+class Outcome(_Message):
+    """What came of a call"""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+    is_error: Annotated[Any, _BY_OTHERS] = None
+
+    def told(self) -> dict[str, Any]:
+        """The message as templates know it."""
+        return {**self._told("tool", content_text(self.content)), "tool_call_id": self.tool_call_id}
+
+
+Messages = Annotated[
+    list[
+        Annotated[
+            Said | Answered | Outcome, Kinds("role", refused={"function": "it is deprecated; give the role tool"})
+        ]
+    ],
+    Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True),
+]
+
+
+def template_messages(given: Sequence[Said | Answered | Outcome]) -> tuple[Mapping[str, Any], ...]:
+    """The messages for a template."""
+    return tuple(merged_systems([message.told() for message in given]))
 
 
 def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -133,47 +177,6 @@ def merged_systems(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
         return list(messages)
     content = "\n\n".join(message["content"] for message in messages[:first])
     return [{"role": "system", "content": content}, *messages[first:]]
-
-
-def _message(name: str, given: Any) -> dict[str, Any]:
-    message = values.mapping(name, given)
-    role = message["role"]
-    made: dict[str, Any] = {"role": _ROLES[role], "content": content_text(f"{name}.content", message.get("content"))}
-    if "name" in message:
-        made["name"] = values.text(f"{name}.name", message["name"])
-    if role == "assistant":
-        made |= _of_assistant(name, message)
-    elif "content" not in message:
-        raise values.wrong(f"{name}.content", "text", None)
-    if role == "tool":
-        made["tool_call_id"] = values.text(f"{name}.tool_call_id", message.get("tool_call_id"))
-    return made
-
-
-def _of_assistant(name: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    made: dict[str, Any] = {}
-    if "refusal" in message and "content" not in message:
-        made["content"] = values.text(f"{name}.refusal", message["refusal"])
-    reasoning = next((message[field] for field in _REASONING if message.get(field)), None)
-    if reasoning is not None:
-        made["reasoning_content"] = values.text(f"{name}.reasoning_content", reasoning)
-    if message.get("tool_calls"):
-        calls = values.listing(f"{name}.tool_calls", message["tool_calls"])
-        made["tool_calls"] = [_call(f"{name}.tool_calls[{i}]", one) for i, one in enumerate(calls)]
-    return made
-
-
-def _call(name: str, given: Any) -> dict[str, Any]:
-    call = values.mapping(name, given)
-    function = values.mapping(f"{name}.function", call.get("function"))
-    return {
-        "id": values.text(f"{name}.id", call.get("id", "")),
-        "type": "function",
-        "function": {
-            "name": values.text(f"{name}.function.name", function.get("name")),
-            "arguments": arguments_of(values.text(f"{name}.function.arguments", function.get("arguments", "{}"))),
-        },
-    }
 
 
 def arguments_of(text: str) -> Any:
@@ -186,20 +189,12 @@ def arguments_of(text: str) -> Any:
     return found if isinstance(found, dict) else text
 
 
-def content_text(name: str, content: Any) -> str:
-    """A message's content as one text. ``content``: as ``PARTS`` has left it.
-
-    Raises:
-        Problem: 400, a part is malformed.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(_part_text(f"{name}[{i}]", part) for i, part in enumerate(values.listing(name, content)))
+def content_text(content: str | Sequence[str | TextPart | OutputPart | RefusalPart]) -> str:
+    """A message's content as one text."""
+    return content if isinstance(content, str) else "".join(map(_part_text, content))
 
 
-def _part_text(name: str, given: Any) -> str:
-    if isinstance(given, str):
-        return given
-    part = values.mapping(name, given)
-    field = "refusal" if part["type"] == "refusal" else "text"
-    return values.text(f"{name}.{field}", part.get(field))
+def _part_text(part: str | TextPart | OutputPart | RefusalPart) -> str:
+    if isinstance(part, str):
+        return part
+    return part.refusal if isinstance(part, RefusalPart) else part.text

@@ -11,176 +11,164 @@ form, as text that only this module reads: it is no secret, for the same item ha
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from splitinfer.server import values
-from splitinfer.server.fields import (
-    HONOURED,
-    LEFT_OUT,
-    Honoured,
-    Ignored,
-    Kinds,
-    Object,
-    Refused,
-    Treatment,
-    Values,
-    is_one_of,
-)
-from splitinfer.server.openai.messages import PARTS, arguments_of, content_text, merged_systems
+from pydantic import Field
+
+from splitinfer.server.ask import MAX_MESSAGES
+from splitinfer.server.fields import Fields, Ignored, Kinds, OneOrMore, Refused
+from splitinfer.server.openai.messages import Content, arguments_of, content_text, merged_systems
 from splitinfer.server.openai.response_tools import told_name
-from splitinfer.server.problem import Problem
 
-_ROLES = {"system": "system", "developer": "system", "user": "user"}
-_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}  # the item's field with what the tool gets
+_MAX_ITEMS = 4 * MAX_MESSAGES  # reasoning, text and calls are items of their own, and become one message
+_BY_ID = Ignored("the call is found by its id")
 
 
-def _is_direct(caller: Any) -> bool:
+def is_direct(caller: Any) -> bool:
+    """Whether the model itself has called a tool."""
     return isinstance(caller, dict) and caller.get("type") == "direct"
 
 
-_NOT_STORED = Ignored("nothing is stored here")
-_WHOLE = Ignored("items are taken as they are")
-_BY_MODEL = Refused(
-    "the model itself calls tools: nothing else runs here", Values((), '`{"type": "direct"}`', _is_direct)
+BY_MODEL = Refused(
+    "the model itself calls tools: nothing else runs here", is_neutral=is_direct, said='{"type": "direct"}'
 )
-_BY_PROGRAMS = Refused("no programs of the model are run here")
-_BY_SERVERS = Refused("only OpenAI's servers can run it, or read what came of it")
-_OF_OTHER_TOOLS = Refused("the model was told of functions only")
-_NO_REFERENCE = Refused("nothing is stored here; give the item itself, as clients do that are told store: false")
-_BY_ID = Ignored("the call is found by its id")
-_CALLED: Mapping[str, Treatment] = {
-    "namespace": Honoured("a part of the function's name, as the model was told it"),
-    "caller": _BY_MODEL,
-    "async": Refused("an answer is made of finished calls", is_one_of(False)),
-}
-_ITEM: Mapping[str, Treatment] = {"type": HONOURED, "id": _NOT_STORED, "status": _WHOLE}
-_OUTPUT = Honoured("text, or parts", each=PARTS)
 
 
-def _texts_of(title: str) -> Honoured:
-    return Honoured(each=Object(title, {"type": HONOURED, "text": HONOURED}))
+class _Item(Fields):
+    id: Annotated[Any, Ignored("nothing is stored here")] = None
+    status: Annotated[Any, Ignored("items are taken as they are")] = None
 
 
-ITEMS = Kinds(
-    "Items of the input",
-    "type",
-    {
-        "message": Honoured(
-            inside=Object(
-                "An item with a message",
-                {
-                    **_ITEM,
-                    "role": Honoured("system, developer, user or assistant"),
-                    "content": _OUTPUT,
-                    "phase": Ignored("an answer's items are one message for the model's template"),
-                },
-            )
-        ),
-        "reasoning": Honoured(
-            inside=Object(
-                "An item with reasoning",
-                {
-                    **_ITEM,
-                    "content": _texts_of("A part of reasoning"),
-                    "summary": Honoured(
-                        "where there is no content",
-                        each=Object("A part of a summary", {"type": HONOURED, "text": HONOURED}),
-                    ),
-                    "encrypted_content": Honoured("this server's own; of another's, the summary is taken"),
-                },
-            )
-        ),
-        "function_call": Honoured(
-            inside=Object(
-                "An item with a call",
-                {**_ITEM, "call_id": HONOURED, "name": HONOURED, "arguments": HONOURED, **_CALLED},
-            )
-        ),
-        "function_call_output": Honoured(
-            inside=Object(
-                "An item with a result",
-                {
-                    **_ITEM,
-                    "call_id": HONOURED,
-                    "output": _OUTPUT,
-                    "name": _BY_ID,
-                    "namespace": _BY_ID,
-                    "caller": _BY_MODEL,
-                },
-            )
-        ),
-        "custom_tool_call": Honoured(
-            inside=Object(
-                "An item with a custom call",
-                {**_ITEM, "call_id": HONOURED, "name": HONOURED, "input": HONOURED, **_CALLED},
-            )
-        ),
-        "custom_tool_call_output": Honoured(
-            inside=Object(
-                "An item with a custom result",
-                {
-                    **_ITEM,
-                    "call_id": HONOURED,
-                    "output": _OUTPUT,
-                    "name": _BY_ID,
-                    "namespace": _BY_ID,
-                    "caller": _BY_MODEL,
-                },
-            )
-        ),
-        "web_search_call": Ignored("OpenAI's servers ran it; what it brought is in the message behind it"),
-        "file_search_call": _BY_SERVERS,
-        "code_interpreter_call": _BY_SERVERS,
-        "image_generation_call": _BY_SERVERS,
-        "mcp_list_tools": _BY_SERVERS,
-        "mcp_approval_request": _BY_SERVERS,
-        "mcp_approval_response": _BY_SERVERS,
-        "mcp_call": _BY_SERVERS,
-        "compaction": Refused("nobody but its author can read it"),
-        "compaction_trigger": Refused("a conversation is taken as it is"),
-        "configuration_update": Refused("a request has one configuration"),
-        "additional_tools": Refused("give them as tools"),
-        "tool_search_call": _OF_OTHER_TOOLS,
-        "tool_search_output": _OF_OTHER_TOOLS,
-        "computer_call": _OF_OTHER_TOOLS,
-        "computer_call_output": _OF_OTHER_TOOLS,
-        "local_shell_call": _OF_OTHER_TOOLS,
-        "local_shell_call_output": _OF_OTHER_TOOLS,
-        "shell_call": _OF_OTHER_TOOLS,
-        "shell_call_output": _OF_OTHER_TOOLS,
-        "apply_patch_call": _OF_OTHER_TOOLS,
-        "apply_patch_call_output": _OF_OTHER_TOOLS,
-        "program": _BY_PROGRAMS,
-        "program_output": _BY_PROGRAMS,
-        "item_reference": _NO_REFERENCE,
-    },
-    default="message",
-)
+class MessageItem(_Item):
+    """An item with a message"""
+
+    type: Literal["message"]
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    phase: Annotated[Any, Ignored("an answer's items are one message for the model's template")] = None
+
+
+class ReasoningText(Fields):
+    """A part of reasoning, or of its summary"""
+
+    type: Any = None
+    text: str
+
+
+_Texts = Annotated[list[ReasoningText], Field(fail_fast=True)]
+
+
+class ReasoningItem(_Item):
+    """An item with reasoning"""
+
+    type: Literal["reasoning"]
+    content: _Texts | None = None
+    summary: _Texts | None = Field(None, description="Where there is no content")
+    encrypted_content: str | None = Field(None, description="This server's own; of another's, the summary is taken")
+
+    @property
+    def text(self) -> str:
+        """The reasoning itself, or this server's packed form of it, or its summary."""
+        return _joined(self.content) or unpacked(self.encrypted_content or "") or _joined(self.summary)
+
+
+def _joined(parts: Sequence[ReasoningText] | None) -> str:
+    return "\n".join(part.text for part in parts or ())
+
+
+class _CallItem(_Item):
+    call_id: str
+    name: str
+    namespace: str | None = Field(None, description="A part of the function's name, as the model was told it")
+    caller: Annotated[Any, BY_MODEL] = None
+    async_: Annotated[Any, Refused("an answer is made of finished calls", (False,)), Field(alias="async")] = None
+
+    def _told(self, arguments: Any) -> dict[str, Any]:
+        function = {"name": told_name(self.name, self.namespace), "arguments": arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class FunctionCallItem(_CallItem):
+    """An item with a call"""
+
+    type: Literal["function_call"]
+    arguments: str
+
+    def told(self) -> dict[str, Any]:
+        """The call as templates know it."""
+        return self._told(arguments_of(self.arguments))
+
+
+class CustomCallItem(_CallItem):
+    """An item with a custom call"""
+
+    type: Literal["custom_tool_call"]
+    input: str = Field(description="Told to the model as an object, for templates know no other arguments")
+
+    def told(self) -> dict[str, Any]:
+        """The call as templates know it."""
+        return self._told({"input": self.input})
+
+
+class OutputItem(_Item):
+    """An item with what came of a call"""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Content = ""
+    name: Annotated[Any, _BY_ID] = None
+    namespace: Annotated[Any, _BY_ID] = None
+    caller: Annotated[Any, BY_MODEL] = None
+
+
+_REFUSED = {
+    "only OpenAI's servers can run it, or read what came of it": (
+        "file_search_call", "code_interpreter_call", "image_generation_call", "mcp_list_tools", "mcp_approval_request",
+        "mcp_approval_response", "mcp_call",
+    ),
+    "nobody but its author can read it": ("compaction",),
+    "a conversation is taken as it is": ("compaction_trigger",),
+    "a request has one configuration": ("configuration_update",),
+    "give them as tools": ("additional_tools",),
+    "the model was told of functions only": (
+        "tool_search_call", "tool_search_output", "computer_call", "computer_call_output", "local_shell_call",
+        "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call", "apply_patch_call_output",
+    ),
+    "no programs of the model are run here": ("program", "program_output"),
+    "nothing is stored here; give the item itself, as clients do that are told store: false": ("item_reference",),
+}  # fmt: skip
+Item = MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem
+_Items = Annotated[
+    list[
+        Annotated[
+            MessageItem | ReasoningItem | FunctionCallItem | CustomCallItem | OutputItem | None,
+            Kinds(
+                "type",
+                default="message",
+                refused={kind: why for why, kinds in _REFUSED.items() for kind in kinds},
+                left_out={"web_search_call": "OpenAI's servers ran it; what it brought is in the message behind it"},
+            ),
+        ]
+    ],
+    Field(min_length=1, max_length=_MAX_ITEMS, fail_fast=True),
+]
+Input = Annotated[str | _Items, OneOrMore()]
 _PACKED = "splitinfer-1:"
 
 
-def conversation(instructions: Any, given: Any) -> tuple[Mapping[str, Any], ...]:
-    """The messages for a template. ``instructions``: the system's words, if any; ``given``: text of the user, or items
-    as ``ITEMS`` has left them.
-
-    Raises:
-        Problem: 400, an item is malformed.
-    """
+def conversation(instructions: str | None, given: str | Sequence[Item | None]) -> tuple[Mapping[str, Any], ...]:
+    """The messages for a template. ``instructions``: the system's words, if any; ``given``: text of the user, or
+    items."""
     made = _Messages()
     if instructions is not None:
-        made.add({"role": "system", "content": values.text("instructions", instructions)})
-    items = (
-        [{"type": "message", "role": "user", "content": given}]
-        if isinstance(given, str)
-        else values.listing("input", given)
-    )
-    if not items:
-        raise Problem(400, "input must have at least one item", param="input")
-    for i, item in enumerate(items):
-        if item is not LEFT_OUT:
-            _take(made, f"input[{i}]", values.mapping(f"input[{i}]", item))
+        made.add({"role": "system", "content": instructions})
+    if isinstance(given, str):
+        made.add({"role": "user", "content": given})
+    else:
+        for item in given:
+            _take(made, item)
     return tuple(merged_systems(made.all()))
 
 
@@ -231,63 +219,20 @@ class _Messages:
         self._text, self._reasoning, self._calls, self._is_open = [], [], [], False
 
 
-def _take(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
+def _take(made: _Messages, item: Item | None) -> None:
     """Add one item to the messages."""
-    kind = item["type"]
-    if kind == "message":
-        _take_message(made, name, item)
-    elif kind == "reasoning":
-        made.add_reasoning(_reasoning_text(name, item))
-    elif kind in _CALLS:
-        made.add_call(_call(name, item, _CALLS[kind]))
-    else:
-        call_id = values.text(f"{name}.call_id", item.get("call_id"))
-        output = content_text(f"{name}.output", item.get("output"))
-        made.add({"role": "tool", "tool_call_id": call_id, "content": output})
-
-
-def _take_message(made: _Messages, name: str, item: Mapping[str, Any]) -> None:
-    role, content = item.get("role"), item.get("content")
-    if content is None:
-        raise values.wrong(f"{name}.content", "text", None)
-    text = content_text(f"{name}.content", content)
-    if role == "assistant":
-        made.add_text(text)
-    elif isinstance(role, str) and role in _ROLES:
-        made.add({"role": _ROLES[role], "content": text})
-    else:
-        raise values.wrong(f"{name}.role", f"one of {', '.join((*_ROLES, 'assistant'))}", role)
-
-
-def _call(name: str, item: Mapping[str, Any], field_name: str) -> Mapping[str, Any]:
-    """A call. What a tool gets that is no function is text, and templates know objects only."""
-    given = values.text(f"{name}.{field_name}", item.get(field_name))
-    namespace = values.text(f"{name}.namespace", item["namespace"]) if "namespace" in item else None
-    function = {
-        "name": told_name(values.text(f"{name}.name", item.get("name")), namespace),
-        "arguments": arguments_of(given) if field_name == "arguments" else {field_name: given},
-    }
-    return {"id": values.text(f"{name}.call_id", item.get("call_id")), "type": "function", "function": function}
-
-
-# -- reasoning -------------------------------------------------------------------------------------
-
-
-def _reasoning_text(name: str, item: Mapping[str, Any]) -> str:
-    """The reasoning itself, or this server's packed form of it, or its summary."""
-    if text := _texts(f"{name}.content", item.get("content")):
-        return text
-    packed = item.get("encrypted_content")
-    if packed is not None and (text := unpacked(values.text(f"{name}.encrypted_content", packed))):
-        return text
-    return _texts(f"{name}.summary", item.get("summary"))
-
-
-def _texts(name: str, given: Any) -> str:
-    if given is None:
-        return ""
-    parts = [values.mapping(f"{name}[{i}]", part) for i, part in enumerate(values.listing(name, given))]
-    return "\n".join(values.text(f"{name}[{i}].text", part.get("text")) for i, part in enumerate(parts))
+    match item:
+        case MessageItem(role="assistant"):
+            made.add_text(content_text(item.content))
+        case MessageItem():
+            role = "user" if item.role == "user" else "system"
+            made.add({"role": role, "content": content_text(item.content)})
+        case ReasoningItem():
+            made.add_reasoning(item.text)
+        case FunctionCallItem() | CustomCallItem():
+            made.add_call(item.told())
+        case OutputItem():
+            made.add({"role": "tool", "tool_call_id": item.call_id, "content": content_text(item.output)})
 
 
 def packed(reasoning: str) -> str:

@@ -1,4 +1,4 @@
-"""The tools of a response: what becomes of them, and the functions that the model is told of.
+"""The tools of a response: the functions that the model is told of.
 
 Agents list tools of kinds that only OpenAI's servers run, beside the functions that they run themselves; these are left
 out. Functions may also stand in namespaces (Codex's, for tools of MCP servers). Templates know names alone, so that the
@@ -7,119 +7,68 @@ model is told of ``namespace__name``; a call has both again.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from splitinfer.server import values
+from pydantic import Field
+
 from splitinfer.server.ask import MAX_TOOLS
-from splitinfer.server.common_fields import NOT_FORCED
-from splitinfer.server.fields import (
-    HONOURED,
-    LEFT_OUT,
-    Honoured,
-    Ignored,
-    Kinds,
-    Object,
-    Refused,
-    Size,
-    Values,
-    is_one_of,
-)
-from splitinfer.server.openai.chat import NOT_HELD, allowed, may_call
+from splitinfer.server.fields import Fields, Ignored, Kinds, Refused
+from splitinfer.server.openai.chat import NOT_HELD
+from splitinfer.server.openai.generating import NOT_FORCED, Entries, allowed
 
-_HOSTED = (
-    "web_search",
-    "web_search_2025_08_26",
-    "web_search_preview",
-    "web_search_preview_2025_03_11",
-    "file_search",
-    "code_interpreter",
-    "image_generation",
-    "mcp",
-    "programmatic_tool_calling",
-)
-_RUN_BY_CLIENTS = (
-    "custom",
-    "tool_search",
-    "local_shell",
-    "shell",
-    "apply_patch",
-    "computer",
-    "computer_use",
-    "computer_use_preview",
-)
 _TOLD = ("description", "parameters", "strict")
+_OTHER_TOOL = "the model is told of functions only, and so never calls it"
 
-_BY_SERVERS = Ignored("left out: OpenAI's servers run it, and the model is not told of it")
-_OTHER_TOOL = Ignored("left out: the model is told of functions only, and so never calls it")
-_FUNCTION = Honoured(
-    inside=Object(
-        "A function of responses",
-        {
-            "type": HONOURED,
-            "name": HONOURED,
-            "description": HONOURED,
-            "parameters": HONOURED,
-            "strict": NOT_HELD,
-            "defer_loading": Ignored("the model is told of all functions at once"),
-            "output_schema": Ignored("what comes of a call is read as text"),
-            "allowed_callers": Refused(
-                "the model itself calls tools: nothing else runs here",
-                Values((), "a list with `direct`", lambda given: isinstance(given, list) and "direct" in given),
-            ),
-            "async": Refused("an answer is made of finished calls", is_one_of(False)),
-        },
-    )
-)
-_IN_NAMESPACES = Kinds(
-    "Tools of a namespace", "type", {"function": _FUNCTION, "custom": _OTHER_TOOL}, others=_OTHER_TOOL
-)
-TOOLS = Kinds(
-    "Tools of responses",
-    "type",
-    {
-        "function": _FUNCTION,
-        "namespace": Honoured(
-            "its functions are told as `namespace__name`",
-            Object(
-                "A namespace of functions",
-                {
-                    "type": HONOURED,
-                    "name": HONOURED,
-                    "description": Ignored("its functions have descriptions of their own"),
-                    "tools": Honoured(
-                        "functions",
-                        each=_IN_NAMESPACES,
-                        size=Size(MAX_TOOLS),
-                    ),
-                },
-            ),
-        ),
-        **dict.fromkeys(_HOSTED, _BY_SERVERS),
-        **dict.fromkeys(_RUN_BY_CLIENTS, _OTHER_TOOL),
-    },
-    others=_OTHER_TOOL,
-)
-CHOICES = Kinds(
-    "Choice of tools in responses",
-    "type",
-    {
-        "allowed_tools": Honoured(
-            inside=Object(
-                "A choice of allowed functions",
-                {
-                    "type": HONOURED,
-                    "mode": Honoured("auto"),
-                    "tools": Honoured("the others are not told to the model", size=Size(MAX_TOOLS)),
-                },
-            )
-        ),
-        "function": NOT_FORCED,
-        "custom": NOT_FORCED,
-        "mcp": NOT_FORCED,
-        **dict.fromkeys(_HOSTED, NOT_FORCED),
-        **dict.fromkeys(_RUN_BY_CLIENTS, NOT_FORCED),
-    },
-)
+
+def names_direct(callers: Any) -> bool:
+    """Whether the model itself may call a tool."""
+    return isinstance(callers, list) and "direct" in callers
+
+
+class ResponseFunction(Fields):
+    """A function of responses"""
+
+    type: Literal["function"]
+    name: str
+    description: Any = Field(None, description="Told to the model")
+    parameters: dict[str, Any] | None = Field(None, description="Its schema, told to the model")
+    strict: Any = Field(None, description=NOT_HELD)
+    defer_loading: Annotated[Any, Ignored("the model is told of all functions at once")] = None
+    output_schema: Annotated[Any, Ignored("what comes of a call is read as text")] = None
+    allowed_callers: Annotated[
+        Any,
+        Refused("the model itself calls tools: nothing else runs here", is_neutral=names_direct, said='["direct"]'),
+    ] = None
+    async_: Annotated[Any, Refused("an answer is made of finished calls", (False,)), Field(alias="async")] = None
+
+
+class Namespace(Fields):
+    """A namespace of functions"""
+
+    type: Literal["namespace"]
+    name: str = Field(description="Its functions are told as `namespace__name`")
+    description: Annotated[Any, Ignored("its functions have descriptions of their own")] = None
+    tools: Annotated[
+        list[Annotated[ResponseFunction | None, Kinds("type", others=_OTHER_TOOL)]],
+        Field(max_length=MAX_TOOLS, fail_fast=True),
+    ]
+
+
+class AllowedFunctions(Fields):
+    """A choice of allowed functions"""
+
+    type: Literal["allowed_tools"]
+    mode: Annotated[Any, Refused(NOT_FORCED, ("auto",))] = "auto"
+    tools: Entries = Field(description="The others are not told to the model")
+
+
+ResponseTools = Annotated[
+    list[Annotated[ResponseFunction | Namespace | None, Kinds("type", others=_OTHER_TOOL)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+]
+FunctionChoice = Annotated[
+    str | AllowedFunctions, Kinds("type", words=("auto", "none"), no_words=NOT_FORCED)
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,37 +99,27 @@ def told_name(name: str, namespace: str | None) -> str:
     return name if namespace is None else f"{namespace.removesuffix('__')}__{name}"
 
 
-def functions_of(given: Mapping[str, Any]) -> list[Function]:
-    """The functions of a request, as ``TOOLS`` has left them.
-
-    Raises:
-        Problem: 400, one is malformed.
-    """
-    return _functions("tools", given.get("tools", []), None)
-
-
-def _functions(name: str, given: Any, namespace: str | None) -> list[Function]:
+def functions_of(
+    tools: Sequence[ResponseFunction | Namespace | None], namespace: str | None = None
+) -> list[Function]:  # fmt: skip
+    """The functions of a request, also those in namespaces."""
     found: list[Function] = []
-    for i, one in enumerate(values.listing(name, given)):
-        if one is LEFT_OUT:
-            continue
-        where, tool = f"{name}[{i}]", values.mapping(f"{name}[{i}]", one)
-        own = values.text(f"{where}.name", tool.get("name"))
-        if tool["type"] == "namespace":
-            found += _functions(f"{where}.tools", tool.get("tools"), own)
-        else:
-            values.mapping(f"{where}.parameters", tool.get("parameters", {}))
-            found.append(Function(own, {key: tool[key] for key in _TOLD if key in tool}, namespace))
+    for tool in tools:
+        if isinstance(tool, Namespace):
+            found += functions_of(tool.tools, tool.name)
+        elif tool is not None:
+            told = {name: getattr(tool, name) for name in _TOLD if name in tool.model_fields_set}
+            found.append(Function(tool.name, told, namespace))
     return found
 
 
-def callable_names(given: Mapping[str, Any], functions: Sequence[Function]) -> frozenset[str]:
+def callable_names(choice: str | AllowedFunctions, functions: Sequence[Function]) -> frozenset[str]:
     """The names of the functions that the model may call, as it is told them.
 
     Raises:
-        Problem: 400, it shall have to call one, or there is none of a name.
+        Problem: 400, a choice allows one that is not there.
     """
-    choice, names = given.get("tool_choice", "auto"), [one.told_name for one in functions]
-    if isinstance(choice, dict):
-        return allowed("tool_choice", choice, names, lambda one: one)
-    return frozenset(names if may_call(choice) else ())
+    names = [one.told_name for one in functions]
+    if isinstance(choice, str):
+        return frozenset(names if choice == "auto" else ())
+    return allowed("tool_choice", choice.tools, names)

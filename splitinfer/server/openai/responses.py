@@ -4,43 +4,42 @@ with each request, and nothing is kept of it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.core.sequence import MAX_LOGPROBS
-from splitinfer.server import values
-from splitinfer.server.ask import MAX_MESSAGES, MAX_TOOLS, Ask, Chat
-from splitinfer.server.common_fields import BY_KEYS, FOR_TEMPLATE
-from splitinfer.server.fields import (
-    HONOURED,
-    Honoured,
-    Ignored,
-    Object,
-    Refused,
-    Size,
-    Treatment,
-    honoured,
-    is_empty,
-    is_one_of,
-)
-from splitinfer.server.openai.chat import (
-    AT_MOST_THE_CONTEXT,
-    CACHE_KEY,
-    CACHE_ROOM,
-    METADATA,
-    MODEL,
-    OF_OTHER_SERVERS,
-    ONE_TIER,
-    TEXT_FORMAT,
-    sampling_of,
+from splitinfer.server.ask import Ask, Chat
+from splitinfer.server.fields import EMPTY, Count, Fields, Ignored, Name, Refused, not_supported
+from splitinfer.server.openai.generating import (
+    FOR_TEMPLATE,
+    ByKeys,
+    CacheKey,
+    CacheRoom,
+    Generating,
+    OneTier,
+    TemplateOptions,
+    TextFormat,
+    check_stream_options,
+    small_metadata,
     template_options,
 )
-from splitinfer.server.openai.response_items import ITEMS, conversation
-from splitinfer.server.openai.response_tools import CHOICES, TOOLS, Function, callable_names, functions_of
-from splitinfer.server.problem import Problem, unsupported
+from splitinfer.server.openai.response_items import Input, conversation
+from splitinfer.server.openai.response_tools import (
+    AllowedFunctions,
+    Function,
+    FunctionChoice,
+    ResponseTools,
+    callable_names,
+    functions_of,
+)
+from splitinfer.server.problem import Problem
 
-_MAX_ITEMS = 4 * MAX_MESSAGES  # reasoning, text and calls are items of their own, and become one message
-_NO_STORE = "nothing is stored here; give the whole conversation as input"
+_NO_STORE = Refused("nothing is stored here; give the whole conversation as input")
+_NOT_STORED = Refused(_NO_STORE.why, (False,))
+_AS_IT_IS = "a conversation is taken as it is"
+_WHOLE = Ignored("reasoning is given whole")
 
 _PROBABILITIES, _PACKED_REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
 _OF_OTHER_TOOLS = (
@@ -53,92 +52,123 @@ _OF_OTHER_TOOLS = (
 )
 _REPEATED = {"max_tool_calls": int, "prompt_cache_key": str, "safety_identifier": str, "user": str}  # though ignored
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-_REASONING = Object(
-    "Reasoning of responses",
-    {
-        "effort": FOR_TEMPLATE,
-        "summary": Ignored("reasoning is given whole"),
-        "generate_summary": Ignored("reasoning is given whole"),
-        "context": Ignored("the model's template decides which reasoning it keeps"),
-        "mode": Refused("there is one mode, standard", is_one_of("standard")),
-    },
-)
-_TEXT = Object(
-    "Text of responses",
-    {
-        "format": Refused("answers cannot be held to a format", TEXT_FORMAT),
-        "verbosity": FOR_TEMPLATE,
-    },
-)
 
-COUNTED: Mapping[str, Treatment] = {
-    "model": MODEL,
-    "input": Honoured(
-        "text, or messages, reasoning, calls and their results; text only", each=ITEMS, size=Size(_MAX_ITEMS)
-    ),
-    "instructions": HONOURED,
-    "tools": Honoured("functions, also in namespaces; other kinds are left out", each=TOOLS, size=Size(MAX_TOOLS)),
-    "tool_choice": Honoured("auto and none, and which functions are allowed", CHOICES),
-    "parallel_tool_calls": HONOURED,
-    "reasoning": Honoured(inside=_REASONING),
-    "text": Honoured(inside=_TEXT),
-    "conversation": Refused(_NO_STORE),
-    "previous_response_id": Refused(_NO_STORE),
-    "personality": Refused("the model has none; give instructions"),
-    "truncation": Refused("a conversation is taken as it is", is_one_of("disabled")),
-    # not OpenAI's, but known by many servers and clients
-    "chat_template_kwargs": HONOURED,
-    "enable_thinking": FOR_TEMPLATE,
-}
-FIELDS: Mapping[str, Treatment] = {
-    **{name: treatment for name, treatment in COUNTED.items() if name != "personality"},
-    "max_output_tokens": AT_MOST_THE_CONTEXT,
-    "temperature": HONOURED,
-    "top_p": HONOURED,
-    "top_logprobs": Honoured(f"with {_PROBABILITIES} in include"),
-    "include": Honoured(f"{_PROBABILITIES}; {_PACKED_REASONING}, which is readable and in no way secret"),
-    "stream": HONOURED,
-    "stream_options": Honoured(
-        inside=Object(
-            "Options of a stream of responses",
-            {"include_obfuscation": Honoured("where it is true; without it nothing is added")},
+
+def _includable(given: str) -> str:
+    if given not in (_PROBABILITIES, _PACKED_REASONING, *_OF_OTHER_TOOLS):
+        raise not_supported(f"there are {_PROBABILITIES} and {_PACKED_REASONING}", value=given)
+    return given
+
+
+class Reasoning(Fields):
+    """Reasoning of responses"""
+
+    effort: str | None = Field(None, description=f"{FOR_TEMPLATE}; `none` turns reasoning off")
+    summary: Annotated[Any, _WHOLE] = None
+    generate_summary: Annotated[Any, _WHOLE] = None
+    context: Annotated[Any, Ignored("the model's template decides which reasoning it keeps")] = None
+    mode: Annotated[Any, Refused("there is one mode, standard", ("standard",))] = None
+
+
+class Text(Fields):
+    """Text of responses"""
+
+    verbosity: str | None = Field(None, description=FOR_TEMPLATE)
+    format: TextFormat = None
+
+
+class CacheOptions(Fields):
+    """Options of the cache"""
+
+    mode: CacheRoom = None
+    ttl: CacheRoom = None
+    comparison_response_id: Annotated[Any, Refused("nothing is stored here that could be compared")] = None
+    prewarm: Annotated[
+        Any, Refused("ask for one token instead: it leaves the prompt in the cache", (False,))
+    ] = None  # fmt: skip
+
+
+class ResponseStreamOptions(Fields):
+    """Options of a stream of responses"""
+
+    include_obfuscation: bool = Field(False, description="Hides how long the text of an event is")
+
+
+class _Asked(Fields):
+    model: Name | None = Field(None, description="Any name: there is one model")
+    input: Input = Field(description="Text, or messages, reasoning, calls and what came of them; text only")
+    instructions: str | None = Field(None, description="Words of the system, before the input")
+    tools: ResponseTools = Field(default_factory=list, description="Functions that the model may call")
+    tool_choice: FunctionChoice = Field("auto", description="Whether it may, and which")
+    parallel_tool_calls: bool = Field(True, description="Without it, an answer ends with its first call")
+    reasoning: Reasoning | None = Field(None, description="How much to reason")
+    text: Text | None = Field(None, description="How much to say")
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="More options for the model's template")
+    enable_thinking: bool | None = Field(None, description=FOR_TEMPLATE)
+    conversation: Annotated[Any, _NO_STORE] = None
+    previous_response_id: Annotated[Any, _NO_STORE] = None
+    truncation: Annotated[Any, Refused(_AS_IT_IS, ("disabled",))] = None
+
+    @property
+    def effort(self) -> str | None:
+        """How much to reason."""
+        return None if self.reasoning is None else self.reasoning.effort
+
+    def chat(self) -> Chat:
+        """The conversation."""
+        functions = functions_of(self.tools)
+        may = callable_names(self.tool_choice, functions)
+        told = [{"name": one.told_name, **one.told} for one in functions if one.told_name in may]
+        options = template_options(
+            self.chat_template_kwargs,
+            thinks=self.enable_thinking,
+            verbosity=None if self.text is None else self.text.verbosity,
+            effort=self.effort,
         )
-    ),
-    "metadata": Honoured("given back; nothing is stored", size=METADATA),
-    "store": Refused(_NO_STORE, is_one_of(False)),
-    "background": Refused(_NO_STORE, is_one_of(False)),
-    "background_options": Refused(_NO_STORE, is_empty),
-    "prompt": Refused(_NO_STORE),
-    "moderation": Refused("nothing is moderated here"),
-    "access_programs": Refused("there are none here", is_empty),
-    "image": Refused("the model is given text only", is_empty),
-    "context_management": Refused("a conversation is taken as it is", is_empty),
-    "max_tool_calls": Ignored("it is for tools that OpenAI's servers run, of which there are none here"),
-    "user": BY_KEYS,
-    "safety_identifier": BY_KEYS,
-    "client_metadata": BY_KEYS,  # Codex sends it (codex-rs, `ResponsesApiRequest`); no field of the official types
-    "service_tier": ONE_TIER,
-    "prompt_cache_key": CACHE_KEY,
-    "prompt_cache_options": Honoured(
-        inside=Object(
-            "Options of the cache",
-            {
-                "mode": CACHE_ROOM,
-                "ttl": CACHE_ROOM,
-                "comparison_response_id": Refused("nothing is stored here that could be compared"),
-                "prewarm": Refused("ask for one token instead: it leaves the prompt in the cache", is_one_of(False)),
-            },
-        )
-    ),
-    "prompt_cache_retention": CACHE_ROOM,
-    # not OpenAI's, but known by many servers and clients
-    "seed": HONOURED,
-    "stop": HONOURED,
-    "logit_bias": HONOURED,
-    "presence_penalty": HONOURED,
-    "frequency_penalty": HONOURED,
-    **OF_OTHER_SERVERS,
-}
+        tools = tuple({"type": "function", "function": one} for one in told)
+        return Chat(conversation(self.instructions, self.input), tools, options)
+
+
+class InputRequest(_Asked):
+    """A request for the number of a conversation's tokens."""
+
+    personality: Annotated[Any, Refused("the model has none; give instructions")] = None
+
+
+class ResponseRequest(_Asked, Generating):
+    """A request for a response."""
+
+    max_output_tokens: Count | None = Field(
+        None, description="Most tokens of the answer; no more than the context has room for"
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = Field(
+        0, description=f"So many of the likeliest tokens beside each; with {_PROBABILITIES} in include"
+    )
+    include: Annotated[list[Annotated[str, AfterValidator(_includable)]], Field(max_length=32, fail_fast=True)] = Field(
+        default_factory=list,
+        description=f"`{_PROBABILITIES}`; `{_PACKED_REASONING}`, which is readable and in no way secret",
+    )
+    stream_options: ResponseStreamOptions | None = Field(None, description="With stream only")
+    metadata: Annotated[dict[str, str], BeforeValidator(small_metadata)] = Field(
+        default_factory=dict, description="Given back; nothing is stored"
+    )
+    max_tool_calls: Annotated[
+        Any, Ignored("it is for tools that OpenAI's servers run, of which there are none here")
+    ] = None  # fmt: skip
+    safety_identifier: ByKeys = None
+    client_metadata: ByKeys = None  # Codex sends it (codex-rs, `ResponsesApiRequest`); no field of the official types
+    service_tier: OneTier = None
+    prompt_cache_key: CacheKey = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: CacheRoom = None
+    store: Annotated[Any, _NOT_STORED] = None
+    background: Annotated[Any, _NOT_STORED] = None
+    background_options: Annotated[Any, Refused(_NO_STORE.why, EMPTY)] = None
+    prompt: Annotated[Any, _NO_STORE] = None
+    moderation: Annotated[Any, Refused("nothing is moderated here")] = None
+    access_programs: Annotated[Any, Refused("there are none here", EMPTY)] = None
+    image: Annotated[Any, Refused("the model is given text only", EMPTY)] = None
+    context_management: Annotated[Any, Refused(_AS_IT_IS, EMPTY)] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,106 +197,44 @@ class Shape:
         return replace(self, said={**self.said, **{name: values[name] for name in _SAMPLING}})
 
 
-def response_ask(body: Mapping[str, Any], model: str = "") -> tuple[Ask, Shape]:
+def response_ask(request: ResponseRequest, model: str = "") -> tuple[Ask, Shape]:
     """What a request asks, and in what shape. ``model``: the name in the answer where the request has none.
 
     Raises:
-        Problem: 400, in a sentence that names the field.
+        Problem: 400, fields contradict each other.
     """
-    given = honoured(body, FIELDS)
-    functions = functions_of(given)
-    parallel = values.flag("parallel_tool_calls", given.get("parallel_tool_calls", True))
-    streams, pads = _streams(given)
-    included = _included(given)
-    num_top = _num_top(given, wanted=_PROBABILITIES in included)
-    most = given.get("max_output_tokens")
-    if most is not None:
-        values.whole("max_output_tokens", most, 1, values.MOST_TOKENS)
-    sampling = sampling_of(given) | ({} if num_top is None else {"logprobs": num_top})
-    ask = Ask(_chat(given, functions), sampling, most, one_call=not parallel)
-    said = _said(body, given, functions, parallel=parallel, num_top=num_top)
-    spaces = {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None}
-    model = values.text("model", given.get("model", model))
-    return ask, Shape(model, streams, said, num_top, _PACKED_REASONING in included, pads, spaces)
-
-
-def counted_input(body: Mapping[str, Any]) -> Chat:
-    """The conversation whose tokens are to be counted.
-
-    Raises:
-        Problem: 400, in a sentence that names the field.
-    """
-    given = honoured(body, COUNTED)
-    return _chat(given, functions_of(given))
-
-
-def _chat(given: Mapping[str, Any], functions: list[Function]) -> Chat:
-    if "input" not in given:
-        raise Problem(400, "input must be given", param="input")
-    messages, may = conversation(given.get("instructions"), given["input"]), callable_names(given, functions)
-    told = [{"name": one.told_name, **one.told} for one in functions if one.told_name in may]
-    return Chat(messages, tuple({"type": "function", "function": one} for one in told), _options(given))
-
-
-def _options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is told of reasoning and of how much to say."""
-    told = {
-        "reasoning_effort": _text_in(given, "reasoning", "effort"),
-        "verbosity": _text_in(given, "text", "verbosity"),
-    }
-    return template_options({**given, **{name: value for name, value in told.items() if value is not None}})
-
-
-def _text_in(given: Mapping[str, Any], name: str, key: str) -> str | None:
-    value = values.mapping(name, given.get(name, {})).get(key)
-    return None if value is None else values.text(f"{name}.{key}", value)
-
-
-def _included(given: Mapping[str, Any]) -> frozenset[str]:
-    included = values.texts("include", values.listing("include", given.get("include", [])), 32)
-    for i, one in enumerate(included):
-        if one not in (_PROBABILITIES, _PACKED_REASONING, *_OF_OTHER_TOOLS):
-            raise unsupported(f"include[{i}]", f"there are {_PROBABILITIES} and {_PACKED_REASONING}", one)
-    return frozenset(included)
-
-
-def _num_top(given: Mapping[str, Any], *, wanted: bool) -> int | None:
-    number = values.whole("top_logprobs", given.get("top_logprobs", 0), 0, MAX_LOGPROBS)
-    if number and not wanted:
+    check_stream_options(request.stream_options, streams=request.stream)
+    if request.top_logprobs and _PROBABILITIES not in request.include:
         raise Problem(400, f"top_logprobs needs {_PROBABILITIES} in include", param="top_logprobs")
-    return number if wanted else None
+    num_top = request.top_logprobs if _PROBABILITIES in request.include else None
+    sampling = request.sampling() | ({} if num_top is None else {"logprobs": num_top})
+    ask = Ask(request.chat(), sampling, request.max_output_tokens, one_call=not request.parallel_tool_calls)
+    functions = functions_of(request.tools)
+    shape = Shape(
+        model if request.model is None else request.model,
+        request.stream,
+        _said(request, functions),
+        num_top,
+        _PACKED_REASONING in request.include,
+        bool(request.stream_options and request.stream_options.include_obfuscation),
+        {one.told_name: (one.namespace, one.name) for one in functions if one.namespace is not None},
+    )
+    return ask, shape
 
 
-def _streams(given: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Whether the answer is a stream, and whether its events hide how long their text is."""
-    streams = values.flag("stream", given.get("stream", False))
-    options = values.mapping("stream_options", given.get("stream_options", {}))
-    if options and not streams:
-        raise Problem(400, "stream_options is for streams only", param="stream_options")
-    return streams, values.flag("stream_options.include_obfuscation", options.get("include_obfuscation", False))
-
-
-def _said(
-    body: Mapping[str, Any],
-    given: Mapping[str, Any],
-    functions: list[Function],
-    *,
-    parallel: bool,
-    num_top: int | None,
-) -> dict[str, Any]:
+def _said(request: ResponseRequest, functions: list[Function]) -> dict[str, Any]:
     """The fields of the request that an answer repeats, also those that change nothing here."""
-    metadata = values.mapping("metadata", given.get("metadata", {}))
-    for name, value in metadata.items():
-        values.text(f"metadata.{name:.64}", value)
+    choice = request.tool_choice
+    idle = {name: getattr(request, name) for name in _REPEATED}
     return {
-        **{name: body[name] if type(body.get(name)) is kind else None for name, kind in _REPEATED.items()},
-        "instructions": given.get("instructions"),
-        "max_output_tokens": given.get("max_output_tokens"),
-        "metadata": metadata,
-        "parallel_tool_calls": parallel,
-        "reasoning": {"effort": _text_in(given, "reasoning", "effort"), "summary": None},
+        **{name: idle[name] if type(idle[name]) is kind else None for name, kind in _REPEATED.items()},
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata,
+        "parallel_tool_calls": request.parallel_tool_calls,
+        "reasoning": {"effort": request.effort, "summary": None},
         "text": {"format": {"type": "text"}},
-        "tool_choice": given.get("tool_choice", "auto"),
+        "tool_choice": choice.model_dump(exclude_unset=True) if isinstance(choice, AllowedFunctions) else choice,
         "tools": [{"description": None, "parameters": None, "strict": None, **one.document} for one in functions],
-        "top_logprobs": num_top or 0,
+        "top_logprobs": request.top_logprobs,
     }

@@ -11,7 +11,8 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Piece
 from splitinfer.server.asking import all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
-from splitinfer.server.openai.responses import counted_input, response_ask
+from splitinfer.server.fields import read
+from splitinfer.server.openai.responses import InputRequest, ResponseRequest, response_ask
 from splitinfer.server.openai.responses_writer import Event, ResponseWriter
 from splitinfer.server.preparing import num_tokens
 from splitinfer.server.reading import Answer
@@ -25,7 +26,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
 
     async def responses(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = await read_json(request, lambda body: response_ask(body, service.model))
+        ask, shape = await read_json(request, lambda body: response_ask(read(ResponseRequest, body), service.model))
         shape = shape.with_sampling(ask, service.llm.recommended_sampling)
         writer = ResponseWriter(f"resp_{request.state.request_id}", int(time.time()), shape, service.llm.token_bytes)
         with ExitStack() as open_things:
@@ -38,7 +39,7 @@ def responses_routes(service: Service) -> list[ApiRoute]:
 
     async def input_tokens(request: Request) -> Response:
         key = service.gate.caller(request.state.facts, service.sessions)
-        chat = await read_json(request, counted_input)
+        chat = await read_json(request, lambda body: read(InputRequest, body).chat())
         with service.admitted(key):
             number = await asyncio.to_thread(num_tokens, service.llm, chat, service.conversations)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": number})

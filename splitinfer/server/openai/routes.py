@@ -11,10 +11,11 @@ from starlette.responses import JSONResponse, Response
 from splitinfer.server.answer import Piece
 from splitinfer.server.asking import all_asked, all_pieces, asked, until_gone
 from splitinfer.server.body import read_json
+from splitinfer.server.fields import read
 from splitinfer.server.health import models_document
-from splitinfer.server.openai.chat import chat_ask
+from splitinfer.server.openai.chat import ChatRequest, chat_ask
 from splitinfer.server.openai.chat_writer import ChatWriter
-from splitinfer.server.openai.completions import completions_of
+from splitinfer.server.openai.completions import CompletionRequest, completions_of
 from splitinfer.server.openai.completions_writer import CompletionWriter, echoed
 from splitinfer.server.problem import Problem
 from splitinfer.server.reading import Answer
@@ -30,7 +31,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def chat_completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        ask, shape = await read_json(request, lambda body: chat_ask(body, service.model))
+        ask, shape = await read_json(request, lambda body: chat_ask(read(ChatRequest, body), service.model))
         writer = ChatWriter(
             f"chatcmpl-{request.state.request_id}",
             int(time.time()),
@@ -40,6 +41,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
         )
         with ExitStack() as open_things:
             under_way = await asked(service, request, key, ask, open_things)
+            writer.usage_now = lambda: under_way.answer.usage
             if shape.streams:
                 return under_way.streamed(_chat_events(under_way.answer, writer, ask.num_choices))
             pieces = await until_gone(request, all_pieces(under_way.answer))
@@ -47,7 +49,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     async def completions(request: Request) -> Response | EventStream:
         key = service.gate.caller(request.state.facts, service.sessions)
-        wanted = await read_json(request, lambda body: completions_of(body, service.model))
+        wanted = await read_json(request, lambda body: completions_of(read(CompletionRequest, body), service.model))
         token_text, answer_id = service.llm.token_bytes, f"cmpl-{request.state.request_id}"
         with ExitStack() as open_things:
             under_way = await all_asked(service, request, key, wanted.asks, open_things)
@@ -55,6 +57,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
             writer = CompletionWriter(
                 answer_id, int(time.time()), wanted.shape, token_text, echoes, service.fingerprint
             )
+            writer.usage_now = lambda: under_way.answer.usage
             if wanted.shape.streams:
                 return under_way.streamed(_completion_events(under_way.answer, writer))
             pieces = await until_gone(request, all_pieces(under_way.answer))
@@ -73,6 +76,7 @@ def openai_routes(service: Service) -> list[ApiRoute]:
 
     return [
         ApiRoute("/v1/chat/completions", chat_completions, methods=["POST"]),
+        ApiRoute("/chat/completions", chat_completions, methods=["POST"]),  # as mlx-lm's server has it, too
         ApiRoute("/v1/completions", completions, methods=["POST"]),
         ApiRoute("/v1/models", models, methods=["GET"]),
         ApiRoute("/v1/models/{name:path}", model, methods=["GET"]),

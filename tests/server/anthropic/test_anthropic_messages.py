@@ -4,17 +4,15 @@ import json
 from typing import Any
 
 import pytest
-from anthropic.types import Message, MessageCountTokensParams, RawMessageStreamEvent, message_create_params
-from anthropic.types.beta import message_count_tokens_params as beta_count_params
-from anthropic.types.beta import message_create_params as beta_create_params
+from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.answer import Piece, Usage
-from splitinfer.server.anthropic.messages import COUNTED, FIELDS, counted_chat, message_ask
+from splitinfer.server.anthropic.messages import CountRequest, MessageRequest, message_ask
 from splitinfer.server.anthropic.writer import MessageWriter
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.fields import Refused
+from splitinfer.server.fields import read
 from splitinfer.server.problem import Problem
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
@@ -24,7 +22,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 
 def ask(**fields: Any) -> Ask:
-    return message_ask({"model": "m", "max_tokens": 9, "messages": HELLO, **fields})[0]
+    return message_ask(read(MessageRequest, {"model": "m", "max_tokens": 9, "messages": HELLO, **fields}))[0]
 
 
 def chat(**fields: Any) -> Chat:
@@ -40,52 +38,12 @@ def refusal(**fields: Any) -> Problem:
     return caught.value
 
 
-def test_every_field_of_the_official_client_has_a_fate():
-    known = set(message_create_params.MessageCreateParamsBase.__annotations__)
-    known |= set(message_create_params.MessageCreateParamsStreaming.__annotations__)
-    assert known - FIELDS.keys() == set()
-    assert set(MessageCountTokensParams.__annotations__) - COUNTED.keys() == set()
-    known = set(beta_create_params.MessageCreateParamsBase.__annotations__)
-    assert known - FIELDS.keys() == set()
-    assert set(beta_count_params.MessageCountTokensParams.__annotations__) - COUNTED.keys() == set()
-
-
 def test_a_thread_is_refused_so_that_clients_do_without_one():
     refused = refusal(thread={"type": "create"})
     assert str(refused).startswith("thread is not supported: nothing is stored here")
     details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
     assert refused.anthropic()["error"]["details"] == details
     assert "details" not in refusal(container="c").anthropic()["error"]
-
-
-@pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])
-def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
-    assert refusal(**{name: "something"}).param == name
-    ask(**{name: None})
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"max_tokens": None}, "max_tokens must be given"),
-        ({"max_tokens": 0}, "max_tokens must be a whole number from 1"),
-        ({"stop_sequences": "a" * 3, "top_k": -1}, "top_k must be a whole number from 0"),
-        ({"messages": []}, "messages must have at least one message"),
-        ({"messages": None}, "messages must be a list, not None"),
-        ({"messages": [{"role": "robot", "content": ""}]}, "messages[0].role must be one of user, assistant, system"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "messages[0].content[0].type 'image' is not",
-        ),
-        ({"messages": [*HELLO, {"role": "assistant", "content": "I"}]}, "messages is not supported: the last one"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type 'any' is not supported"),
-        ({"tools": [{"name": "a"}]}, "tools[0].input_schema must be an object, not None"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format is not supported"),
-        ({"temprature": 1}, "there is no field 'temprature' here"),
-    ],
-)
-def test_what_is_wrong_is_said(fields: dict[str, Any], sentence: str):
-    assert str(refusal(**fields)).startswith(sentence)
 
 
 def test_sampling():
@@ -180,7 +138,7 @@ def test_thinking_reaches_the_template(fields: dict[str, Any], options: dict[str
 
 
 def test_counting_takes_the_same_conversation():
-    counted = counted_chat({"model": "m", "messages": HELLO, "system": "Be kind.", "tools": [WEATHER]})
+    counted = read(CountRequest, {"model": "m", "messages": HELLO, "system": "Be kind.", "tools": [WEATHER]}).chat()
     assert counted == chat(system="Be kind.", tools=[WEATHER])
 
 
@@ -269,9 +227,8 @@ def test_reasons(last: Piece, reason: str, stop: str | None):
 
 
 def test_thinking_may_be_left_out():
-    _, shape = message_ask(
-        {"model": "m", "max_tokens": 9, "messages": HELLO, "thinking": {"type": "adaptive", "display": "omitted"}}
-    )
+    thinking = {"type": "adaptive", "display": "omitted"}
+    _, shape = message_ask(read(MessageRequest, {"max_tokens": 9, "messages": HELLO, "thinking": thinking}))
     message = MessageWriter("msg_1", "m", hides_thinking=shape.hides_thinking)
     assert [block["type"] for block in message.message(PIECES, Usage(1))["content"]] == ["text", "tool_use", "tool_use"]
     streamed = rebuilt([data for piece in PIECES for _, data in message.events(piece)])
@@ -280,7 +237,7 @@ def test_thinking_may_be_left_out():
 
 def test_who_asks_for_edits_is_told_that_there_were_none():
     asked = {"model": "m", "max_tokens": 9, "messages": HELLO, "context_management": {"edits": []}}
-    _, shape = message_ask(asked)
+    _, shape = message_ask(read(MessageRequest, asked))
     message = MessageWriter("msg_1", "m", manages_context=shape.manages_context)
     assert message.message(PIECES, Usage(1))["context_management"] == {"applied_edits": []}
     assert message.end(PIECES[-1], Usage(1))[0][1]["context_management"] == {"applied_edits": []}

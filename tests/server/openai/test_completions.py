@@ -1,82 +1,32 @@
 """Completions: every field's fate, prompts of each kind, and documents that the official types accept."""
 
 import json
-import typing
 from typing import Any
 
 import pytest
-from openai.types import Completion, completion_create_params
+from openai.types import Completion
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask
-from splitinfer.server.fields import Refused
+from splitinfer.server.fields import read
 from splitinfer.server.openai.chat import Shape
-from splitinfer.server.openai.completions import FIELDS, Completions, completions_of
+from splitinfer.server.openai.completions import CompletionRequest, Completions, completions_of
 from splitinfer.server.openai.completions_writer import CompletionWriter, echoed
-from splitinfer.server.problem import Problem
 from splitinfer.text.answer import TextPart
 
 
 def asked(**fields: Any) -> Completions:
-    return completions_of({"model": "m", "prompt": "Once", **fields})
-
-
-def refusal(**fields: Any) -> Problem:
-    with pytest.raises(Problem) as caught:
-        asked(**fields)
-    assert caught.value.status == 400
-    return caught.value
+    return completions_of(read(CompletionRequest, {"model": "m", "prompt": "Once", **fields}))
 
 
 # -- fields ----------------------------------------------------------------------------------------
 
 
-def test_every_field_of_the_official_client_has_a_fate():
-    known = set()
-    for kind in (
-        completion_create_params.CompletionCreateParamsNonStreaming,
-        completion_create_params.CompletionCreateParamsStreaming,
-    ):
-        known |= set(typing.get_type_hints(kind))
-    assert known - FIELDS.keys() == set()
-
-
-@pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])
-def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
-    assert refusal(**{name: "something"}).param == name
-    assert asked(**{name: None}) == asked()
-
-
 def test_values_that_ask_for_nothing_may_be_there():
     defaults = {"suffix": "", "min_tokens": 0, "length_penalty": 1.0, "skip_special_tokens": True, "priority": 0}
     assert asked(**defaults) == asked()
-
-
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"prompt": None}, "prompt must be given"),
-        ({"prompt": []}, "prompt must have at least one text or token id"),
-        ({"prompt": 5}, "prompt must be a list, not 5"),
-        ({"prompt": [True]}, "prompt[0] must be text or a list of token ids, not True"),
-        ({"prompt": ["a", 5]}, "prompt[1] must be text or a list of token ids, not 5"),
-        ({"prompt": [[1, "a"]]}, "prompt[0] must be text or a list of token ids, not [1, 'a']"),
-        ({"prompt": ["a"] * 65, "n": 2}, "65 prompts by 2 choices are over 128 answers"),
-        ({"n": 0}, "n must be a whole number from 1 to 16, not 0"),
-        ({"best_of": 3, "n": 2}, "best_of 3 is not supported: answers are not ranked"),
-        ({"max_tokens": 0}, "max_tokens must be a whole number from 1"),
-        ({"logprobs": True}, "logprobs must be a whole number from 0 to 20, not True"),
-        ({"logprobs": 21}, "logprobs must be a whole number from 0 to 20, not 21"),
-        ({"logprobs": 0, "echo": True}, "echo is not supported: the log probabilities of a prompt are not"),
-        ({"echo": 1}, "echo must be true or false, not 1"),
-        ({"stream_options": {"include_usage": True}}, "stream_options is for streams only"),
-        ({"messages": []}, "there is no field 'messages' here"),
-    ],
-)
-def test_what_is_wrong_is_said(fields: dict[str, Any], sentence: str):
-    assert str(refusal(**fields)).startswith(sentence)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +55,27 @@ def test_sampling():
         assert (got.logprobs, got.logit_bias) == (2, ((5, -100.0),))
     assert asked(max_tokens=7).asks[0].max_tokens == 7
     assert asked().shape.num_top is None
+    assert asked(max_tokens=7, max_completion_tokens=8).asks[0].max_tokens == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_top"),
+    [
+        ({"logprobs": 2}, 2),
+        ({"logprobs": 0}, 0),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 3}, 3),
+        ({"logprobs": False}, None),
+        ({"logprobs": -1, "top_logprobs": 0}, None),
+    ],
+)
+def test_log_probabilities_are_asked_for_as_in_openais_api_or_as_of_mlx_lm(fields: dict[str, Any], num_top: int | None):
+    assert asked(**fields).shape.num_top == num_top
+
+
+def test_a_penalty_of_zero_is_off_as_for_mlx_lm():
+    recommended = Recommended({"repetition_penalty": 1.2})
+    assert asked(repetition_penalty=0.0).asks[0].params(recommended, 10).repetition_penalty == 1.0
 
 
 # -- answers ---------------------------------------------------------------------------------------

@@ -7,17 +7,15 @@ import pytest
 from openai.types.responses import (
     Response,
     ResponseFunctionToolCall,
-    input_token_count_params,
-    response_create_params,
 )
 from openai.types.responses.response_includable import ResponseIncludable
 
 from splitinfer.core.sampling_defaults import Recommended
 from splitinfer.server.answer import Piece, Usage
 from splitinfer.server.ask import Ask, Chat
-from splitinfer.server.fields import Refused
+from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import COUNTED, FIELDS, Shape, counted_input, response_ask
+from splitinfer.server.openai.responses import InputRequest, ResponseRequest, Shape, response_ask
 from splitinfer.server.openai.responses_writer import ResponseWriter
 from splitinfer.server.problem import Problem
 from splitinfer.text.answer import ToolCallPart
@@ -27,7 +25,7 @@ TOLD = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 def asked(**fields: Any) -> tuple[Ask, Shape]:
-    return response_ask({"model": "m", "input": "Hello", **fields})
+    return response_ask(read(ResponseRequest, {"model": "m", "input": "Hello", **fields}))
 
 
 def ask(**fields: Any) -> Ask:
@@ -48,19 +46,6 @@ def refusal(**fields: Any) -> Problem:
 
 
 # -- fields ----------------------------------------------------------------------------------------
-
-
-def test_every_field_of_the_official_client_has_a_fate():
-    known = set(response_create_params.ResponseCreateParamsBase.__annotations__)
-    known |= set(response_create_params.ResponseCreateParamsStreaming.__annotations__)
-    assert known - FIELDS.keys() == set()
-    assert set(input_token_count_params.InputTokenCountParams.__annotations__) - COUNTED.keys() == set()
-
-
-@pytest.mark.parametrize("name", [name for name, fate in FIELDS.items() if isinstance(fate, Refused)])
-def test_what_is_refused_is_named_and_null_asks_for_nothing(name: str):
-    assert refusal(**{name: "something"}).param == name
-    ask(**{name: None})
 
 
 @pytest.mark.parametrize(
@@ -118,56 +103,6 @@ def test_everything_that_may_be_included_is_known(included: str):
     ask(include=[included])
 
 
-@pytest.mark.parametrize(
-    ("fields", "sentence"),
-    [
-        ({"store": True}, "store is not supported: nothing is stored here; give the whole conversation as input"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id is not supported: nothing is stored here"),
-        ({"truncation": "auto"}, "truncation is not supported: a conversation is taken as it is"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format is not supported: answers cannot be held"),
-        ({"text": {"form": 1}}, "there is no field 'text.form' here"),
-        ({"reasoning": {"mode": "pro"}}, "reasoning.mode is not supported: there is one mode"),
-        ({"reasoning": {"effort": 1}}, "reasoning.effort must be text, not 1"),
-        ({"reasoning": {"depth": 1}}, "there is no field 'reasoning.depth' here"),
-        ({"tool_choice": "required"}, "tool_choice 'required' is not supported"),
-        ({"tool_choice": {"type": "function", "name": "weather"}}, "tool_choice.type 'function' is not supported"),
-        ({"tools": [{"type": "function"}]}, "tools[0].name must be text, not None"),
-        ({"tools": [{"name": "weather"}]}, "tools[0].type must be one of function, namespace"),
-        ({"tools": [{**WEATHER, "parameters": [1]}]}, "tools[0].parameters must be an object, not [1]"),
-        ({"max_output_tokens": 0}, "max_output_tokens must be a whole number from 1"),
-        ({"top_logprobs": 2}, "top_logprobs needs message.output_text.logprobs in include"),
-        ({"include": ["everything"]}, "include[0] 'everything' is not supported"),
-        ({"include": "everything"}, "include must be a list, not 'everything'"),
-        ({"stream_options": {"include_obfuscation": False}}, "stream_options is for streams only"),
-        (
-            {"stream": True, "stream_options": {"include_usage": True}},
-            "there is no field 'stream_options.include_usage'",
-        ),
-        ({"metadata": {"a": 1}}, "metadata.a must be text, not 1"),
-        ({"messages": []}, "there is no field 'messages' here"),
-        ({"input": None}, "input must be given"),
-        ({"input": []}, "input must have at least one item"),
-        ({"input": ["hi"]}, "input[0] must be an object, not 'hi'"),
-        (
-            {"input": [{"role": "robot", "content": ""}]},
-            "input[0].role must be one of system, developer, user, assistant",
-        ),
-        ({"input": [{"role": "user"}]}, "input[0].content must be text, not None"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type 'input_image'"),
-        ({"input": [{"type": "item_reference", "id": "1"}]}, "input[0].type 'item_reference' is not supported"),
-        ({"input": [{"type": "function_call_output", "output": ""}]}, "input[0].call_id must be text, not None"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "w"}]},
-            "input[0].arguments must be text, not None",
-        ),
-        ({"input": [{"type": "reasoning", "content": [{}]}]}, "input[0].content[0].text must be text, not None"),
-        ({"instructions": ["Be kind."]}, "instructions must be text, not ['Be kind.']"),
-    ],
-)
-def test_what_is_wrong_is_said(fields: dict[str, Any], sentence: str):
-    assert str(refusal(**fields)).startswith(sentence)
-
-
 def test_sampling():
     wanted, shape = asked(
         temperature=0.5,
@@ -208,9 +143,9 @@ def test_how_much_to_reason_reaches_the_template(fields: dict[str, Any], options
 
 def test_counting_takes_the_same_conversation():
     fields = {"model": "m", "input": "Hello", "instructions": "Be kind.", "tools": [WEATHER]}
-    assert counted_input(fields) == chat(**fields)
+    assert read(InputRequest, fields).chat() == chat(**fields)
     with pytest.raises(Problem, match="personality is not supported"):
-        counted_input({**fields, "personality": "friendly"})
+        read(InputRequest, {**fields, "personality": "friendly"})
 
 
 # -- conversations ---------------------------------------------------------------------------------

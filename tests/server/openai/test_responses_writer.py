@@ -12,8 +12,9 @@ from pydantic import TypeAdapter
 from splitinfer.core.sampling_defaults import NOTHING, Recommended
 from splitinfer.engine.coordinator.requests import TokenLogprobs
 from splitinfer.server.answer import Piece, Usage
+from splitinfer.server.fields import read
 from splitinfer.server.openai.response_items import packed
-from splitinfer.server.openai.responses import Shape, response_ask
+from splitinfer.server.openai.responses import ResponseRequest, Shape, response_ask
 from splitinfer.server.openai.responses_writer import ResponseWriter
 from splitinfer.text.answer import ReasoningPart, TextPart, ToolCallPart
 
@@ -41,7 +42,7 @@ OUTPUT = [
 
 def writer(**fields: Any) -> ResponseWriter:
     numbers = iter(range(99))
-    ask, shape = response_ask({"model": "m", "input": "Hello", **fields})
+    ask, shape = response_ask(read(ResponseRequest, {"model": "m", "input": "Hello", **fields}))
     return _writer(shape.with_sampling(ask, NOTHING), lambda prefix: f"{prefix}_{next(numbers)}")
 
 
@@ -59,7 +60,8 @@ def sent(response: ResponseWriter, pieces: list[Piece], usage: Usage = ONE) -> l
 
 
 def test_an_answer_says_how_its_tokens_were_chosen():
-    ask, shape = response_ask({"model": "m", "input": "Hello", "temperature": 0.5, "presence_penalty": None})
+    body = {"model": "m", "input": "Hello", "temperature": 0.5, "presence_penalty": None}
+    ask, shape = response_ask(read(ResponseRequest, body))
     said = shape.with_sampling(ask, Recommended({"temperature": 0.6, "top_p": 0.8, "top_k": 20})).said
     used = {name: said[name] for name in ("temperature", "top_p", "presence_penalty", "frequency_penalty")}
     assert used == {"temperature": 0.5, "top_p": 0.8, "presence_penalty": 0.0, "frequency_penalty": 0.0}

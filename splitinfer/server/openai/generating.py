@@ -1,0 +1,227 @@
+"""Fields that OpenAI's requests for an answer have in common, and what they ask of the engine."""
+
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
+
+from splitinfer.core.sequence import MAX_BIASED, REPETITION_CONTEXT
+from splitinfer.server.ask import MAX_CHOICES, MAX_TOOLS
+from splitinfer.server.fields import (
+    MOST_NAME,
+    Fields,
+    Ignored,
+    Name,
+    OneOrMore,
+    Refused,
+    TokenId,
+    not_a,
+    not_supported,
+    wrong,
+)
+from splitinfer.server.problem import Problem
+
+MAX_STOPS = 16  # OpenAI's own limit is 4
+_MOST_DIGITS = 19  # of a token id; Python reads no more than 4,300 at once
+# of OpenAI's API ("Create a model response", metadata)
+_MOST_METADATA, _MOST_KEY, _MOST_VALUE = 16, 64, 512
+
+ByKeys = Annotated[Any, Ignored("requests are told apart by their keys", MOST_NAME)]
+CACHED = "a prompt's beginning is found in the cache by its tokens"
+Cached = Annotated[Any, Ignored(CACHED)]
+CacheKey = Annotated[Any, Ignored(CACHED, MOST_NAME)]
+CacheRoom = Annotated[Any, Ignored("the cache keeps what it has room for")]
+OneTier = Annotated[
+    Any, Ignored("there is one tier, and the answer says so; priority is the header X-Splitinfer-Priority")
+]
+NOT_FORCED = "a model cannot be made to call a tool; auto and none are"
+NO_STORE = "nothing is stored here"
+FOR_TEMPLATE = "Told to the model's template"
+
+
+def is_text_format(value: Any) -> bool:
+    """Whether a response format asks for nothing but text."""
+    return isinstance(value, dict) and value.get("type") == "text"
+
+
+TextFormat = Annotated[
+    Any, Refused("answers cannot be held to a format", is_neutral=is_text_format, said='{"type": "text"}')
+]
+
+
+def small_metadata(value: Any) -> Any:
+    """What a client notes on its request, within the bounds of OpenAI's API.
+
+    Raises:
+        PydanticCustomError: it is larger.
+    """
+    if isinstance(value, dict):
+        if len(value) > _MOST_METADATA:
+            raise wrong(f" may have {_MOST_METADATA} entries, not {len(value):,}")
+        for key, each in value.items():
+            if len(key) > _MOST_KEY:
+                raise wrong(f" may have names of {_MOST_KEY} characters, not {len(key):,}")
+            if isinstance(each, str) and len(each) > _MOST_VALUE:
+                raise wrong(f" may have {_MOST_VALUE} characters, not {len(each):,}", inside=f".{key}")
+    if isinstance(value, str) and len(value) > _MOST_VALUE:
+        raise wrong(f" may have {_MOST_VALUE} characters, not {len(value):,}")
+    return value
+
+
+def _biases(given: Any) -> tuple[tuple[int, float], ...]:
+    """Token ids, which JSON has as texts, and their biases."""
+    if not isinstance(given, dict):
+        raise not_a("an object", given)
+    if len(given) > MAX_BIASED:
+        raise wrong(f" may have {MAX_BIASED:,} token ids, not {len(given):,}")
+    for token, bias in given.items():
+        if not token.isascii() or not token.isdigit() or len(token) > _MOST_DIGITS:
+            raise not_a("an object whose keys are token ids", token)
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise not_a("a number", bias, inside=f".{token}")
+    return tuple((int(token), bias) for token, bias in given.items())
+
+
+def _of_the_template(given: dict[str, Any]) -> dict[str, Any]:
+    for name in ("messages", "tools", "tokenize", "add_generation_prompt", "chat_template"):
+        if name in given:
+            raise not_supported("it is set by the request itself", inside=f".{name}")
+    return given
+
+
+_Biases = Annotated[
+    tuple[tuple[int, float], ...],
+    PlainValidator(_biases),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}, "maxProperties": MAX_BIASED}),
+]
+Stops = Annotated[str | Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)], OneOrMore()]
+TemplateOptions = Annotated[dict[str, Any], AfterValidator(_of_the_template)]
+Entries = Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)]
+Choices = Annotated[int, Field(ge=1, le=MAX_CHOICES)]
+_NO_SEARCH, _NO_TEXT = "there is no search for answers", "special tokens are no text"
+
+
+class Generating(Fields):
+    """Fields of all requests for an answer, with those of other servers that many clients know."""
+
+    model: Name | None = Field(None, description="Any name: there is one model")
+    temperature: float | None = Field(None, description="How freely tokens are chosen; 0 takes the likeliest")
+    top_p: float | None = Field(None, description="Tokens are chosen from this share of the probability")
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = Field(
+        None, description="Tokens are chosen from so many of the likeliest; 0 and -1 are off"
+    )
+    min_p: float | None = Field(None, description="Least probability of a token, relative to the likeliest")
+    repetition_penalty: float | None = Field(
+        None, description=f"Makes the last {REPETITION_CONTEXT} tokens less likely; 0 and 1 are off"
+    )
+    presence_penalty: float | None = Field(None, description="Makes tokens of the answer less likely")
+    frequency_penalty: float | None = Field(None, description="The same, times how often the answer has them")
+    logit_bias: _Biases | None = Field(None, description="What is added to the logits of tokens")
+    seed: Annotated[int, Field(ge=-(2**63), le=2**64 - 1)] | None = Field(
+        None, description="The same seed gives the same answer"
+    )
+    stop: Stops | None = Field(None, description="Texts that end the answer")
+    stop_token_ids: Annotated[list[TokenId], Field(fail_fast=True)] | None = Field(
+        None, description="Tokens that end the answer"
+    )
+    ignore_eos: bool | None = Field(None, description="The answer goes on behind the model's own end")
+    stream: bool = Field(False, description="Sends the answer in parts, as they are made")
+    user: ByKeys = None
+    cache_prompt: Cached = None
+    min_tokens: Annotated[
+        Any, Refused("an answer ends where the model ends it, or with ignore_eos at its most tokens", (0,))
+    ] = None
+    length_penalty: Annotated[Any, Refused(_NO_SEARCH, (1, 1.0))] = None
+    use_beam_search: Annotated[Any, Refused(_NO_SEARCH, (False,))] = None
+    skip_special_tokens: Annotated[Any, Refused(_NO_TEXT, (True,))] = None
+    spaces_between_special_tokens: Annotated[Any, Refused(_NO_TEXT, (True,))] = None
+    include_stop_str_in_output: Annotated[Any, Refused("an answer ends before the text that stops it", (False,))] = None
+    priority: Annotated[Any, Refused("it is the header X-Splitinfer-Priority", (0,))] = None
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of ``SamplingParams`` that were given."""
+        names = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "ignore_eos")
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.repetition_penalty is not None:
+            found["repetition_penalty"] = self.repetition_penalty or 1.0
+        if self.top_k is not None:
+            found["top_k"] = max(0, self.top_k)
+        if self.seed is not None:
+            found["seed"] = self.seed % 2**64
+        if self.stop is not None:
+            found["stop"] = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if self.stop_token_ids is not None:
+            found["stop_token_ids"] = tuple(self.stop_token_ids)
+        return found
+
+
+_LAST_TOKENS = f"penalties look at the last {REPETITION_CONTEXT} tokens, or at the whole answer"
+
+
+class OfMlxLm(Fields):
+    """Fields of mlx-lm's server."""
+
+    repetition_context_size: Annotated[Any, Refused(_LAST_TOKENS, (REPETITION_CONTEXT,))] = None
+    presence_context_size: Annotated[Any, Refused(_LAST_TOKENS, (REPETITION_CONTEXT,))] = None
+    frequency_context_size: Annotated[Any, Refused(_LAST_TOKENS, (REPETITION_CONTEXT,))] = None
+    xtc_probability: Annotated[Any, Refused("likely tokens are not left out", (0, 0.0))] = None
+    xtc_threshold: Annotated[Any, Ignored("it does nothing without xtc_probability")] = None
+    adapters: Annotated[Any, Refused("there is one model, without adapters")] = None
+    draft_model: Annotated[Any, Ignored("drafts are the layout's, and change no answer", MOST_NAME)] = None
+    num_draft_tokens: Annotated[Any, Ignored("drafts are the layout's, and change no answer")] = None
+    role_mapping: Annotated[Any, Refused("the model's template has its own words for roles", ({},))] = None
+
+
+class StreamOptions(Fields):
+    """Options of a stream"""
+
+    include_usage: bool = Field(False, description="The last chunk has the usage")
+    continuous_usage_stats: bool = Field(False, description="With include_usage: every chunk has the usage so far")
+    include_obfuscation: bool = Field(False, description="Hides how long the text of a chunk is")
+
+
+def check_stream_options(options: Fields | None, *, streams: bool) -> None:
+    """Refuse options of a stream where there is none.
+
+    Raises:
+        Problem: 400.
+    """
+    if options is not None and options.model_fields_set and not streams:
+        raise Problem(400, "stream_options is for streams only", param="stream_options")
+
+
+def template_options(
+    kwargs: Mapping[str, Any] | None, *, thinks: bool | None, verbosity: str | None, effort: str | None
+) -> dict[str, Any]:
+    """What the template is told beside the conversation: the client's own values, and how much to reason and to say."""
+    options = dict(kwargs or {})
+    if thinks is not None:
+        options["enable_thinking"] = thinks
+    if verbosity is not None:
+        options["verbosity"] = verbosity
+    if effort is None:
+        return options
+    return {"enable_thinking": effort != "none", **options, "reasoning_effort": effort}
+
+
+def allowed(
+    name: str,
+    entries: list[dict[str, Any]],
+    known: list[str],
+    named: Callable[[dict[str, Any]], Any] = lambda one: one,
+) -> frozenset[str]:
+    """The names of the tools that a choice allows. ``named``: the object with the name in one of its entries.
+
+    Raises:
+        Problem: 400, there is no tool of a name.
+    """
+    found, there = set[str](), frozenset(known)
+    for i, one in enumerate(entries):
+        inside = named(one)
+        own = inside.get("name") if isinstance(inside, dict) else None
+        if not isinstance(own, str) or own not in there:
+            where = f"{name}.tools[{i}].name"
+            sentence = f"{where} must be the name of one of the tools, not {own!r:.60}"
+            raise Problem(400, sentence, param=where, code="invalid_value")
+        found.add(own)
+    return frozenset(found)
