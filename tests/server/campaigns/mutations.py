@@ -5,8 +5,8 @@
 
 What is sent: ``mutating``. Each must be answered within ten seconds, never with a status of 500 or more, and refusals
 in the form of the API that was asked; afterwards the connection is usable, or closed. In the end: the process's memory
-is where it was after half of the requests, its log has no traceback, nothing is under way, and 100 valid
-requests are answered exactly as before. What was wrong is printed with the request that showed it, and the exit code is 1.
+is where it was after half of the requests, its log has no traceback, nothing is under way, and 100 valid requests are
+answered exactly as before. What was wrong is printed with the request that showed it, and the exit code is 1.
 """
 
 import argparse
