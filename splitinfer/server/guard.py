@@ -14,9 +14,11 @@ import re
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
+import h11
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -129,19 +131,29 @@ class _Answered:
         """What was answered, once that has begun."""
 
     async def __call__(self, message: Message) -> None:
+        """Send a message.
+
+        Raises:
+            ClientDisconnect: the server refused the rest of the request meanwhile, as its body is no HTTP.
+        """
         if message["type"] == "http.response.start":
             self._has_begun = True
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
             headers.update(self._headers)
             headers.setdefault("Cache-Control", _NO_STORE)
-        await self._send(message)
+        try:
+            await self._send(message)
+        except h11.LocalProtocolError:
+            self.status = CLIENT_GONE
+            raise ClientDisconnect from None
 
     async def refuse(self, problem: Problem, scope: Scope, receive: Receive) -> None:
         """Tell the client why; nothing where its answer has begun, which then ends in the middle."""
         if not self._has_begun:
             body = form_of(problem, scope["path"], self._request_id)
-            await JSONResponse(body, problem.status, problem.headers)(scope, receive, self)
+            with suppress(ClientDisconnect):
+                await JSONResponse(body, problem.status, problem.headers)(scope, receive, self)
 
 
 def form_of(problem: Problem, path: str, request_id: str) -> dict[str, Any]:

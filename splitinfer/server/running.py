@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
@@ -126,8 +125,7 @@ class Server:
         try:
             await self._app(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - uvicorn would log its text, which could quote a prompt
-            level = logging.DEBUG if isinstance(error, h11.LocalProtocolError) else logging.ERROR  # refused meanwhile
-            log.log(level, "a request failed: %s\n%s", type(error).__name__, _where(error))
+            log.error("a request failed: %s\n%s", type(error).__name__, _where(error))
 
 
 async def _thread_seconds() -> float:

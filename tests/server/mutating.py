@@ -13,6 +13,7 @@ import copy
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,7 +105,8 @@ class Asked:
     @property
     def is_anthropic(self) -> bool:
         """Whether its errors have Anthropic's form."""
-        return unquote(self.target.partition("?")[0]).startswith("/v1/messages")
+        path = re.sub("^https?://[^/]*", "", self.target.partition("?")[0])
+        return unquote(path).startswith("/v1/messages")
 
     def and_then(self, what: str, **changes: Any) -> "Asked":
         """The request with a further damage."""

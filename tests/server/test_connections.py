@@ -182,6 +182,17 @@ def test_what_is_no_request_is_refused_in_plain_words(connect: Any, sent: bytes,
     assert not [line for line in caplog.records if line.levelno > logging.INFO]
 
 
+def test_a_body_that_stops_being_http_is_no_fault_of_the_server(connect: Any, caplog: pytest.LogCaptureFixture):
+    """The campaign found it: the application still carries the request out when the connection is refused."""
+    for path in (CHAT, "/v1/models"):
+        made = connect()
+        made.socket.sendall(request(path, HOST, "Content-Type: application/json", "Transfer-Encoding: chunked",
+                                    method="POST") + b"5\r\nabcde\r\nZZ\r\n")  # fmt: skip
+        assert made.answer().status in (400, 405)
+        assert made.ends()
+    assert not [line for line in caplog.records if line.levelno > logging.INFO]
+
+
 # -- too many --------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,9 @@
 """Streams: pings in silence, an end with the client, and nothing left behind."""
 
 import asyncio
+import functools
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -69,11 +70,14 @@ class Source:
             self.is_closed = True
 
 
-def run(main: Callable[[], Any]) -> None:
-    async def in_time() -> None:
-        await asyncio.wait_for(main(), AT_MOST)
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs on an event loop, for a while at most."""
 
-    asyncio.run(in_time())
+    @functools.wraps(test)
+    def run(*args: Any, **more: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **more), AT_MOST))
+
+    return run
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -81,164 +85,140 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_what_is_empty_is_silence():
+@in_loop
+async def test_what_is_empty_is_silence():
     """Reasoning that is not shown comes all the time, and a client sees nothing of it."""
 
-    async def main() -> None:
-        async def hidden() -> AsyncGenerator[bytes, None]:
-            while client.sent.count(COMMENT_PING) < 3:
-                await asyncio.sleep(0.004)
-                yield b""
-            yield b"a"
+    async def hidden() -> AsyncGenerator[bytes, None]:
+        while client.sent.count(COMMENT_PING) < 3:
+            await asyncio.sleep(0.004)
+            yield b""
+        yield b"a"
 
-        client = Client()
-        await client.get(hidden(), ping_every=0.02)
-        assert client.sent == [COMMENT_PING] * 3 + [b"a"]
-
-    run(main)
+    client = Client()
+    await client.get(hidden(), ping_every=0.02)
+    assert client.sent == [COMMENT_PING] * 3 + [b"a"]
 
 
-def test_events_in_order_then_the_end():
-    async def main() -> None:
-        client, source = Client(), Source(b"a", b"b")
-        source.go.set()
-        assert await client.get(source(), headers={"X-Request-Id": "r"})
-        assert (client.sent, client.has_ended, source.is_closed) == ([b"a", b"b"], True, True)
-        assert client.headers[b"content-type"].startswith(b"text/event-stream")
-        assert client.headers[b"x-request-id"] == b"r"
-
-    run(main)
+@in_loop
+async def test_events_in_order_then_the_end():
+    client, source = Client(), Source(b"a", b"b")
+    source.go.set()
+    assert await client.get(source(), headers={"X-Request-Id": "r"})
+    assert (client.sent, client.has_ended, source.is_closed) == ([b"a", b"b"], True, True)
+    assert client.headers[b"content-type"].startswith(b"text/event-stream")
+    assert client.headers[b"x-request-id"] == b"r"
 
 
-def test_silence_is_filled_and_no_event_is_lost_by_it():
-    async def main() -> None:
-        client, source = Client(), Source(b"a")
-        getting = asyncio.create_task(client.get(source(), ping_every=0.01))
-        await until(lambda: client.sent.count(COMMENT_PING) >= 3)
-        source.go.set()
-        await getting
-        assert client.sent[-1] == b"a"
-        assert client.has_ended
-
-    run(main)
+@in_loop
+async def test_silence_is_filled_and_no_event_is_lost_by_it():
+    client, source = Client(), Source(b"a")
+    getting = asyncio.create_task(client.get(source(), ping_every=0.01))
+    await until(lambda: client.sent.count(COMMENT_PING) >= 3)
+    source.go.set()
+    await getting
+    assert client.sent[-1] == b"a"
+    assert client.has_ended
 
 
-def test_what_fills_silence_may_be_made_when_it_is_sent():
-    async def main() -> None:
-        client, source, numbers = Client(), Source(b"end"), iter(range(10**6))
-        getting = asyncio.create_task(client.get(source(), ping=lambda: b"%d" % next(numbers), ping_every=0.001))
-        await until(lambda: len(client.sent) >= 3)
-        source.go.set()
-        await getting
-        assert client.sent == [*(b"%d" % i for i in range(len(client.sent) - 1)), b"end"]
-
-    run(main)
+@in_loop
+async def test_what_fills_silence_may_be_made_when_it_is_sent():
+    client, source, numbers = Client(), Source(b"end"), iter(range(10**6))
+    getting = asyncio.create_task(client.get(source(), ping=lambda: b"%d" % next(numbers), ping_every=0.001))
+    await until(lambda: len(client.sent) >= 3)
+    source.go.set()
+    await getting
+    assert client.sent == [*(b"%d" % i for i in range(len(client.sent) - 1)), b"end"]
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_client_that_leaves_ends_the_source_at_once(silent: bool):
-    async def main() -> None:
-        client, source = Client(), Source(*[b"a"] * 10**6)
-        if not silent:
-            source.go.set()
-        getting = asyncio.create_task(client.get(source()))
-        await until(lambda: silent or len(client.sent) > 5)
-        client.leaves.set()
-        assert not await getting
-        assert (source.is_closed or silent, client.has_ended) == (True, False)
-
-    run(main)
-
-
-def test_an_answer_is_whole_though_its_client_is_seen_to_leave_with_its_end():
-    """A server says of a complete answer that nobody is there any more."""
-
-    async def main() -> None:
-        client, source = Client(), Source(b"a")
+@in_loop
+async def test_a_client_that_leaves_ends_the_source_at_once(silent: bool):
+    client, source = Client(), Source(*[b"a"] * 10**6)
+    if not silent:
         source.go.set()
-        send = client.send
+    getting = asyncio.create_task(client.get(source()))
+    await until(lambda: silent or len(client.sent) > 5)
+    client.leaves.set()
+    assert not await getting
+    assert (source.is_closed or silent, client.has_ended) == (True, False)
 
-        async def last(message: Any) -> None:
-            await send(message)
-            if client.has_ended:
-                client.leaves.set()
 
-        client.send = last  # type: ignore[method-assign]
-        assert await client.get(source())
+@in_loop
+async def test_an_answer_is_whole_though_its_client_is_seen_to_leave_with_its_end():
+    """A server says of a complete answer that nobody is there any more."""
+    client, source = Client(), Source(b"a")
+    source.go.set()
+    send = client.send
 
-    run(main)
+    async def last(message: Any) -> None:
+        await send(message)
+        if client.has_ended:
+            client.leaves.set()
+
+    client.send = last  # type: ignore[method-assign]
+    assert await client.get(source())
 
 
 @pytest.mark.parametrize(("leaves", "status"), [(True, " 499, "), (False, " 200, ")])
-def test_the_log_says_that_the_client_has_gone(leaves: bool, status: str, caplog: pytest.LogCaptureFixture):
-    async def main() -> None:
-        client, source = Client(), Source(b"a")
-        guard = Guard(EventStream(source(), ping_every=0.001), Gate(), Sessions())
-        serving = asyncio.create_task(guard(scope_of(Asked("GET", "/", (), b"")), client.receive, client.send))
-        await until(lambda: COMMENT_PING in client.sent)
-        (client.leaves if leaves else source.go).set()
-        await serving
-
-    with caplog.at_level(logging.INFO):
-        run(main)
+@in_loop
+async def test_the_log_says_that_the_client_has_gone(leaves: bool, status: str, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    client, source = Client(), Source(b"a")
+    guard = Guard(EventStream(source(), ping_every=0.001), Gate(), Sessions())
+    serving = asyncio.create_task(guard(scope_of(Asked("GET", "/", (), b"")), client.receive, client.send))
+    await until(lambda: COMMENT_PING in client.sent)
+    (client.leaves if leaves else source.go).set()
+    await serving
     assert status in caplog.text
 
 
-def test_a_client_that_does_not_read_is_waited_for_without_pings_until_it_has_gone():
+@in_loop
+async def test_a_client_that_does_not_read_is_waited_for_without_pings_until_it_has_gone():
     """How long it is waited for is decided by its connection, which sees whether anything moves."""
+    client, source = Client(), Source(*[b"a"] * 10**6)
+    source.go.set()
+    getting = asyncio.create_task(client.get(source(), ping_every=0.002))
+    await until(lambda: len(client.sent) > 3)
+    client.reads.clear()
+    await asyncio.sleep(0.03)
+    assert (getting.done(), client.num_writes) == (False, 1)
+    client.leaves.set()  # as the connection's end says
+    assert not await getting
+    assert source.is_closed
 
-    async def main() -> None:
-        client, source = Client(), Source(*[b"a"] * 10**6)
+
+@in_loop
+async def test_a_lost_connection_is_no_error_but_a_fault_is():
+    for problem, expected in ((OSError("gone"), None), (ValueError("fault"), ValueError)):
+        client, source = Client(), Source(b"a")
         source.go.set()
-        getting = asyncio.create_task(client.get(source(), ping_every=0.002))
-        await until(lambda: len(client.sent) > 3)
-        client.reads.clear()
-        await asyncio.sleep(0.03)
-        assert (getting.done(), client.num_writes) == (False, 1)
-        client.leaves.set()  # as the connection's end says
-        assert not await getting
-        assert source.is_closed
-
-    run(main)
-
-
-def test_a_lost_connection_is_no_error_but_a_fault_is():
-    async def main() -> None:
-        for problem, expected in ((OSError("gone"), None), (ValueError("fault"), ValueError)):
-            client, source = Client(), Source(b"a")
-            source.go.set()
-            client.problem = problem
-            if expected is None:
+        client.problem = problem
+        if expected is None:
+            await client.get(source())
+        else:
+            with pytest.raises(expected):
                 await client.get(source())
-            else:
-                with pytest.raises(expected):
-                    await client.get(source())
-
-    run(main)
 
 
-def test_cancelling_the_response_closes_the_source():
-    async def main() -> None:
-        client, source = Client(), Source(*[b"a"] * 10**6)
-        source.go.set()
-        getting = asyncio.create_task(client.get(source()))
-        await until(lambda: len(client.sent) > 3)
-        getting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await getting
-        assert source.is_closed
-
-    run(main)
+@in_loop
+async def test_cancelling_the_response_closes_the_source():
+    client, source = Client(), Source(*[b"a"] * 10**6)
+    source.go.set()
+    getting = asyncio.create_task(client.get(source()))
+    await until(lambda: len(client.sent) > 3)
+    getting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await getting
+    assert source.is_closed
 
 
-def test_whatever_happens_the_end_is_told():
-    async def main() -> None:
-        client, source, ends = Client(), Source(b"a"), list[str]()
-        client.problem = OSError("gone before the first byte, so the source was never asked")
-        await client.get(source(), end=lambda: ends.append("over"))
-        assert (ends, source.is_closed) == (["over"], False)
-
-    run(main)
+@in_loop
+async def test_whatever_happens_the_end_is_told():
+    client, source, ends = Client(), Source(b"a"), list[str]()
+    client.problem = OSError("gone before the first byte, so the source was never asked")
+    await client.get(source(), end=lambda: ends.append("over"))
+    assert (ends, source.is_closed) == (["over"], False)
 
 
 def test_an_event_is_one_line_whatever_it_holds():
