@@ -27,7 +27,10 @@ _LIVE = "A running pipeline"
 def plan(
     model: ModelOption = None,
     workers: Annotated[
-        str | None, typer.Option("--workers", help=r"The workers that may get layers: \[NAME=]ADDRESS\[#KEY], separated by commas.")
+        str | None,
+        typer.Option(
+            "--workers", help=r"The workers that may get layers: \[NAME=]ADDRESS\[#KEY], separated by commas."
+        ),
     ] = None,
     layout: Annotated[
         str | None,

@@ -102,7 +102,7 @@ class Surveyor:
         here = waiting.pop(_HERE, [])
         for queue in waiting.values():
             self._ask(queue[0])
-        own, _ = profile_here(self.here, self.question, self._own_progress(group), again=self.again)
+        own = profile_here(self.here, self.question, self._own_progress(group), again=self.again)
         if here:
             self._ask(here[0])
         found = self._await(group, [*waiting.values(), here])
