@@ -125,14 +125,13 @@ def measured_profiles(
         question = Question(model, checkpoint, dtype, kv_format)
         own_key, timeout = Keyring().own, settings.connect_timeout
         surveyor = Surveyor(question, here, workers, own_key, timeout, notice, again=again, take_local=take_local)
-        surveyed = surveyor.run()
+        (own, *others), links = surveyor.run()
     described = describe(checkpoint, resolve_dtype(dtype, gpu=on_gpu()), model, kv_format=format_of(kv_format)).profile
-    own, *others = surveyed.machines
     if settings.draft not in (None, NO_DRAFT):
         draft, seconds, more = measure_draft(str(settings.draft), dtype, checkpoint.vocab_size or 2)
         own = replace(own, draft=seconds, draft_more=more)
         described = replace(described, draft=draft)
-    return Profiles(described, (own, *others), surveyed.links)
+    return Profiles(described, (own, *others), tuple(links))
 
 
 def keys_here() -> list[tuple[str, str]]:

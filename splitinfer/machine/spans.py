@@ -23,6 +23,7 @@ from splitinfer.machine.profile import ModelProfile
 
 _LONG, _LONGEST = 2, 8  # layers of the longer span, at least and at most
 _ENOUGH = 256 * 2**20  # bytes of weights that no processor's caches hold
+_MOST_STEP = 0.9  # of the quickest layer's step: however noisy the timings are, no layer costs nothing
 _STEP_ROWS = 8  # up to which steps are short enough that their fixed time shows
 
 
@@ -163,7 +164,8 @@ def _step(chosen: Chosen, kinds: Sequence[str], by_rows: _ByRows, rows: Sequence
     own = {chosen.first.start: chosen.first, chosen.last.start: chosen.last}
     alone = [own.get(i, chosen.singles[kinds[i]]) for i in range(chosen.long.start, chosen.long.end)]
     more = [sum(by_rows[span][n][1] for span in alone) - by_rows[chosen.long][n][1] for n in rows]
-    return max(0.0, statistics.median(more) / (len(alone) - 1))
+    quickest = min(by_rows[span][n][1] for span in chosen.singles.values() for n in rows)
+    return min(max(0.0, statistics.median(more) / (len(alone) - 1)), _MOST_STEP * quickest)
 
 
 def _head(

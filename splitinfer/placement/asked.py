@@ -54,7 +54,7 @@ class Asked(Numbers):
     uses_all: bool = False
     spare_bytes: Bytes = 0
     kv_share: Annotated[float, Field(gt=0, le=1)] = KV_SHARE
-    simulated: Count = 8
+    simulated: Count = 20
 
     def sequences(self, aim: Aim) -> int:
         """The sequences of ``context`` tokens that have to fit."""

@@ -1,8 +1,9 @@
 """The best cut for each aim, with all its figures.
 
-Every cut and order is tried by formula, and the simulator judges the best few of those that fit. Formulas leave out
-what the scheduler does between steps, the simulator has the luck of its drafts: where simulated figures are as good as
-equal, the formula decides.
+Every cut and order is tried by formula, and the simulator judges the best few of those that fit: turns with drafts,
+which take it longest and of which the formula is a mere bound, roughly first, and the best of these in full. Formulas
+leave out what the scheduler does between steps, the simulator has the luck of its drafts: where simulated figures are
+as good as equal, the formula decides.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from splitinfer.placement.screen import Screen
 _EQUAL = 0.995  # of the best simulated figure
 _WORTH = 0.99  # of it, that fewer machines may have: one more that can fail is to be worth something
 _AS_LONG = 0.99  # of the longest context
+_FINALISTS = 4  # cuts whose rough turns are the quickest
 _WIDER = 16  # cuts of a grid that are looked around, the best
 
 
@@ -128,6 +130,10 @@ class Planner:
         """The best of cuts that are ranked by formula: the first ones are simulated, and the first of each number of
         machines."""
         tried = list(dict.fromkeys([*ranked[: self.asked.simulated], *_first_of_each_size(ranked)]))
+        if aim is not Aim.THROUGHPUT and self.asked.acceptance is not None:
+            rough = sorted(tried, key=lambda cut: self._turn(cut, self.asked.acceptance, is_rough=True).seconds)
+            finalists = {*rough[:_FINALISTS], *_first_of_each_size(rough)}
+            tried = [cut for cut in tried if cut in finalists]
         values = {cut: self.value(aim, cut) for cut in tried}
         most = max(values.values())
         fewest = min(len(cut.machines) for cut in tried if values[cut] >= _WORTH * most)
@@ -160,10 +166,10 @@ class Planner:
             many_with_drafts=None if a is None else self._many(cut, a),
         )
 
-    def _simulated_turn(self, cut: Cut, acceptance: float | None) -> simulate.Turn:
+    def _simulated_turn(self, cut: Cut, acceptance: float | None, *, is_rough: bool = False) -> simulate.Turn:
         self._simulated.add(cut)
         machine = pipeline_of(self.profiles, cut)
-        return simulate.turn(machine, self.asked, self._budget, acceptance)
+        return simulate.turn(machine, self.asked, self._budget, acceptance, is_rough=is_rough)
 
     def _simulated_many(self, cut: Cut, acceptance: float | None) -> float:
         self._simulated.add(cut)

@@ -21,7 +21,8 @@ from splitinfer.sim.simulator import Simulator
 _SETTLED = 0.25  # of an answer: what is not counted of its rate, while the choice of drafts is learned
 _WINDOW = 120  # tokens of each of many streams
 _STEADY = 48  # tokens from which a rate without drafts is taken
-_DRAFTED, _SEEDS = 300, (1, 2, 3)  # tokens from which a rate with drafts is taken, for each of some texts
+# Tokens from which a rate with drafts is taken, and the texts, by the seeds of the places where drafts are right.
+_FULL, _ROUGH = (300, (1, 2, 3)), (120, (1,))
 _SEED = 1  # where chance plays no part
 
 
@@ -34,11 +35,12 @@ class Turn:
     rate: float
 
 
-def turn(machine: Machine, asked: Asked, budget: int, acceptance: float | None) -> Turn:
+def turn(machine: Machine, asked: Asked, budget: int, acceptance: float | None, *, is_rough: bool = False) -> Turn:
     """A prompt and its answer, alone. With drafts the answer's seconds are those at its usual rate: the first requests
-    pay for trying numbers of drafts, later ones do not."""
+    pay for trying numbers of drafts, later ones do not. ``is_rough``: of few tokens, which tell cuts apart that differ
+    by more than some percent."""
     steady = min(asked.answer, _STEADY), (_SEED,)
-    tokens, seeds = steady if acceptance is None else (_DRAFTED, _SEEDS)
+    tokens, seeds = steady if acceptance is None else _ROUGH if is_rough else _FULL
     rate = harmonic_mean([_rate(machine, asked, tokens, budget, acceptance, seed) for seed in seeds])
     return Turn(long_prompt(machine, budget, asked.prompt) + (asked.answer - 1) / rate, rate)
 

@@ -148,11 +148,9 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """The machine's profile, as JSON (``machine.profile.MachineProfile.as_dict``). ``is_new``: it was not remembered,
-    but measured now."""
+    """The machine's profile, as JSON (``machine.profile.MachineProfile.as_dict``)."""
 
     profile: str
-    is_new: bool
 
 
 @dataclass(frozen=True, slots=True)

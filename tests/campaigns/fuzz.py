@@ -75,7 +75,7 @@ MESSAGES: list[Message] = [
     Welcome("mini", VERSIONS, "cpu", 2**34),
     Refuse("no"),
     Profile("demo", "auto", "exact", False),
-    Profiled('{"layers": {}}', is_new=True),
+    Profiled('{"layers": {}}'),
     Load(
         "demo",
         "auto",

@@ -79,6 +79,15 @@ def test_noise_of_a_percent_moves_little():
     assert found.step == pytest.approx(rig.step, abs=0.1e-3)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_layer_costs_nothing_on_a_busy_machine(seed: int):
+    rig = Rig("aaaB" * 3, step=0.4e-3, noise=0.8)
+    rig._random.seed(seed)
+    chosen = choose(model(rig.kinds), PLENTY)
+    found = fit(model(rig.kinds), chosen, rig.timings(chosen))
+    assert all(costs.at(Shape(1)) > 0 for costs in found.layers.values())
+
+
 def test_what_the_head_and_the_only_layer_of_a_kind_cost_is_divided_by_their_bytes():
     kinds = "AAAAB"
     chosen = choose(model(kinds, weights=300, head=100), PLENTY)

@@ -209,7 +209,7 @@ EXAMPLES: dict[str, Message] = {
         messages.Welcome("mini", VERSIONS, "gpu", 12 * 10**9),
         messages.Refuse("it is busy"),
         messages.Profile("owner/name", "auto", "k8v4", again=True),
-        messages.Profiled("{}", is_new=False),
+        messages.Profiled("{}"),
         messages.Load(
             model="owner/name",
             dtype="auto",

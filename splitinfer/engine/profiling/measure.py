@@ -67,15 +67,14 @@ def answer(command: Profile, parts: Sequence[memoryview], name: str, report: Cal
         )
     with checkpoint_of(parts[0]) as checkpoint:
         question = Question(command.model, checkpoint, command.dtype, command.kv_format)
-        profile, is_new = profile_here(
+        profile = profile_here(
             name, question, lambda done, total: report(Progress("measure", done, total)), again=command.again
         )
-    log.info("%s for %s", "measured this machine" if is_new else "this machine was measured before", command.model)
-    return Profiled(json.dumps(profile.as_dict()), is_new)
+    return Profiled(json.dumps(profile.as_dict()))
 
 
-def profile_here(name: str, question: Question, report: Report, *, again: bool = False) -> tuple[MachineProfile, bool]:
-    """This machine's profile under ``name``, and whether it was measured now. ``again``: it shall be.
+def profile_here(name: str, question: Question, report: Report, *, again: bool = False) -> MachineProfile:
+    """This machine's profile under ``name``, remembered or measured now; ``again``: measured now.
 
     Raises:
         ModelError, ConfigError, DeviceFailed: as ``measure_machine``.
@@ -84,10 +83,11 @@ def profile_here(name: str, question: Question, report: Report, *, again: bool =
     if not again:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             known = MachineProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
-            return replace(known, name=name, free_bytes=unloaded_bytes()), False
+            return replace(known, name=name, free_bytes=unloaded_bytes())
     profile = measure_machine(name, question, report)
+    log.info("measured this machine for %s", question.name)
     _write(path, json.dumps(profile.as_dict(), indent=1) + "\n")
-    return profile, True
+    return profile
 
 
 def profiles_folder() -> Path:

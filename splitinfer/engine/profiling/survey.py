@@ -12,7 +12,8 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import combinations, pairwise
 
 from splitinfer.core.layout import StageSpec
@@ -32,107 +33,93 @@ from transports import KeyPair, TransportError
 Notice = Callable[[str, Progress], None]  # a machine's name, its progress
 
 
-@dataclass(frozen=True, slots=True)
-class Surveyed:
-    """``machines``: the coordinator first, then the workers in the order given; ``links``: each in both directions;
-    ``num_new``: how many machines were measured, and not remembered."""
-
-    machines: tuple[MachineProfile, ...]
-    links: tuple[LinkProfile, ...]
-    num_new: int
-
-
+@dataclass(slots=True)
 class Surveyor:
-    """Asks ``workers``, each a stage of any layers with its name, address and key. ``own``: this machine's key pair.
-    ``timeout``: seconds to reach a worker. ``again``: measure what is remembered, too."""
+    """Asks ``workers``, each a stage of any layers with its name, address and key. ``here``: this machine's name;
+    ``own``: its key pair. ``timeout``: seconds to reach a worker. ``take_local``: starts a worker of this machine.
+    ``again``: measure what is remembered, too."""
 
-    def __init__(
-        self,
-        question: Question,
-        here: str,
-        workers: Sequence[StageSpec],
-        own: Callable[[], KeyPair],
-        timeout: float,
-        notice: Notice,
-        *,
-        again: bool = False,
-        take_local: Callable[[str], LocalWorker],
-    ) -> None:
-        self._question, self._here, self._own, self._timeout = question, here, own, timeout
-        self._workers = [replace(spec, link_transport=OVER_TCP) for spec in workers]
-        self._notice, self._again = notice, again
-        self._locals = {spec.name: take_local(spec.name) for spec in self._workers if spec.is_local}
+    question: Question
+    here: str
+    workers: Sequence[StageSpec]
+    own: Callable[[], KeyPair]
+    timeout: float
+    notice: Notice
+    take_local: Callable[[str], LocalWorker]
+    again: bool = False
+    _locals: dict[str, LocalWorker] = field(default_factory=dict)
 
-    def run(self) -> Surveyed:
-        """Measure everything.
+    def run(self) -> tuple[list[MachineProfile], list[LinkProfile]]:
+        """Measure everything; the machines, the coordinator first, then the workers in the order given, and the links,
+        each in both directions.
 
         Raises:
             PeerError: a worker cannot be reached, refuses, or is gone.
             ModelError, ConfigError, DeviceFailed: this machine cannot be measured.
         """
-        with self._group(self._workers) as group:
-            profiles, num_new = self._profiles(group)
-            links = self._own_links(group)
-        for first, second in combinations(self._workers, 2):
-            self._notice(f"{first.name} to {second.name}", Progress("link", 0, 0))
+        workers = [replace(spec, link_transport=OVER_TCP) for spec in self.workers]
+        self._locals = {spec.name: self.take_local(spec.name) for spec in workers if spec.is_local}
+        with self._group(workers) as group:
+            machines, links = self._profiles(group), list[LinkProfile]()
+            for handle in group.workers:
+                links += self._both_ways(self.here, handle.spec.name, partial(group.measure_link, handle))
+        for first, second in combinations(workers, 2):
             with self._group([first, second]) as group:
                 group.prepare_to_measure()
                 group.connect_stages()
-                links += _both_ways(first.name, second.name, group.measure_next(group.workers[0]))
-        return Surveyed(tuple(profiles), tuple(links), num_new)
+                links += self._both_ways(first.name, second.name, partial(group.measure_next, group.workers[0]))
+        return machines, links
 
     # -- links -------------------------------------------------------------------------------
 
     @contextmanager
     def _group(self, specs: Sequence[StageSpec]) -> Iterator[WorkerGroup]:
         """A session with some workers."""
-        group = WorkerGroup(lambda _event: None, lambda _stage, _progress: None, self._own)
+        group = WorkerGroup(lambda _event: None, lambda _stage, _progress: None, self.own)
         try:
             for stage, spec in enumerate(specs, 1):
                 address = self._locals[spec.name].address() if spec.is_local else str(spec.address)
-                group.connect(stage, spec, address, self._timeout)
+                group.connect(stage, spec, address, self.timeout)
             yield group
         except TransportError as error:
             raise WorkerLost(str(error)) from error
         finally:
             group.close("everything was measured")
 
-    def _own_links(self, group: WorkerGroup) -> list[LinkProfile]:
-        found = list[LinkProfile]()
-        for handle in group.workers:
-            self._notice(f"{self._here} to {handle.spec.name}", Progress("link", 0, 0))
-            found += _both_ways(self._here, handle.spec.name, group.measure_link(handle))
-        return found
+    def _both_ways(self, source: str, target: str, measure: Callable[[], LinkMeasurement]) -> list[LinkProfile]:
+        self.notice(f"{source} to {target}", Progress("link", 0, 0))
+        figures = measure()
+        latency = figures.latency_p50
+        return [LinkProfile(source, target, latency, figures.down), LinkProfile(target, source, latency, figures.up)]
 
     # -- machines ----------------------------------------------------------------------------
 
-    def _profiles(self, group: WorkerGroup) -> tuple[list[MachineProfile], int]:
-        """All machines' profiles, and how many of them are new. One worker of each machine measures at a time."""
+    def _profiles(self, group: WorkerGroup) -> list[MachineProfile]:
+        """All machines' profiles. One worker of each machine measures at a time."""
         waiting = defaultdict[str, list[WorkerHandle]](list)
         for handle in group.workers:
             waiting[_machine_of(handle)].append(handle)
-        others = [queue for machine, queue in waiting.items() if machine != _HERE]
-        for queue in others:
+        here = waiting.pop(_HERE, [])
+        for queue in waiting.values():
             self._ask(queue[0])
-        own, is_new = profile_here(self._here, self._question, self._own_progress(group), again=self._again)
-        here = waiting[_HERE]
+        own = profile_here(self.here, self.question, self._own_progress(group), again=self.again)
         if here:
             self._ask(here[0])
-        found, num_new = self._await(group, [queue for queue in (*others, here) if queue])
-        sharing = 1 + sum(
-            not handle.spec.is_local for handle in here
-        )  # a plan counts local stages with the coordinator
+        found = self._await(group, [*waiting.values(), here])
         machines = [own, *(found[handle.stage] for handle in group.workers)]
-        is_here = [True, *(handle in here for handle in group.workers)]
-        free = unloaded_bytes() // sharing
+        # Local stages need no share: a plan counts their memory with the coordinator's.
+        sharing = [self.here, *(handle.spec.name for handle in here if not handle.spec.is_local)]
+        if len(sharing) == 1:
+            return machines
+        most = unloaded_bytes() // len(sharing)
+        names = {*sharing, *(handle.spec.name for handle in here)}
         return [
-            replace(each, free_bytes=min(free, each.free_bytes)) if shares and sharing > 1 else each
-            for each, shares in zip(machines, is_here, strict=True)
-        ], num_new + is_new
+            replace(each, free_bytes=min(most, each.free_bytes)) if each.name in names else each for each in machines
+        ]
 
     def _own_progress(self, group: WorkerGroup) -> Callable[[int, int], None]:
         def report(done: int, total: int) -> None:
-            self._notice(self._here, Progress("measure", done, total))
+            self.notice(self.here, Progress("measure", done, total))
             if not group.is_whole:
                 while True:  # reaches the last message of the worker that is gone, and raises
                     group.next_message()
@@ -140,25 +127,24 @@ class Surveyor:
         return report
 
     def _ask(self, handle: WorkerHandle) -> None:
-        question = self._question
-        command = Profile(question.name, question.dtype, question.kv_format, self._again)
+        question = self.question
+        command = Profile(question.name, question.dtype, question.kv_format, self.again)
         handle.send(command, memoryview(described(question.checkpoint)))
 
-    def _await(self, group: WorkerGroup, queues: Sequence[list[WorkerHandle]]) -> tuple[dict[int, MachineProfile], int]:
+    def _await(self, group: WorkerGroup, queues: Sequence[list[WorkerHandle]]) -> dict[int, MachineProfile]:
         """The profiles of all workers in the queues, by stage; of each queue one is asked when the one before it has
         replied."""
-        found, num_new = dict[int, MachineProfile](), 0
+        found = dict[int, MachineProfile]()
         following = {handle.stage: after for queue in queues for handle, after in pairwise(queue)}
         while len(found) < sum(map(len, queues)):
             handle, message = group.next_message()
             if isinstance(message, Progress):
-                self._notice(handle.spec.name, message)
+                self.notice(handle.spec.name, message)
             elif isinstance(message, Profiled):
                 found[handle.stage] = _profile(handle, message)
-                num_new += message.is_new
                 if handle.stage in following:
                     self._ask(following[handle.stage])
-        return found, num_new
+        return found
 
 
 _HERE = ""  # in place of a host's name
@@ -180,8 +166,3 @@ def _profile(handle: WorkerHandle, message: Profiled) -> MachineProfile:
         ) from error
     spec = handle.spec
     return replace(found, name=spec.name, address=spec.address, key=spec.key)
-
-
-def _both_ways(source: str, target: str, figures: LinkMeasurement) -> list[LinkProfile]:
-    latency = figures.latency_p50
-    return [LinkProfile(source, target, latency, figures.down), LinkProfile(target, source, latency, figures.up)]

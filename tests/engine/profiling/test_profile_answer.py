@@ -36,8 +36,8 @@ def greeted(address: str) -> Peer:
     return peer
 
 
-def quick(*_: object, **__: object) -> tuple[MachineProfile, bool]:
-    return QUICK, True
+def quick(*_: object, **__: object) -> MachineProfile:
+    return QUICK
 
 
 def test_before_and_after_echoes_and_before_the_load(model: bytes, monkeypatch: pytest.MonkeyPatch):
@@ -89,7 +89,7 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypat
     """The worker is heard of all the while, and serves the next one at once."""
     measuring, ended = threading.Event(), threading.Event()
 
-    def endless(name: str, question: Question, report: Report, *, again: bool) -> tuple[MachineProfile, bool]:
+    def endless(name: str, question: Question, report: Report, *, again: bool) -> MachineProfile:
         try:
             while True:
                 measuring.set()
@@ -112,11 +112,11 @@ def test_a_coordinator_that_goes_away_ends_the_measuring(model: bytes, monkeypat
 def test_a_loaded_stage_makes_room_only_where_it_must(model: bytes, monkeypatch: pytest.MonkeyPatch):
     rooms = list[bool]()
 
-    def profile(*_: object, **__: object) -> tuple[MachineProfile, bool]:
+    def profile(*_: object, **__: object) -> MachineProfile:
         rooms.append(len(rooms) == 1)
         if rooms[-1]:
             raise CannotFit("no room")
-        return QUICK, True
+        return QUICK
 
     monkeypatch.setattr(measure, "profile_here", profile)
     with stages.worker("tcp") as there:

@@ -11,10 +11,10 @@ from splitinfer.core.layout import StageSpec
 from splitinfer.engine.profiling import measure, survey
 from splitinfer.engine.profiling.question import Question
 from splitinfer.engine.profiling.stopwatch import Report
-from splitinfer.engine.profiling.survey import Surveyed, Surveyor
+from splitinfer.engine.profiling.survey import Surveyor
 from splitinfer.errors import CannotFit, PeerError, Refused
 from splitinfer.keyring import Keyring
-from splitinfer.machine.profile import MachineProfile, Profiles
+from splitinfer.machine.profile import LinkProfile, MachineProfile, Profiles
 from splitinfer.models.checkpoint import open_folder
 from splitinfer.models.layer_kinds import describe
 from splitinfer.wire.messages import Profiled
@@ -44,7 +44,9 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def run(question: Question, addresses: list[str], notice: survey.Notice = lambda _name, _progress: None) -> Surveyed:
+def run(
+    question: Question, addresses: list[str], notice: survey.Notice = lambda _name, _progress: None
+) -> tuple[list[MachineProfile], list[LinkProfile]]:
     workers = [StageSpec(f"w{i}", i, i + 1, address) for i, address in enumerate(addresses, 1)]
     return Surveyor(question, "studio", workers, Keyring().own, 10, notice, take_local=no_local).run()
 
@@ -56,18 +58,18 @@ def no_local(name: str) -> None:
 def test_all_machines_and_links(question: Question, quickly: list[str]):
     heard: list[tuple[str, str]] = []
     with stages.worker("inproc") as first, stages.worker("tcp") as second:
-        found = run(question, [first, second], lambda name, progress: heard.append((name, progress.phase)))
-        assert [machine.name for machine in found.machines] == ["studio", "w1", "w2"]
-        assert [machine.address for machine in found.machines] == [None, first, second]
-        assert found.machines[1].layers["attention"].as_dict() == COSTS
-        pairs = {(link.source, link.target) for link in found.links}
+        machines, links = run(question, [first, second], lambda name, progress: heard.append((name, progress.phase)))
+        assert [machine.name for machine in machines] == ["studio", "w1", "w2"]
+        assert [machine.address for machine in machines] == [None, first, second]
+        assert machines[1].layers["attention"].as_dict() == COSTS
+        pairs = {(link.source, link.target) for link in links}
         assert pairs == {(a, b) for a in ("studio", "w1", "w2") for b in ("studio", "w1", "w2") if a != b}
-        assert found.num_new == 1, "workers in this process remember what it was measured to do"
+        assert len(quickly) == 1, "workers in this process remember what it was measured to do"
         assert {("studio", "measure"), ("studio to w1", "link"), ("w1 to w2", "link")} <= set(heard)
-        again = run(question, [first, second])
-        assert again.num_new == 0
+        run(question, [first, second])
+        assert len(quickly) == 1
     model = describe(question.checkpoint, None, "m").profile
-    Profiles(model, found.machines, found.links)
+    Profiles(model, tuple(machines), tuple(links))
 
 
 def test_workers_of_this_machine_share_its_memory(
@@ -76,7 +78,7 @@ def test_workers_of_this_machine_share_its_memory(
     monkeypatch.setattr(survey, "unloaded_bytes", lambda: 24)
     monkeypatch.setattr(measure, "unloaded_bytes", lambda: 24)
     with stages.worker("inproc") as first, stages.worker("inproc") as second:
-        assert [machine.free_bytes for machine in run(question, [first, second]).machines] == [8, 8, 8]
+        assert [machine.free_bytes for machine in run(question, [first, second])[0]] == [8, 8, 8]
 
 
 def test_a_worker_that_cannot_be_measured_is_one_sentence(
@@ -94,6 +96,6 @@ def test_a_profile_that_cannot_be_read_is_one_sentence(
     question: Question, quickly: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     for said in ("{", "{}", '{"layers": {}}', '{"name": "a", "layers": {"k": {"coefficients": [-1], "most_rows": 1}}}'):
-        monkeypatch.setattr("splitinfer.engine.worker.worker.answer", lambda *_, said=said: Profiled(said, True))
+        monkeypatch.setattr("splitinfer.engine.worker.worker.answer", lambda *_, said=said: Profiled(said))
         with stages.worker("inproc") as there, pytest.raises(PeerError, match="sent a profile that cannot be read"):
             run(question, [there])
