@@ -15,7 +15,7 @@ from splitinfer.config import Layout, find_layout
 from splitinfer.core.fingerprint import Fingerprint
 from splitinfer.core.kv.block_tree import KEY_BYTES, Key
 from splitinfer.core.kv.budget import BLOCK, KVBudget, StageKV
-from splitinfer.core.kv.prefix_cache import PrefixCacheConfig
+from splitinfer.core.kv.prefix_cache import WORTH, PrefixCacheConfig
 from splitinfer.core.kv.rewind import NEVER, PUT_BACK, UNLIMITED
 from splitinfer.core.layout import Layout as PlainLayout
 from splitinfer.core.scheduler.config import SchedulerConfig
@@ -30,10 +30,10 @@ from splitinfer.engine.versions import own_versions
 from splitinfer.errors import LayoutError, ModelError
 from splitinfer.keyring import Keyring
 from splitinfer.llm.prompts import tokenizer_of
-from splitinfer.llm.settings import NO_DRAFT, Settings
 from splitinfer.models.checkpoint import Checkpoint
 from splitinfer.models.hub import open_model
 from splitinfer.models.memory import KV_SHARE
+from splitinfer.settings import NO_DRAFT, Settings
 from splitinfer.text.tokenizer import Tokenizer
 from splitinfer.wire.messages import Progress, Ready
 
@@ -87,7 +87,7 @@ class PipelineSetup:
             ModelError: there is a drafter, and the model cannot be rewound to where a draft was wrong.
         """
         stages, settings = pipeline.num_stages, self.settings
-        kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready))
+        kv = KVBudget(tuple(self._stage_kv(ready, pipeline) for ready in pipeline.ready), BLOCK)
         groups = settings.micro_batches or stages
         return SchedulerConfig(
             num_groups=groups,
@@ -104,6 +104,7 @@ class PipelineSetup:
                 root=self._root_of(pipeline),
                 on_disk=pipeline.is_on_disk,
                 kept=pipeline.kept(),
+                worth=WORTH,
             ),
             speculates=self._speculates(pipeline),
             num_stages=stages,

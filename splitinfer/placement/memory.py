@@ -114,7 +114,7 @@ class Memory:
 
 def _use(context: int, sequences: int) -> KVUse:
     one = use_of(context)
-    return KVUse(one.sequences * sequences, one.blocks * sequences)
+    return KVUse(one.sequences * sequences, one.tokens * sequences)
 
 
 def _sums(values: Iterable[int]) -> list[int]:
